@@ -106,6 +106,7 @@ def connect(service: Service, engine: Engine) -> None:
         service.feed.observe,
         service.socket_writer.observe,
     ]
+    manager.fallback.listeners.append(lambda: policy.announce(service, engine))
     if engine.shadow is not None:
         engine.shadow.start(lambda report: service.feed.announce("shadow", report))
     service.requests.waited = manager.waited

@@ -24,6 +24,7 @@ from scheduling.speculation import Speculator
 from serving.completion import Listener, Observer, complete, notify
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
+from serving.fallback import Fallback
 from serving.inbox import Inbox
 from serving.inference import Inference, InferenceError, outcome
 from serving.loop import Loop
@@ -71,6 +72,7 @@ class BatchingManager:
         self.deadlines = Deadlines(queue_timeout, request_timeout)
         self.inbox = Inbox(max_queue + max_batch_size, max_queue_tokens, pages, clock)
         self.dedup = None if dedup is None else Dedup(self.inbox, dedup)
+        self.fallback = Fallback()
         self.recovery = Recovery(model, self._make_probe, clock)
         self.observers: list[Observer] = []
         self.listeners: list[Listener] = []
@@ -111,8 +113,9 @@ class BatchingManager:
         try:
             self.scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step, speculator=self.speculator)
             loop = Loop(
-                self.scheduler, self.inbox, self.deadlines, self.recovery, self.observers, self._clock, self.dedup
-            )
+                self.scheduler, self.inbox, self.deadlines, self.recovery, self.observers, self._clock, self.dedup,
+                self.fallback,
+            )  # fmt: skip
             while loop.step():
                 pass
         except BaseException as error:  # whatever it is, no request may wait for a loop that has ended
@@ -143,7 +146,8 @@ class BatchingManager:
         """Switch to `policy` at the next iteration, and return after the switch.
 
         No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
-        InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds.
+        InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds, or when
+        the policy fails at once. If it fails later, the loop goes back to the policy before.
         """
         self.inbox.switch(policy, timeout)
 

@@ -23,6 +23,7 @@ from api import generation
 from api.feed_reader import FeedReader, ViewerLeft
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
+from api.policy import last_failure
 from api.service import Engine, Service
 from api.socket_writer import LentSocket
 from api.streaming import bare_socket, event_stream
@@ -150,6 +151,7 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "epoch": time.time() - time.perf_counter(),
         "now": time.perf_counter(),
         "policy": engine.policy,
+        "last_failure": last_failure(engine),
         "slots": engine.slots,
         "max_queue": manager.max_queue,
         "model": engine.model_name,

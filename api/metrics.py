@@ -163,6 +163,8 @@ class Exposition(Collector):
         yield counter("eb_deduplicated_requests", help, {}, dedup.copies if dedup else 0)
         help = "Tokens of answers that were computed for another request."
         yield counter("eb_deduplicated_tokens", help, {}, dedup.tokens if dedup else 0)
+        help = "Policies that failed after a switch, so that the one before serves again."
+        yield counter("eb_policy_failures", help, {}, manager.fallback.failures if manager else 0)
         policy = {"policy": engine.policy if engine else service.config.policy}
         yield gauge("eb_policy_info", "Active batching policy.", policy, 1)
         formats = {name: getattr(engine, name, "") for name in ("device", "dtype", "quantize", "kv_dtype")}

@@ -13,7 +13,7 @@ from flask import Blueprint, Response, jsonify, request
 
 from api import generation
 from api.http import body, errors
-from api.http.errors import ApiError
+from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas.policy import PolicyRequest
 from api.service import Engine, Policies, Service
@@ -28,12 +28,22 @@ ANSWER = {
         "max_batch_size": {"type": "integer", "minimum": 1},
     },
 }  # fmt: skip
+TEXT, NUMBER = {"type": ["string", "null"]}, {"type": ["integer", "null"]}
+FAILURE = {
+    "type": "object",
+    "required": ["policy", "error", "hook", "file", "line", "now", "time"],
+    "properties": {
+        "policy": {"type": "string"}, "error": {"type": "string"}, "hook": TEXT, "file": TEXT, "line": NUMBER,
+        "now": {"type": "string"}, "time": {"type": "number"},
+    },
+}  # fmt: skip
 KNOWN = {
     "type": "object",
-    "required": [*ANSWER["required"], "policies", "orders", "options_of", "closed"],
+    "required": [*ANSWER["required"], "policies", "orders", "options_of", "closed", "last_failure"],
     "properties": {
         **ANSWER["properties"], "policies": {"type": "object"}, "orders": {"type": "object"},  # type: ignore[dict-item]
         "options_of": {"type": "object"}, "closed": {"type": "array", "items": {"type": "string"}},
+        "last_failure": {"anyOf": [FAILURE, {"type": "null"}]},
     },
 }  # fmt: skip
 OPERATIONS = [
@@ -66,25 +76,54 @@ def blueprint(service: Service) -> Blueprint:
                 "orders": {name: known.form_of(name, is_order=True) for name in orders},
             },
             closed=[name for name in loops if known.is_closed(name)],
+            last_failure=last_failure(engine),
         )
 
     @routes.put("/policy")
     def switch() -> Response:
         engine, known = generation.ready_engine(service), _known(service)
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
-        try:
-            policy = known.get_policy(params.policy, service.config.max_batch_size, params.options, own=False)
-        except ValueError as error:
-            raise ApiError(str(error)[:2000], param="policy") from None
+        policy = _create(known, params.policy, service.config.max_batch_size, params.options)
         try:
             engine.manager.switch(policy, timeout=service.stall_seconds)
         except InferenceError as error:
             raise errors.from_inference(error) from None
-        now = state(engine)
-        service.feed.announce("policy", {**now, "max_queue": engine.manager.max_queue})
-        return body.name_ignored(jsonify(now), ignored)
+        return body.name_ignored(jsonify(state(engine)), ignored)
 
     return routes
+
+
+def _create(known: Policies, name: str, slots: int, options: dict[str, Any]) -> Any:
+    """Return a policy of this project; ApiError for a wrong name or wrong options."""
+    try:
+        known.check_name(name, own=False)
+    except ValueError as error:
+        text = str(error)[:2000]
+        if any(part.endswith(".py") or "." in part for part in name.split("+")):
+            text = (
+                f"unknown policy {shown(name)}: a file or module is loaded at the start only. "
+                f"Restart with it, as in ./server.sh {name}, or use one of: {', '.join(known.names())}"
+            )
+        raise ApiError(text, param="policy") from None
+    try:
+        return known.get_policy(name, slots, options, own=False)
+    except ValueError as error:
+        raise ApiError(str(error)[:2000], param="options") from None
+    except Exception as error:  # the arithmetic of a policy may not be up to all values within its bounds
+        text = f"policy {name} cannot be created with these options ({type(error).__name__}: {error}). Correct them"
+        raise ApiError(text[:2000], param="options") from None
+
+
+def announce(service: Service, engine: Engine) -> None:
+    """Tell the live page which policy serves, and which one failed last."""
+    now = {**state(engine), "max_queue": engine.manager.max_queue, "last_failure": last_failure(engine)}
+    service.feed.announce("policy", now)
+
+
+def last_failure(engine: Engine) -> dict[str, Any] | None:
+    """Return what made the server go back from a policy the last time, None if nothing has."""
+    last = engine.manager.fallback.last
+    return None if last is None else last.to_dict()
 
 
 def state(engine: Engine) -> dict[str, Any]:

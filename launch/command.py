@@ -18,7 +18,7 @@ import config as settings
 import policies
 from client.shell import printing
 from config import Config
-from launch import banner, preflight, speculate
+from launch import banner, first_cases, preflight, speculate
 from scheduling.renamed import RenamedWarning
 from simulate import mock
 
@@ -69,6 +69,9 @@ def main(argv: list[str] | None = None) -> None:
 
             raise SystemExit(0 if doctor.examine(config) else 1)
         preflight.check(config)
+        first_cases.check(config.policy, config.policy_options)
+        if config.shadow:
+            first_cases.check(config.shadow)
         # A download must take its unfinished files and pip with it: until gunicorn comes, SIGTERM would leave both.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         resolved = _resolve(config)

@@ -120,8 +120,9 @@ class Shadow:
             return None
         answer = json.loads(self.process.ask(self.question(requests)))
         if "problem" in answer:
-            self._log_once("the shadow cannot simulate %s: %s", self.policy, answer["problem"])
-            return {**self._empty("failed"), "reason": answer["problem"]}
+            reason = answer["problem"].removeprefix("PolicyFailed: ")
+            self._log_once("the shadow cannot simulate %s: %s", self.policy, reason)
+            return {**self._empty("failed"), "reason": reason}
         span = requests[-1].at - requests[0].at
         return {"served": served, "state": "ready", **answer, "seconds": span, "from_idle": from_idle}
 

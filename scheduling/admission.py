@@ -13,7 +13,7 @@ from math import inf
 
 from scheduling.batch import Batch
 from scheduling.hooks import Hooks
-from scheduling.policy import Policy, PolicyError
+from scheduling.policy import Budget, Policy, PolicyError
 from scheduling.sequence import Sequence
 from scheduling.waiting import WaitClock
 
@@ -26,6 +26,7 @@ class Admission:
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.clock = WaitClock()
         self.blocked: Sequence | None = None  # the first in order that could not join, if that ended the last admission
+        self.joined: list[Sequence] = []  # those that have joined since the last plan
         self.expiries: list[tuple[float, int, Sequence]] = []  # a heap, with entries of sequences that have left
         self._numbers = count()
 
@@ -66,14 +67,13 @@ class Admission:
             heapq.heappop(self.expiries)
         return None
 
-    def expire(self, policy: Policy, now: float) -> list[Sequence]:
+    def expire(self, now: float) -> list[Sequence]:
         """Turn the sequences away that have expired; return them."""
         expired: list[Sequence] = []
         while (at := self.next_expiry()) is not None and at <= now:
             seq = heapq.heappop(self.expiries)[2]
             self.withdraw([seq], now)
             seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", now
-            policy.on_cancel(seq, now)
             expired.append(seq)
         return expired
 
@@ -84,38 +84,45 @@ class Admission:
         times = (policy.deadline(self.waiting, now), self.next_expiry())
         return min((at for at in times if at is not None), default=None)
 
-    def admit(self, policy: Policy, hooks: Hooks, token_budget: int, step: int, now: float) -> list[Sequence]:
-        """Give slots and pages to the sequences that the policy lets join in this step; return them."""
-        joined: list[Sequence] = []
+    def admit(self, policy: Policy, hooks: Hooks, token_budget: int, step: int, now: float) -> None:
+        """Give slots and pages to the sequences that the policy lets join in this step, and add them to `joined`."""
         self.blocked = None
         if not self.batch.free_slots:
             self.clock.reason = "slots_full"
-            return joined
-        running, budget = self.batch.running, self.batch.budget(token_budget)
-        n = min(policy.admit(self.waiting, running, budget, now), budget.slots)
-        reason = None
+            return
+        budget = self.batch.budget(token_budget)
+        n = min(policy.admit(self.waiting, self.batch.running, budget, now), budget.slots)
+        joined: list[Sequence] = []
+        try:
+            reason = self._join(joined, n, policy, hooks, budget, step, now)
+        finally:  # whatever a hook raises, a sequence either waits or runs
+            for seq in joined:
+                del self.waiting[seq]
+            self.joined += joined
+        if self.waiting:
+            self.clock.reason = reason or self._why_waiting(policy, now)
+
+    def _join(
+        self, joined: list[Sequence], n: int, policy: Policy, hooks: Hooks, budget: Budget, step: int, now: float
+    ) -> str | None:
+        """Let `n` sequences join in the policy's order; return what keeps the next one from it, if anything does."""
         for seq in policy.order(self.waiting, now) if n > 0 else ():
-            if seq.state != "waiting":
-                raise PolicyError(f"order: {seq.id} is {seq.state}, not waiting")
-            if hooks.blocks:
-                reason = policy.blocked_by(seq, running, budget)
+            if seq not in self.waiting or seq.state != "waiting":
+                raise PolicyError(f"order: {seq.id} is {seq.state}, not in the queue")
+            reason = policy.blocked_by(seq, self.batch.running, budget) if hooks.blocks else None
             if reason is None and not self.batch.join(seq, tokens_to_reserve(policy, seq)):
                 reason = "kv_full"
             if reason is not None:
                 self.blocked = seq
-                break
+                return reason
+            joined.append(seq)
             self._note_join(seq, step, now)
             policy.on_admit(seq, now)
-            joined.append(seq)
             if len(joined) == n:
                 break
             if hooks.blocks:
-                budget = self.batch.budget(token_budget)
-        for seq in joined:
-            del self.waiting[seq]
-        if self.waiting:
-            self.clock.reason = reason or self._why_waiting(policy, now)
-        return joined
+                budget = self.batch.budget(budget.tokens)
+        return None
 
     def _note_join(self, seq: Sequence, step: int, now: float) -> None:
         self.clock.leave(seq, now)

@@ -44,6 +44,7 @@ def run_of(drafts: Many[int], tokens: Many[T]) -> Many[T]:
 
 Output = int | Token | Run | BaseException | None  # tokens, the row's own failure, or None if no token is due
 OnToken = Callable[[Sequence, float], None]
+Errors = list[Exception] | None  # those of hooks that only take note; None: they are raised
 
 
 class Advanced(NamedTuple):
@@ -60,7 +61,12 @@ class Advanced(NamedTuple):
 
 
 def advance(
-    plan: Plan, outputs: list[Output], now: float, on_token: OnToken | None, publish: Callable[[Sequence], None]
+    plan: Plan,
+    outputs: list[Output],
+    now: float,
+    on_token: OnToken | None,
+    publish: Callable[[Sequence], None],
+    errors: Errors = None,
 ) -> Advanced:
     """Append the outputs of a step to its sequences; `publish` is called for each prompt that is computed."""
     failed: list[Sequence] = []
@@ -81,9 +87,12 @@ def advance(
                 seq.finish_reason, seq.state = "length", "held"
                 finished.append(seq)
             if on_token is not None:
-                on_token(seq, now)
+                try:
+                    on_token(seq, now)
+                except Exception as error:
+                    keep(error, errors)
         else:
-            _advance_one(seq, count, output, now, on_token, publish)
+            _advance_one(seq, count, output, now, on_token, publish, errors)
             if seq.error is not None:
                 failed.append(seq)
             elif seq.finish_reason is not None:
@@ -115,10 +124,16 @@ def _count_drafts(plan: Plan, before: list[int]) -> tuple[list[Drafted], float]:
 
 
 def _advance_one(
-    seq: Sequence, count: int, output: Output, now: float, on_token: OnToken | None, publish: Callable[[Sequence], None]
+    seq: Sequence,
+    count: int,
+    output: Output,
+    now: float,
+    on_token: OnToken | None,
+    publish: Callable[[Sequence], None],
+    errors: Errors,
 ) -> None:
     if isinstance(output, Run):
-        _append(seq, output.ids, output.details, now, on_token)
+        _append(seq, output.ids, output.details, now, on_token, errors)
         return
     seq.computed += count
     if isinstance(output, BaseException):
@@ -141,19 +156,21 @@ def _advance_one(
         return
     if seq.first_token_at is None:
         seq.first_token_at = now
-    _append_one(seq, output, detail, now, on_token)
+    _append_one(seq, output, detail, now, on_token, errors)
 
 
-def _append(seq: Sequence, tokens: Many[int], details: Many[Any], now: float, on_token: OnToken | None) -> None:
+def _append(
+    seq: Sequence, tokens: Many[int], details: Many[Any], now: float, on_token: OnToken | None, errors: Errors
+) -> None:
     """Append the tokens of a run up to the one that ends the sequence, if one does."""
     for token, detail in zip_longest(tokens, details):
         seq.computed += 1  # the keys and values of the token before it
-        _append_one(seq, token, detail, now, on_token)
+        _append_one(seq, token, detail, now, on_token, errors)
         if seq.finish_reason is not None:
             return
 
 
-def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: OnToken | None) -> None:
+def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: OnToken | None, errors: Errors) -> None:
     seq.output_ids.append(token)
     if detail is not None:
         seq.details.append(detail)
@@ -168,4 +185,14 @@ def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: On
     if seq.finish_reason is not None:
         seq.state = "held"
     if on_token is not None:
-        on_token(seq, now)
+        try:
+            on_token(seq, now)
+        except Exception as error:  # the other tokens of the step count, whatever the policy makes of this one
+            keep(error, errors)
+
+
+def keep(error: Exception, errors: Errors) -> None:
+    """Keep the error of a hook that only takes note, or raise it."""
+    if errors is None:
+        raise error
+    errors.append(error)

@@ -58,13 +58,18 @@ class Batch:
                 heapq.heappush(self._free_slots, seq.slot)
             self.pages.release(seq)
 
-    def grow(self, choose_victim: Callable[[list[Sequence], float], Sequence], now: float) -> list[Sequence]:
-        """Give each sequence the pages that its next step needs; return those that lost slot and pages for it."""
-        victims: list[Sequence] = []
-        for seq in self.pages.outgrown(self.running):
-            while seq not in victims and not self.pages.grow(seq):
-                victims += self._free_pages(choose_victim, now)
-        return victims
+    def grow(
+        self, choose_victim: Callable[[list[Sequence], float], Sequence], now: float, victims: list[Sequence]
+    ) -> None:
+        """Give each sequence the pages that its next step needs; add those to `victims` that lose slot and pages for it."""
+        short = self.pages.outgrown(self.running)
+        try:
+            for seq in short:
+                while seq not in victims and not self.pages.grow(seq):
+                    victims += self._free_pages(choose_victim, now)
+        except Exception:
+            self.pages.look_again([seq for seq in short if seq not in victims])
+            raise
 
     def _free_pages(self, choose_victim: Callable[[list[Sequence], float], Sequence], now: float) -> list[Sequence]:
         """Take the pages of one sequence, and its slot unless it is finished and only holds it."""

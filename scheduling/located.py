@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
+import re
 from collections.abc import Iterable
 from pathlib import PurePath
+from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
 
@@ -40,6 +44,31 @@ def locate(frames: Iterable[tuple[FrameType, int | None]]) -> Place | None:
             inside = [(call, line) for call, line in calls[i:] if call.f_code.co_filename in files]
             call, line = inside[-1]
             return Place(hook, call.f_code.co_filename, line or call.f_code.co_firstlineno)
+    return None
+
+
+def locate_error(error: BaseException, policy: Policy | None = None) -> Place | None:
+    """Return the line of a policy that raised an error, or where the hook begins whose call or result the caller refused.
+
+    That is known from an error that names the hook, as a PolicyError does, or from the line of the call. Without a
+    `policy`, it is that of the innermost scheduler that was called.
+    """
+    calls = list(walk_tb(error.__traceback__))
+    if policy is None:
+        owners = [getattr(frame.f_locals.get("self"), "policy", None) for frame, _ in calls]
+        policy = next((owner for owner in reversed(owners) if isinstance(owner, Policy)), None)
+    if policy is None:
+        return locate(calls)
+    lines = [linecache.getline(frame.f_code.co_filename, line) for frame, line in reversed(calls)]
+    return locate(calls) or next(filter(None, (_definition(policy, text) for text in (str(error), *lines))), None)
+
+
+def _definition(policy: Policy, text: str) -> Place | None:
+    """Return where the first hook of its own begins that a text names, None if it names none."""
+    for hook in re.findall(r"[a-z_]+", text):
+        if hook in HOOKS and getattr(type(policy), hook) is not getattr(Policy, hook):
+            code = getattr(inspect.unwrap(getattr(type(policy), hook)), "__code__", None)
+            return Place(hook, code.co_filename, code.co_firstlineno) if code else None
     return None
 
 

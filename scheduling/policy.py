@@ -21,7 +21,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from scheduling.claims import Claims
 from scheduling.draft_choice import DraftChoice
@@ -30,6 +30,8 @@ from scheduling.options import set_options
 from scheduling.pages import in_whole_pages
 from scheduling.renamed import FormerAttribute, FormerClaim, FormerField, RenamedWarning, adopt, with_former
 from scheduling.sequence import Sequence
+
+P = TypeVar("P", bound="Policy")
 
 
 class PolicyError(Exception):
@@ -69,7 +71,13 @@ class Policy:
     margin = 64  # tokens for which a request gets KV pages when it joins, beside its own, if not for its whole answer
     order_name = ""  # of the order that it is combined with, if there is one
 
+    _created_with: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     draining = False  # set by the scheduler: no more requests will arrive
+
+    def __new__(cls: type[P], *args: Any, **options: Any) -> P:
+        policy = super().__new__(cls)
+        policy._created_with = args, options
+        return policy
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         if max_batch_size < 1:
@@ -81,6 +89,13 @@ class Policy:
         self.page_size = 1  # tokens of a KV page, set by such a scheduler
         self.claims = with_former(Claims(conserving=type(self).admit is Policy.admit), self)
         set_options(self, options)
+
+    def renew(self: P) -> P:
+        """Return a new policy as this one was when it was created."""
+        args, options = self._created_with
+        policy = type(self)(*args, **options)
+        policy.name, policy.slots = self.name, self.slots
+        return policy
 
     def refuse(self, seq: Sequence, now: float) -> bool:
         """Return whether to turn a new request away instead of queueing it."""

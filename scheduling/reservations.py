@@ -91,6 +91,11 @@ class Reservations:
                 self._watch(seq, spare if spare > 0 else self._pool.page_size)
         return sorted(short, key=running.index) if len(short) > 1 else short
 
+    def look_again(self, sequences: list[Sequence]) -> None:
+        """Have the next call of `outgrown` look at these sequences, too."""
+        for seq in sequences:
+            self._watch(seq, 1)
+
     def _watch(self, seq: Sequence, tokens: int) -> None:
         """Look at a sequence again when it may have so many more tokens; a step without drafts appends one at most."""
         step = self._step + tokens

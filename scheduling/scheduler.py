@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduling.admission import Admission
-from scheduling.advance import Output, Run, Token, advance
+from scheduling.advance import Errors, Output, Run, Token, advance, keep
 from scheduling.allocation import allocate
 from scheduling.backlog import Backlog
 from scheduling.batch import Batch
@@ -32,6 +32,10 @@ class Scheduler:
     `max_tokens_per_step` bounds the tokens of one step for policies that are not padded; prompts are cut to it.
     With `record=False` the records of steps have no members, which saves time in a simulation of millions of steps. A
     `speculator` lets decoding sequences get several tokens in a step.
+
+    If a hook raises an error, each sequence still waits, runs, or has left, so that another policy can go on (`switch`).
+    Errors of hooks that only take note, and of `release`, are kept in `errors` if that is a list, and then the step goes
+    on; all others are raised.
     """
 
     def __init__(
@@ -52,7 +56,9 @@ class Scheduler:
         self.backlog = Backlog()
         self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
         self.refused: list[Sequence] = []  # those that the last `plan` turned away, after they had waited
+        self.errors: Errors = None
         self._least_tokens_per_step = max_tokens_per_step
+        self._preempted: list[Sequence] = []  # since the last plan
         self._repeat: Plan | None = None  # the last plan, if the next one equals it
         self._use(policy)
 
@@ -128,17 +134,23 @@ class Scheduler:
         """Let `policy` decide from now on; return the sequences that leave because only the old policy held them.
 
         Running sequences finish, beyond the slots of the new policy if it has fewer, and waiting ones arrive at it in
-        their order.
+        their order. Nothing changes if the new policy raises an error.
         """
         self.wait_clock.tick(now, self.number)
-        policy.draining = self.policy.draining
-        self._use(policy)
-        for seq in self.running:
-            policy.on_admit(seq, now)
-        self.queue.expiries.clear()
-        for seq in self.waiting:
-            self._arrive(seq)
-        return self._release([s for s in policy.release(self.running) if s.is_finished], now)
+        before, expiries = self.policy, self.queue.expiries.copy()
+        policy.draining = before.draining
+        try:
+            self._use(policy)
+            for seq in self.running:
+                policy.on_admit(seq, now)
+            self.queue.expiries.clear()
+            for seq in self.waiting:
+                self._arrive(seq)
+            return self._release([s for s in policy.release(self.running) if s.is_finished], now)
+        except Exception:
+            self._use(before)
+            self.queue.expiries[:] = expiries
+            raise
 
     def step(self, forward: Forward, clock: Callable[[], float]) -> Iteration | None:
         """Run one iteration; return None if the policy lets all requests wait."""
@@ -150,26 +162,34 @@ class Scheduler:
     def plan(self, now: float) -> Plan | None:
         """Let sequences join, and return what the next step computes, None if nothing."""
         self.wait_clock.tick(now, self.number)
-        self.refused = self.queue.expire(self.policy, now)
-        preempted = self._preempt(now) if self.running else []
-        joined: list[Sequence] = []
+        self.refused = self.queue.expire(now)
+        for seq in self.refused:
+            self._notify(self.policy.on_cancel, seq, now)
+        if self.running:
+            self._preempt(now)
+        number = self.number + 1
         if self.waiting:
-            joined = self.queue.admit(self.policy, self.hooks, self.token_budget, self.number + 1, now)
+            self.queue.admit(self.policy, self.hooks, self.token_budget, number, now)
         if not self.running:
+            self._preempted = []
             return None
-        self.number += 1
+        joined, preempted = self.queue.joined, self._preempted
         if joined:
             self._repeat = None
         if self._repeat is not None:
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
             last = self._repeat
-            plan = Plan(self.number, now, last.sequences, last.counts, last.held, last.padded, repeats=True)
+            plan = Plan(number, now, last.sequences, last.counts, last.held, last.padded, repeats=True)
         else:
             sequences, counts, held, paused = allocate(self.policy, self.running, self.token_budget)
-            plan = Plan(self.number, now, sequences, counts, held, self.policy.padded, joined, paused, preempted)
+            plan = Plan(number, now, sequences, counts, held, self.policy.padded, joined, paused, preempted)
         plan.blocked_by = self.wait_clock.reason if self.waiting else None
         if self.speculator is not None and plan.sequences:
             self.speculator.add_drafts(plan, self.policy, self.batch.pages, self.token_budget)
+        # Not before here: if a hook fails, the next plan has this number, and those that joined and were preempted.
+        self.number = number
+        if joined or preempted:
+            self.queue.joined, self._preempted = [], []
         return plan
 
     def wake_at(self, now: float) -> float | None:
@@ -185,28 +205,34 @@ class Scheduler:
         self._requeue(sequences, now)
         plan.remove(sequences)
 
-    def _preempt(self, now: float) -> list[Sequence]:
+    def _preempt(self, now: float) -> None:
         """Let the policy preempt requests, and those that grow take the pages of others if none is free."""
         preempted: list[Sequence] = []
-        if self.hooks.preempts:
-            preempted = self.policy.preempt(self.waiting, self.running, self.batch.budget(self.token_budget), now)
-            self._vacate(preempted)
-        victims = self.batch.grow(self.policy.victim, now)
-        if victims:
-            self._repeat = None
-            if self.speculator is not None:
-                self.speculator.forget(victims)
-            preempted = [*preempted, *victims]
-        if preempted:
-            self._requeue(preempted, now)
-        return preempted
+        try:
+            if self.hooks.preempts:
+                chosen = self.policy.preempt(self.waiting, self.running, self.batch.budget(self.token_budget), now)
+                if chosen:
+                    self.batch.vacate(chosen)
+                preempted += chosen
+            self.batch.grow(self.policy.victim, now, preempted)
+        finally:  # whatever a hook raises, those that have lost their slots wait
+            if preempted:
+                self._forget(preempted)
+                self._requeue(preempted, now)
+                self._preempted += preempted
 
     def _requeue(self, sequences: list[Sequence], now: float) -> None:
         """Let sequences that were preempted wait again."""
-        self.backlog.forget()
         self.queue.requeue(sequences, now)
         for seq in sequences:
-            self.policy.on_preempt(seq, now)
+            self._notify(self.policy.on_preempt, seq, now)
+
+    def _notify(self, hook: Callable[[Sequence, float], None], seq: Sequence, now: float) -> None:
+        """Call a hook that only takes note."""
+        try:
+            hook(seq, now)
+        except Exception as error:
+            keep(error, self.errors)
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
         """Take in the outputs of a step that was computed; return its record.
@@ -219,7 +245,7 @@ class Scheduler:
         slot_steps = SlotSteps.of(plan, self.policy.slots)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
         failed, finished, steady, drafts, rejected = advance(
-            plan, outputs, now, self.hooks.on_token, self.batch.pages.publish
+            plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.errors
         )
         if self.policy.estimates:
             self.backlog.learn(plan, now)
@@ -231,20 +257,31 @@ class Scheduler:
             slot_steps = slot_steps._replace(useful=slot_steps.useful - rejected, rejected=rejected)
         members = members_of(plan, phases) if self.record else []
         if self.hooks.on_step is not None:
-            self.hooks.on_step(plan, now)
+            try:
+                self.hooks.on_step(plan, now)
+            except Exception as error:
+                keep(error, self.errors)
         answered = self._release(failed, now) if failed else []
         if finished and self.policy.early:
             answered += self._answer(finished, now)
         # Without a `release` of its own, a policy lets go of finished sequences only, so a step that finishes none
         # needs no call.
         if finished or self.hooks.releases:
-            answered += self._release(self.policy.release(self.running), now)
+            answered += self._let_go(now)
         return Iteration(
             plan.number, plan.started_at, now - plan.started_at, self.policy.name, len(self.waiting), members,
             [seq.id for seq in plan.joined], [(s.id, s.finish_reason or "abort") for s in answered],
             slot_steps, *self.batch.pages.usage, [seq.id for seq in plan.preempted], plan.repeats, plan.blocked_by,
             drafts,
         )  # fmt: skip
+
+    def _let_go(self, now: float) -> list[Sequence]:
+        """Release what the policy lets go; if it fails, the next `switch` does."""
+        try:
+            return self._release(self.policy.release(self.running), now)
+        except Exception as error:
+            keep(error, self.errors)
+            return []
 
     def _release(self, leaving: list[Sequence], now: float) -> list[Sequence]:
         """Free the slots of finished sequences; return those that are answered by it."""
@@ -258,10 +295,14 @@ class Scheduler:
     def _vacate(self, leaving: list[Sequence]) -> None:
         if leaving:
             self.batch.vacate(leaving)
-            self.backlog.forget()
-            self._repeat = None
-            if self.speculator is not None:
-                self.speculator.forget(leaving)
+            self._forget(leaving)
+
+    def _forget(self, leaving: list[Sequence]) -> None:
+        """Forget what was known of a batch that these have left."""
+        self.backlog.forget()
+        self._repeat = None
+        if self.speculator is not None:
+            self.speculator.forget(leaving)
 
     def _answer(self, sequences: list[Sequence], now: float) -> list[Sequence]:
         """Finish the sequences that are not answered yet; return them."""
@@ -269,10 +310,7 @@ class Scheduler:
         for seq in fresh:
             seq.state = "finished"
             seq.finished_at = now
-            if seq.finish_reason == "abort":
-                self.policy.on_cancel(seq, now)
-            else:
-                self.policy.on_finish(seq, now)
+            self._notify(self.policy.on_cancel if seq.finish_reason == "abort" else self.policy.on_finish, seq, now)
         return fresh
 
     def suspend(self, sequences: list[Sequence], now: float) -> list[Sequence]:
@@ -288,8 +326,8 @@ class Scheduler:
         for seq in running:
             seq.preempt()
         for seq in sequences:
-            self.policy.on_cancel(seq, now)
-        return self._release(self.policy.release(self.running), now)
+            self._notify(self.policy.on_cancel, seq, now)
+        return self._let_go(now)
 
     def remove_all(self, sequences: list[Sequence], now: float, reason: str = "abort") -> list[Sequence]:
         """Take sequences out in one pass, between two steps; return the sequences that leave, these first.
@@ -307,5 +345,5 @@ class Scheduler:
         self._vacate([seq for seq in leaving if seq.state != "waiting"])
         for seq in leaving:
             seq.finish_reason, seq.state, seq.finished_at = reason, "finished", now
-            self.policy.on_cancel(seq, now)
-        return leaving + self._release(self.policy.release(self.running), now)
+            self._notify(self.policy.on_cancel, seq, now)
+        return leaving + self._let_go(now)

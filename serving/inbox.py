@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as TooLate
 
@@ -29,7 +29,7 @@ class Inbox:
     """A bounded queue of inferences for one loop: at most `limit` queued or running, with `max_tokens` queued tokens.
 
     Any thread may check, reserve and deliver inferences, remove ended ones, switch the policy, stop and close. Only the
-    loop's thread calls wait, take, requested_policies, start and finish, between two steps. Nothing here calls out
+    loop's thread calls wait, take, switch_policies, start and finish, between two steps. Nothing here calls out
     while it holds the lock. `failure`, the reason why the loop failed, is set before `close` and without the lock: the
     loop may hang while it holds the lock.
     """
@@ -177,13 +177,17 @@ class Inbox:
                 self.open[inference.sequence] = inference
         return arrived, ended
 
-    def requested_policies(self) -> Iterator[Policy]:
-        """Yield each policy to switch to; its switch is done when the loop asks for the next one."""
+    def switch_policies(self, switch: Callable[[Policy], None]) -> None:
+        """Call `switch` with each policy to switch to; its caller gets the InferenceError that this raises."""
         while self._switches:
             policy, done = self._switches[0]
             if done.set_running_or_notify_cancel():
-                yield policy
-                done.set_result(None)
+                try:
+                    switch(policy)
+                except InferenceError as error:
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
             self._switches.popleft()  # not before, so that `close` ends a switch that failed
 
     def start(self, plan: Plan) -> None:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from scheduling.iteration import Iteration, Plan
+from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from serving.background import Background
 from serving.completion import Observer, complete, notify, publish_tokens
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
+from serving.fallback import Fallback, switch_problem
 from serving.inbox import MAX_RETRY_SECONDS, Inbox
 from serving.inference import Inference, InferenceError
 from serving.recovery import Recovery
@@ -39,6 +41,7 @@ class Loop:
     observers: list[Observer]
     clock: Callable[[], float]
     dedup: Dedup | None = None  # None: each inference is computed
+    fallback: Fallback = field(default_factory=Fallback)
     background: Background = field(default_factory=Background)
     is_idle: bool = False  # whether the last iteration had nothing to compute
 
@@ -47,9 +50,7 @@ class Loop:
         self._drain_inbox()
         if self.inbox.is_stopping:
             return False
-        plan = self.scheduler.plan(self.clock())
-        if self.scheduler.refused:
-            self._refuse(self.scheduler.refused)
+        plan = self._plan()
         self.is_idle = plan is None
         if plan is not None:
             self.inbox.start(plan)  # before the step, so that the queue has room while it is computed
@@ -59,9 +60,45 @@ class Loop:
             self._publish_tokens(plan)
             finished = [seq for seq in chain(plan.sequences, plan.held) if seq.state == "finished"]
             self._complete(finished, iteration)
+        if self.scheduler.errors:
+            self._go_back(self.scheduler.errors[0])
         if self.recovery.is_suspect:
             self.recovery.probe()
         return True
+
+    def _plan(self) -> Plan | None:
+        """Return the plan of the next step, by the policy before if the active one fails."""
+        while True:
+            try:
+                plan, error = self.scheduler.plan(self.clock()), None
+            except Exception as raised:
+                plan, error = None, raised
+            if self.scheduler.refused:
+                self._refuse(self.scheduler.refused)
+            if error is None:
+                return plan
+            self._go_back(error)
+
+    def _go_back(self, error: Exception) -> None:
+        """Return to the policy before the one that raised an error; raise it if there is none."""
+        slots = self.scheduler.policy.max_batch_size
+        self._follow(slots, self.fallback.go_back(self.scheduler, error, self.clock()))
+        self.is_idle = False  # the other policy may let requests join at once
+
+    def _switch(self, policy: Policy) -> None:
+        """Switch to another policy; raise InferenceError, without a switch, if it fails at once."""
+        slots = self.scheduler.policy.max_batch_size
+        try:
+            left = self.fallback.switch(self.scheduler, policy, self.clock())
+        except Exception as error:
+            raise InferenceError("invalid_request_error", switch_problem(error, policy)) from error
+        self._follow(slots, left)
+
+    def _follow(self, slots: int, left: list[Sequence]) -> None:
+        """Let as many requests wait as under the old policy, which had so many slots, and complete those that left."""
+        self.inbox.limit += self.scheduler.policy.max_batch_size - slots
+        self._complete(left)
+        notify(self.fallback.listeners)
 
     def _drain_inbox(self) -> None:
         """Pass arrivals, cancellations and policy switches to the scheduler. An idle loop waits for them."""
@@ -79,16 +116,22 @@ class Loop:
         self.deadlines.prune(len(self.inbox.open))
         if ended:
             self._remove(ended, now)
-        for policy in self.inbox.requested_policies():
-            self.inbox.limit += policy.max_batch_size - self.scheduler.policy.max_batch_size
-            self._complete(self.scheduler.switch(policy, self.clock()))
+        self.inbox.switch_policies(self._switch)
         if self.background.waiting or self.background.admitted:
             self._complete(self.background.yield_slots(self.scheduler, now, self._add))
 
     def _idle_seconds(self, now: float) -> float:
         """Return the seconds until the policy's next deadline, a request's, or the next heartbeat."""
-        moments = (self.scheduler.wake_at(now), self.deadlines.next_at(), now + MAX_IDLE_SECONDS)
+        moments = (self._wake_at(now), self.deadlines.next_at(), now + MAX_IDLE_SECONDS)
         return max(0.0, min(at for at in moments if at is not None) - now)
+
+    def _wake_at(self, now: float) -> float | None:
+        """Return the policy's next deadline; now if it fails, since the one before may have requests join."""
+        try:
+            return self.scheduler.wake_at(now)
+        except Exception as error:
+            self._go_back(error)
+            return now
 
     def _receive(self, inference: Inference) -> None:
         """Pass an inference that arrived to the part that will have it computed."""
@@ -104,7 +147,7 @@ class Loop:
 
     def _add(self, inference: Inference) -> None:
         """Add an inference to the scheduler, or complete it if the policy refuses it."""
-        if self.scheduler.add(inference.sequence):
+        if self._accepts(inference.sequence):
             return
         seq, name = inference.sequence, self.scheduler.policy.name
         why, retry_after = "accepts no more requests from this client for now. Try again later", 60
@@ -114,6 +157,15 @@ class Loop:
             retry_after = max(1, min(MAX_RETRY_SECONDS, math.ceil(wait)))
         seq.error = InferenceError("overloaded", f"the policy {name} {why}", retry_after)
         self._complete([seq])
+
+    def _accepts(self, seq: Sequence) -> bool:
+        """Add a sequence to the scheduler; return False if the policy refuses it."""
+        while seq not in self.scheduler.waiting:  # where it may be although a hook failed
+            try:
+                return self.scheduler.add(seq)
+            except Exception as error:
+                self._go_back(error)
+        return True
 
     def _refuse(self, expired: list[Sequence]) -> None:
         """Complete requests that the policy turns away after they have waited."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
 import policies
+from scheduling.located import locate_error
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -116,11 +117,20 @@ def converse(
                 rows[name] += piece
             continue
         try:
-            result = answer_from(rows, message["ask"])
+            text = json.dumps(answer_from(rows, message["ask"]), allow_nan=False)
         except Exception as error:  # a policy may come from anywhere
-            result = {"problem": f"{type(error).__name__}: {error}"}
+            text = json.dumps({"problem": problem(error)})
         rows.clear()
-        print(json.dumps(result, allow_nan=False), file=out, flush=True)
+        print(text, file=out, flush=True)
+
+
+def problem(error: Exception) -> str:
+    """Return the type of an error and what it says; of a policy's, with the hook, file and line that raised it."""
+    words = f"{type(error).__name__}: {error}"
+    place = locate_error(error)
+    if place is None or place.hook == "__init__":  # options are refused there
+        return words
+    return f"PolicyFailed: the policy failed in the simulation, in {place}: {words}. Correct it, or use another policy"
 
 
 def seen_in(rows: dict[str, list[Any]]) -> tuple[list[Seen], list[tuple[Step, float]]]:

@@ -9,7 +9,7 @@
   const MINUTE = 60;
 
   const live = new EB.Model();
-  let facts = {}, shadow = null;
+  let facts = {}, shadow = null, failure = null;
   let key = sessionStorage.getItem("eb-key") || "";
   let zoom = innerWidth < 600 ? 3 : 4, time = 3;
   let axis = "steps";
@@ -69,6 +69,8 @@
       expected = [...state.waiting].sort((a, b) => a.t - b.t);
       setTimeout(() => arrived(Infinity), 1000); // no step may come
       shadow = state.shadow;
+      failure = state.last_failure;
+      EB.put("policy-failure", failure?.now === state.policy ? EB.failureText(failure) : "");
       showFacts();
     },
     step(record) {
@@ -84,6 +86,8 @@
     },
     policy(change) {
       facts = { ...facts, policy: change.policy, maxQueue: change.max_queue };
+      EB.put("policy-failure", change.last_failure?.time === failure?.time ? "" : EB.failureText(change.last_failure));
+      failure = change.last_failure;
       if (player.isLive) showFacts();
     },
     arrival(arrival) {

@@ -32,6 +32,13 @@
     return { loop, order: order || DEFAULT_ORDER };
   }
 
+  // What made the server go back from a policy.
+  function failureText({ policy, hook, file, line, error, now, time }) {
+    const at = new Date(1000 * time).toLocaleTimeString();
+    const where = hook ? ` in ${hook}(), line ${line} of ${file}` : "";
+    return `At ${at} the policy ${policy} failed${where}: ${error}. The server went back to ${now} and kept every request.`;
+  }
+
   function nameOf(loop, order) {
     return order === DEFAULT_ORDER ? loop : `${loop}+${order}`;
   }
@@ -142,6 +149,7 @@
         parts.push(EB.element("p", "problem",
           `${known.policy} is not in this list, because it was named at the start: only a restart brings it back.`));
       }
+      if (known.last_failure) parts.push(EB.element("p", "problem", failureText(known.last_failure)));
       const columns = EB.element("div", "columns");
       columns.append(
         group("Loop: who joins, and when", "loop", loops, loop in known.policies ? loop : "dynamic"),
@@ -223,5 +231,5 @@
     }
   }
 
-  Object.assign(EB, { PolicyMenu, readPolicies, switchPolicy, partsOf });
+  Object.assign(EB, { PolicyMenu, readPolicies, switchPolicy, partsOf, failureText });
 })(globalThis);

@@ -35,7 +35,7 @@ NAMES = {
         "vllm:spec_decode_num_accepted_tokens": ONE, "vllm:spec_decode_num_accepted_tokens_per_pos": set(),
         "vllm:request_success": ONE | {"finished_reason"}, "eb_slot_steps": {"kind"},
         "eb_http_requests": {"route", "status"}, "eb_rejected": {"reason"}, "eb_cancelled": {"where"},
-        "eb_step_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
+        "eb_step_failures": set(), "eb_policy_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
         "eb_engine_deaths": set(), "eb_ignored_params": set(),
         "eb_events_dropped": set(), "eb_adapter_loads": set(), "eb_adapter_evictions": set(), "eb_deduplicated_requests": set(), "eb_deduplicated_tokens": set(), "eb_batch_lines": {"result"},
     },

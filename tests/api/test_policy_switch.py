@@ -126,6 +126,12 @@ def test_what_cannot_be_is_refused_in_plain_words(client: FlaskClient, body: Any
     assert client.get("/policy").get_json()["policy"] == "dynamic"
 
 
+@pytest.mark.parametrize("options", [{"predicter": "mean"}, {"predictor": "x"}, {"self": 1}, {"max_batch_size": 2}, 3])
+def test_a_wrong_option_is_named_as_such(client: FlaskClient, options: Any) -> None:
+    reply = client.put("/policy", json={"policy": "dynamic+sjf", "options": options})
+    assert (reply.status_code, reply.get_json()["error"]["param"]) == (400, "options")
+
+
 def test_nothing_from_the_network_is_run_or_looked_for(client: FlaskClient, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     own = tmp_path / "mine.py"
@@ -135,7 +141,9 @@ def test_nothing_from_the_network_is_run_or_looked_for(client: FlaskClient, tmp_
     for name in (str(own), f"{own}+sjf", f"dynamic+{own}", "policies.dynamic", "simulate.mock"):
         reply = client.put("/policy", json={"policy": name})
         assert reply.status_code == 400
-        assert "unknown " in reply.get_json()["error"]["message"]
+        error = reply.get_json()["error"]
+        assert error["param"] == "policy"
+        assert "loaded at the start only" in error["message"]
     assert not mark.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -27,6 +28,7 @@ from observe.recording import MAX_AGE, MAX_REQUESTS, MAX_STRETCHES, STEPS_PER_SI
 from observe.shadow import MINIMUM, Shadow, check
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
+from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import observed, observed_law
@@ -224,6 +226,31 @@ def test_a_failing_policy_is_reported_without_a_crash() -> None:
     shadow, _ = watched()
     shadow.policy = "no-such"
     assert "unknown policy 'no-such'" in ask(shadow)["problem"]
+
+
+HOOKS = {
+    "order": "return iter([waiting.missing])",
+    "release": "return running",  # of which one has not all its tokens
+    "admit": "return None",
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_fails_in_the_simulation_is_reported_with_its_line(tmp_path: Path, hook: str) -> None:
+    path = tmp_path / "mine.py"
+    arguments = ", ".join(inspect.signature(getattr(Policy, hook)).parameters)
+    path.write_text(
+        f"from scheduling import policy\nclass Policy(policy.Policy):\n    def {hook}({arguments}): {HOOKS[hook]}\n"
+    )
+    shadow, _ = watched()
+    shadow.policy = str(path)
+    assert f"{hook}() of mine.py, line 3" in ask(shadow)["problem"]
+
+
+def test_an_answer_that_is_no_json_is_a_problem() -> None:
+    out = io.StringIO()
+    observed.converse(lambda rows, ask: {"mean": float("nan")}, io.StringIO('{"ask": {}}\n'), out)
+    assert "ValueError" in json.loads(out.getvalue())["problem"]
 
 
 def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:

@@ -207,6 +207,27 @@ def test_64_slots_at_speed_stay_smooth_and_small(chromium: Any, server: Server) 
     assert tab.complaints == []
 
 
+def test_it_says_which_policy_failed_until_the_next_switch(live: Tab) -> None:
+    page = live.page
+    serves: dict[str, object] = {"policy": page.text_content("#policy"), "max_queue": 9}
+    assert not page.is_visible("#policy-failure")
+    failure = {
+        "policy": "mine",
+        "hook": "order",
+        "file": "mine.py",
+        "line": 7,
+        "error": "KeyError: 3",
+        "now": "static",
+        "time": 1.0,
+    }
+    page.evaluate(f"EB.page.feed.handlers.policy({json.dumps(serves | {'last_failure': failure})})")
+    text = page.text_content("#policy-failure")
+    assert all(word in text for word in ("mine", "order()", "line 7", "KeyError: 3", "static"))
+    page.evaluate(f"EB.page.feed.handlers.policy({json.dumps(serves | {'last_failure': failure})})")
+    assert not page.is_visible("#policy-failure")
+    assert live.complaints == []
+
+
 def test_it_says_what_the_shadow_says(live: Tab) -> None:
     page = live.page
     assert not page.is_visible("#shadow")

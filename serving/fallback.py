@@ -1,0 +1,123 @@
+"""The way back from a policy that was switched to and fails: to the policy before it, with every request.
+
+The policy of the start has none before it: its error ends the loop. This module must not know HTTP, or what is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any
+
+from scheduling.located import locate_error
+from scheduling.policy import Policy
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+MOST_BEFORE = 8  # policies to go back to, with that of the start
+LONGEST_WORDS = 300
+
+
+@dataclass(frozen=True)
+class PolicyFailure:
+    """What a policy raised, where, and which policy serves instead; `time` is in seconds since 1970.
+
+    `hook`, `file` and `line` are None if no hook is at fault.
+    """
+
+    policy: str
+    error: str
+    hook: str | None
+    file: str | None
+    line: int | None
+    now: str
+    time: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Fallback:
+    """The policies that one scheduler was switched away from, and what happened to those that failed.
+
+    The loop's thread calls `listeners` after each switch, also after one back.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.last: PolicyFailure | None = None
+        self.listeners: list[Callable[[], None]] = []
+        self._before: list[Policy] = []
+
+    def switch(self, scheduler: Scheduler, policy: Policy, now: float) -> list[Sequence]:
+        """Switch to `policy`; return the sequences that leave. Nothing changes if it raises an error."""
+        before = scheduler.policy.renew()  # without what the old one remembers, which is void when it comes back
+        errors, scheduler.errors = scheduler.errors, scheduler.errors or []
+        try:
+            left = scheduler.switch(policy, now)
+        except Exception:
+            scheduler.errors = errors
+            raise
+        self._before.append(before)
+        del self._before[1 : -MOST_BEFORE + 1]  # that of the start stays
+        return left
+
+    def go_back(self, scheduler: Scheduler, error: Exception, now: float) -> list[Sequence]:
+        """Switch to the policy before the one that raised an error; return the sequences that leave.
+
+        If that one fails at once, the one before it follows, and so on. The error of the first is raised.
+        """
+        failed = scheduler.policy
+        while self._before:
+            policy = self._before.pop()
+            scheduler.errors = [] if self._before else None  # the policy of the start fails at once
+            try:
+                left = scheduler.switch(policy, now)
+            except Exception as other:
+                self._note(failed, error, policy)
+                failed, error = policy, other
+            else:
+                self._note(failed, error, policy)
+                return left
+        raise error
+
+    def _note(self, failed: Policy, error: Exception, policy: Policy) -> None:
+        """Count and log a failure."""
+        place = locate_error(error, failed)
+        words = described(error)
+        self.failures += 1
+        self.last = PolicyFailure(
+            failed.name,
+            words,
+            place.hook if place else None,
+            PurePath(place.file).name if place else None,
+            place.line if place else None,
+            policy.name,
+            time.time(),
+        )
+        where = f" in {place.hook}(), line {place.line} of {place.file}" if place else ""
+        log.error(
+            "the policy %s failed%s: %s. The server went back to %s and kept every request",
+            failed.name, where, words, policy.name,
+        )  # fmt: skip
+
+
+def described(error: BaseException) -> str:
+    """Return an error in one short line: its type, and what it says."""
+    words = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
+    return words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
+
+
+def switch_problem(error: Exception, policy: Policy) -> str:
+    """Return why a policy that was to serve does not."""
+    place = locate_error(error, policy)
+    where = f"{place}: " if place else ""
+    return (
+        f"the policy {policy.name} fails on the requests that are here ({where}{described(error)}), so the policy is "
+        "unchanged. Correct its options, or use another policy"
+    )

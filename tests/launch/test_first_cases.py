@@ -1,0 +1,61 @@
+"""The first cases of the law checker, which a server tries on a policy of the user's own before it starts."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from launch import first_cases
+from simulate.check import check
+
+HEAD = "from scheduling import policy\nclass Policy(policy.Policy):\n"
+MISTAKES = {
+    "wrong arguments": "    def order(self, waiting): return waiting\n",
+    "admits none": "    def admit(self, waiting, running, budget, now): return 0\n",
+    "raises": "    def on_token(self, seq, now): raise KeyError(seq)\n",
+    "returns what cannot be used": "    def reserve_tokens(self, seq): return None\n",
+    "a misspelled hook": "    def on_tokens(self, seq, now): pass\n",
+    "reads the clock": "    def on_step(self, plan, now):\n        import time\n        self.at = time.time()\n",
+}
+
+
+def own(tmp_path: Path, body: str) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD + body)
+    return str(path)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_reported_as_the_checker_reports_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str
+) -> None:
+    name = own(tmp_path, MISTAKES[mistake])
+    first_cases.check(name)
+    verdict = check(name, 1, large=0)
+    assert verdict.broken is not None
+    text = capsys.readouterr().err
+    assert text.startswith("warning: ")
+    assert f"breaks a law ({verdict.broken.law})" in text
+
+
+def test_a_hook_that_never_returns_is_named_and_holds_up_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = (
+        "    ends = False\n    def order(self, waiting, now):\n        while not self.ends: pass\n        return []\n"
+    )
+    first_cases.check(own(tmp_path, body))
+    sys.modules["policies._own.mine"].Policy.ends = True  # for the thread
+    assert "order() of mine.py, line 5" in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_a_policy_that_keeps_the_laws_and_none_of_the_projects_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_cases.check(own(tmp_path, "    pass\n"))
+    monkeypatch.setattr(threading, "Thread", None)
+    first_cases.check("dynamic+sjf")
+    assert capsys.readouterr().err == ""
