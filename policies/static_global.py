@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from policies import static
 from scheduling.iteration import Plan
-from scheduling.options import option
+from scheduling.options import LONGEST_WAIT, option
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
     n = option(0, "requests to collect; 0: as many as arrive", low=0)
-    flush = option(1.0, "maximum seconds that the oldest request waits for the rest", low=0.0)
+    flush = option(1.0, "maximum seconds that the oldest request waits for the rest", low=0.0, high=LONGEST_WAIT)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -82,7 +82,7 @@ TUNED: list[tuple[str, dict[str, object]]] = [
             "preferred": 2,
         },
     ),
-    ("fixed", {"k": 3, "flush": "inf"}),
+    ("fixed", {"k": 3, "flush": 3600}),
     ("multibin", {"k": 2, "flush": 60}),
     ("static-global", {"n": 3, "flush": 100}),
     ("prefill-first", {"kv_tokens": 24, "max_batched_tokens": 8}),
