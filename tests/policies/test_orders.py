@@ -189,6 +189,7 @@ def test_longest_prefix_first_hits_more_of_the_cache() -> None:
 
     assert hits("dynamic+lpm") > 2 * hits("dynamic")
     assert hits("dynamic+lpm", most=3) < hits("dynamic+lpm")
+    assert hits("dynamic+lpm", guard=50) < hits("dynamic+lpm")
 
 
 @pytest.mark.parametrize("seed", points(2, *range(4)))
