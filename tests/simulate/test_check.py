@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.case import Case, Request
 from simulate.cases import describe, make_cases, make_large_cases
-from simulate.check import check
+from simulate.check import Verdict, check, check_exhaustively
 from simulate.commands.check import main
+from simulate.exhaustive import Scope
 from simulate.laws import Broken
 from simulate.trial import try_case
 
@@ -281,7 +283,29 @@ def test_a_case_that_stays_large_is_summed_up() -> None:
 def test_the_command_passes_a_good_policy_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--cases", "30", "--large-cases", "1"]
     assert main(["window", *few, "--policy-option", "delay=20"]) == 0
-    assert capsys.readouterr().out == "window keeps every law in 30 small and 1 large cases\n"
+    told = capsys.readouterr().out
+    assert told.startswith("window keeps every law in 30 small and 1 large cases\n")
+    assert max(map(len, told.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("name", "is_claimed"), [("dynamic", True), ("dynamic+sjf", True), ("dynamic+vtc", False), ("lifo", False)]
+)
+@pytest.mark.parametrize(
+    "check_some", [partial(check, cases=3, large=0), partial(check_exhaustively, scope=Scope(2, 1))]
+)
+def test_a_policy_is_told_which_laws_it_claims_and_which_not(
+    name: str, is_claimed: bool, check_some: Callable[[str], Verdict], tmp_path: Path
+) -> None:
+    if name == "lifo":
+        own = tmp_path / "lifo.py"
+        lines = (MUTANTS / "serves_the_last_first.py").read_text().splitlines()
+        own.write_text("\n".join(line for line in lines if "overtaking_tokens" not in line))
+        name = str(own)
+    claimed, others = str(check_some(name)).split("not claimed: ")
+    assert ("bounded overtaking" in claimed) == is_claimed
+    assert ("bounded overtaking" in others) != is_claimed
+    assert ("fair between clients" in claimed) == (name == "dynamic+vtc")
 
 
 def test_a_check_reports_each_case_that_it_has_tested() -> None:
