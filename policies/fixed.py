@@ -10,14 +10,14 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from policies import static
-from scheduling.options import option
+from scheduling.options import LONGEST_WAIT, option
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
     k = option(8, "requests per batch", low=1)
-    flush = option(1.0, "maximum seconds that the oldest request waits for a full batch", low=0.0)
+    flush = option(1.0, "maximum seconds that the oldest request waits for a full batch", low=0.0, high=LONGEST_WAIT)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

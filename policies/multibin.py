@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from policies import static
 from policies.orders._predictions import Predicting
-from scheduling.options import option
+from scheduling.options import LONGEST_WAIT, option
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
@@ -25,7 +25,9 @@ SEEN = 1000  # predictions that the quantiles are taken from
 class Policy(Predicting, static.Policy):
     k = option(4, "bins", low=1, high=64)
     bounds: tuple[int, ...] = option((), "longest prediction of each bin except the last", low=1)
-    flush = option(1.0, "maximum seconds that the oldest request of a bin waits for a full batch", low=0.0)
+    flush = option(
+        1.0, "maximum seconds that the oldest request of a bin waits for a full batch", low=0.0, high=LONGEST_WAIT
+    )
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

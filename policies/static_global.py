@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from math import inf
 
 from policies import static
 from scheduling.iteration import Plan
-from scheduling.options import option
+from scheduling.options import LONGEST_WAIT, option
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
     n = option(0, "requests to collect; 0: as many as arrive", low=0)
-    flush = option(1.0, "maximum seconds that the oldest request waits for the rest", low=0.0)
+    flush = option(1.0, "maximum seconds that the oldest request waits for the rest", low=0.0, high=LONGEST_WAIT)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        claims = self.claims.without_order()
-        self.claims = replace(claims, patience=self.flush, overruns=True)
+        claims, in_order = self.claims.without_order(), type(self).order is Policy.order and not self.order_name
+        most = 0 if in_order else inf
+        self.claims = replace(claims, patience=self.flush, overruns=True, overtaking_tokens=most)
         self._collected: dict[Sequence, None] = {}
         self._longest = 0  # tokens of the longest of the collection
         self._steps = 0  # of the current batch

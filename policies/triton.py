@@ -63,6 +63,8 @@ class Policy(window.Policy):
                 "Leave it out, or use one level and no delay"
             )
         claims, heeds = self.claims.without_order(), ["priority"] * (count > 1)
+        in_order = type(self).order is Policy.order and not self.order_name and count == 1 and not delays
+        claims = replace(claims, overtaking_tokens=0 if in_order else inf)
         heeds += ["deadline"] * any(level.timeout and level.override == "on" for level in self._levels)
         refuses = any(level.most or (level.timeout and level.action == "reject") for level in self._levels)
         self.claims = replace(claims, refuses=claims.refuses or refuses, heeds=(*heeds, *claims.heeds))

@@ -11,13 +11,18 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from policies import static
-from scheduling.options import option
+from scheduling.options import LONGEST_WAIT, option
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
-    delay = option(0.0, "maximum seconds that the oldest request waits for others, usually 0.005 to 0.1", low=0.0)
+    delay = option(
+        0.0,
+        "maximum seconds that the oldest request waits for others, usually 0.005 to 0.1",
+        low=0.0,
+        high=LONGEST_WAIT,
+    )
     preferred: tuple[int, ...] = option((), "batch sizes that start at once, such as 4,8", low=1)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:

@@ -18,6 +18,9 @@ class Claims:
     fair: bool = False  # backlogged clients get equal service, within the bound of VTC's theorem
     guard: float = inf  # seconds of waiting after which the oldest request goes first
     overtakes: float = inf  # seconds; no request joins before one that arrived longer than this before it
+    # Tokens of requests that arrived later and may join before one that waits, beyond what `guard` (what joins until
+    # then) and `overtakes` (what arrives within it) except. A policy without an `order` of its own claims 0.
+    overtaking_tokens: float = inf
     computes_once: bool = False  # no two running requests compute the same block of their prompts
     patience: float = 0.0  # seconds that the oldest may wait for others in an idle engine; inf: until arrivals end
     refuses: bool = False  # `refuse` and `expires_at` may turn requests away
@@ -31,4 +34,4 @@ class Claims:
 
     def without_order(self) -> Claims:
         """Return the claims of a loop that forms groups of its own, so that its order cannot keep promises."""
-        return replace(self, fair=False, guard=inf, overtakes=inf, refuses_only_late=False)
+        return replace(self, fair=False, guard=inf, overtakes=inf, overtaking_tokens=inf, refuses_only_late=False)

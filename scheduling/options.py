@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from reprlib import Repr
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+MOST = 1 << 60  # largest size of a number: products and quotients of a few such numbers are still finite
+MOST_CHARACTERS = 10_000  # of a text, or of the parts of a tuple together
+MOST_PARTS = 1000  # of a tuple
+LONGEST_WAIT = 3600.0  # seconds that a policy may let requests wait for others, since they are to be answered
+LONGEST_NAME = 100  # of an option or policy that a similar name is searched for
 
 
 class OptionError(ValueError):
@@ -50,34 +56,71 @@ class Option:
         """Return `value`, which may be text, as the option's type; raise OptionError if it is not allowed."""
         try:
             parsed = self._parse(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             parsed = None
         parts = parsed if isinstance(parsed, tuple) else (parsed,)
         if parsed is None or not all(self._is_allowed(part) for part in parts):
             default = ("off", "on")[self.default] if isinstance(self.default, bool) else repr(self.default)
             raise OptionError(
-                f"policy option {name} is {value!r}, but must be {self.bounds} ({self.help}). "
+                f"policy option {name} is {shown(value)}, but must be {self.bounds}{self._limit} ({self.help}). "
                 f"Leave it out for the default {default}"
             )
         return parsed
 
+    @property
+    def _limit(self) -> str:
+        """What holds for all options of this type, in words."""
+        if self.choices or isinstance(self.default, bool):
+            return ""
+        if isinstance(self.default, str):
+            return f" of at most {MOST_CHARACTERS:,} characters"
+        size = ", finite and at most 2^60 in size" if self.high is None else ""
+        return size + (f", at most {MOST_PARTS:,} of them" if isinstance(self.default, tuple) else "")
+
     def _parse(self, value: object) -> Any:
+        """Return `value` as the option's type, None if it is not allowed; raise what the conversion raises."""
+        if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+            return None
         if isinstance(self.default, bool):
             words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
-            return words.get(str(value).lower())
+            return words.get(str(value).lower()) if isinstance(value, str | int | float) else None
         if isinstance(self.default, tuple):
-            parts = value if isinstance(value, list | tuple) else str(value).split(",")
+            parts = _parts(value)
             kind = type(self.default[0]) if self.default else int
-            return tuple(kind(part) for part in parts if part != "")
-        if isinstance(self.default, int) and isinstance(value, float) and value != int(value):
-            return None
-        return type(self.default)(value)
+            return tuple(_converted(kind, part) for part in parts if part != "") if len(parts) <= MOST_PARTS else None
+        return _converted(type(self.default), value)
 
     def _is_allowed(self, value: Any) -> bool:
         if isinstance(value, str):
-            return not self.choices or value in self.choices
-        low_enough = self.high is None or value <= self.high  # False for nan
-        return low_enough and (self.low is None or value >= self.low)
+            return len(value) <= MOST_CHARACTERS and (not self.choices or value in self.choices)
+        low, high = -MOST if self.low is None else self.low, MOST if self.high is None else self.high
+        return bool(low <= value <= high)  # False for nan
+
+
+def _parts(value: object) -> list[object] | tuple[object, ...]:
+    if isinstance(value, list | tuple):
+        return value
+    return [*value.split(",")] if isinstance(value, str) else [value]
+
+
+def _converted(kind: type, value: object) -> Any:
+    """Return `value` as a number or text; raise ValueError if it is something else, or would lose its fraction."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not isinstance(value, str) and (kind is str or not is_number):
+        raise ValueError
+    if kind is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return kind(value)
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a value's repr, for an error."""
+    short = Repr()
+    short.maxstring = short.maxother = 60
+    try:
+        return short.repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of too many digits"
 
 
 def option(
@@ -106,7 +149,7 @@ def values_of(target: object) -> dict[str, Any]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a question that suggests the known name closest to `name`, or "" if none is close."""
-    near = get_close_matches(name, list(known), 1)
+    near = get_close_matches(name, list(known), 1) if len(name) <= LONGEST_NAME else []
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
@@ -119,6 +162,6 @@ def set_options(target: object, given: Mapping[str, object]) -> None:
             owner, order = getattr(target, "name", type(target).__name__), getattr(target, "order_name", "")
             owner += f"+{order}" if order else ""
             has = f"Use one of: {', '.join(known)}" if known else "It has no options. Remove it"
-            raise OptionError(f"policy {owner} has no option {name!r}.{guess} {has}")
+            raise OptionError(f"policy {owner} has no option {shown(name)}.{guess} {has}")
     for name, item in known.items():
         setattr(target, name, item.read(name, given[name]) if name in given else item.default)

@@ -87,7 +87,9 @@ class Policy:
         self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # replaced by a scheduler with a prefix cache
         self.page_size = 1  # tokens of a KV page, set by such a scheduler
-        self.claims = with_former(Claims(conserving=type(self).admit is Policy.admit), self)
+        in_order = type(self).order is Policy.order  # requests join from the head of a queue in order of arrival
+        claims = Claims(conserving=type(self).admit is Policy.admit, overtaking_tokens=0 if in_order else inf)
+        self.claims = with_former(claims, self)
         set_options(self, options)
 
     def renew(self: P) -> P:

@@ -13,8 +13,10 @@ from functools import partial
 from itertools import chain
 
 import policies
+from scheduling.claims import Claims
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
+from simulate import claimed
 from simulate.case import Case
 from simulate.cases import describe, make_cases, make_large_cases
 from simulate.exhaustive import DEFAULT_SCOPE, Scope, explore
@@ -33,7 +35,10 @@ Maker = Callable[[int], Policy]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a check: `broken` and the smallest `case` found, or neither; `cases` and `large` were tried."""
+    """What came of a check: `broken` and the smallest `case` found, or neither; `cases` and `large` were tried.
+
+    `claims` are those of a policy that keeps the laws.
+    """
 
     policy: str
     cases: int
@@ -42,12 +47,15 @@ class Verdict:
     case: Case | None = None
     scope: Scope | None = None
     states: int = 0
+    claims: Claims | None = None
 
     def __str__(self) -> str:
-        if self.broken is None and self.scope is not None:
-            return f"{self.policy} keeps every law in {self.scope}: {self.states:,} states, {self.cases:,} runs"
         if self.broken is None:
-            return f"{self.policy} keeps every law in {self.cases:,} small and {self.large:,} large cases"
+            where = f"{self.cases:,} small and {self.large:,} large cases"
+            if self.scope is not None:
+                where = f"{self.scope}: {self.states:,} states, {self.cases:,} runs"
+            claims = claimed.describe(self.claims) if self.claims is not None else []
+            return "\n".join([f"{self.policy} keeps every law in {where}", *claims])
         lines = [f"{self.policy} breaks a law ({self.broken.law}): {self.broken.words}"]
         if self.case is not None:
             which = f"large case {self.large:,}" if self.large else f"small case {self.cases:,}"
@@ -84,8 +92,9 @@ def check(
 ) -> Verdict:
     """Test the policy with this name, or in this file, on `cases` and `large` cases; ValueError if it does not exist."""
     make: Maker = partial(policies.policy_maker(name), options=options)
+    policy = make(4)
     try:
-        check_purity(make(4))
+        check_purity(policy)
     except Broken as broken:
         return Verdict(name, 0, 0, broken)
     every_case = chain(make_cases(cases, seed), make_large_cases(large, seed))
@@ -97,7 +106,7 @@ def check(
             return Verdict(name, min(number, cases), max(0, number - cases), *smallest)
         if progress is not None:
             progress(number)
-    return Verdict(name, cases, large)
+    return Verdict(name, cases, large, claims=policy.claims)
 
 
 def check_exhaustively(
@@ -108,13 +117,14 @@ def check_exhaustively(
 ) -> Verdict:
     """Decide whether the policy keeps the laws in a whole scope (`exhaustive.py`); ValueError if it does not exist."""
     make: Maker = partial(policies.policy_maker(name), options=options)
+    policy = make(scope.slots)
     try:
-        check_purity(make(scope.slots))
+        check_purity(policy)
     except Broken as broken:
         return Verdict(name, 0, broken=broken, scope=scope)
     found = explore(make, scope, progress)
     if found.broken is None or found.case is None:
-        return Verdict(name, found.runs, scope=scope, states=found.states)
+        return Verdict(name, found.runs, scope=scope, states=found.states, claims=policy.claims)
     smallest = _smallest(make, Scheduler, found.case, found.broken)
     return Verdict(name, found.runs, 0, *smallest, scope, found.states)
 

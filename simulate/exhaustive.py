@@ -28,6 +28,7 @@ from math import inf, isfinite
 from typing import Any
 
 from scheduling.claims import Claims
+from scheduling.hooks import overrides
 from scheduling.iteration import Iteration, Plan
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -127,7 +128,10 @@ class ScriptedTrial(Trial):
         self.now = START
         self._asked = asked
         claims = self.policy.claims
-        if claims.guard < inf or claims.overtakes < inf or 0 < claims.patience < inf:
+        overtaking = claims.overtaking_tokens < inf and overrides(
+            self.policy, "order"
+        )  # without an order, none overtakes
+        if claims.guard < inf or claims.overtakes < inf or 0 < claims.patience < inf or overtaking:
             asked.add("arrived_at")
         self._first = dict(vars(self.policy))
 
@@ -208,7 +212,17 @@ class ScriptedTrial(Trial):
             if not callable(value) and not (isinstance(value, CONSTANT) and value is self._first.get(name))
         }  # fmt: skip
         expiries = [(at, seq) for at, _, seq in scheduler.queue.expiries]
-        places = (scheduler.waiting, scheduler.running, self.arrivals, self._preemptions.stuck, expiries, policy)
+        passed = self._overtaking.passed if self._overtaking is not None else {}
+        overtaken = [(seq, passed[seq]) for seq in scheduler.waiting if seq in passed]
+        places = (
+            scheduler.waiting,
+            scheduler.running,
+            self.arrivals,
+            self._preemptions.stuck,
+            expiries,
+            overtaken,
+            policy,
+        )
         return (
             self._left,
             bool({"client", "priority", "deadline"} & self._asked) and len(self.sequences) % 2,

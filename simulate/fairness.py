@@ -11,6 +11,8 @@ from scheduling.scheduler import Output, Run, Scheduler
 from simulate.case import Case
 from simulate.laws import Broken
 
+LAW = "fair between clients"
+
 
 class Service:
     """The service of each client so far, at the policy's own prices, and who was backlogged after each step."""
@@ -56,7 +58,7 @@ class Service:
                 gaps = [service.get(a, 0.0) - service.get(b, 0.0) for _, service in steps]
                 if both and max(gaps) - min(gaps) > bound:
                     raise Broken(
-                        "fair between clients",
+                        LAW,
                         f"{a} and {b} both had requests waiting, and one got "
                         f"{max(gaps) - min(gaps):g} more service than the other; the limit is {bound:g}",
                     )

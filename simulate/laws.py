@@ -21,6 +21,9 @@ WORK = "no idle slot while a request fits"
 LEAK = "no page is leaked"
 PROGRESS = "progress after each preemption"
 TOKENS = "the same tokens as without preemption"
+REFUSED, LATE = "no request is refused", "only the late are refused"
+GUARD, WINDOW = "starvation guard", "overtaking"
+ONCE = "each prefix is computed once"
 NAMED = 8  # requests that a message names at most
 
 
@@ -124,7 +127,7 @@ def check_refusal(scheduler: Scheduler, seq: Sequence) -> None:
     """A policy refuses requests only if it claims to."""
     if not scheduler.policy.claims.refuses:
         raise Broken(
-            "no request is refused",
+            REFUSED,
             f"{seq.id} with a prompt of {len(seq.prompt_ids)} tokens is refused. A policy that refuses requests "
             "must claim it: self.claims = replace(self.claims, refuses=True)",
         )
@@ -135,9 +138,7 @@ def check_is_late(sequences: Collection[Sequence], refused: str) -> None:
     seq = next(seq for seq in sequences if seq.id == refused)
     due, ended = seq.deadline, seq.finished_at
     if seq.finish_reason == "length" and due is not None and ended is not None and ended <= due:
-        raise Broken(
-            "only the late are refused", f"{refused} is refused, but would have ended at {ended:g}, before {due:g}"
-        )
+        raise Broken(LATE, f"{refused} is refused, but would have ended at {ended:g}, before {due:g}")
 
 
 def check_guard(scheduler: Scheduler, plan: Plan, oldest: Sequence | None) -> None:
@@ -148,7 +149,7 @@ def check_guard(scheduler: Scheduler, plan: Plan, oldest: Sequence | None) -> No
     waited = plan.started_at - oldest.arrived_at
     if waited > guard and plan.joined[0].arrived_at > oldest.arrived_at:
         raise Broken(
-            "starvation guard",
+            GUARD,
             f"{oldest.id} has waited for {waited:g}, which is more than {guard:g}, and "
             f"{plan.joined[0].id} is served before it",
         )
@@ -162,7 +163,7 @@ def check_overtaking(scheduler: Scheduler, plan: Plan) -> None:
     most = scheduler.policy.claims.overtakes
     if last is not None and first is not None and last.arrived_at - first.arrived_at > most:
         raise Broken(
-            "overtaking",
+            WINDOW,
             f"{last.id} joins before {first.id}, which arrived {last.arrived_at - first.arrived_at:g} before it, "
             f"more than {most:g}",
         )
@@ -177,9 +178,7 @@ def check_blocks(scheduler: Scheduler, plan: Plan) -> None:
         for block in seq.hashes[seq.computed // pages.page_size :] if seq.is_prefilling else ():
             other = computed_by.setdefault(block, seq)
             if other is not seq:
-                raise Broken(
-                    "each prefix is computed once", f"in step {plan.number}, {other.id} and {seq.id} compute the same"
-                )
+                raise Broken(ONCE, f"in step {plan.number}, {other.id} and {seq.id} compute the same")
 
 
 def check_plan(scheduler: Scheduler, plan: Plan) -> None:

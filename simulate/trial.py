@@ -26,6 +26,7 @@ from simulate.case import Case
 from simulate.contents import Contents
 from simulate.fairness import Service
 from simulate.laws import Broken, names
+from simulate.overtaking import Overtaking
 from simulate.scripted_drafter import ScriptedDrafter
 
 MakeScheduler = Callable[..., Scheduler]
@@ -73,6 +74,8 @@ class Trial(Driver):
         self._preemptions = laws.Preemptions()
         self._contents = Contents(case.pages[1]) if case.pages is not None else None
         self._service = Service(self.policy) if self.policy.claims.fair else None
+        claims = self.policy.claims
+        self._overtaking = Overtaking(claims) if claims.overtaking_tokens < inf else None
         self._cancels = dict(case.cancels)
         self._limit = step_limit(case, scheduler.token_budget)
         self._first_tokens = {seq: first_token(seq) for seq in sequences}
@@ -167,6 +170,8 @@ class Trial(Driver):
     def compute(self, plan: Plan) -> list[Output]:
         self.check_plan(plan)
         self._preemptions.check(plan)
+        if self._overtaking is not None:
+            self._overtaking.check(self.scheduler, plan)
         if self._contents is not None:
             laws.check_contents(self._contents, plan)
         outputs: list[Output] = [

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from scheduling import policy
-from scheduling.options import OptionError, option
+from scheduling.options import OptionError, option, shown
 from scheduling.sequence import Sequence
 
+LEAST, MOST = 1e-6, 1e6  # weights; a price divided by one is a number that a sum of prices keeps
 KEPT = 1024  # accounts at least; requests that each name a new client must not fill the memory
 
 
@@ -114,9 +115,9 @@ def _parse_weights(text: str) -> dict[str, float]:
             weights[client] = float(weight)
         except ValueError:
             weights[client] = 0.0
-        if not 0 < weights[client] < float("inf"):
+        if not LEAST <= weights[client] <= MOST:
             raise OptionError(
-                f"policy option weights has {part!r}, but must be client:weight with a weight above 0. "
+                f"policy option weights has {shown(part)}, but must be client:weight with a weight from {LEAST:g} to {MOST:,.0f}. "
                 "Write it as in alice:2,bob:0.5"
             )
     return weights

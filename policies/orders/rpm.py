@@ -15,8 +15,8 @@ from scheduling.sequence import Sequence
 
 
 class Order(policy.Policy):
-    limit = option(60, "maximum requests per client and period", low=1)
-    period = option(60.0, "length of the period in seconds", low=0.0)
+    limit = option(60, "maximum requests per client and period", low=1, high=100_000)
+    period = option(60.0, "length of the period in seconds", low=0.001, high=86_400.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
@@ -24,8 +24,8 @@ class Order(policy.Policy):
         self._accepted: OrderedDict[str, deque[float]] = OrderedDict()  # the last accepted last
 
     def refuse(self, seq: Sequence, now: float) -> bool:
-        recent = self._accepted.get(seq.client, ())
-        return sum(at > now - self.period for at in recent) >= self.limit
+        recent = self._accepted.get(seq.client)
+        return recent is not None and len(recent) == self.limit and recent[0] > now - self.period
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)
@@ -34,5 +34,5 @@ class Order(policy.Policy):
         recent = self._accepted.setdefault(seq.client, deque(maxlen=self.limit))
         recent.append(now)
         self._accepted.move_to_end(seq.client)
-        while next(iter(self._accepted.values()))[-1] <= now - self.period:
+        while self._accepted and next(iter(self._accepted.values()))[-1] <= now - self.period:
             self._accepted.popitem(last=False)

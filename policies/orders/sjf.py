@@ -22,7 +22,7 @@ class Order(Predicting, Sorted):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, guard=self.guard)
+        self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0)
         self._served, self._tokens = 0.0, 0  # seconds and tokens of finished requests
 
     def key(self, seq: Sequence, now: float) -> float:

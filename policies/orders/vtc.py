@@ -25,8 +25,8 @@ PROFILE = (0.21001891, 0.10075395, 0.0039868, 0.00324733, 1.14601454)
 
 
 class Order(Fair):
-    w_p = option(1.0, "linear: price of a prompt token", low=0.0)
-    w_q = option(2.0, "linear: price of a generated token", low=0.0)
+    w_p = option(1.0, "linear: price of a prompt token", low=0.0, high=1e9)
+    w_q = option(2.0, "linear: price of a generated token", low=0.0, high=1e9)
     cost = option(
         "linear",
         "linear: w_p and w_q per token; profile: the times that the paper measured for these lengths",

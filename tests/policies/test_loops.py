@@ -73,7 +73,7 @@ def test_fixed_starts_batches_of_exactly_k_and_flushes_the_last() -> None:
 
 
 def test_fixed_does_not_wait_when_no_request_will_arrive() -> None:
-    loop = made("fixed", 8, k=3, flush="inf")
+    loop = made("fixed", 8, k=3, flush=3600)
     for seq in burst((3, 2), (3, 2)):
         loop.add(seq)
     assert loop.plan(0) is None

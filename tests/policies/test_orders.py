@@ -17,7 +17,7 @@ from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
 
 EVERY = policies.order_names()
-UNGUARDED: dict[str, object] = {"guard": "inf", "guard_ratio": "inf"}
+UNGUARDED: dict[str, object] = {"guard": 1e9, "guard_ratio": 1e9}
 slots = st.integers(1, 5)
 
 
@@ -144,8 +144,8 @@ def test_the_guard_lets_no_long_request_wait_much_longer_than_it_says() -> None:
         return run.sequences[1].scheduled_at - 1
 
     assert longest_wait(**UNGUARDED) > 5000
-    assert longest_wait(guard=500, guard_ratio="inf") <= 500 + 13 + 12
-    assert longest_wait(guard="inf", guard_ratio=0.5) < 1500
+    assert longest_wait(guard=500, guard_ratio=1e9) <= 500 + 13 + 12
+    assert longest_wait(guard=1e9, guard_ratio=0.5) < 1500
 
 
 def test_a_higher_class_waits_less_and_ageing_lifts_the_lower() -> None:
@@ -189,6 +189,7 @@ def test_longest_prefix_first_hits_more_of_the_cache() -> None:
 
     assert hits("dynamic+lpm") > 2 * hits("dynamic")
     assert hits("dynamic+lpm", most=3) < hits("dynamic+lpm")
+    assert hits("dynamic+lpm", guard=50) < hits("dynamic+lpm")
 
 
 @pytest.mark.parametrize("seed", points(2, *range(4)))

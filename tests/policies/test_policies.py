@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import policies
 from scheduling.iteration import Plan
+from scheduling.options import OptionError
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -27,7 +29,7 @@ A static-exact                        | 14/38 | 56/56   | 68/116 | 130/142 | 142
 A static                              | 14/38 | 64/120  | 64/120 | 134/146 | 146 | 10 | 4
 A impatient                           | 14/38 | 64/64   | 64/120 | 134/146 | 146 | 10 | 4
 A elastic                             | 14/38 | 64/64   | 64/112 | 126/138 | 138 | 10 | 0
-A fixed k=2 flush=inf                 | 31/59 | 31/59   | 78/134 | 78/134  | 134 | 8  | 5
+A fixed k=2 flush=3600                | 31/59 | 31/59   | 78/134 | 78/134  | 134 | 8  | 5
 A window delay=20                     | 31/59 | 31/59   | 71/119 | 133/145 | 145 | 10 | 2
 A window delay=0                      | 14/38 | 64/120  | 64/120 | 134/146 | 146 | 10 | 4
 A dynamic                             | 14/48 | 34/34   | 48/102 | 76/90   | 102 | 7  | 0
@@ -190,6 +192,27 @@ def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
     for taken in ("self", "max_batch_size"):
         with pytest.raises(ValueError, match=f"no option '{taken}'.*--max-batch-size"):
             policies.get_policy("dynamic", 4, {taken: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("econoserve", "slo", "inf"), ("econoserve", "slo", 1e308), ("dynamic+sjf", "guard", math.nan),
+        ("dynamic+rpm", "period", 0), ("dynamic+rpm", "limit", 10**30), ("fixed", "flush", 1e9), ("window", "delay", "inf"),
+        ("dynamic+drr", "weights", "a:1e-300"), ("dynamic+vtc", "w_q", 1e300), ("fixed", "k", "9" * 10_000),
+        ("fixed", "k", 10**9999), ("fixed", "k", True), ("fixed", "k", None), ("fixed", "k", 2.5), ("fixed", "k", [2]),
+        ("fixed", "k", "x" * 1_000_000), ("dynamic+drr", "weights", "a:1," * 100_000), ("dynamic+drr", "weights", 5),
+        ("window", "preferred", "1," * 1_000_000), ("window", "preferred", [1] * 1_000_000), ("window", "preferred", [[1]]),
+        ("baton", "decoupled", {"a": 1}), ("window", "x" * 1_000_000, 1), ("dynamic+sjf", "predictor", "y" * 1_000_000),
+    ],
+    ids=lambda value: str(value)[:20] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_an_option_that_the_arithmetic_of_a_policy_cannot_take_is_refused_in_few_words(
+    name: str, option: str, value: object
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        policies.get_policy(name, 4, {option: value})
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize("name", [*policies.names(), *(f"static+{o}" for o in policies.order_names())])

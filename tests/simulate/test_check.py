@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -9,10 +13,16 @@ from hypothesis import settings
 from points import points
 
 import policies
+from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.case import Case, Request
 from simulate.cases import describe, make_cases, make_large_cases
-from simulate.check import check
+from simulate.check import Verdict, check, check_exhaustively
 from simulate.commands.check import main
+from simulate.exhaustive import Scope
+from simulate.laws import Broken
+from simulate.trial import try_case
 
 MUTANTS = Path(__file__).parents[1] / "mutants"
 WORK, DEADLINES = "no idle slot while a request fits", "deadlines"
@@ -52,6 +62,7 @@ PLANTED = {
     "refuses_long_prompts": ("", {"no request is refused"}),
     "refuses_who_could_be_on_time": ("", {"only the late are refused"}),
     "turns_away_who_waits": ("", {"no request is refused"}),
+    "serves_the_last_first": ("", {"bounded overtaking"}),
 }
 OPTIONS = {
     "sleeps_past_its_deadline": {"delay": 20}, "admits_none_when_woken": {"delay": 20}, "mixes_the_windows": {"window": 5},
@@ -82,7 +93,7 @@ TUNED: list[tuple[str, dict[str, object]]] = [
             "preferred": 2,
         },
     ),
-    ("fixed", {"k": 3, "flush": "inf"}),
+    ("fixed", {"k": 3, "flush": 3600}),
     ("multibin", {"k": 2, "flush": 60}),
     ("static-global", {"n": 3, "flush": 100}),
     ("prefill-first", {"kv_tokens": 24, "max_batched_tokens": 8}),
@@ -93,6 +104,9 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("lightllm+sjf", {"pool": 30, "max_wait": 2, "predictor": "learned"}),
     ("dynamic+sjf", {"predictor": "noisy", "sigma": 2}),
     ("dynamic+srpt", {"predictor": "learned"}),
+    ("dynamic+sjf", {"guard": 20, "guard_ratio": 2}),
+    ("dynamic+lpm", {"guard": 20}),
+    ("dynamic+adapter-affinity", {"guard": 20}),
     ("dynamic+vtc", {"weights": "b:2", "w_q": 1, "count_twice": "on"}),
     ("dynamic+vtc", {"weights": "b:2"}),
     ("dynamic+vtc", {"w_p": 5, "w_q": 0.5}),
@@ -171,6 +185,59 @@ def test_the_laws_hold_with_other_options_in_large_cases_too(name: str, options:
     assert check(name, 0, seed=6, options=options, large=1).broken is None
 
 
+# Orders by length, deadline, priority or client pass a request as often as such requests arrive; these loops make groups.
+UNBOUNDED = {"bucket", "multibin", "static-exact"} | {
+    f"dynamic+{order}" for order in ("drr", "edf", "lcf", "mlfq", "priority", "srpt", "vtc", "vtc-pred")
+}
+
+
+def test_every_other_policy_claims_that_no_later_work_passes_a_request_beyond_its_guard_or_window() -> None:
+    claims = {name: policies.get_policy(name, 4).claims for name in [*LOOPS, *ORDERS]}
+    assert {name: c.overtaking_tokens for name, c in claims.items() if name not in UNBOUNDED} == dict.fromkeys(
+        claims.keys() - UNBOUNDED, 0
+    )
+    assert {claims[name].overtaking_tokens for name in UNBOUNDED} == {inf}
+    excepted = {name: min(c.guard, c.overtakes) for name, c in claims.items() if min(c.guard, c.overtakes) < inf}
+    assert excepted == {
+        "dynamic+sjf": 100, "dynamic+ssjf": 100, "dynamic+lpm": 100, "dynamic+adapter-affinity": 10, "dynamic+prefix-tree": 60,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(UNBOUNDED))
+def test_a_bound_on_overtaking_that_a_policy_does_not_claim_would_not_hold(name: str) -> None:
+    def claiming(slots: int) -> Policy:
+        policy = policies.get_policy(name, slots)
+        policy.claims = replace(policy.claims, overtaking_tokens=0)
+        return policy
+
+    def try_cases() -> None:
+        for case in make_cases(400, 0):
+            try_case(claiming, case, twice=False)
+
+    with pytest.raises(Broken, match="bounded overtaking"):
+        try_cases()
+
+
+def test_the_work_that_may_pass_a_request_is_counted_in_tokens_of_prompts_and_answers() -> None:
+    requests = tuple(Request(at, (0,) * size, n) for at, size, n in ((0, 1, 1), (0, 1, 1), (1, 4, 2), (2, 3, 5)))
+    case = Case(requests, slots=1)
+
+    def last_first(tokens: int) -> Callable[[int], Policy]:
+        class Last(Policy):
+            def __init__(self, slots: int) -> None:
+                super().__init__(slots)
+                self.claims = replace(self.claims, overtaking_tokens=tokens)
+
+            def order(self, waiting: Collection[Sequence], now: float) -> list[Sequence]:
+                return sorted(waiting, key=lambda seq: -seq.arrived_at)
+
+        return Last
+
+    try_case(last_first(14), case)
+    with pytest.raises(Broken, match="14 tokens"):
+        try_case(last_first(13), case)
+
+
 def test_cases_come_from_the_seed_alone() -> None:
     assert list(make_cases(20, 3)) == list(make_cases(20, 3)) != list(make_cases(20, 4))
     assert list(make_large_cases(2, 3)) == list(make_large_cases(2, 3))
@@ -216,7 +283,29 @@ def test_a_case_that_stays_large_is_summed_up() -> None:
 def test_the_command_passes_a_good_policy_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--cases", "30", "--large-cases", "1"]
     assert main(["window", *few, "--policy-option", "delay=20"]) == 0
-    assert capsys.readouterr().out == "window keeps every law in 30 small and 1 large cases\n"
+    told = capsys.readouterr().out
+    assert told.startswith("window keeps every law in 30 small and 1 large cases\n")
+    assert max(map(len, told.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("name", "is_claimed"), [("dynamic", True), ("dynamic+sjf", True), ("dynamic+vtc", False), ("lifo", False)]
+)
+@pytest.mark.parametrize(
+    "check_some", [partial(check, cases=3, large=0), partial(check_exhaustively, scope=Scope(2, 1))]
+)
+def test_a_policy_is_told_which_laws_it_claims_and_which_not(
+    name: str, is_claimed: bool, check_some: Callable[[str], Verdict], tmp_path: Path
+) -> None:
+    if name == "lifo":
+        own = tmp_path / "lifo.py"
+        lines = (MUTANTS / "serves_the_last_first.py").read_text().splitlines()
+        own.write_text("\n".join(line for line in lines if "overtaking_tokens" not in line))
+        name = str(own)
+    claimed, others = str(check_some(name)).split("not claimed: ")
+    assert ("bounded overtaking" in claimed) == is_claimed
+    assert ("bounded overtaking" in others) != is_claimed
+    assert ("fair between clients" in claimed) == (name == "dynamic+vtc")
 
 
 def test_a_check_reports_each_case_that_it_has_tested() -> None:

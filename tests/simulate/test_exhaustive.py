@@ -51,6 +51,16 @@ def test_each_run_is_counted_as_it_ends() -> None:
     assert runs == [*range(1, verdict.cases + 1)]
 
 
+def test_that_the_last_is_first_is_found_with_three_requests(tmp_path: Path) -> None:
+    file = tmp_path / "lifo.py"
+    file.write_text((RARE.parent / "serves_the_last_first.py").read_text().replace("=20", "=0"))
+    verdict = check_exhaustively(str(file), Scope(4, 2))
+    assert verdict.broken is not None
+    assert verdict.broken.law == "bounded overtaking"
+    assert verdict.case is not None
+    assert len(verdict.case.requests) == 3
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", LAWS)
 def test_random_cases_miss_a_rare_fault(name: str) -> None:
