@@ -147,7 +147,7 @@ class ChatWriter(Writer[ChatRequest]):
         if not self.params.logprobs:
             return None
         scored = self._scored(inference, start, stop)
-        return chat_logprobs(self.engine.tokenizer, scored, self.params.top_logprobs or 0, self._endings())
+        return chat_logprobs(self.engine.tokenizer, scored, self.params.top_logprobs or 0)
 
     def _chunk(self, delta: Delta) -> bytes:
         """Return the event of one choice. The first has role and text, so that it shows the time of the first token."""

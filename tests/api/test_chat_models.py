@@ -118,7 +118,9 @@ def test_a_chat_has_log_probabilities_as_openai_has_them(client: FlaskClient, to
     answer = chat(client, USER, max_tokens=40, logprobs=True, top_logprobs=3).get_json()["choices"][0]
     entries = answer["logprobs"]["content"]
     assert answer["logprobs"]["refusal"] is None
-    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == answer["message"]["content"] == ANSWER
+    *shown, end = [bytes(entry["bytes"]) for entry in entries]
+    assert b"".join(shown).decode() == answer["message"]["content"] == ANSWER
+    assert end == tokenizer.token_bytes(2)  # it ended the answer
     for entry in entries:
         assert (entry["logprob"], len(entry["top_logprobs"])) == (-0.5, 3)
         assert entry["top_logprobs"][0] == {key: entry[key] for key in ("token", "logprob", "bytes")}
@@ -127,7 +129,7 @@ def test_a_chat_has_log_probabilities_as_openai_has_them(client: FlaskClient, to
     assert bare[0]["top_logprobs"] == []
 
 
-def test_streamed_log_probabilities_of_a_chat_are_those_of_the_whole(client: FlaskClient, model: FakeModel) -> None:
+def test_streamed_log_probabilities_of_a_chat_are_those_of_the_whole(client: FlaskClient, tokenizer: Tokenizer) -> None:
     fields: dict[str, Any] = {"max_tokens": 40, "logprobs": True, "top_logprobs": 2}
     whole = chat(client, USER, **fields).get_json()["choices"][0]
     frames = [f[6:] for f in chat(client, USER, stream=True, **fields).text.split("\n\n") if f]
@@ -136,7 +138,8 @@ def test_streamed_log_probabilities_of_a_chat_are_those_of_the_whole(client: Fla
     assert [e for choice in choices for e in choice["logprobs"]["content"]] == whole["logprobs"]["content"]
     for choice in choices:
         text = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"]).decode()
-        assert text == choice["delta"]["content"]
+        ended = choice["finish_reason"] is not None
+        assert text == choice["delta"]["content"] + ended * tokenizer.token_bytes(2).decode()
 
 
 def test_a_prompt_begins_with_the_id_that_the_model_wants(

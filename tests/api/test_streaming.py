@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from calls import PieceTokenizer
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import example, given
@@ -85,16 +86,8 @@ def joined(chunks: list[Any]) -> str:
 
 # ---------------------------------------------------------------- text
 
-PIECES = [b"abc", b"ca", "bé".encode(), b"b\xc3", b"\xa9a", b""]  # of the ids after the bytes and the end of text
-TEXTS = st.lists(st.sampled_from([*b"abcab\n", *"😀é漢".encode(), *range(255, 257 + len(PIECES))]), max_size=40)
+TEXTS = st.lists(st.sampled_from([*b"abcab\n", *"😀é漢".encode(), *range(255, PieceTokenizer.vocab_size)]), max_size=40)
 STOPS = st.lists(st.text("abc\né", min_size=1, max_size=4), max_size=4)
-
-
-class PieceTokenizer(FakeTokenizer):
-    """Has tokens of several characters, of parts of them, and of none."""
-
-    def token_bytes(self, token: int) -> bytes:
-        return PIECES[token - 257] if token > 256 else super().token_bytes(token)
 
 
 def answer_text(stops: list[str], keep: bool, least: int, hide: bool) -> AnswerText:
