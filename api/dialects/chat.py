@@ -7,8 +7,6 @@ role `developer` counts as `system`.
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from typing import Any
 
 from flask import Blueprint
@@ -85,19 +83,33 @@ def plain(messages: list[Message], answers: bool) -> str:
             "messages has the role tool, but this model has no chat template. Send only system, developer, user and "
             "assistant", param="messages",
         )  # fmt: skip
-    lines = [f"{SPEAKERS[message.role]}: {message.content}" for message in messages]
+    lines = [f"{SPEAKERS[message.role]}: {message.content or ''}" for message in messages]
     return "\n".join([*lines, "Assistant:"] if answers else lines)
 
 
 def fields_of(message: Message) -> dict[str, Any]:
-    """Return the fields of a message that a chat template may read; the arguments of tool calls are objects there."""
-    extra = {name: value for name, value in (message.model_extra or {}).items() if name in TEMPLATE_FIELDS}
-    for call in extra["tool_calls"] if isinstance(extra.get("tool_calls"), list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            with suppress(ValueError, RecursionError):
-                function["arguments"] = json.loads(function["arguments"])
-    return {"role": message.role, "content": message.content, **{k: v for k, v in extra.items() if v is not None}}
+    """Return the fields of a message that a chat template may read.
+
+    Content that is null stays null only beside tool calls, as many templates write these only there. Raise ApiError for
+    calls that a template could not read.
+    """
+    extra = {
+        name: value
+        for name, value in (message.model_extra or {}).items()
+        if name in TEMPLATE_FIELDS and value is not None and (value or name != "tool_calls")
+    }
+    calls = extra.get("tool_calls")
+    if calls and not (isinstance(calls, list) and all(map(_is_call, calls))):
+        raise ApiError(
+            f"messages has the tool_calls {shown(calls)}, but must have a list of objects such as "
+            '{"type": "function", "function": {"name": "f", "arguments": "{}"}}. Send such objects', param="messages",
+        )  # fmt: skip
+    return {"role": message.role, "content": message.content if calls else message.content or "", **extra}
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest:

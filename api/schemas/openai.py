@@ -188,10 +188,10 @@ class Message(BaseModel):
 
     @field_validator("content")
     @classmethod
-    def _has_content(cls, value: str | None, info: ValidationInfo) -> str:
+    def _has_content(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None and info.data.get("role") != "assistant":
             raise ValueError("must be a string or a list of text parts")
-        return value or ""
+        return value
 
 
 # The document does not state the bound as maxItems: most contexts and bodies end long before it, which a schema cannot say.

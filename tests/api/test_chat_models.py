@@ -106,6 +106,28 @@ def test_a_template_reads_tools_messages_and_their_fields(
     assert "<tool_response>\n5\n</tool_response>" in tokenizer.decode(prompts[0])
 
 
+OWN_NONE = """{% for m in messages %}{% if m.role == 'assistant' and m.content is not none %}[A]{{ m.content }}[/A]
+{%- elif m.tool_calls is defined %}[C]{{ m.tool_calls[0].function.name }}[/C]{% else %}[U]{{ m.content }}[/U]{% endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("tokenizer", [OWN_NONE], indirect=True)
+def test_content_is_null_beside_tool_calls_and_empty_without_them(
+    client: FlaskClient, tokenizer: Tokenizer, prompts: list[list[int]]
+) -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": ""}}]
+    silent = {"role": "assistant", "content": None}
+    for message in (silent | {"tool_calls": calls}, silent, silent | {"tool_calls": []}, {"role": "assistant"}):
+        assert chat(client, USER, message, max_tokens=1).status_code == 200
+    rendered = [tokenizer.decode(ids) for ids in prompts]
+    assert rendered == ["[U]Hi[/U][C]f[/C]", *["[U]Hi[/U][A][/A]"] * 3]
+
+
+@pytest.mark.parametrize("calls", ["f", {"a": 1}, ["f"], [{"type": "custom", "custom": {}}], [{"function": {}}], 5])
+def test_tool_calls_that_no_template_could_read_are_refused(client: FlaskClient, calls: Any) -> None:
+    assert error(chat(client, USER, {"role": "assistant", "content": "", "tool_calls": calls}))["param"] == "messages"
+
+
 @pytest.mark.parametrize("tokenizer", [MISTRAL], indirect=True)
 def test_a_conversation_that_the_template_refuses_is_a_bad_request(client: FlaskClient, model: FakeModel) -> None:
     refusal = error(chat(client, USER, USER))
