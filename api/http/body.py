@@ -204,13 +204,13 @@ def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str =
     """Return the fields that the schema knows and that are not null, also within nested objects."""
     if not isinstance(fields, dict):
         return fields
-    unknown = [name for name in fields if name not in schema.model_fields]
-    if unknown:
+    own = schema.model_fields
+    if unknown := [name for name in fields if name not in own]:
         unsupported = getattr(schema, "unsupported", {})
         _refuse_unsupported(unsupported, fields, unknown, path)
         ignored += islice((path + name for name in unknown if name not in unsupported), MOST_NAMES - len(ignored))
     known = {}
-    for name, field in schema.model_fields.items():
+    for name, field in own.items():
         value = fields.get(name)
         if value is None and not (field.is_required() and name in fields):
             continue
