@@ -44,6 +44,10 @@ def blueprint(service: Service) -> Blueprint:
     def load() -> Response:
         store = _store(service)
         params, ignored = body.validate(LoadRequest, body.take(request, BODY))
+        try:
+            store.check_name(params.lora_name)
+        except AdapterError as error:
+            raise adapter_refusal(error, "lora_name") from None
         folder = _allowed(service, params.lora_path)
         try:
             store.add(params.lora_name, str(folder), replace=params.load_inplace)

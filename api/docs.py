@@ -97,10 +97,12 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
 
 def _fields(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
+    refused = ", ".join(f"<code>{escape(name)}</code>" for name in schema.get("x-unsupported", ()))
     rows = "".join(
         f"<tr><td><code>{escape(name)}</code>{' *' if name in required else ''}</td>"
         f"<td>{escape(field.get('description', ''))}</td>"
         f"<td>{escape(json.dumps(field['default'])) if field.get('default') is not None else ''}</td></tr>"
         for name, field in sorted(schema.get("properties", {}).items(), key=lambda item: item[0] not in required)
     )
-    return f"<table><tr><th>field</th><th>send</th><th>default</th></tr>{rows}</table>" if rows else ""
+    table = f"<table><tr><th>field</th><th>send</th><th>default</th></tr>{rows}</table>" if rows else ""
+    return table + (f"<p>Not supported, unless their value changes nothing: {refused}</p>" if refused else "")

@@ -45,17 +45,16 @@ class Delta(NamedTuple):
 class StreamReader:
     """Reads one answer as it grows.
 
-    With `every_token` a delta may have tokens without text. With `scored` its tokens are exactly those of its text.
+    With `scored` the tokens of a delta are those whose text is complete with it; there may be no text.
     """
 
-    def __init__(self, choice: int, inference: Inference, *, scored: bool, every_token: bool) -> None:
+    def __init__(self, choice: int, inference: Inference, *, scored: bool) -> None:
         assert inference.text is not None
         self.choice = choice
         self.inference = inference
         self.done = False
         self._text = inference.text.growing(follows_tokens=scored)
         self._scored = scored
-        self._every = every_token
         self._read = 0  # tokens converted to text
         self._sent = 0  # tokens in the deltas so far
 
@@ -78,9 +77,9 @@ class StreamReader:
             return None
         start, self._read = self._read, inference.ready
         text = self._text.feed(inference.sequence.output_ids[start : self._read])
-        if not text and not self._every:
+        stop = self._text.shown_tokens if self._scored else self._read
+        if not text and not (self._scored and stop > self._sent):
             return None
-        stop = self._text.shown_tokens if self._scored and not self._every else self._read
         start, self._sent = self._sent, stop
         return Delta(self.choice, text, start, stop, False)
 

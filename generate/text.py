@@ -16,7 +16,8 @@ class AnswerText:
     """Follows the generated tokens of one request.
 
     The answer ends where the first of `stops` begins, and at the first of `stop_ids` or `eos_ids`; with `keep_stop`
-    the stop stays in the text. None of them counts among the first `min_tokens` tokens. `hidden` ids never give text.
+    the stop stays in the text. None of them counts if it ends among the first `min_tokens` tokens. `hidden` ids never
+    give text.
     """
 
     def __init__(
@@ -39,7 +40,6 @@ class AnswerText:
         self.stop_reason: str | int | None = None
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer) if self.stops else None
-        self._longest = max(map(len, self.stops), default=0)
         self._text = ""
         self._fed = 0
         self._ends_at = 0  # tokens at which the stop was found
@@ -64,11 +64,12 @@ class AnswerText:
             return self._end(token)
         if self._detokenizer is None or token in self.hidden:
             return None
-        start = max(0, len(self._text) - self._longest + 1)
+        before = len(self._text)
         self._text += self._detokenizer.feed([token])
         if not counts:
             return None
-        hits = [(self._text.find(stop, start), stop) for stop in self.stops]
+        # Each from its own length back: a stop that ended before this token did not count, or is not one.
+        hits = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self.stops]
         hits = [(position, stop) for position, stop in hits if position >= 0]
         if not hits:
             return None

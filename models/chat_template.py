@@ -3,13 +3,18 @@
 What users wrote may contain the text of a control token, such as "<|im_end|>". Before the template runs, that text is
 replaced by a random placeholder, and the tokenizer puts it back as ordinary text. A conversation without such texts is
 rendered as transformers renders it. This module must not know how a text is encoded.
+
+The arguments of a tool call are JSON in a string, as in OpenAI's API. Some templates write them as JSON and want objects,
+others join them to a text and want strings; so both are tried.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +26,7 @@ from models.vocabulary import text_pattern
 
 LONGEST_SOURCE = 1 << 17  # characters; the longest that is published has some 20,000
 PRIVATE = range(0xE000, 0xF900)  # code points that no text uses
+BOUNDS = (TooMuch, jinja2.exceptions.SecurityError, RecursionError)  # what no other form of the messages avoids
 Message = Mapping[str, Any]
 
 
@@ -55,18 +61,32 @@ class ChatTemplate:
                 f"the chat template has {len(source):,} characters, but may have at most {LONGEST_SOURCE:,}. {remedy}"
             )
         try:
-            self._template = Sandbox().compile_template(source)
+            sandbox = Sandbox()
+            sandbox.finalize = _printed
+            self._template = sandbox.compile_template(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TokenizerError(f"the chat template cannot be compiled: {_reason(error)}. {remedy}") from error
         try:
             self._run([{"role": "user", "content": "Hello"}], True)
-        except (TooMuch, jinja2.exceptions.SecurityError, RecursionError) as error:
+        except BOUNDS as error:
             raise TokenizerError(f"the chat template is refused: {_reason(error)}. {remedy}") from error
         except Exception:  # such as a template that needs a system message; `render` reports it for each conversation
             return
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> Rendered:
         """Return the prompt of a conversation. Raises TemplateError where the template refuses it."""
+        refusal: TemplateError | None = None
+        for form in _forms(messages):
+            try:
+                return self._render_safely(form, add_generation_prompt)
+            except TemplateError as error:
+                refusal = refusal or error
+                if isinstance(error.__cause__, BOUNDS):
+                    break
+        assert refusal is not None
+        raise refusal
+
+    def _render_safely(self, messages: Sequence[Message], add_generation_prompt: bool) -> Rendered:
         as_written = self._render(messages, add_generation_prompt, self._control)
         if not any(map(self._first.search, _texts(list(messages)))):
             return as_written
@@ -117,6 +137,50 @@ class ChatTemplate:
         finally:
             budget.reset(reset)
         return "".join(parts)
+
+
+def _printed(value: Any) -> Any:
+    """Return what an expression prints: nothing for null, as of the content beside tool calls."""
+    return "" if value is None else value
+
+
+def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """Yield the forms of a conversation that a template may want, the usual one first."""
+    calling = [message for message in messages if message.get("tool_calls")]
+    if not calling:
+        yield messages
+        return
+    # A template may write calls only where the content is null, or fail there, as it adds the content to a text.
+    for silence in (None, "") if any(message.get("content") is None for message in calling) else ("",):
+        for convert in (_as_object, _as_text):
+            yield [_called(message, silence, convert) if message.get("tool_calls") else message for message in messages]
+
+
+def _called(message: Message, silence: str | None, convert: Callable[[Any], Any]) -> Message:
+    """Return a copy of a message with tool calls, with another form of its arguments and of content that is null."""
+    content = message.get("content")
+    calls = [
+        {**call, "function": {**call["function"], "arguments": convert(call["function"].get("arguments"))}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "content": silence if content is None else content, "tool_calls": calls}
+
+
+def _as_object(arguments: Any) -> Any:
+    """Return the arguments of a call as an object, or as they are where they are not JSON; none are an empty object."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(arguments)
+    return arguments
+
+
+def _as_text(arguments: Any) -> str:
+    """Return the arguments of a call as JSON in a string."""
+    if isinstance(arguments, str) and arguments.strip():
+        return arguments
+    return json.dumps(_as_object(arguments), ensure_ascii=False)
 
 
 def _replaced(value: Any, replace: Callable[[str], str]) -> Any:

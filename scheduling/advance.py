@@ -171,9 +171,9 @@ def _append(
 
 
 def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: OnToken | None, errors: Errors) -> None:
-    seq.output_ids.append(token)
     if detail is not None:
-        seq.details.append(detail)
+        seq.details.append(detail)  # first, as a reader that ends it now goes by the number of tokens
+    seq.output_ids.append(token)
     seq.last_token_at = now
     try:
         seq.finish_reason = seq.stop(token) if seq.stop else None

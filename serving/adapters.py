@@ -101,13 +101,17 @@ class AdapterStore:
         with self._lock:
             return self._entries.get(name)
 
-    def add(self, name: str, source: str, replace: bool = False) -> None:
-        """Read an adapter and make its name known; with `replace`, also in the place of another one."""
+    def check_name(self, name: str) -> None:
+        """Raise AdapterError unless an adapter may have this name."""
         if not NAME.fullmatch(name) or name == self._reserved:
             reason = "is the name of the model" if name == self._reserved else "is no name for an adapter"
             raise AdapterError(
                 "broken", f"{name[:128]!r} {reason}. Use up to 128 letters, digits and _ . : / - that name nothing else"
             )
+
+    def add(self, name: str, source: str, replace: bool = False) -> None:
+        """Read an adapter and make its name known; with `replace`, also in the place of another one."""
+        self.check_name(name)
         with self._reading:
             if not replace and self.find(name) is not None:
                 raise AdapterError(

@@ -97,7 +97,7 @@ class Dedup:
             self._finish(copy)
             return True
         _follow(seq, first)
-        if copy.wakeup is not None and seq.output_ids:
+        if copy.wakeup is not None and seq.output_ids and not first.is_finished:
             publish_tokens(copy)
         return False
 

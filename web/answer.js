@@ -49,9 +49,14 @@
 
     add(text, scores = []) {
       const end = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 30;
-      // A piece can hold back or drop some of its tokens' text, as at a stop string; then its tokens share one element.
-      const whole = scores.map((one) => one.token).join("") === text;
-      const parts = whole ? scores.map((one) => [one.token, [one]]) : [[text, scores]];
+      let at = 0;
+      let parts = scores.map((one) => {
+        const part = text.startsWith(one.token, at) ? one.token : ""; // as of a token that ends the answer
+        at += part.length;
+        return [part, [one]];
+      });
+      // A piece can hold back or drop a part of its tokens' text, as at a stop string; then its tokens share one element.
+      if (at < text.length) parts = [[text, scores]];
       for (const [part, known] of parts) {
         if (!part && !known.length) continue;
         const span = this.turn.appendChild(element("span", known.length ? "token" : "", part));

@@ -7,8 +7,6 @@ role `developer` counts as `system`.
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from typing import Any
 
 from flask import Blueprint
@@ -17,10 +15,11 @@ from api.dialects.logprobs import chat_logprobs
 from api.dialects.openai import USAGE, Kind, answer, min_tokens_error, options_of, token_limit
 from api.dialects.openai_writer import Writer
 from api.generation import Generation, GenerationRequest
-from api.http.errors import ApiError
+from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.prompts import Prompt, check_size, encode, tokenizing
 from api.schemas.openai import TEMPLATE_FIELDS, ChatRequest, Message
+from api.schemas.unsupported import MESSAGE, PLAIN_MESSAGE, Unsupported, changes_nothing
 from api.service import Engine, Service
 from api.streaming import Delta
 from observe.feed import data
@@ -56,6 +55,7 @@ def blueprint(service: Service) -> Blueprint:
 
 def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, keep: int | None = None) -> Prompt:
     """Return the prompt of a conversation, or its last `keep` tokens; with `answers` it ends where the answer begins."""
+    _refuse_unsupported(messages, MESSAGE if engine.chats else PLAIN_MESSAGE)
     if not engine.chats:
         text = plain(messages, answers)
         return Prompt(text, encode(engine, text, special=engine.special_end, keep=keep, param="messages"))
@@ -66,6 +66,16 @@ def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, 
     return Prompt(text, ids if keep is None else ids[-keep:])
 
 
+def _refuse_unsupported(messages: list[Message], unsupported: Unsupported) -> None:
+    for i, message in enumerate(messages):
+        for name, value in (message.model_extra or {}).items():
+            if name in unsupported and not changes_nothing(value, unsupported[name]):
+                raise ApiError(
+                    f"messages.{i}.{name} is {shown(value)}, which is not supported by this model. Leave it out",
+                    param="messages",
+                )
+
+
 def plain(messages: list[Message], answers: bool) -> str:
     """Return a conversation as text."""
     if any(message.role not in SPEAKERS for message in messages):
@@ -73,19 +83,33 @@ def plain(messages: list[Message], answers: bool) -> str:
             "messages has the role tool, but this model has no chat template. Send only system, developer, user and "
             "assistant", param="messages",
         )  # fmt: skip
-    lines = [f"{SPEAKERS[message.role]}: {message.content}" for message in messages]
+    lines = [f"{SPEAKERS[message.role]}: {message.content or ''}" for message in messages]
     return "\n".join([*lines, "Assistant:"] if answers else lines)
 
 
 def fields_of(message: Message) -> dict[str, Any]:
-    """Return the fields of a message that a chat template may read; the arguments of tool calls are objects there."""
-    extra = {name: value for name, value in (message.model_extra or {}).items() if name in TEMPLATE_FIELDS}
-    for call in extra["tool_calls"] if isinstance(extra.get("tool_calls"), list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            with suppress(ValueError, RecursionError):
-                function["arguments"] = json.loads(function["arguments"])
-    return {"role": message.role, "content": message.content, **{k: v for k, v in extra.items() if v is not None}}
+    """Return the fields of a message that a chat template may read.
+
+    Content that is null stays null only beside tool calls, as many templates write these only there. Raise ApiError for
+    calls that a template could not read.
+    """
+    extra = {
+        name: value
+        for name, value in (message.model_extra or {}).items()
+        if name in TEMPLATE_FIELDS and value is not None and (value or name != "tool_calls")
+    }
+    calls = extra.get("tool_calls")
+    if calls and not (isinstance(calls, list) and all(map(_is_call, calls))):
+        raise ApiError(
+            f"messages has the tool_calls {shown(calls)}, but must have a list of objects such as "
+            '{"type": "function", "function": {"name": "f", "arguments": "{}"}}. Send such objects', param="messages",
+        )  # fmt: skip
+    return {"role": message.role, "content": message.content if calls else message.content or "", **extra}
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest:
@@ -147,7 +171,7 @@ class ChatWriter(Writer[ChatRequest]):
         if not self.params.logprobs:
             return None
         scored = self._scored(inference, start, stop)
-        return chat_logprobs(self.engine.tokenizer, scored, self.params.top_logprobs or 0, self._endings())
+        return chat_logprobs(self.engine.tokenizer, scored, self.params.top_logprobs or 0)
 
     def _chunk(self, delta: Delta) -> bytes:
         """Return the event of one choice. The first has role and text, so that it shows the time of the first token."""

@@ -42,10 +42,10 @@ class Scored(NamedTuple):
 
 
 class Logprobs:
-    """Builds OpenAI's logprobs object of one answer, in one piece or in several that continue each other.
+    """Builds OpenAI's logprobs object of one text, in one piece or in several that continue each other.
 
     `offset` is the position of the first token in characters, and `most` the number of alternatives to a token.
-    `hidden` ids are left out.
+    `hidden` ids have entries, but no part in the text. A token that is not in the text is where it would be.
     """
 
     def __init__(self, tokenizer: Tokenizer, offset: int, most: int, hidden: Collection[int] = ()) -> None:
@@ -55,17 +55,17 @@ class Logprobs:
         self._hidden = hidden
         self._pieces = Pieces(tokenizer)
 
-    def write(self, scored: Sequence[Scored]) -> dict[str, list[Any]]:
-        """Return the object for the next tokens."""
-        shown = [s for s in scored if s.token not in self._hidden]
+    def write(self, scored: Sequence[Scored], end: int | None = None) -> dict[str, list[Any]]:
+        """Return the object for the next tokens; `end` is where the text ends, as soon as that is known."""
         offsets = []
-        for token, _ in shown:
-            offsets.append(self._offset)
-            self._offset += len(self._pieces.add(token))
+        for token, _ in scored:
+            offsets.append(max(0, self._offset if end is None else min(self._offset, end)))
+            if token not in self._hidden:
+                self._offset += len(self._pieces.add(token))
         return {
-            "tokens": [token_name(self._tokenizer, token) for token, _ in shown],
-            "token_logprobs": [d and d.logprob for _, d in shown],
-            "top_logprobs": [self._top(token, d) for token, d in shown],
+            "tokens": [token_name(self._tokenizer, token) for token, _ in scored],
+            "token_logprobs": [d and d.logprob for _, d in scored],
+            "top_logprobs": [self._top(token, d) for token, d in scored],
             "text_offset": offsets,
         }
 
@@ -78,8 +78,8 @@ class Logprobs:
         return names
 
 
-def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int, hidden: Collection[int]) -> dict[str, Any]:
-    """Return the logprobs object of a chat for these tokens, each with `most` alternatives; `hidden` ids are left out."""
+def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int) -> dict[str, Any]:
+    """Return the logprobs object of a chat for these tokens, each with `most` alternatives."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = tokenizer.token_bytes(token)
@@ -88,7 +88,6 @@ def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int, hid
     content = [
         entry(token, detail.logprob) | {"top_logprobs": [entry(*top) for top in detail.top[:most]]}
         for token, detail in scored
-        if token not in hidden
     ]
     return {"content": content, "refusal": None}
 

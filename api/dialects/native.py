@@ -124,7 +124,7 @@ def stream(generation: Generation) -> Response:
         last = ending(generation) if delta.ended else {}
         return streaming.event({"text": delta.text} | last)
 
-    reader = StreamReader(0, generation.inferences[0], scored=False, every_token=False)
+    reader = StreamReader(0, generation.inferences[0], scored=False)
     return streaming.respond(generation, [reader], encode_delta, lambda: streaming.DONE)
 
 

@@ -6,7 +6,6 @@ This module must not know how a request is checked or computed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -93,7 +92,7 @@ class Writer(Generic[Params]):
     def stream(self) -> Response:
         """Return the answer as a stream."""
         readers = [
-            StreamReader(i, inference, scored=self._needs_tokens(), every_token=False)
+            StreamReader(i, inference, scored=self._needs_tokens())
             for i, inference in enumerate(self.generation.inferences)
         ]
         interval = self.params.stream_interval
@@ -114,10 +113,6 @@ class Writer(Generic[Params]):
     def _needs_tokens(self) -> bool:
         """Return whether a chunk lists the tokens of its text."""
         return self.params.return_token_ids
-
-    def _endings(self) -> Collection[int]:
-        """Return the ids that logprobs leave out: control tokens, or the end of the text, unless they are shown."""
-        return self._hidden or (() if self.params.ignore_eos else self.engine.tokenizer.eos_ids)
 
     def _scored(self, inference: Inference, start: int, stop: int) -> list[Scored]:
         seq = inference.sequence
@@ -150,7 +145,7 @@ class CompletionWriter(Writer[CompletionRequest]):
     def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
         text, logprobs = inference.answer, None
         if self.params.logprobs is not None:
-            logprobs = self._scores(index, inference, 0, len(inference.output_ids))
+            logprobs = self._scores(index, inference, 0, len(inference.output_ids), len(text))
         if self.params.echo:
             text = inference.prompt + text
         choice = {
@@ -171,17 +166,23 @@ class CompletionWriter(Writer[CompletionRequest]):
         seq = inference.sequence
         return prompt_logprobs(self.engine.tokenizer, seq.prompt_ids, seq.prompt_details, most)
 
-    def _scores(self, index: int, inference: Inference, start: int, stop: int) -> dict[str, Any]:
-        """Return the logprobs object of tokens start..stop; the first of an echoed answer begins with the prompt's."""
-        seq, most = inference.sequence, self.params.logprobs or 0
+    def _scores(self, index: int, inference: Inference, start: int, stop: int, end: int | None) -> dict[str, Any]:
+        """Return the logprobs object of tokens start..stop; the first of an echoed answer begins with the prompt's.
+
+        `end` is the length of the answer in characters, None before its end.
+        """
+        tokenizer, most, begin = self.engine.tokenizer, self.params.logprobs or 0, len(inference.prompt)
         first = index not in self._logprobs
         if first:
-            offset = len(inference.prompt)
-            self._logprobs[index] = Logprobs(self.engine.tokenizer, offset, most, self._endings())
-        scores = self._logprobs[index].write(self._scored(inference, start, stop))
+            self._logprobs[index] = Logprobs(tokenizer, begin, most, self._hidden)
+        end = None if end is None else begin + end
+        scores = self._logprobs[index].write(self._scored(inference, start, stop), end)
         if first and self.params.echo:
-            before = Logprobs(self.engine.tokenizer, 0, most)
-            scores = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details)), scores)
+            seq = inference.sequence
+            # What only begins a prompt, such as <s>, is not in the text that was sent.
+            added = len(tokenizer.decode(seq.prompt_ids)) - begin
+            before = Logprobs(tokenizer, min(0, -added), most)
+            scores = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details), begin), scores)
         return scores
 
     def _needs_tokens(self) -> bool:
@@ -192,7 +193,8 @@ class CompletionWriter(Writer[CompletionRequest]):
         inference = self.generation.inferences[delta.choice]
         text, logprobs, more = delta.text, "null", ""
         if self.params.logprobs is not None:
-            logprobs = dumps(self._scores(delta.choice, inference, delta.start, delta.stop))
+            end = len(inference.answer) if delta.ended else None
+            logprobs = dumps(self._scores(delta.choice, inference, delta.start, delta.stop, end))
         if self.is_first(delta.choice):
             if self.params.echo:
                 text = inference.prompt + text

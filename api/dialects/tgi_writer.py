@@ -38,6 +38,7 @@ class TgiWriter:
         self.sampled = samples(params.parameters)
         self.began = began
         self._pieces = Pieces(self.tokenizer)
+        self._streamed = 0  # characters
 
     def whole(self, in_list: bool) -> Response:
         """Wait for the answer and return it in one piece, in a list for `POST /`."""
@@ -83,10 +84,14 @@ class TgiWriter:
         """Return the text that each token adds; the last one has the rest of the answer."""
         pieces, ids = Pieces(self.tokenizer), inference.output_ids
         texts = ["" if self._is_special(token) else pieces.add(token) for token in ids]
-        last = max((i for i, token in enumerate(ids) if not self._is_special(token)), default=None)
+        last = self._last_of_text(ids)
         if last is not None:
             texts[last] = inference.answer[len("".join(texts[:last])) :]
         return texts
+
+    def _last_of_text(self, ids: list[int]) -> int | None:
+        """Return the place of the last token that has a part in the text."""
+        return max((i for i, token in enumerate(ids) if not self._is_special(token)), default=None)
 
     def _prefill(self, inference: Inference) -> list[dict[str, Any]]:
         pieces, seq = Pieces(self.tokenizer), inference.sequence
@@ -129,22 +134,23 @@ class TgiWriter:
 
     def stream(self) -> Response:
         """Return the answer as a stream."""
-        reader = StreamReader(0, self.generation.inferences[0], scored=False, every_token=True)
+        reader = StreamReader(0, self.generation.inferences[0], scored=True)
         response = streaming.respond(self.generation, [reader], self._events, lambda: b"", space=b"")
         response.headers["x-compute-type"] = self.device
         response.headers["x-compute-characters"] = str(len(self.inputs))
         return response
 
     def _events(self, delta: Delta) -> bytes:
-        """Return an event for each new token; their texts join to `delta.text`."""
-        seq = self.generation.inferences[0].sequence
-        events, left = [], delta.text
+        """Return an event for each new token; their texts join to the answer, of which the last one has the rest."""
+        inference = self.generation.inferences[0]
+        seq, events = inference.sequence, []
+        last = self._last_of_text(seq.output_ids[: delta.stop]) if delta.ended else None
         for at in range(delta.start, delta.stop):
             token, detail = seq.output_ids[at], seq.details[at]
             text = "" if self._is_special(token) else self._pieces.add(token)
-            if delta.ended and all(map(self._is_special, seq.output_ids[at + 1 : delta.stop])):
-                text = left
-            left = left[len(text) :]
+            if at == last:
+                text = inference.answer[self._streamed :]
+            self._streamed += len(text)
             event: dict[str, Any] = {
                 "index": at + 1,
                 "token": self._token(token, text, detail.logprob),

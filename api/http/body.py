@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from api.http import large
 from api.http.errors import ApiError, shown
-from api.schemas.fields import UNSUPPORTED
+from api.schemas.unsupported import changes_nothing
 from config import nearest
 from serving.headroom import check_headroom
 
@@ -189,7 +189,10 @@ def name_ignored(response: Response, names: Iterable[str]) -> Response:
 
 
 def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list[str]]:
-    """Return the validated object and the names of the first unknown fields; null counts as absent."""
+    """Return the validated object and the names of the first unknown fields; null counts as absent.
+
+    Raise ApiError for a wrong field, and for one that the schema names as unsupported with a value that changes the answer.
+    """
     ignored: list[str] = []
     try:
         return schema.model_validate(_known(schema, fields, ignored)), ignored
@@ -201,16 +204,30 @@ def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str =
     """Return the fields that the schema knows and that are not null, also within nested objects."""
     if not isinstance(fields, dict):
         return fields
-    unknown = (path + name for name in fields if name not in schema.model_fields)
-    ignored += islice(unknown, MOST_NAMES - len(ignored))
+    own = schema.model_fields
+    if unknown := [name for name in fields if name not in own]:
+        unsupported = getattr(schema, "unsupported", {})
+        _refuse_unsupported(unsupported, fields, unknown, path)
+        ignored += islice((path + name for name in unknown if name not in unsupported), MOST_NAMES - len(ignored))
     known = {}
-    for name, field in schema.model_fields.items():
+    for name, field in own.items():
         value = fields.get(name)
         if value is None and not (field.is_required() and name in fields):
             continue
         inner = _schema_of(field.annotation)
         known[name] = value if inner is None else _known(inner, value, ignored, f"{path}{name}.")
     return known
+
+
+def _refuse_unsupported(
+    unsupported: Mapping[str, tuple[Any, ...]], fields: dict[str, Any], names: list[str], path: str
+) -> None:
+    for name in names:
+        if name in unsupported and not changes_nothing(fields[name], unsupported[name]):
+            raise ApiError(
+                f"{path}{name} is {shown(fields[name])}, which is not supported. Leave it out",
+                param=f"{path}{name}".partition(".")[0],
+            )
 
 
 def _schema_of(annotation: Any) -> type[BaseModel] | None:
@@ -234,10 +251,7 @@ def _validation_error(
             texts.append(f"{name} is missing.{guess} {remedy}")
         else:
             value = shown(_value_at(fields, fault["loc"], fault["input"]))
-            if field and field.description == UNSUPPORTED:
-                texts.append(f"{name} is {value}, which is not supported. Leave it out")
-            else:
-                texts.append(f"{name} is {value}, but {_reason(fault['msg'])}. {remedy}")
+            texts.append(f"{name} is {value}, but {_reason(fault['msg'])}. {remedy}")
     if len(faults) > 5:
         texts.append(f"and {len(faults) - 5} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None

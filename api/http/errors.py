@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from flask import Response, current_app, g, jsonify, request
@@ -34,6 +35,7 @@ TGI_TYPE = {
     "timeout_error": "timeout",
 }
 LONGEST_VALUE = 100
+MOST_PARTS = 10  # of a path for which a similar one is searched
 
 
 class ApiError(Exception):
@@ -107,9 +109,13 @@ def from_http(error: HTTPException) -> ApiError:
     """Convert an error of Flask (unknown path, wrong method) to an ApiError."""
     status = error.code or 500
     if status == 404:
+        # Flask's own `path` has one slash at its start, however many were sent.
+        path = request.environ["PATH_INFO"].encode("latin-1").decode("utf-8", "replace")
         paths = sorted({re.sub(r"<\w+:", "<", rule.rule) for rule in current_app.url_map.iter_rules()})
+        near = _nearest_route(path, paths)
+        question = f" Did you mean {shown(near)}?" if near else ""
         return ApiError(
-            f"path {shown(request.path)} does not exist. Use one of: {', '.join(paths)}", type="not_found_error"
+            f"path {shown(path)} does not exist.{question} Use one of: {', '.join(paths)}", type="not_found_error"
         )
     if isinstance(error, MethodNotAllowed):
         methods = ", ".join(sorted(error.valid_methods or ()))
@@ -120,6 +126,21 @@ def from_http(error: HTTPException) -> ApiError:
         )
     type = "server_error" if status >= 500 else "invalid_request_error"
     return ApiError(f"{error.name}. Send a plain HTTP/1.1 request", type=type, status=status)
+
+
+def _nearest_route(path: str, known: list[str]) -> str | None:
+    """Return the path that a wrong one probably means: with other slashes, case or prefix, or with a typing error."""
+    routes = current_app.url_map.bind("")
+    for spelled in (path, path.lower()):
+        parts = [part.strip() for part in spelled.split("/") if part.strip()]
+        if len(path) > LONGEST_VALUE or len(parts) > MOST_PARTS:
+            return None
+        for first in range(len(parts)):
+            rest = "/" + "/".join(parts[first:])
+            for candidate in (rest, f"/v1{rest}"):
+                if routes.allowed_methods(candidate):
+                    return candidate
+    return next(iter(get_close_matches(path, [route for route in known if route != "/"], 1)), None)
 
 
 def is_tgi() -> bool:

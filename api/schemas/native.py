@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from api.schemas import fields as f
+from api.schemas import unsupported as u
 from api.schemas.scheduling_hints import SchedulingHints
 
 
 class InferenceRequest(SchedulingHints):
     """The original project's request with its two fields, and optional extensions."""
+
+    unsupported: ClassVar = u.NATIVE
 
     prompt: f.Text = Field(description=f.PROMPT)
     num_tokens: f.Digits = Field(description="a whole number of tokens to generate, at least 1")

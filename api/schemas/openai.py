@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,7 @@ from pydantic.config import JsonDict
 from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
+from api.schemas import unsupported as u
 from api.schemas.scheduling_hints import SchedulingHints
 
 MOST_MESSAGES = 4096
@@ -99,9 +100,6 @@ class Sampled(SchedulingHints):
         None, description="a whole number of tokens per chunk, 1 to 1024; by default a chunk has the tokens of 20 ms"
     )
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
-    response_format: Annotated[dict[Literal["type"], Literal["text"]], Field(min_length=1), f.at_most(1)] | None = (
-        Field(None, description=f.UNSUPPORTED)
-    )
 
     def ignored(self, by_template: bool) -> list[str]:
         """Return the fields with a value, within lists, that have no effect; `by_template` if a chat template reads them."""
@@ -112,6 +110,7 @@ class CompletionRequest(Sampled):
     """POST /v1/completions. `best_of` ranges from n to 20, and `min_tokens` from 0 to max_tokens."""
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NEEDS_STREAM, ZERO_NEEDS_ECHO]})
+    unsupported: ClassVar = u.COMPLETIONS
 
     prompt: f.Prompts = Field(
         description="a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
@@ -125,7 +124,6 @@ class CompletionRequest(Sampled):
     logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     prompt_logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     echo: f.Flag = Field(False, description=f.FLAG)
-    suffix: Literal[""] | None = Field(None, description=f.UNSUPPORTED)
 
 
 def _content(value: Any) -> Any:
@@ -190,10 +188,10 @@ class Message(BaseModel):
 
     @field_validator("content")
     @classmethod
-    def _has_content(cls, value: str | None, info: ValidationInfo) -> str:
+    def _has_content(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None and info.data.get("role") != "assistant":
             raise ValueError("must be a string or a list of text parts")
-        return value or ""
+        return value
 
 
 # The document does not state the bound as maxItems: most contexts and bodies end long before it, which a schema cannot say.
@@ -207,6 +205,8 @@ MESSAGES = (
 class ChatRequest(Sampled):
     """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens."""
 
+    unsupported: ClassVar = u.CHAT
+
     messages: Messages = Field(description=MESSAGES)
     max_tokens: Limit | None = Field(
         None,
@@ -217,24 +217,13 @@ class ChatRequest(Sampled):
     max_completion_tokens: SkipJsonSchema[Limit | None] = Field(
         None, description=f"a whole number of tokens to generate, at least 1, or {MOST_TOKENS}"
     )
-
-    tools: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
-    tool_choice: Literal["none", "auto"] | None = Field(None, description=f.UNSUPPORTED)
-    functions: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
-    function_call: Literal["none", "auto"] | None = Field(None, description=f.UNSUPPORTED)
     logprobs: f.Flag | None = Field(None, description=f.FLAG)
     top_logprobs: SkipJsonSchema[Annotated[int, Field(strict=True, ge=0, le=20), f.INTEGER] | None] = Field(
         None, description="a whole number from 0 to 20, with logprobs: true"
     )
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = Field(None, description=f.UNSUPPORTED)
-    audio: None = Field(None, description=f.UNSUPPORTED)
-    prediction: None = Field(None, description=f.UNSUPPORTED)
-    reasoning_effort: Literal["none"] | None = Field(None, description=f.UNSUPPORTED)
-    chat_template: None = Field(None, description=f.UNSUPPORTED)
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
 
     def ignored(self, by_template: bool) -> list[str]:
-        read = TEMPLATE_FIELDS if by_template else ()
+        read = (*u.MESSAGE, *(TEMPLATE_FIELDS if by_template else ()))
         return [
             f"messages.{i}.{name}"
             for i, message in enumerate(self.messages)

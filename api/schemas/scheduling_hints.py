@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from api.schemas import fields as f
+from api.schemas.unsupported import Refusing
 
 
-class SchedulingHints(BaseModel):
+class SchedulingHints(Refusing):
     """The client, priority and deadline of a request, which orders such as vtc, priority and edf use.
 
     Its session and the seconds after which it goes on are for `--evict`.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
 from api.schemas import fields as f
+from api.schemas import unsupported as u
 from api.schemas.scheduling_hints import SchedulingHints
 
 MOST_ANSWERS = 4
@@ -31,6 +32,7 @@ class GenerateParameters(SchedulingHints):
     """Generation parameters."""
 
     model_config = ConfigDict(json_schema_extra={"allOf": [BEST_OF_SAMPLES]})
+    unsupported: ClassVar = u.TGI
 
     best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_ANSWERS), f.INTEGER] | None = Field(
         None, description=f"a whole number from 1 to {MOST_ANSWERS}"
@@ -58,12 +60,13 @@ class GenerateParameters(SchedulingHints):
         None, description="a whole number from 1 to 5"
     )
     watermark: f.Off = Field(False, description="false, or leave it out")
-    grammar: None = Field(None, description=f.UNSUPPORTED)
     adapter_id: f.Adapter | None = Field(None, description=f.ADAPTER)
 
 
-class GenerateRequest(BaseModel):
-    """POST /generate."""
+class GenerateRequest(u.Refusing):
+    """POST /generate. Beside `parameters`, its fields have no effect."""
+
+    unsupported: ClassVar = {name: u.EVERYWHERE[name] for name in u.EVERYWHERE.keys() - GenerateParameters.model_fields}
 
     inputs: f.Text = Field(description=f.PROMPT)
     parameters: GenerateParameters | None = Field(None, description=PARAMETERS)

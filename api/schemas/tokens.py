@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from api.schemas import fields as f
+from api.schemas import unsupported as u
 from api.schemas.openai import MESSAGES, Messages
 
 
@@ -14,10 +15,11 @@ def _has(name: str, kind: str = "string") -> dict[str, Any]:
     return {"required": [name], "properties": {name: {"type": kind}}}
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(u.Refusing):
     """A text to tokenize: vLLM's form has `prompt` or `messages`, TGI's has `inputs`."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [_has("prompt"), _has("messages", "array"), _has("inputs")]})
+    unsupported: ClassVar = u.TOKENIZE
 
     model: f.Name | None = Field(None, description=f.MODEL)
     prompt: StrictStr | None = Field(None, description="a string")

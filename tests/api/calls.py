@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine
+from support import FakeModel, FakeTokenizer, fake_engine
 from werkzeug.test import TestResponse
 
 from api.service import Engine, Service
@@ -16,6 +16,16 @@ from app import connect, create_app
 from config import Config
 
 Tiny = tuple[FlaskClient, Engine]
+PIECES = [b"abc", b"ca", "bé".encode(), b"b\xc3", b"\xa9a", b""]
+
+
+class PieceTokenizer(FakeTokenizer):
+    """Has, beside a token for each byte, some of several characters, of parts of them, and of none."""
+
+    vocab_size = 257 + len(PIECES)
+
+    def token_bytes(self, token: int) -> bytes:
+        return PIECES[token - 257] if token > 256 else super().token_bytes(token)
 
 
 def service(app: Flask) -> Service:

@@ -143,8 +143,15 @@ def test_only_allowed_folders_are_read_and_a_broken_adapter_disturbs_nobody(clie
     status, text = load(client, "one", folder / "broken")
     assert status == 400
     assert "h.0.c_attn is [1] but should be [2]" in text
-    assert load(client, "fake", folder / "xyz")[0] == 400
     assert client.post("/v1/completions", json={"model": "stu", "prompt": "hi"}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["fake", "a b"])
+def test_a_name_that_no_adapter_may_have_is_what_is_wrong(client: FlaskClient, folder: Path, name: str) -> None:
+    for path in (folder / "xyz", folder / "missing", "/"):
+        answer = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path)})
+        assert answer.status_code == 400
+        assert answer.get_json()["error"]["param"] == "lora_name"
 
 
 def test_requests_go_on_while_an_adapter_is_read(client: FlaskClient, app: Flask, folder: Path) -> None:

@@ -106,6 +106,28 @@ def test_a_template_reads_tools_messages_and_their_fields(
     assert "<tool_response>\n5\n</tool_response>" in tokenizer.decode(prompts[0])
 
 
+OWN_NONE = """{% for m in messages %}{% if m.role == 'assistant' and m.content is not none %}[A]{{ m.content }}[/A]
+{%- elif m.tool_calls is defined %}[C]{{ m.tool_calls[0].function.name }}[/C]{% else %}[U]{{ m.content }}[/U]{% endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("tokenizer", [OWN_NONE], indirect=True)
+def test_content_is_null_beside_tool_calls_and_empty_without_them(
+    client: FlaskClient, tokenizer: Tokenizer, prompts: list[list[int]]
+) -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": ""}}]
+    silent = {"role": "assistant", "content": None}
+    for message in (silent | {"tool_calls": calls}, silent, silent | {"tool_calls": []}, {"role": "assistant"}):
+        assert chat(client, USER, message, max_tokens=1).status_code == 200
+    rendered = [tokenizer.decode(ids) for ids in prompts]
+    assert rendered == ["[U]Hi[/U][C]f[/C]", *["[U]Hi[/U][A][/A]"] * 3]
+
+
+@pytest.mark.parametrize("calls", ["f", {"a": 1}, ["f"], [{"type": "custom", "custom": {}}], [{"function": {}}], 5])
+def test_tool_calls_that_no_template_could_read_are_refused(client: FlaskClient, calls: Any) -> None:
+    assert error(chat(client, USER, {"role": "assistant", "content": "", "tool_calls": calls}))["param"] == "messages"
+
+
 @pytest.mark.parametrize("tokenizer", [MISTRAL], indirect=True)
 def test_a_conversation_that_the_template_refuses_is_a_bad_request(client: FlaskClient, model: FakeModel) -> None:
     refusal = error(chat(client, USER, USER))
@@ -118,7 +140,9 @@ def test_a_chat_has_log_probabilities_as_openai_has_them(client: FlaskClient, to
     answer = chat(client, USER, max_tokens=40, logprobs=True, top_logprobs=3).get_json()["choices"][0]
     entries = answer["logprobs"]["content"]
     assert answer["logprobs"]["refusal"] is None
-    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == answer["message"]["content"] == ANSWER
+    *shown, end = [bytes(entry["bytes"]) for entry in entries]
+    assert b"".join(shown).decode() == answer["message"]["content"] == ANSWER
+    assert end == tokenizer.token_bytes(2)  # it ended the answer
     for entry in entries:
         assert (entry["logprob"], len(entry["top_logprobs"])) == (-0.5, 3)
         assert entry["top_logprobs"][0] == {key: entry[key] for key in ("token", "logprob", "bytes")}
@@ -127,7 +151,7 @@ def test_a_chat_has_log_probabilities_as_openai_has_them(client: FlaskClient, to
     assert bare[0]["top_logprobs"] == []
 
 
-def test_streamed_log_probabilities_of_a_chat_are_those_of_the_whole(client: FlaskClient, model: FakeModel) -> None:
+def test_streamed_log_probabilities_of_a_chat_are_those_of_the_whole(client: FlaskClient, tokenizer: Tokenizer) -> None:
     fields: dict[str, Any] = {"max_tokens": 40, "logprobs": True, "top_logprobs": 2}
     whole = chat(client, USER, **fields).get_json()["choices"][0]
     frames = [f[6:] for f in chat(client, USER, stream=True, **fields).text.split("\n\n") if f]
@@ -136,7 +160,8 @@ def test_streamed_log_probabilities_of_a_chat_are_those_of_the_whole(client: Fla
     assert [e for choice in choices for e in choice["logprobs"]["content"]] == whole["logprobs"]["content"]
     for choice in choices:
         text = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"]).decode()
-        assert text == choice["delta"]["content"]
+        ended = choice["finish_reason"] is not None
+        assert text == choice["delta"]["content"] + ended * tokenizer.token_bytes(2).decode()
 
 
 def test_a_prompt_begins_with_the_id_that_the_model_wants(

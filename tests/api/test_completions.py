@@ -99,7 +99,8 @@ def test_end_of_text_ends_and_counts_but_is_not_shown(client: FlaskClient, model
     choice = answer["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("a", "stop", None)
     assert answer["usage"]["completion_tokens"] == 2
-    assert choice["logprobs"]["tokens"] == ["a"]
+    assert choice["logprobs"]["tokens"] == ["a", EOT]
+    assert choice["logprobs"]["text_offset"] == [2, 3]
     assert texts(done(client, ignore_eos=True)) == ["ab"]
     shown = done(client, ignore_eos=True, skip_special_tokens=False, logprobs=0)["choices"][0]
     assert shown["text"] == f"a{EOT}b"

@@ -54,6 +54,25 @@ def test_an_unknown_path_is_404_and_lists_the_known(client: FlaskClient, path: s
 
 
 @pytest.mark.parametrize(
+    ("path", "nearest"),
+    [("//v1/completions", "/v1/completions"), ("///v1//completions/", "/v1/completions"),
+     ("/v1/completions/", "/v1/completions"), ("/v1/completions ", "/v1/completions"),
+     ("/v1/v1/chat/completions", "/v1/chat/completions"), ("/chat/completions", "/v1/chat/completions"),
+     ("/V1/Completions", "/v1/completions"), ("/v1/chat/completion", "/v1/chat/completions"),
+     ("/openai/v1/models/fake", "/v1/models/fake"), ("/v1/engines/fake/completions", "/v1/completions"),
+     ("/models/Fake/", "/v1/models/Fake"), ("/api/generate", "/generate"), ("/infrence", "/inference"),
+     ("/\u00e9", None), ("/xyzzy", None), ("/a" * 100, None), ("/" + "v1/completions" * 100, None)],
+)  # fmt: skip
+def test_a_wrong_path_is_named_as_it_was_sent_with_the_nearest_route(
+    client: FlaskClient, path: str, nearest: str | None
+) -> None:
+    message = error(client.post("/", environ_overrides={"PATH_INFO": path.encode().decode("latin-1")}), 404)["message"]
+    assert message.startswith(f"path '{path[:80]}")
+    assert (f"Did you mean '{nearest}'?" in message) == (nearest is not None)
+    assert nearest is not None or "Did you mean" not in message
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allowed"), [("GET", "/inference", "POST"), ("PUT", "/stats", "GET"), ("DELETE", "/", "POST")]
 )
 def test_a_wrong_method_is_405_with_allow(client: FlaskClient, method: str, path: str, allowed: str) -> None:

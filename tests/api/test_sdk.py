@@ -92,6 +92,18 @@ def test_openai_raises_its_own_error_that_names_the_field(sdk: openai.OpenAI) ->
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_openai_is_told_of_a_constraint_that_is_not_supported(sdk: openai.OpenAI) -> None:
+    import openai
+
+    for create, asked in (
+        (sdk.completions.create, {"prompt": "hi"}),
+        (sdk.chat.completions.create, {"messages": [{"role": "user", "content": "hi"}]}),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(model="fake", max_tokens=3, extra_body={"guided_choice": ["a", "b"]}, **asked)  # type: ignore[operator]
+        assert caught.value.param == "guided_choice"
+
+
 class Wsgi(BaseAdapter):
     """Lets `requests` ask an application in this process."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from calls import PieceTokenizer
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import example, given
@@ -21,6 +22,7 @@ from api.service import Service
 from app import connect, create_app
 from config import Config
 from generate.text import AnswerText
+from models.tokenizer import Detokenizer
 from serving.inference import Wakeup
 
 EMOJI = "a😀é漢b"
@@ -37,15 +39,15 @@ def app(model: FakeModel) -> Iterator[Flask]:
     engine.manager.stop()
 
 
-def post(client: FlaskClient, path: str, n: int = 6, **fields: Any) -> TestResponse:
-    """Send a request for a stream of `n` tokens in the words of the path's dialect."""
-    tgi = {"inputs": "hi", "parameters": {"max_new_tokens": n, **fields}}
+def post(client: FlaskClient, path: str, tokens: int = 6, **fields: Any) -> TestResponse:
+    """Send a request for a stream of so many tokens in the words of the path's dialect."""
+    tgi = {"inputs": "hi", "parameters": {"max_new_tokens": tokens, **fields}}
     bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"prompt": "hi", "max_tokens": n, "stream": True, **fields},
+        "/v1/completions": {"prompt": "hi", "max_tokens": tokens, "stream": True, **fields},
         "/v1/chat/completions": {
-            "messages": [{"role": "user", "content": "hi"}], "max_tokens": n, "stream": True, **fields,
+            "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "stream": True, **fields,
         },
-        "/inference": {"prompt": "hi", "num_tokens": n, "stream": True, **fields},
+        "/inference": {"prompt": "hi", "num_tokens": tokens, "stream": True, **fields},
         "/generate_stream": tgi,
         "/": {**tgi, "stream": True},
     }  # fmt: skip
@@ -84,14 +86,14 @@ def joined(chunks: list[Any]) -> str:
 
 # ---------------------------------------------------------------- text
 
-TEXTS = st.lists(st.sampled_from([*b"abcab\n", *"😀é漢".encode(), 255, 256]), max_size=40)
+TEXTS = st.lists(st.sampled_from([*b"abcab\n", *"😀é漢".encode(), *range(255, PieceTokenizer.vocab_size)]), max_size=40)
 STOPS = st.lists(st.text("abc\né", min_size=1, max_size=4), max_size=4)
 
 
 def answer_text(stops: list[str], keep: bool, least: int, hide: bool) -> AnswerText:
     hidden = [256] if hide else []
     return AnswerText(
-        FakeTokenizer(), stops, keep_stop=keep, min_tokens=least, hidden=hidden  # type: ignore[arg-type]
+        PieceTokenizer(), stops, keep_stop=keep, min_tokens=least, hidden=hidden  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -117,17 +119,30 @@ def test_what_a_reader_sees_joins_to_the_whole_text(
         assert growing.shown_tokens <= len(seen)
 
 
-@given(TEXTS, STOPS)
-def test_an_answer_is_cut_at_its_first_stop(ids: list[int], stops: list[str]) -> None:
-    text = answer_text(stops, False, 0, True)
-    ended = any(text.watches and text.feed(token) for token in ids)
-    plain = FakeTokenizer().decode([t for t in ids if t != 256])
-    assert text.text(ids) == plain or ended
-    if ended:
-        whole = text.text(ids)
-        assert text.stop_reason in stops
-        assert plain.startswith(whole + str(text.stop_reason))
-        assert not any(stop in whole for stop in stops)
+@given(TEXTS, STOPS, st.integers(0, 5))
+@example(list(b"bacab"), ["cccc", "b"], 1)
+@example([*b"ab", 257], ["abab", "babc", "bc"], 2)
+def test_an_answer_is_cut_at_its_first_stop_that_ends_after_the_least_tokens(
+    ids: list[int], stops: list[str], least: int
+) -> None:
+    text = answer_text(stops, False, least, True)
+    fed = next((n for n, token in enumerate(ids, 1) if text.watches and text.feed(token)), None)
+    decode = Detokenizer(PieceTokenizer()).feed  # type: ignore[arg-type]
+    sure = [decode([] if token == 256 else [token]) for token in ids]  # what each token makes certain
+
+    def stops_of(n: int) -> list[tuple[int, str]]:
+        """Return the stops that token n completes, and where they begin."""
+        before, now = "".join(sure[: n - 1]), "".join(sure[:n])
+        ends = range(len(before) + 1, len(now) + 1)
+        return [(end - len(stop), stop) for stop in stops for end in ends if now[:end].endswith(stop)]
+
+    first = next((n for n in range(least + 1, len(ids) + 1) if stops_of(n)), None)
+    assert fed == first
+    if first is None:
+        assert text.text(ids) == PieceTokenizer().decode([t for t in ids if t != 256])
+    else:
+        begin, stop = min(stops_of(first), key=lambda hit: hit[0])
+        assert (text.text(ids[:first]), text.stop_reason) == ("".join(sure)[:begin], stop)
 
 
 def test_a_stop_is_kept_if_it_is_wanted_and_waits_for_the_fewest_tokens() -> None:
@@ -137,6 +152,23 @@ def test_a_stop_is_kept_if_it_is_wanted_and_waits_for_the_fewest_tokens() -> Non
     late = answer_text(["b"], False, 3, False)
     assert [late.feed(t) for t in b"abcab"] == [None, None, None, None, "stop"]
     assert late.text(list(b"abcab")) == "abca"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_long_stop_does_not_make_a_short_one_count_before_the_least_tokens(
+    client: FlaskClient, model: FakeModel, path: str, n: int, kept: bool
+) -> None:
+    model.says = list(b"He goes. I mean it")
+    model.before = lambda plan: time.sleep(0.001)
+    fields = {"n": n, "min_tokens": 6, "stop": ["a long stop ", "e"], "include_stop_str_in_output": kept}
+    whole = post(client, path, 18, **{**fields, "stream": False}).get_json()
+    texts = [choice.get("text") or choice["message"]["content"] for choice in whole["choices"]]
+    assert texts == ["He goes. I me" if kept else "He goes. I m"] * n
+    chunks = events(post(client, path, 18, **fields))[:-1]
+    for index in range(n):
+        assert joined([c for c in chunks if c["choices"][0]["index"] == index]) == texts[index]
 
 
 @pytest.mark.parametrize("path", ALL)

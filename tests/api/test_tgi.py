@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +117,14 @@ def test_what_a_token_adds_joins_to_the_text(client: FlaskClient, model: FakeMod
         events = stream(client, max_new_tokens=n)
         assert "".join(e["token"]["text"] for e in events) == want
         assert [e["token"] for e in events] == tokens
+
+
+def test_half_a_character_at_the_end_has_the_same_text_in_a_stream(client: FlaskClient, model: FakeModel) -> None:
+    model.says = [0xC3, EOT_ID]
+    model.before = lambda plan: time.sleep(0.003)  # so that the end comes alone
+    tokens = done(client, details=True)["details"]["tokens"]
+    assert [token["text"] for token in tokens] == ["\ufffd", EOT]
+    assert [event["token"] for event in stream(client)] == tokens
 
 
 def test_the_last_of_the_prompt_may_be_kept(client: FlaskClient, model: FakeModel) -> None:

@@ -134,3 +134,61 @@ def test_a_template_that_waits_for_its_victim_fails_on_that_conversation_alone(t
     with pytest.raises(TemplateError, match="steps"):
         tokenizer.encode_chat([{"role": "user", "content": "Now"}])
     assert tokenizer.encode_chat([USER])[1]
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+WHERE_NULL = """{% for m in messages %}{% if m['content'] is none %}
+{%- for c in m['tool_calls'] %}[{{ c['function']['name'] }}]{% endfor %}{% else %}{{ m['content'] }}{% endif %}{% endfor %}"""
+PRINTED = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+ADDED = "{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}"
+EACH = "{% for m in messages %}{% for c in m.tool_calls %}"
+END = "{% endfor %}{% endfor %}"
+AS_JSON = EACH + "{{ c.function.arguments | tojson }}" + END
+AS_TEXT = EACH + "{{ '(' + c.function.arguments + ')' }}" + END
+AS_ITEMS = EACH + "{% for name, value in c.function.arguments | items %}{{ name }}={{ value }};{% endfor %}" + END
+TEXT_AND_CONTENT = EACH + "{{ m.content + '(' + c.function.arguments + ')' }}" + END
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments", "prompt"),
+    [
+        (WHERE_NULL, '{"a": 1}', "Hi[f]"),
+        (PRINTED, '{"a": 1}', "<Hi><>"),
+        (ADDED, '{"a": 1}', "<Hi><>"),
+        (AS_JSON, '{"a": 1}', '{"a": 1}'),
+        (AS_JSON, {"a": 1}, '{"a": 1}'),
+        (AS_TEXT, '{"a":  1}', '({"a":  1})'),
+        (AS_TEXT, {"a": "é"}, '({"a": "é"})'),
+        (AS_TEXT, "not JSON", "(not JSON)"),
+        (AS_ITEMS, '{"a": 1, "b": [2]}', "a=1;b=[2];"),
+        (TEXT_AND_CONTENT, '{"a": 1}', '({"a": 1})'),
+        *((AS_ITEMS, nothing, "") for nothing in ("", " ", "{}", None, {})),
+        *((AS_JSON, nothing, "{}") for nothing in ("", None)),
+        *((AS_TEXT, nothing, "({})") for nothing in ("", None)),
+    ],
+)
+def test_a_tool_call_is_in_the_prompt_in_the_form_that_its_template_wants(
+    tmp_path: Path, template: str, arguments: Any, prompt: str
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert tokenizer_with(tmp_path, template).encode_chat(messages, add_generation_prompt=False)[0] == prompt
+
+
+def test_a_call_that_no_form_fits_is_refused_for_the_usual_one(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(
+        tmp_path, AS_ITEMS + "{% if messages | length > 1 %}{{ raise_exception('No.') }}{% endif %}"
+    )
+    with pytest.raises(TemplateError, match="No"):
+        tokenizer.encode_chat([USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}])
+
+
+def test_what_is_too_much_is_not_rendered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tokenizer_with(tmp_path, EACH + loop("", 4) + END)
+    assert tokenizer.chat_template is not None
+    runs: list[Any] = []
+    run = tokenizer.chat_template._run
+    monkeypatch.setattr(tokenizer.chat_template, "_run", lambda *given: runs.append(given) or run(*given))
+    with pytest.raises(TemplateError, match="steps"):
+        tokenizer.encode_chat([USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}])
+    assert len(runs) == 1

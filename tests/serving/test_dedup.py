@@ -11,6 +11,7 @@ from served import SOON, Serve, Served, expected, kind_of
 
 import policies
 from batching import Inference, InferenceError
+from serving.dedup import Dedup
 from serving.inference import Wakeup
 
 
@@ -70,6 +71,20 @@ def test_a_copy_knows_whose_answer_it_gets_and_the_first_of_them_does_not(held: 
     served.model.gate.set()
     assert copy.wait_for_completion(SOON) == "0: 0 1"
     assert copy.finish_reason == "length"
+
+
+def test_a_copy_of_an_answer_that_is_held_does_not_read_the_token_that_ended_it() -> None:
+    class Inbox:
+        def reserve(self, inferences: list[Inference]) -> None:
+            """Have room for all."""
+
+    dedup = Dedup(Inbox(), same_number)  # type: ignore[arg-type]
+    first, copy = request(0, 9, "first"), request(0, 9, "copy", wakeup=Wakeup())
+    dedup.reserve([first, copy])
+    first.sequence.output_ids += [1, 2]
+    first.sequence.finish_reason = "stop"
+    assert not dedup.add(copy)
+    assert (copy.ready, copy.output_ids) == (0, [1, 2])
 
 
 def test_a_cancelled_copy_disturbs_neither_the_first_nor_another_copy(held: Any) -> None:
