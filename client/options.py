@@ -255,6 +255,6 @@ def read_dotenv(path: Path | None) -> Mapping[str, str]:
     from dotenv import dotenv_values
 
     try:
-        return {name: text for name, text in dotenv_values(path).items() if text is not None}
+        return {name: text for name, text in dotenv_values(path, encoding="utf-8-sig").items() if text is not None}
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}. Use plain UTF-8 text") from None

@@ -163,7 +163,7 @@ def recorded(records: Iterable[Mapping[str, Any]]) -> dict[str, Recorded]:
 @lru_cache(maxsize=4)
 def read(path: Path) -> dict[str, Recorded]:
     """Read what was recorded in an `iterations.jsonl`; ValueError if there are no draft tokens in it."""
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         found = recorded(map(json.loads, lines))
     if not any(own.drafted for own in found.values()):
         raise ValueError(
