@@ -116,7 +116,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: _Tokens) -> dict[str, An
     tokenizer.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse(), *strip])
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in tokens.control])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in tokens.others])
-    encode, encode_rest = general_bpe.encoders(tokenizer)
+    encode, encode_rest = general_bpe.encoders(tokenizer, tokens.source)
     pieces, leading_space = general_bpe.pieces(tokenizer, tokens.source, len(tokens.ids))
     return {"encode": encode, "encode_rest": encode_rest, "pieces": pieces, "leading_space": leading_space}
 

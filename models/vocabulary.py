@@ -16,6 +16,9 @@ from models import ranks
 from models.ranks import EOT, TokenizerError
 from models.splits import Split
 
+LONG_RUN = 64  # combining marks in a row; no language has as many
+# The only characters that are no combining marks but become some, by their canonical decomposition.
+SPLIT_MARKS = {"\u0f73": "\u0f71\u0f72", "\u0f75": "\u0f71\u0f74", "\u0f81": "\u0f71\u0f80"}
 MOST_IDS = 1 << 21  # ten times the largest vocabulary that is published
 
 
@@ -64,12 +67,15 @@ def byte_level(
 ) -> tuple[Callable[[str], list[int]], list[bytes]]:
     """Return `encode` and `pieces` of a byte-level BPE; `added` tokens are found in ordinary text too.
 
+    An added token without text has an id, but is found nowhere: tiktoken would find it without end.
+
     Raises TokenizerError, and its OutOfOrder where tiktoken would merge in another order.
     """
     everything = {**vocab, **control, **added}
     check_ids(source, everything)
-    encoding = ranks.from_merges(source, vocab, merges, split, added)
+    in_text = {text: token for text, token in added.items() if text}
     size = 1 + max(everything.values())
+    encoding = ranks.from_merges(source, vocab, merges, split, in_text, size)
     has_all_bytes = encoding.max_token_value < size
     pieces = [b""] * size
     for text, token in everything.items():
@@ -78,11 +84,35 @@ def byte_level(
 
     def encode(text: str) -> list[int]:
         if split.nfc:
-            text = unicodedata.normalize("NFC", text)
-        ids = encoding.encode(text, allowed_special="all") if added else encoding.encode_ordinary(text)
+            text = nfc(text)
+        ids = encoding.encode(text, allowed_special="all") if in_text else encoding.encode_ordinary(text)
         return ids if has_all_bytes else [token for token in ids if token < size]
 
     return encode, pieces
+
+
+def nfc(text: str) -> str:
+    """Return the text in Unicode's normalization form C, in a time that grows with its length.
+
+    CPython sorts the combining marks behind a character by insertion, which takes minutes for the marks of one request
+    and keeps the interpreter. Marks that are in order cost it nothing, so long runs are put in order first.
+    """
+    if text.isascii():
+        return text
+    for mark, parts in SPLIT_MARKS.items():
+        text = text.replace(mark, parts)
+    pieces, done = [], 0
+    for i in range(0, len(text), LONG_RUN):  # no longer run lies between two of these
+        if i < done or not unicodedata.combining(text[i]):
+            continue
+        start = end = i
+        while start > done and unicodedata.combining(text[start - 1]):
+            start -= 1
+        while end < len(text) and unicodedata.combining(text[end]):
+            end += 1
+        pieces += [text[done:start], "".join(sorted(text[start:end], key=unicodedata.combining))]
+        done = end
+    return unicodedata.normalize("NFC", "".join([*pieces, text[done:]]) if pieces else text)
 
 
 def text_pattern(texts: Iterable[str]) -> re.Pattern[str]:
