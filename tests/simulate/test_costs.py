@@ -219,7 +219,7 @@ def test_a_mistyped_model_is_answered_with_the_nearest() -> None:
 def test_a_file_that_is_no_cost_model_is_refused_with_the_remedy(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cost.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="cannot read a cost model .* Make one with"):
+    with pytest.raises(ValueError, match=r"cannot read a cost model .* Make one with"):
         costs.load(path)
 
 
