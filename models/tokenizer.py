@@ -23,6 +23,7 @@ from models.vocabulary import Vocabulary, of_ranks, text_pattern
 if TYPE_CHECKING:
     from models.chat_template import ChatTemplate, Message
 
+LONGEST_TOKEN = 1 << 14  # bytes, of which each step could write one per request
 LONGEST_RUN = 400_000  # characters of white space in a row; from some 700,000 on tiktoken's stack overflows
 
 
@@ -50,6 +51,11 @@ class Tokenizer:
         self._bytes = vocabulary.pieces
         self._calls: dict[object, None] = {}  # in progress, the oldest first
         self.longest_token = max(map(len, self._bytes))
+        if self.longest_token > LONGEST_TOKEN:
+            raise TokenizerError(
+                f"the tokenizer has a token of {self.longest_token:,} bytes, but at most {LONGEST_TOKEN:,} are allowed. "
+                "Use the tokenizer files that belong to the model"
+            )
 
     @property
     def oldest_call(self) -> object | None:

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, takewhile
 
 import tiktoken
 
@@ -117,8 +118,22 @@ def nfc(text: str) -> str:
 
 def text_pattern(texts: Iterable[str]) -> re.Pattern[str]:
     """Return the pattern that finds any of `texts`, the longest one first; without texts it finds nothing."""
-    ordered = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+    ordered = sorted({text for text in texts if text})
+    try:
+        return re.compile(_any_of(ordered) if ordered else r"(?!)")
+    except RecursionError:  # each text begins the next: there are too few of them to matter
+        return re.compile("|".join(map(re.escape, sorted(ordered, key=len, reverse=True))))
+
+
+def _any_of(texts: list[str]) -> str:
+    """Return a pattern of sorted texts in which their common beginnings are compared once, not once for each text."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(texts[0], texts[-1]))
+    common = "".join(character for character, _ in same)
+    rests = [text[len(common) :] for text in texts]
+    branches = [_any_of([*group]) for _, group in groupby(filter(None, rests), key=lambda rest: rest[0])]
+    if not branches:
+        return re.escape(common)
+    return f"{re.escape(common)}(?:{'|'.join(branches)}){'?' if not rests[0] else ''}"
 
 
 def check_ids(source: str, vocab: Mapping[str, int]) -> None:

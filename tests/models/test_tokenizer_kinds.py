@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -225,6 +227,28 @@ def test_a_post_processor_adds_nothing_to_ordinary_text(tmp_path: Path) -> None:
     expected = Tokenizer(from_folder(tmp_path)).encode("the end")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": repeats}))
     assert Tokenizer(from_folder(tmp_path)).encode("the end") == expected
+
+
+def test_a_token_that_fills_pages_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "smollm") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"][-1]["content"] = "x" * 100_000
+    path.write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match="100,000 bytes"):
+        Tokenizer(from_folder(tmp_path))
+
+
+def test_the_longest_of_many_texts_is_found_without_comparing_each() -> None:
+    rng = random.Random(4)
+    for _ in range(200):
+        texts = ["".join(rng.choices("ab<.", k=rng.randrange(1, 6))) for _ in range(9)]
+        plain = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+        sample = "".join(rng.choices("ab<.", k=60))
+        assert vocabulary.text_pattern([*texts, ""]).findall(sample) == plain.findall(sample)
+    many = vocabulary.text_pattern([*(f"<|token {i}|>" for i in range(5000)), "<"])
+    assert len(many.findall("<" * 200_000 + "<|token 77|>")) == 200_001
+    chain = vocabulary.text_pattern("a" * i for i in range(1, 600))
+    assert chain.findall("a" * 1000) == ["a" * 599, "a" * 401]
 
 
 def test_files_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
