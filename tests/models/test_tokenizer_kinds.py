@@ -124,7 +124,7 @@ def test_a_gguf_file_is_loaded_from_its_path(tmp_path: Path) -> None:
 KIND = {
     str: GGUFValueType.STRING, int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32, list: GGUFValueType.ARRAY
 }  # fmt: skip
-GGUF = {
+GGUF: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "no tokenizer.ggml.tokens"),
     "numbers for tokens": ({"tokens": [1, 2]}, "no tokenizer.ggml.tokens"),
     "a token twice": ({"tokens": ["a", "a"]}, "twice"),
@@ -135,6 +135,16 @@ GGUF = {
     "no merges": ({"merges": None}, "no tokenizer.ggml.merges"),
     "an unknown merge": ({"merges": ["zq zq"]}, "merge 1"),
     "no scores": ({"model": "llama", "merges": None}, "scores"),
+    "a token of megabytes": (
+        {
+            "model": "llama",
+            "merges": None,
+            "tokens": ["</s>", "x" * 4_000_000],
+            "token_type": [3, 1],
+            "scores": [0.0, 0.0],
+        },
+        "long tokens",
+    ),
     "no end": ({"eos_token_id": None, "token_type": None}, "eos_token_id"),
 }
 
