@@ -46,6 +46,7 @@ from launch import banner, demo
 from launch.command import main as main
 from launch.engine import engine_stack, load_engine
 from serving.headroom import NO_MEMORY
+from serving.text_watch import TEXT_SECONDS, TextWatch
 from serving.watchdog import Watchdog
 
 log = logging.getLogger("effective-batching")
@@ -175,6 +176,9 @@ def start(
             on_failure()
             return
         Watchdog(engine.manager, service.stall_seconds).start()
+        limit = min(TEXT_SECONDS, service.stall_seconds)
+        service.texts = TextWatch(lambda: engine.tokenizer.oldest_call, engine.manager, limit)
+        service.texts.start()
         gc.collect()
         gc.freeze()  # the model never becomes garbage: exclude it from collection
         if service.config.demo:

@@ -21,6 +21,7 @@ from observe.feed import Feed
 from observe.meters import Meters
 from observe.queued_log import QueuedLog
 from serving.adapters import AdapterStore
+from serving.text_watch import TextWatch
 from stats import ServerStats
 
 
@@ -34,6 +35,8 @@ class Tokenizer(Protocol):
     special_ids: frozenset[int]  # control tokens
     chat_template: Any  # None for a model without one
 
+    @property
+    def oldest_call(self) -> object | None: ...
     def encode(self, text: str, end_of_text: Any = "text") -> list[int]: ...
     def encode_chat(self, messages: Any, add_generation_prompt: bool = True) -> tuple[str, list[int]]: ...
     def decode(self, tokens: list[int], *, begins: bool = False) -> str: ...
@@ -164,6 +167,7 @@ class Service:
         self.completer = Completer()
         self.socket_writer = SocketWriter()
         self.load: Load | None = None
+        self.texts: TextWatch | None = None  # set when the engine has started
         self.batches: Runner | None = None  # None without a folder for them
         self._watched_at = time.monotonic()
 
@@ -183,6 +187,8 @@ class Service:
         age = self.heartbeat_age()
         if age is not None and age > self.stall_seconds:
             return "stalled", f"the batching loop has not completed a step for {age:.0f} s"
+        if self.texts is not None and self.texts.stall is not None:
+            return "stalled", self.texts.stall
         return "ok", None
 
     def readiness(self) -> tuple[str, str | None]:

@@ -5,6 +5,7 @@ Part of the composition root. Torch is imported inside the functions that need i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,18 +22,29 @@ if TYPE_CHECKING:
 HUB_SECONDS = 10.0  # for the hub to answer
 
 
-def reader(resolved: ResolvedModel, dtype: torch.dtype, limit: int) -> Callable[[str], Weights]:
+def reader(resolved: ResolvedModel, dtype: torch.dtype, config: Config) -> Callable[[str], Weights]:
     """Return the function that reads an adapter for this model from a folder, or from the hub.
 
-    Files that are far larger than `limit` bytes of adapters are refused unread.
+    Files that are far larger than --adapter-memory are refused unread, and so are files of folders that requests named
+    if they lie outside of --adapter-folder. Errors name files without their folder, since they are sent to clients.
     """
     from generate.cpu.adapters import PreparedAdapter
     from models import adapters, families
 
     layout = families.family_of(resolved.config).layout
+    limit = config.adapter_memory
 
     def read(source: str) -> Weights:
         folder = _folder(source)
+        try:
+            if source not in config.adapters.values():
+                _check_links(folder, config.adapter_folders)
+            return prepared(folder)
+        except (ValueError, OSError) as error:
+            reason = str(error).replace(f"{folder}{os.sep}", "").replace(str(folder), "its folder")
+            raise adapters.AdapterError(reason) from error
+
+    def prepared(folder: Path) -> Weights:
         path = folder / adapters.WEIGHTS
         if path.is_file() and path.stat().st_size > 2 * limit:  # float32, of which bfloat16 is kept
             raise adapters.AdapterError(
@@ -42,6 +54,16 @@ def reader(resolved: ResolvedModel, dtype: torch.dtype, limit: int) -> Callable[
         return PreparedAdapter(adapter, resolved.architecture, dtype)
 
     return read
+
+
+def _check_links(folder: Path, allowed: list[Path]) -> None:
+    """Raise AdapterError for a file of an adapter that is a link to outside of the allowed folders."""
+    from models import adapters
+
+    for name in (adapters.CONFIG, adapters.WEIGHTS):
+        path = (folder / name).resolve()
+        if not any(path.is_relative_to(parent.resolve()) for parent in allowed):
+            raise adapters.AdapterError(f"{name} is a link to outside of --adapter-folder. Put the file itself there")
 
 
 def _folder(source: str) -> Path:

@@ -105,7 +105,7 @@ def load_model(config: Config, slots: int) -> Parts:
             "whole_context": shape.block_size,
             "warnings": [warning for warning in warnings if warning],
         },
-        read_adapter=reader(resolved, runner.dtype, config.adapter_memory) if device.type == "cpu" else None,
+        read_adapter=reader(resolved, runner.dtype, config) if device.type == "cpu" else None,
     )
 
 

@@ -21,7 +21,8 @@ from typing import Any
 import jinja2
 
 from models.ranks import TokenizerError
-from models.template_sandbox import MOST_TEXT, Budget, Sandbox, TemplateError, TooMuch, budget
+from models.template_sandbox import Sandbox, TemplateError
+from models.template_work import MOST_TEXT, Budget, TooMuch, budget
 from models.vocabulary import text_pattern
 
 LONGEST_SOURCE = 1 << 17  # characters; the longest that is published has some 20,000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import os
 import tempfile
 import threading
@@ -43,11 +44,12 @@ ALPHABET = _alphabet()
 
 
 def from_merges(
-    source: str, vocab: Mapping[str, int], merges: Iterable[Pair], split: Split, added: Mapping[str, int]
+    source: str, vocab: Mapping[str, int], merges: Iterable[Pair], split: Split, added: Mapping[str, int], spare: int
 ) -> tiktoken.Encoding:
     """Return the Encoding of a byte-level BPE whose tokens are written in GPT-2's byte alphabet.
 
-    `added` tokens are found in a text before it is split. Raises TokenizerError if `vocab` and `merges` contradict each
+    `added` tokens are found in a text before it is split. A byte without a token encodes to an id of `spare` or above,
+    where no token may be; the caller removes it. Raises TokenizerError if `vocab` and `merges` contradict each
     other, and OutOfOrder if they agree but tiktoken would merge in another order.
     """
 
@@ -73,8 +75,6 @@ def from_merges(
         table[bytes(ALPHABET[character] for character in token)] = last
     if late:
         raise OutOfOrder(str(wrong(late)))
-    # A byte without a token encodes to an id above all others, which the caller removes.
-    spare = 1 + max((*vocab.values(), *added.values()))
     for byte in range(256):
         table.setdefault(bytes([byte]), spare + byte)
     return tiktoken.Encoding(source, pat_str=split.pattern, mergeable_ranks=table, special_tokens=dict(added))
@@ -87,7 +87,7 @@ def from_file(path: Path) -> tiktoken.Encoding:
     """
     remedy = "Set EB_TOKENIZER_FILE to a complete rank file such as gpt2.tiktoken"
     try:
-        lines = path.expanduser().read_bytes().splitlines()
+        lines = path.expanduser().read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise TokenizerError(f"cannot read the tokenizer file {path}: {error.strerror or error}. {remedy}") from error
     table: dict[bytes, int] = {}

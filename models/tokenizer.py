@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +23,7 @@ from models.vocabulary import Vocabulary, of_ranks, text_pattern
 if TYPE_CHECKING:
     from models.chat_template import ChatTemplate, Message
 
+LONGEST_TOKEN = 1 << 14  # bytes, of which each step could write one per request
 LONGEST_RUN = 400_000  # characters of white space in a row; from some 700,000 on tiktoken's stack overflows
 
 
@@ -47,7 +49,28 @@ class Tokenizer:
         self.special_ids = frozenset(vocabulary.control.values()) | {*vocabulary.eos_ids}
         self.chat_template = _chat_template(vocabulary)
         self._bytes = vocabulary.pieces
+        self._calls: dict[object, None] = {}  # in progress, the oldest first
         self.longest_token = max(map(len, self._bytes))
+        if self.longest_token > LONGEST_TOKEN:
+            raise TokenizerError(
+                f"the tokenizer has a token of {self.longest_token:,} bytes, but at most {LONGEST_TOKEN:,} are allowed. "
+                "Use the tokenizer files that belong to the model"
+            )
+
+    @property
+    def oldest_call(self) -> object | None:
+        """What identifies the oldest call in progress, None if there is none; any thread may ask."""
+        return next(iter(list(self._calls)), None)
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Count a block as a call in progress."""
+        call = object()
+        self._calls[call] = None
+        try:
+            yield
+        finally:
+            del self._calls[call]
 
     def encode(self, text: str, end_of_text: Literal["text", "special"] = "text") -> list[int]:
         """Return the ids of `text`; `<|endoftext|>` in it is ordinary text or the special token.
@@ -55,9 +78,10 @@ class Tokenizer:
         All other control tokens in it are ordinary text. Raises TextError for a text that the encoder cannot handle.
         """
         _refuse_long_runs(text)
-        if end_of_text == "special" and EOT in self.vocabulary.control and EOT in text:
-            return self._encode_parts(text, re.compile(re.escape(EOT)), {})
-        return self._encode(text, is_first=True)
+        with self._call():
+            if end_of_text == "special" and EOT in self.vocabulary.control and EOT in text:
+                return self._encode_parts(text, re.compile(re.escape(EOT)), {})
+            return self._encode(text, is_first=True)
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Return the ids of `text` without special tokens; tiktoken's own name."""
@@ -77,8 +101,9 @@ class Tokenizer:
         Raises TemplateError where the template refuses the conversation, and TextError.
         """
         assert self.chat_template is not None
-        rendered = self.chat_template.render(messages, add_generation_prompt)
-        return rendered.plain(), self.encode_rendered(rendered.text, rendered.quoted)
+        with self._call():
+            rendered = self.chat_template.render(messages, add_generation_prompt)
+            return rendered.plain(), self.encode_rendered(rendered.text, rendered.quoted)
 
     @cached_property
     def _control(self) -> re.Pattern[str]:

@@ -109,12 +109,12 @@ def _general(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     from models import general_bpe
 
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(_text(path))
     except Exception as error:  # the library raises bare Exceptions
         raise TokenizerError(f"cannot read {path}: {str(error)[:200]}. {_FILES}") from error
     ids = tokenizer.get_vocab(with_added_tokens=True)
     vocabulary.check_ids(str(path.parent), ids)
-    encode, encode_rest = general_bpe.encoders(tokenizer)
+    encode, encode_rest = general_bpe.encoders(tokenizer, str(path))
     pieces, leading_space = general_bpe.pieces(tokenizer, str(path.parent), 1 + max(ids.values()))
     return {"encode": encode, "encode_rest": encode_rest, "pieces": pieces, "leading_space": leading_space}
 
@@ -182,7 +182,7 @@ def _text(path: Path) -> str:
     try:
         if path.stat().st_size > LONGEST_FILE:
             raise TokenizerError(f"{path} has more than {LONGEST_FILE >> 20} MiB. {_FILES}")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # a byte order mark is no part of the text
     except (OSError, UnicodeError) as error:
         raise TokenizerError(f"cannot read {path}: {error}. Use the file that belongs to the model") from error
 

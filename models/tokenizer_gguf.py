@@ -14,6 +14,7 @@ from models.ranks import TokenizerError
 from models.vocabulary import Vocabulary
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
+MOST_CUTS = 1 << 30  # characters that are copied while merges are made of scores; hundreds of times those of Llama 2
 # A GGUF file has room for one end-of-text id, but models end an answer with any of these.
 ENDINGS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "</s>")
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -102,6 +103,8 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: _Tokens) -> dict[str, An
             raise TokenizerError(
                 f"{tokens.source} has neither tokenizer.ggml.merges nor scores that fit its tokens. {_ANOTHER}"
             )
+        if sum(len(token) ** 2 for token in tokens.ids) > MOST_CUTS:
+            raise TokenizerError(f"tokenizer.ggml.tokens in {tokens.source} has too many long tokens. {_ANOTHER}")
         pairs = merges_of_scores(tokens.ids, [float(score) for score in scores])
     try:
         tokenizer = Tokenizer(BPE(dict(tokens.ids), pairs, fuse_unk=True, byte_fallback=True))
@@ -116,7 +119,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: _Tokens) -> dict[str, An
     tokenizer.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse(), *strip])
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in tokens.control])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in tokens.others])
-    encode, encode_rest = general_bpe.encoders(tokenizer)
+    encode, encode_rest = general_bpe.encoders(tokenizer, tokens.source)
     pieces, leading_space = general_bpe.pieces(tokenizer, tokens.source, len(tokens.ids))
     return {"encode": encode, "encode_rest": encode_rest, "pieces": pieces, "leading_space": leading_space}
 

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, takewhile
 
 import tiktoken
 
@@ -16,6 +17,9 @@ from models import ranks
 from models.ranks import EOT, TokenizerError
 from models.splits import Split
 
+LONG_RUN = 64  # combining marks in a row; no language has as many
+# The only characters that are no combining marks but become some, by their canonical decomposition.
+SPLIT_MARKS = {"\u0f73": "\u0f71\u0f72", "\u0f75": "\u0f71\u0f74", "\u0f81": "\u0f71\u0f80"}
 MOST_IDS = 1 << 21  # ten times the largest vocabulary that is published
 
 
@@ -64,12 +68,15 @@ def byte_level(
 ) -> tuple[Callable[[str], list[int]], list[bytes]]:
     """Return `encode` and `pieces` of a byte-level BPE; `added` tokens are found in ordinary text too.
 
+    An added token without text has an id, but is found nowhere: tiktoken would find it without end.
+
     Raises TokenizerError, and its OutOfOrder where tiktoken would merge in another order.
     """
     everything = {**vocab, **control, **added}
     check_ids(source, everything)
-    encoding = ranks.from_merges(source, vocab, merges, split, added)
+    in_text = {text: token for text, token in added.items() if text}
     size = 1 + max(everything.values())
+    encoding = ranks.from_merges(source, vocab, merges, split, in_text, size)
     has_all_bytes = encoding.max_token_value < size
     pieces = [b""] * size
     for text, token in everything.items():
@@ -78,17 +85,55 @@ def byte_level(
 
     def encode(text: str) -> list[int]:
         if split.nfc:
-            text = unicodedata.normalize("NFC", text)
-        ids = encoding.encode(text, allowed_special="all") if added else encoding.encode_ordinary(text)
+            text = nfc(text)
+        ids = encoding.encode(text, allowed_special="all") if in_text else encoding.encode_ordinary(text)
         return ids if has_all_bytes else [token for token in ids if token < size]
 
     return encode, pieces
 
 
+def nfc(text: str) -> str:
+    """Return the text in Unicode's normalization form C, in a time that grows with its length.
+
+    CPython sorts the combining marks behind a character by insertion, which takes minutes for the marks of one request
+    and keeps the interpreter. Marks that are in order cost it nothing, so long runs are put in order first.
+    """
+    if text.isascii():
+        return text
+    for mark, parts in SPLIT_MARKS.items():
+        text = text.replace(mark, parts)
+    pieces, done = [], 0
+    for i in range(0, len(text), LONG_RUN):  # no longer run lies between two of these
+        if i < done or not unicodedata.combining(text[i]):
+            continue
+        start = end = i
+        while start > done and unicodedata.combining(text[start - 1]):
+            start -= 1
+        while end < len(text) and unicodedata.combining(text[end]):
+            end += 1
+        pieces += [text[done:start], "".join(sorted(text[start:end], key=unicodedata.combining))]
+        done = end
+    return unicodedata.normalize("NFC", "".join([*pieces, text[done:]]) if pieces else text)
+
+
 def text_pattern(texts: Iterable[str]) -> re.Pattern[str]:
     """Return the pattern that finds any of `texts`, the longest one first; without texts it finds nothing."""
-    ordered = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+    ordered = sorted({text for text in texts if text})
+    try:
+        return re.compile(_any_of(ordered) if ordered else r"(?!)")
+    except RecursionError:  # each text begins the next: there are too few of them to matter
+        return re.compile("|".join(map(re.escape, sorted(ordered, key=len, reverse=True))))
+
+
+def _any_of(texts: list[str]) -> str:
+    """Return a pattern of sorted texts in which their common beginnings are compared once, not once for each text."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(texts[0], texts[-1]))
+    common = "".join(character for character, _ in same)
+    rests = [text[len(common) :] for text in texts]
+    branches = [_any_of([*group]) for _, group in groupby(filter(None, rests), key=lambda rest: rest[0])]
+    if not branches:
+        return re.escape(common)
+    return f"{re.escape(common)}(?:{'|'.join(branches)}){'?' if not rests[0] else ''}"
 
 
 def check_ids(source: str, vocab: Mapping[str, int]) -> None:

@@ -7,14 +7,13 @@ the loop's thread calls this. This module must not know HTTP, tensors, or how an
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from scheduling.iteration import Plan
-from scheduling.scheduler import ENDLESS, Output, Scheduler, Token
+from scheduling.scheduler import Output, Scheduler, Token
 from scheduling.sequence import Sequence
 from serving.headroom import NO_MEMORY, NoHeadroom, check_headroom
 from serving.inference import InferenceError
@@ -81,6 +80,7 @@ class Recovery:
         self.steps_failed = 0
         self.steps_retried = 0
         self.out_of_memory = 0
+        self._ran_out_with = 0  # requests, since when a warning is due
         self._make_probe = make_probe
         self._clock = clock
         self._pause = pause
@@ -94,7 +94,10 @@ class Recovery:
         """
         while True:
             try:
-                return self._forward(plan)
+                outputs = self._forward(plan)
+                if self._ran_out_with and not plan.paused:  # all that run fit: the limit is final
+                    self._warn_of_limit(scheduler)
+                return outputs
             except Exception as error:
                 log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
                 self._raise_if_fatal(error)
@@ -181,36 +184,42 @@ class Recovery:
         return [output for half in halves for output in self._bisect(plan.part(half))]
 
     def _shrink(self, scheduler: Scheduler, plan: Plan) -> list[Output]:
-        """Compute what fits into memory, and log the new limit on running requests if it is lower."""
-        running = len(scheduler.running)
-        outputs = self._preempt_until_it_fits(scheduler, plan)
-        if len(scheduler.running) < running and scheduler.slot_cap < ENDLESS:
-            log.warning(
-                "memory ran out with %d running requests; the limit is now %d. "
-                "Start with --max-batch-size %d", running, scheduler.slot_cap, scheduler.slot_cap,
-            )  # fmt: skip
+        """Compute the oldest requests that fit into memory together; the others wait again, and fewer run from then on.
+
+        About log2 n steps find how many fit. A request that does not even fit alone fails, and lowers no limit.
+        """
+        running, n = len(scheduler.running), len(plan.sequences)
+        fits, too_many, size = 0, n + 1, n
+        outputs: list[Output] = []
+        while too_many - fits > 1:
+            self._release_memory()
+            result = self._try(plan if size == n else plan.part(slice(size)))
+            if not isinstance(result, Exception):
+                fits, outputs = size, result
+            elif is_out_of_memory(result):
+                self.out_of_memory += 1
+                too_many = size
+            else:
+                scheduler.preempt(plan, plan.sequences[size:], self._clock())
+                return self._bisect(plan)
+            size = (fits + too_many) // 2
+        if fits == n:
+            return outputs
+        alone = self._try(plan.part(slice(fits, fits + 1))) if fits else result
+        if isinstance(alone, Exception):
+            scheduler.preempt(plan, plan.sequences[fits + 1 :], self._clock())
+            return [*outputs, _request_error(alone)]
+        scheduler.preempt(plan, plan.sequences[fits:], self._clock())
+        scheduler.slot_cap = len(scheduler.running)
+        self._ran_out_with = self._ran_out_with or running
         return outputs
 
-    def _preempt_until_it_fits(self, scheduler: Scheduler, plan: Plan) -> list[Output]:
-        """Release memory and retry, each time without the newest half of the requests, which wait again."""
-        failed_alone = len(plan.sequences) < 2
-        while True:
-            self._release_memory()
-            result = self._try(plan)
-            if not isinstance(result, Exception):
-                return result
-            if not is_out_of_memory(result):
-                return self._bisect(plan)
-            self.out_of_memory += 1
-            n = len(plan.sequences)
-            if n > 1:
-                scheduler.preempt(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
-                scheduler.slot_cap = len(scheduler.running)
-            elif not failed_alone:
-                failed_alone = True
-            else:  # the request itself is too large, not the batch
-                scheduler.slot_cap = ENDLESS
-                return [_request_error(result)] * n
+    def _warn_of_limit(self, scheduler: Scheduler) -> None:
+        log.warning(
+            "memory ran out with %d running requests; the limit is now %d. Start with --max-batch-size %d",
+            self._ran_out_with, scheduler.slot_cap, scheduler.slot_cap,
+        )  # fmt: skip
+        self._ran_out_with = 0
 
     def _release_memory(self) -> None:
         release = getattr(self.model, "release_memory", None)

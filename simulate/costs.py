@@ -245,7 +245,7 @@ def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
 def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]:
     """Read a file of `calibrate`: cost, host overheads, and all its facts."""
     try:
-        facts = json.loads(Path(path).read_text())
+        facts = json.loads(Path(path).read_text("utf-8-sig"))
         constants = dict(facts["cost"])
         kinds: dict[str, Callable[..., Affine | Interpolated]] = {
             "affine": Affine, "interpolated": Interpolated.from_dict
@@ -254,7 +254,7 @@ def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]
         model.seconds(prefilling(1))  # TypeError here when a constant is not a number
         host = {key: float(value) for key, value in facts.get("host", {}).items()}
         return model, Host(**host), facts
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or (
             f"it has no {error}" if isinstance(error, KeyError) else str(error)
         )

@@ -172,6 +172,6 @@ def of_cost(name: str) -> Noise | None:
 
 def keep(path: Path, scores: Iterable[float]) -> None:
     """Add scores to the file of a calibration, whose later intervals will be as wide as they ask for."""
-    facts = json.loads(path.read_text())
+    facts = json.loads(path.read_text("utf-8-sig"))
     facts["scores"] = [*facts.get("scores", ()), *scores]
     path.write_text(json.dumps(facts, indent=1) + "\n")

@@ -119,6 +119,45 @@ def test_an_adapter_of_another_model_is_refused_by_its_tensor_and_the_rest_goes_
     assert text(client, model="later") not in (before, text(client))
 
 
+def load(client: FlaskClient, path: Path) -> str:
+    """Return the refusal of an adapter."""
+    answer = client.post("/v1/load_lora_adapter", json={"lora_name": "linked", "lora_path": str(path)})
+    assert answer.status_code == 400
+    error = answer.json["error"]  # type: ignore[index]
+    assert error["param"] == "lora_path"
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_file_that_is_a_link_to_outside_is_not_read(
+    clients: tuple[FlaskClient, FlaskClient], folder: Path, name: str
+) -> None:
+    outside = write(folder / f"outside {name}", 3)
+    linked = write(folder / "adapters" / f"linked {name}", 3)
+    (linked / name).unlink()
+    (linked / name).symlink_to(outside / name)
+    assert f"{name} is a link" in load(clients[1], linked)
+    (linked / name).unlink()
+    (linked / name).symlink_to(folder / "adapters" / "later" / name)  # within the folder it may be one
+    asked = {"lora_name": name, "lora_path": str(linked)}
+    assert clients[1].post("/v1/load_lora_adapter", json=asked).status_code == 200
+
+
+def test_refusals_of_an_adapter_do_not_name_the_folders_of_the_server(
+    clients: tuple[FlaskClient, FlaskClient], folder: Path
+) -> None:
+    broken = write(folder / "adapters" / "broken", 4)
+    for text in ("{", "[]", '{"peft_type": "LORA", "bias": "all"}', None):
+        (broken / "adapter_config.json").unlink()
+        if text is not None:
+            (broken / "adapter_config.json").write_text(text)
+        assert str(folder) not in load(clients[1], broken)
+    broken = write(folder / "adapters" / "no tensors", 4)
+    for data in (b"", b"\xff" * 100):
+        (broken / "adapter_model.safetensors").write_bytes(data)
+        assert str(folder) not in load(clients[1], broken)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

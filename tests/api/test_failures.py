@@ -17,6 +17,7 @@ from api.dialects import native
 from api.service import STALL_SECONDS
 from app import create_app, start
 from config import Config
+from serving.text_watch import TEXT_SECONDS, TextWatch
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back(model: FakeModel) -> None:
@@ -135,6 +136,17 @@ def test_a_loop_that_hangs_is_told(app: Flask, client: FlaskClient, model: FakeM
         assert client.get("/health").get_json()["status"] == "stalled"
         assert "for 30" in error(ask(client), 503)["message"]
         go.set()
+    assert client.get("/health").status_code == 200
+
+
+def test_a_tokenizer_that_hangs_is_told(app: Flask, client: FlaskClient) -> None:
+    engine = service(app).engine
+    assert engine is not None
+    watch = service(app).texts = TextWatch(lambda: "a call", engine.manager)
+    watch.seconds = 2 * TEXT_SECONDS
+    assert client.get("/health").get_json()["status"] == "stalled"
+    assert error(ask(client), 503)["type"] == "unavailable_error"
+    watch.seconds = 0.0
     assert client.get("/health").status_code == 200
 
 

@@ -98,6 +98,10 @@ def test_batching_is_the_original_variable_and_unset_is_nobatch(tmp_path: Path) 
     assert read().config.policy == "nobatch"
 
 
+def test_a_byte_order_mark_hides_no_line_of_dotenv(tmp_path: Path) -> None:
+    assert read(tmp_path=tmp_path, lines="\ufeffEB_POLICY=static\n").config.policy == "static"
+
+
 def test_the_demo_changes_only_what_nothing_else_sets() -> None:
     usual, chosen = read("--demo", "on"), read("static", "--demo", "on", EB_MODEL="mock:llm-mock")
     assert (usual.config.policy, usual.config.max_batch_size) == ("dynamic", 8)

@@ -22,6 +22,11 @@ def test_a_folder_names_its_values_and_what_it_leaves_out_is_not_chosen(tmp_path
     assert sampling_defaults.read(folder) == {"temperature": 0.6, "top_k": 20}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"top_k": 20}', "utf-8-sig")
+    assert sampling_defaults.read(tmp_path) == {"top_k": 20}
+
+
 def test_a_model_without_the_file_or_without_weights_recommends_nothing(tmp_path: Path) -> None:
     assert sampling_defaults.read(tmp_path) == {}
     assert sampling_defaults.read(None) == {}

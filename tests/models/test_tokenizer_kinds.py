@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import random
+import re
+import threading
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +15,9 @@ import pytest
 from gguf import GGUFValueType, GGUFWriter
 from support_tokenizers import CONTROL, KINDS, gguf_metadata, strings, train, write
 
-from models import catalog, tokenizer_gguf
+from models import catalog, general_bpe, tokenizer_gguf, vocabulary
 from models.ranks import TokenizerError
-from models.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from models.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
 from models.tokenizer_files import from_folder
 
 COUNT = 1000
@@ -120,7 +125,7 @@ def test_a_gguf_file_is_loaded_from_its_path(tmp_path: Path) -> None:
 KIND = {
     str: GGUFValueType.STRING, int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32, list: GGUFValueType.ARRAY
 }  # fmt: skip
-GGUF = {
+GGUF: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "no tokenizer.ggml.tokens"),
     "numbers for tokens": ({"tokens": [1, 2]}, "no tokenizer.ggml.tokens"),
     "a token twice": ({"tokens": ["a", "a"]}, "twice"),
@@ -131,6 +136,16 @@ GGUF = {
     "no merges": ({"merges": None}, "no tokenizer.ggml.merges"),
     "an unknown merge": ({"merges": ["zq zq"]}, "merge 1"),
     "no scores": ({"model": "llama", "merges": None}, "scores"),
+    "a token of megabytes": (
+        {
+            "model": "llama",
+            "merges": None,
+            "tokens": ["</s>", "x" * 4_000_000],
+            "token_type": [3, 1],
+            "scores": [0.0, 0.0],
+        },
+        "long tokens",
+    ),
     "no end": ({"eos_token_id": None, "token_type": None}, "eos_token_id"),
 }
 
@@ -155,6 +170,122 @@ def test_a_decoder_whose_tokens_have_no_bytes_is_refused_by_name(tmp_path: Path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TokenizerError, match="WordPiece"):
         from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("special", [False, True])
+def test_an_added_token_without_text_is_found_nowhere(tmp_path: Path, kind: str, special: bool) -> None:
+    path = write(tmp_path, kind) / "tokenizer.json"
+    expected = Tokenizer(from_folder(tmp_path)).encode("the end")
+    content = json.loads(path.read_text())
+    entry = content["added_tokens"][-1] | {"content": "", "id": 5000, "special": special}
+    path.write_text(json.dumps(content | {"added_tokens": [*content["added_tokens"], entry]}))
+    tokenizer = Tokenizer(from_folder(tmp_path))
+    assert tokenizer.encode("the end") == tokenizer.encode_rendered("the end", {}) == expected
+
+
+@pytest.mark.parametrize("kind", ["smollm", "metaspace"])
+def test_a_token_without_text_in_a_gguf_file_is_found_nowhere(kind: str) -> None:
+    expected = Tokenizer(tokenizer_gguf.from_gguf(gguf_metadata(kind))).encode("the end")
+    for token_type in range(1, 7):
+        metadata = gguf_metadata(kind)
+        for name, value in (("tokens", ""), ("token_type", token_type), ("scores", -1.0)):
+            metadata.get(f"tokenizer.ggml.{name}", []).append(value)
+        assert Tokenizer(tokenizer_gguf.from_gguf(metadata)).encode("the end") == expected
+
+
+MANY = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+MULTIPLYING: dict[str, dict[str, Any]] = {
+    "a letter becomes a thousand": {"normalizer": MANY},
+    "in a nested sequence": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [MANY]}]}},
+    "nothing becomes a thousand": {"normalizer": {**MANY, "pattern": {"Regex": "b*"}}},
+    "a long beginning": {"normalizer": {"type": "Prepend", "prepend": "a" * 1000}},
+    "bytes as characters, again and again": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * 9}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", MULTIPLYING.values(), ids=MULTIPLYING)
+def test_a_tokenizer_that_multiplies_texts_is_refused_by_its_part(tmp_path: Path, parts: dict[str, Any]) -> None:
+    path = write(tmp_path, "other") / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+    with pytest.raises(TokenizerError, match=rf"{next(iter(parts))} of .*tokenizer.json .* 256 .*Use"):
+        from_folder(tmp_path)
+
+
+def test_a_text_that_grows_too_long_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "other") / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {**MANY, "content": "a" * 100}}))
+    tokenizer = Tokenizer(from_folder(tmp_path))
+    assert len(tokenizer.encode("a")) == 100
+    with pytest.raises(TextError):
+        tokenizer.encode("a" * 200_000)
+
+
+def test_a_tokenizer_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(general_bpe, "PROBE_SECONDS", 0.05)
+    ends = threading.Event()
+    with pytest.raises(TokenizerError, match=r"tokenizer.json .* backtracks"):
+        general_bpe.probe(lambda text: [ends.wait(20)], {}, "tokenizer.json")
+    ends.set()
+    general_bpe.probe(lambda text: [0], {}, "tokenizer.json")
+
+
+def test_a_post_processor_adds_nothing_to_ordinary_text(tmp_path: Path) -> None:
+    path = write(tmp_path, "other") / "tokenizer.json"
+    part = {"Sequence": {"id": "A", "type_id": 0}}
+    repeats = {"type": "TemplateProcessing", "single": [part] * 3, "pair": [part], "special_tokens": {}}
+    expected = Tokenizer(from_folder(tmp_path)).encode("the end")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": repeats}))
+    assert Tokenizer(from_folder(tmp_path)).encode("the end") == expected
+
+
+def test_a_token_that_fills_pages_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "smollm") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"][-1]["content"] = "x" * 100_000
+    path.write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match="100,000 bytes"):
+        Tokenizer(from_folder(tmp_path))
+
+
+def test_the_longest_of_many_texts_is_found_without_comparing_each() -> None:
+    rng = random.Random(4)
+    for _ in range(200):
+        texts = ["".join(rng.choices("ab<.", k=rng.randrange(1, 6))) for _ in range(9)]
+        plain = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+        sample = "".join(rng.choices("ab<.", k=60))
+        assert vocabulary.text_pattern([*texts, ""]).findall(sample) == plain.findall(sample)
+    many = vocabulary.text_pattern([*(f"<|token {i}|>" for i in range(5000)), "<"])
+    assert len(many.findall("<" * 200_000 + "<|token 77|>")) == 200_001
+    chain = vocabulary.text_pattern("a" * i for i in range(1, 600))
+    assert chain.findall("a" * 1000) == ["a" * 599, "a" * 401]
+
+
+def test_files_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    for kind in ("smollm", "metaspace"):
+        folder = write(tmp_path / kind, kind, chat_template="{{ bos_token }}!")
+        (folder / "generation_config.json").write_text('{"eos_token_id": [4]}')
+        plain = Tokenizer(from_folder(folder))
+        (folder / "chat_template.jinja").write_text("{{ bos_token }}!", "utf-8")
+        for path in folder.iterdir():
+            path.write_text(path.read_text("utf-8"), "utf-8-sig")
+        marked = Tokenizer(from_folder(folder))
+        assert (marked.eos_ids, marked.encode("the end")) == (plain.eos_ids, plain.encode("the end"))
+        assert marked.encode_chat([]) == plain.encode_chat([])
+
+
+def test_a_run_of_combining_marks_is_normalized_in_linear_time() -> None:
+    """Marks in the wrong order, whose sort by insertion takes CPython minutes."""
+    marks = "\u0301\u0323\u0f73\u0344"
+    long = vocabulary.nfc("a" + marks * 20_000)
+    assert long[:2] == "\u1ea1\u0f71"
+    for text in (
+        "a" + marks * 50,
+        "x" * 63 + marks * 40 + "e" + marks * 40,
+        "\u1100\u1161" + "\u0323\u0301" * 100 + "é",
+    ):
+        assert vocabulary.nfc(text) == unicodedata.normalize("NFC", text)
 
 
 def test_long_runs_are_encoded_in_time_by_every_pattern(folder_of: Callable[[str], Path]) -> None:

@@ -96,11 +96,28 @@ def test_a_batch_too_large_for_memory_shrinks_and_all_requests_get_their_tokens(
     served.model.gate.set()
     for i, one in enumerate(requests):
         assert one.wait_for_completion(SOON) == expected(f"r{i}", 6)
-    cap = {"nobatch": 1, "static": 2, "dynamic": 2}[policy]  # 8, 4, 2: the newest half goes
+    cap = {"nobatch": 1, "static": 3, "dynamic": 3}[policy]  # 8 and 4 fail, 2 and 3 fit
     assert served.manager.slot_cap == cap
     assert served.manager.recovery.out_of_memory == (0 if policy == "nobatch" else 3)
     assert max(it.batch_size for it in served.iterations) == cap
     assert served.is_empty()
+
+
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+@pytest.mark.parametrize("tokens", [15, 4096], ids=["prompts in several steps", "prompts in one step"])
+def test_one_warning_names_the_most_requests_that_fit_into_memory(
+    serve: Serve, caplog: pytest.LogCaptureFixture, policy: str, tokens: int
+) -> None:
+    served = serve(policy, slots=12, max_tokens_per_step=tokens)
+    served.hold()
+    requests = [served.ask(f"r{i}", 20 + i) for i in range(12)]
+    served.model.breaks = raising(MemoryError(), lambda plan: len(plan.sequences) > 4)
+    served.model.gate.set()
+    for i, one in enumerate(requests):
+        assert one.wait_for_completion(SOON) == expected(f"r{i}", 20 + i)
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [[*map(int, re.findall(r"\d+", warning))] for warning in warnings] == [[12, 4, 4]]
+    assert served.manager.slot_cap == 4
 
 
 @every_policy

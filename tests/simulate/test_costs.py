@@ -211,3 +211,19 @@ def test_a_mistyped_model_is_answered_with_the_nearest() -> None:
         published.make("constant", {"c": 1})
     with pytest.raises(ValueError, match="Make one with 'python -m simulate calibrate"):
         published.make("absent.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"cost": [], "host": []}', '{"cost": {"kind": "affine"}, "host": []}', "[" * 100_000]
+)
+def test_a_file_that_is_no_cost_model_is_refused_with_the_remedy(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"cannot read a cost model .* Make one with"):
+        costs.load(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_cost_model(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps({"cost": costs.to_dict(Affine(1, 2, 3, 4, 5, 6, 7, 8))}), "utf-8-sig")
+    assert costs.load(path)[0] == Affine(1, 2, 3, 4, 5, 6, 7, 8)
