@@ -34,7 +34,7 @@ ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
 _config = settings.load().config
 _restart_limiter = RestartLimiter()  # created in the master, so that its workers share it
 
-bind = f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
+bind = _config.address
 workers = 1
 worker_class = "launch.worker.Worker"
 threads = _config.threads
