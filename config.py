@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from client.option_types import HOST
 from client.options import KEY, TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Read, Size, Type
 from client.options import UsageError as ConfigError
 from client.options import nearest as nearest
@@ -144,7 +145,7 @@ class Config:
     prefix_cache: bool = setting(True, "share KV pages between prompts with the same prefix")
     evict: str = setting("lru", "which cached page to evict first", Choice(["lru", "ttl", "least-remaining-turns"]))
     compute_threads: int = setting(0, "number of compute threads on a CPU; 0: one per core", Number(0, 1024))
-    host: str = setting("0.0.0.0", "address to listen on")
+    host: str = setting("0.0.0.0", "address to listen on", HOST)
     port: int = setting(8500, "port to listen on", Number(1, 65535))
     max_connections: int = setting(0, "maximum open sockets; 0: queue and batch size plus 544", Number(0, 1 << 20))
     receive_timeout: float = setting(
@@ -228,6 +229,11 @@ class Config:
         return self.max_open_requests + RESERVE
 
     @property
+    def address(self) -> str:
+        """Where the server listens, as in a URL."""
+        return address(self.host, self.port)
+
+    @property
     def connections(self) -> int:
         """The limit on open sockets: those with a thread, and idle keep-alive connections."""
         return self.max_connections or self.threads + 512
@@ -256,6 +262,11 @@ class Config:
         """Return the settings as `EB_*` variables, for the process that serves: `.env` is in them."""
         settings = {variable(f.name): text_of(getattr(self, f.name)) for f in fields(self)}
         return settings | {COMPLETE: "1"}
+
+
+def address(host: str, port: int) -> str:
+    """Return host and port as in a URL, in which an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def variable(name: str) -> str:

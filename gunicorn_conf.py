@@ -35,7 +35,7 @@ SILENT_SECONDS = 10.0  # between two heartbeats of a worker, which has one in ea
 _config = settings.load().config
 _restart_limiter = RestartLimiter()  # created in the master, so that its workers share it
 
-bind = f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
+bind = _config.address
 workers = 1
 worker_class = "launch.worker.Worker"
 threads = _config.threads

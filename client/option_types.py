@@ -5,7 +5,9 @@ This module must not know flags, variables or files.
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
 SWITCH = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
@@ -139,7 +142,24 @@ def _check_key(text: str) -> None:
         raise ValueError("the key has characters that are not allowed in an HTTP header. Use printable ASCII")
 
 
+def _read_host(text: str) -> str:
+    """Return an address to listen on, without the brackets that an IPv6 address has in a URL."""
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        if host != text or ":" in host:
+            ipaddress.IPv6Address(host)
+        elif not HOST_NAME.fullmatch(host):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is neither an IP address nor a host name. Use one without scheme and port, such as 127.0.0.1, "
+            "::1 or localhost"
+        ) from None
+    return host
+
+
 TEXT = Type()
+HOST = Read(_read_host, "HOST")
 KEY = Read(_check_key, "KEY")
 FILE = Read(Path, "FILE")
 FOLDER = Read(Path, "DIR")

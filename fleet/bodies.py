@@ -24,13 +24,23 @@ BLOCK = 256  # characters of a prompt in one block
 PARAMETERS = re.compile(rb'"parameters"\s*:\s*\{')
 
 
+def route(path: str) -> str:
+    """Return the path that a replica gets: without /replica/NAME."""
+    parts = path.split("/", 3)
+    return f"/{parts[3]}" if parts[:2] == ["", "replica"] and len(parts) == 4 else path
+
+
 def generates(method: str, path: str) -> bool:
     """Return whether a request of this kind generates text."""
     return method == "POST" and path in PROMPTS
 
 
-def is_tgi(path: str) -> bool:
-    """Return whether this route of `PROMPTS` speaks TGI's dialect."""
+def is_tgi(method: str, path: str) -> bool:
+    """Return whether a request of this kind speaks TGI's dialect."""
+    return generates(method, path) and _is_tgi(path)
+
+
+def _is_tgi(path: str) -> bool:
     return PROMPTS[path] == "inputs"
 
 
@@ -45,7 +55,7 @@ def read(body: bytes) -> dict[str, Any]:
 
 def asked(path: str, fields: Mapping[str, Any], session: str) -> Asked:
     """Return what routers may know: the prompt's blocks, and the session of the header or else the field `user`."""
-    options = fields.get("parameters") if is_tgi(path) else fields
+    options = fields.get("parameters") if _is_tgi(path) else fields
     user = options.get("user") if isinstance(options, Mapping) else None
     return Asked(blocks(str(fields.get(PROMPTS[path], ""))), session or (user if isinstance(user, str) else ""))
 
@@ -67,7 +77,7 @@ def seeded(path: str, body: bytes, fields: Mapping[str, Any], seed: int) -> byte
     start = len(body) - len(body.lstrip())
     if not fields or body[start : start + 1] != b"{" or len(body) + SPARE > LARGEST:
         return body
-    if not is_tgi(path):
+    if not _is_tgi(path):
         prompt = fields.get(PROMPTS[path])
         several = path == "/v1/completions" and isinstance(prompt, list) and not all(type(t) is int for t in prompt)
         return body if "seed" in fields or several else _with(body, start + 1, b'"seed": %d' % seed, True)

@@ -8,22 +8,27 @@ Ray: a `Fleet` names the replicas.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import aiohttp
 from aiohttp import web
 
-from fleet import bodies, connections, merged
+from fleet import bodies, connections, errors, merged
+from fleet.clients import Client, listening, within_open_files
+from fleet.errors import Failed, unavailable
+from fleet.limits import Limits
 from fleet.pool import Fleet, Replica
-from fleet.relay import ClientLeft, Refused, Relay, error
+from fleet.receiving import ClientLeft, receive
+from fleet.relay import Refused, Relay
 from fleet.routers import Asked
 from fleet.switched import Switched
 
-BODY_SECONDS = 60.0  # to receive a body
 PATIENCE_SECONDS = 15.0  # for which a request waits for a replica that can take it
 PAUSE_SECONDS = 0.1
 CHECK_SECONDS = 5.0  # for a replica's answer about itself
@@ -38,10 +43,14 @@ Answers = dict[str, tuple[int, bytes, Mapping[str, str]]]  # status, body and he
 
 
 class Ingress:
-    """The routes; `draining` makes it refuse new requests."""
+    """The routes; `draining` makes it refuse new requests.
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet, self.pool = fleet, fleet.pool
+    The replicas check the key. The ingress knows it only to do less for requests without it.
+    """
+
+    def __init__(self, fleet: Fleet, limits: Limits, key: str = "") -> None:
+        self.fleet, self.pool, self.limits = fleet, fleet.pool, limits
+        self._key = key.encode()
         self.draining = False
         self.open = 0
         self.switched = Switched()
@@ -49,21 +58,20 @@ class Ingress:
 
     def app(self) -> web.Application:
         """Return the application."""
-        app = web.Application(client_max_size=bodies.LARGEST, middlewares=[self._guard])
+        app = web.Application(middlewares=[self._guard])
         app.cleanup_ctx.append(self._connections)
-        app.router.add_get("/health/live", self.live)
-        for path in HEALTH:
-            app.router.add_get(path, self.health)
-        app.router.add_get("/", self.home)
-        app.router.add_get("/stats", self.stats)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_get("/slots", self.slots)
-        app.router.add_put("/policy", self.switch)
-        app.router.add_route("*", "/requests/{id:.+}", self.find)
-        app.router.add_route("*", "/replica/{name}/{path:.*}", self.one)
-        for path in OF_ONE:
-            app.router.add_route("*", path, self.of_one)
-        app.router.add_route("*", "/{path:.*}", self.forward)
+        of_all = {
+            "/health/live": self.live, **dict.fromkeys(HEALTH, self.health), "/": self.home, "/stats": self.stats,
+            "/metrics": self.metrics, "/slots": self.slots,
+        }  # fmt: skip
+        for path, handler in of_all.items():
+            for method in ("GET", "HEAD"):
+                app.router.add_route(method, path, handler, expect_handler=_expect)
+        app.router.add_route("PUT", "/policy", self.switch, expect_handler=_expect)
+        others = {"/requests/{id:.+}": self.find, "/replica/{name}/{path:.*}": self.one}
+        others |= {**dict.fromkeys(OF_ONE, self.of_one), "/{path:.*}": self.forward}
+        for path, handler in others.items():
+            app.router.add_route("*", path, handler, expect_handler=_expect)
         return app
 
     async def _connections(self, app: web.Application) -> Any:
@@ -74,25 +82,49 @@ class Ingress:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count open requests, and answer errors of this server as the replicas answer theirs."""
-        if self.draining and bodies.generates(request.method, request.path):
-            return await Relay(request, b"", self.session).fail("the server is shutting down. Try another one")
+        route = bodies.route(request.path)
+        generates = bodies.generates(request.method, route)
+        client = cast(Client, request.protocol)
+        client.begin(request, generates)
         self.open += 1
         try:
+            if self.draining and generates:
+                raise unavailable("the server is shutting down. Try another one")
+            if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+                raise web.HTTPExpectationFailed
             return await handler(request)
         except ClientLeft:
             return web.Response(status=GONE)
-        except web.HTTPRequestEntityTooLarge:
-            text = f"the body is larger than {bodies.LARGEST:,} bytes. Send a shorter prompt"
-            return web.json_response(error(request.path, text, "invalid_request_error"), status=413)
-        except asyncio.TimeoutError:
-            text = f"the body did not arrive within {BODY_SECONDS:g} s. Send it without pauses"
-            return web.json_response(error(request.path, text, "timeout_error"), status=408)
+        except asyncio.CancelledError:
+            if not client.is_half_closed or request.writer.output_size:
+                raise
+            failed = Failed(GONE, "the client disconnected", "cancelled")
+        except web.HTTPException as error:
+            if error.status < 400:  # a redirection
+                raise
+            failed = Failed(error.status, f"{error.reason}. Send a plain HTTP/1.1 request")
+        except Failed as error:
+            failed = error
         finally:
             self.open -= 1
+            client.end()
+        answer = errors.response(failed, request.method, route)
+        if not request.content.is_eof():  # the rest of a body is no request
+            answer.force_close()
+        return answer
+
+    def _may_ask(self, request: web.Request) -> bool:
+        """Return whether a request has the key, if there is one."""
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        return not self._key or (scheme == "Bearer" and hmac.compare_digest(key.encode("utf-8", "replace"), self._key))
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Return the body of a request; b"" without the key, since a replica refuses it in its own words anyway."""
+        return await receive(request, self.limits) if self._may_ask(request) else b""
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Answer by the replica that the router chooses, or by the next ones where it cannot."""
-        body = await asyncio.wait_for(request.read(), BODY_SECONDS)
+        body = await self._body(request)
         asked = Asked()
         if bodies.generates(request.method, request.path):
             fields = bodies.read(body)
@@ -122,36 +154,43 @@ class Ingress:
         await self.fleet.refresh()
         known = self.pool.known.get(request.match_info["name"])
         if known is None:
-            names = ", ".join(self.pool.known) or "none"
-            text = f"replica {request.match_info['name']!r} does not exist. Use one of: {names}"
-            return web.json_response(error("", text, "not_found_error"), status=404)
-        path = request.rel_url.raw_path_qs.removeprefix(f"/replica/{known.replica.name}")
-        relay = Relay(request, await asyncio.wait_for(request.read(), BODY_SECONDS), self.session, path)
+            return await self._name_replicas(
+                request, 404, f"replica {request.match_info['name']!r} does not exist. Use"
+            )
+        path = "/" + request.rel_url.raw_path_qs.split("/", 3)[3]
+        relay = Relay(request, await self._body(request), self.session, path)
         try:
             return await relay.attempt(known.replica)
         except Refused as refused:
             return refused.answer or await relay.fail("the replica does not answer. Try again later")
 
     async def of_one(self, request: web.Request) -> web.StreamResponse:
-        """Name the replicas for what is not of the whole fleet."""
+        """Refuse what is not of the whole fleet."""
         await self.fleet.refresh()
-        names = ", ".join(self.pool.known) or "none"
-        text = f"{request.path} belongs to one replica. Use /replica/NAME{request.path} with one of: {names}"
-        return web.json_response(error("", text, "invalid_request_error"), status=400)
+        text = f"{request.path} belongs to one replica. Use /replica/NAME{request.path} with"
+        return await self._name_replicas(request, 400, text)
 
-    async def _everywhere(self, request: web.Request) -> Answers:
+    async def _name_replicas(self, request: web.Request, status: int, text: str) -> web.StreamResponse:
+        """Raise an error with the names of the replicas; without the key, let one of them refuse the request."""
+        if not self._may_ask(request):
+            return await self.forward(request)
+        type = "not_found_error" if status == 404 else "invalid_request_error"
+        raise Failed(status, f"{text} one of: {', '.join(self.pool.known) or 'none'}", type)
+
+    async def _everywhere(self, request: web.Request, body: bytes) -> Answers:
         """Send a request to all replicas; return status, body and headers of each, 503 for one that does not answer."""
-        body = await asyncio.wait_for(request.read(), BODY_SECONDS)
         await self.fleet.refresh()
         replicas = [known.replica for known in self.pool.known.values()]
+        method = "GET" if request.method == "HEAD" else request.method  # bodies are put together
 
         async def ask(replica: Replica) -> tuple[int, bytes, Mapping[str, str]]:
+            relay = Relay(request, body, self.session, method=method)
             try:
-                answer = await asyncio.wait_for(Relay(request, body, self.session).attempt(replica), CHECK_SECONDS)
+                answer = await asyncio.wait_for(relay.attempt(replica), CHECK_SECONDS)
             except Refused as refused:
-                answer = refused.answer or web.json_response(error("", "no answer"), status=503)
+                answer = refused.answer or errors.response(unavailable("no answer"))
             except asyncio.TimeoutError:
-                answer = web.json_response(error("", f"no answer within {CHECK_SECONDS:g} s"), status=503)
+                answer = errors.response(unavailable(f"no answer within {CHECK_SECONDS:g} s"))
             assert isinstance(answer, web.Response)
             return answer.status, bytes(answer.body or b""), answer.headers  # type: ignore[arg-type]
 
@@ -160,7 +199,7 @@ class Ingress:
 
     async def _merge(self, request: web.Request, merge: Callable[[dict[str, bytes]], web.Response]) -> web.Response:
         """Put the answers of all replicas together."""
-        return self._merged(await self._everywhere(request), merge)
+        return self._merged(await self._everywhere(request, await self._body(request)), merge)
 
     def _merged(self, answers: Answers, merge: Callable[[dict[str, bytes]], web.Response]) -> web.Response:
         """Put answers together; where none succeeded, return the first one's, such as 401, but 404 if all have it."""
@@ -169,7 +208,7 @@ class Ingress:
             return merge(passed)
         for status, body, headers in sorted(answers.values(), key=lambda answer: answer[0] == 404):
             return web.Response(status=status, body=body, headers=headers)
-        return web.json_response(error("", NO_REPLICA), status=503, headers={"Retry-After": "1"})
+        return errors.response(unavailable(NO_REPLICA))
 
     async def stats(self, request: web.Request) -> web.Response:
         def merge(parts: dict[str, bytes]) -> web.Response:
@@ -195,10 +234,11 @@ class Ingress:
 
     async def switch(self, request: web.Request) -> web.Response:
         """Switch the policy of all replicas, and of those that start later."""
-        answers = await self._everywhere(request)
+        body = await self._body(request)
+        answers = await self._everywhere(request, body)
         told = [name for name, (status, *_) in answers.items() if status == 200]
         if told:
-            self.switched.keep(await request.read(), request.headers, told)
+            self.switched.keep(body, request.headers, told)
         return self._merged(answers, _first)
 
     async def find(self, request: web.Request) -> web.Response:
@@ -209,8 +249,10 @@ class Ingress:
         return web.json_response({"status": "ok"})
 
     async def health(self, request: web.Request) -> web.Response:
-        answers = await self._everywhere(request)
-        status, body = merged.health({name: (code, json.loads(text)) for name, (code, text, _) in answers.items()})
+        answers = await self._everywhere(request, b"")
+        if answers and all(400 <= status < 500 for status, *_ in answers.values()):  # the request is at fault
+            return self._merged(answers, _first)
+        status, body = merged.health({name: (code, bodies.read(text)) for name, (code, text, _) in answers.items()})
         if self.draining and "ready" in request.path:
             status, body["status"] = 503, "draining"
         return web.json_response(body, status=status, headers={"Retry-After": "1"} if status == 503 else None)
@@ -224,20 +266,19 @@ class Ingress:
         raise web.HTTPFound(f"race?{runs}")
 
 
+async def _expect(request: web.Request) -> None:
+    """Leave an expectation to the handler: `receive` answers it once it wants the body."""
+
+
 def _first(parts: Mapping[str, bytes]) -> web.Response:
     return web.Response(body=next(iter(parts.values())), content_type="application/json")
 
 
-async def serve(ingress: Ingress, host: str, port: int, stop: asyncio.Event, drain_seconds: float) -> None:
-    """Serve until `stop`; then refuse new requests, and end when the accepted ones are answered."""
-    runner = web.AppRunner(ingress.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port, backlog=2048).start()
+async def serve(ingress: Ingress, sock: socket.socket, stop: asyncio.Event, drain_seconds: float) -> None:
+    """Serve at a socket until `stop`; then refuse new requests, and end when the accepted ones are answered."""
+    async with listening(ingress.app(), sock, within_open_files(ingress.limits)):
         await stop.wait()
         ingress.draining = True
         end = asyncio.get_running_loop().time() + drain_seconds
         while ingress.open and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(PAUSE_SECONDS)
-    finally:
-        await runner.cleanup()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +15,7 @@ import config as settings
 from client.options import Choice, Command, Number, Option, Read, UsageError, read
 from fleet import autoscalers
 from fleet.autoscalers import Bounds
+from fleet.limits import Limits
 from fleet.routers import ROUTERS
 from generate.cores import cores
 
@@ -78,6 +80,18 @@ FLEET = [
 ]  # fmt: skip
 
 
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket for an address, which listens later. As with gunicorn, `::` takes IPv4 as well."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
 def build_command() -> Command:
     """Return the command line: the flags of the fleet and those of its servers."""
     sections = {name: options for name, options in settings.command().sections.items() if name != "commands"}
@@ -100,6 +114,7 @@ class Plan:
     host: str
     port: int
     request_timeout: float
+    limits: Limits
     environment: dict[str, str]
 
     @property
@@ -113,9 +128,19 @@ class Plan:
         return {**os.environ, **self.environment}
 
     @property
+    def key(self) -> str:
+        """The API key that clients must send, if there is one."""
+        return self.environment["EB_API_KEY"]
+
+    @property
+    def ingress(self) -> str:
+        """The address of the ingress, as in a URL."""
+        return settings.address(self.host, self.port)
+
+    @property
     def is_open(self) -> bool:
         """Whether anyone who reaches the address may use it."""
-        return not self.environment["EB_API_KEY"] and self.host not in ("127.0.0.1", "localhost", "::1")
+        return not self.key and self.host not in ("127.0.0.1", "localhost", "::1")
 
     @property
     def all_cpus(self) -> int:
@@ -143,8 +168,9 @@ def parse(argv: Sequence[str]) -> Plan:
         raise UsageError(f"{flag} is about one server. Use ./server.sh {flag}")
     loaded = settings.load(others)
     config = loaded.config
+    limits = Limits(config.receive_timeout, config.send_timeout, config.connections * values["replicas"].most)
     return Plan(
-        **values, host=config.host, port=config.port, request_timeout=config.request_timeout,
+        **values, host=config.host, port=config.port, request_timeout=config.request_timeout, limits=limits,
         environment=_environment(loaded, values["replicas"].most, not values["address"]),
     )  # fmt: skip
 

@@ -170,10 +170,11 @@ class Scaler:
 class IngressActor:
     """The ingress as an actor, for `serve deploy`, which leaves no process of ours behind."""
 
-    def __init__(self, handle: Any, router: str, host: str, port: int, drain_seconds: float) -> None:
+    def __init__(self, handle: Any, plan: Plan) -> None:
         self._stop = asyncio.Event()
-        front = Ingress(RayFleet(handle, router))
-        self._serving = asyncio.create_task(serve_http(front, host, port, self._stop, drain_seconds))
+        front = Ingress(RayFleet(handle, plan.router), plan.limits, plan.key)
+        sock = options.bind(plan.host, plan.port)
+        self._serving = asyncio.create_task(serve_http(front, sock, self._stop, plan.request_timeout))
 
     async def check_health(self) -> None:
         """Raise when it serves no more, for example because another process has the port."""
@@ -214,7 +215,7 @@ def application(args: dict[str, str]) -> Any:
         IngressActor, name="ingress", ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=plan.request_timeout + DRAIN_SPARE,
     )  # fmt: skip
-    return deployment.bind(replicas(plan), plan.router, plan.host, plan.port, plan.request_timeout)
+    return deployment.bind(replicas(plan), plan)
 
 
 def start(plan: Plan) -> None:

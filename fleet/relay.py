@@ -11,14 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-from aiohttp import web
-from multidict import CIMultiDict
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from fleet import bodies
+from fleet import bodies, errors
 from fleet.pool import Replica
+from fleet.receiving import ClientLeft
 
-HOP = ("connection", "content-length", "date", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+# What is about one connection, or about the body as it passes there.
+HOP = frozenset({
+    "connection", "content-length", "date", "expect", "keep-alive", "proxy-authenticate", "proxy-authorization",
+    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
 REPLICA = "X-Replica"  # the header of an answer that names the replica
 BROKEN = "the replica failed in the middle of this answer. Send the request again"
 
@@ -30,17 +35,6 @@ class Refused(Exception):
         super().__init__()
         self.answer = answer  # its own words, if it had any
         self.is_full = is_full  # rather than going away
-
-
-class ClientLeft(Exception):
-    """The client has closed its connection."""
-
-
-def error(path: str, message: str, type: str = "unavailable_error") -> dict[str, Any]:
-    """Return the body of an error as the servers write it, in the dialect of a route."""
-    if path in bodies.PROMPTS and bodies.is_tgi(path):
-        return {"error": message, "error_type": "healthcheck"}
-    return {"error": {"message": message, "type": type, "param": None, "code": None}}
 
 
 def refusal(status: int, body: bytes) -> Refused | None:
@@ -58,8 +52,11 @@ def refusal(status: int, body: bytes) -> Refused | None:
 class Relay:
     """A request with its answer to the client, which may come from several replicas until its first token."""
 
-    def __init__(self, request: web.Request, body: bytes, session: aiohttp.ClientSession, path: str = "") -> None:
-        self.request, self.body, self.path = request, body, path or request.rel_url.raw_path_qs
+    def __init__(
+        self, request: web.Request, body: bytes, session: aiohttp.ClientSession, path: str = "", method: str = ""
+    ) -> None:
+        self.request, self.body = request, body
+        self.path, self.method = path or request.rel_url.raw_path_qs, method or request.method
         self._route = self.path.partition("?")[0]
         self._session = session
         self._stream: web.StreamResponse | None = None  # whose head has been sent
@@ -67,30 +64,33 @@ class Relay:
 
     async def attempt(self, replica: Replica) -> web.StreamResponse:
         """Return the answer of a replica, sent as far as it is a stream; raise Refused before the first token."""
-        headers = CIMultiDict((k, v) for k, v in self.request.headers.items() if k.lower() not in HOP)
+        headers = _end_to_end(self.request.headers)
         url = URL(replica.url + self.path, encoded=True)
         try:
             async with self._session.request(
-                self.request.method, url, data=self.body or None, headers=headers, allow_redirects=False
+                self.method, url, data=self.body or None, headers=headers, allow_redirects=False
             ) as answer:
-                if answer.content_type == "text/event-stream":
+                if answer.content_type == "text/event-stream" and self.method != "HEAD":
                     return await self._copy(answer, replica.name)
                 return await self._whole(answer, replica.name)
         except aiohttp.ClientError:
             if self._begun:
-                generates = bodies.generates(self.request.method, self._route)
+                generates = bodies.generates(self.method, self._route)
                 return await (self.fail(BROKEN) if generates else self._end(b""))
             raise Refused(None) from None
 
     async def _whole(self, answer: aiohttp.ClientResponse, name: str) -> web.StreamResponse:
         body = await answer.read()
-        response = web.Response(status=answer.status, reason=answer.reason, body=body, headers=_headers(answer, name))
+        headers = _headers(answer, name)
+        if self.method == "HEAD" and "Content-Length" in answer.headers:
+            headers["Content-Length"] = answer.headers["Content-Length"]
+        response = web.Response(status=answer.status, reason=answer.reason, body=body, headers=headers)
         if refused := refusal(answer.status, body):
             refused.answer = response
             raise refused
         if self._stream is None:
             return response
-        return await self._end(_event(self._route, bodies.read(body)))  # an error after the head of a stream
+        return await self._end(self._event(bodies.read(body)))  # an error after the head of a stream
 
     async def _copy(self, answer: aiohttp.ClientResponse, name: str) -> web.StreamResponse:
         rest = b""
@@ -98,6 +98,8 @@ class Relay:
             events, _, rest = (rest + chunk).rpartition(b"\n\n")
             if events:
                 await self._send(events + b"\n\n", answer, name)
+        if self._stream is None:
+            raise Refused(None)
         return await self._end(rest)
 
     async def _send(self, events: bytes, answer: aiohttp.ClientResponse, name: str) -> None:
@@ -108,6 +110,8 @@ class Relay:
             self._begun = bool(first)
         if self._stream is None:
             self._stream = web.StreamResponse(status=answer.status, headers=_headers(answer, name))
+            if self.request.version < HttpVersion11:
+                self._stream.force_close()  # its end shows only in that of the connection
             await self._to_client(self._stream.prepare(self.request))
         await self._to_client(self._stream.write(events))
 
@@ -126,18 +130,23 @@ class Relay:
 
     async def fail(self, message: str) -> web.StreamResponse:
         """End the answer with an error: the last event of a stream, or 503."""
-        content = error(self._route, message)
-        if self._stream is not None:
-            return await self._end(_event(self._route, content))
-        return web.json_response(content, status=503, headers={"Retry-After": "1"})
+        failed = errors.unavailable(message)
+        if self._stream is None:
+            return errors.response(failed, self.method, self._route)
+        return await self._end(self._event(errors.content(failed, bodies.is_tgi(self.method, self._route))))
+
+    def _event(self, content: Mapping[str, Any]) -> bytes:
+        space = "" if bodies.is_tgi(self.method, self._route) else " "
+        return f"data:{space}{json.dumps(content, separators=(',', ':'))}\n\n".encode()
+
+
+def _end_to_end(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """Return the headers that are not about one connection, of which `Connection` may name more."""
+    named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
+    return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in HOP and k.lower() not in named)
 
 
 def _headers(answer: aiohttp.ClientResponse, name: str) -> CIMultiDict[str]:
-    headers = CIMultiDict((k, v) for k, v in answer.headers.items() if k.lower() not in HOP)
+    headers = _end_to_end(answer.headers)
     headers[REPLICA] = name
     return headers
-
-
-def _event(path: str, content: Mapping[str, Any]) -> bytes:
-    space = "" if path in bodies.PROMPTS and bodies.is_tgi(path) else " "
-    return f"data:{space}{json.dumps(content, separators=(',', ':'))}\n\n".encode()

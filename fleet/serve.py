@@ -6,6 +6,7 @@ import asyncio
 import json
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     ).returncode:
         raise SystemExit(2)
     try:
+        sock = options.bind(plan.host, plan.port)  # before the replicas start, which takes a while
+    except OSError as error:
+        fail(f"cannot listen on {plan.ingress}: {error.strerror}. Use another --host or --port")
+    try:
         from fleet import ray_serve
     except ImportError as error:
         if str(error.name).partition(".")[0] not in ("ray", "aiohttp"):
@@ -42,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(NOT_INSTALLED)
     try:
         ray_serve.start(plan)
-        asyncio.run(_serve(ray_serve, plan))
+        asyncio.run(_serve(ray_serve, plan, sock))
     finally:
         ray_serve.disconnect()
 
 
-async def _serve(ray_serve: Any, plan: Plan) -> None:
+async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
     from fleet.ingress import Ingress, serve
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -69,17 +74,15 @@ async def _serve(ray_serve: Any, plan: Plan) -> None:
     except RuntimeError as error:
         await loop.run_in_executor(None, ray_serve.stop, plan)
         fail(str(error), 3)
-    ingress = Ingress(ray_serve.RayFleet(handle, plan.router))
+    ingress = Ingress(ray_serve.RayFleet(handle, plan.router), plan.limits, plan.key)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
-    note(f"serving at http://{plan.host}:{plan.port}/")
+    note(f"serving at http://{plan.ingress}/")
     if plan.is_open:
-        note(
-            f"warning: anyone who can reach {plan.host}:{plan.port} may use it. Set EB_API_KEY, or use --host 127.0.0.1"
-        )
+        note(f"warning: anyone who can reach {plan.ingress} may use it. Set EB_API_KEY, or use --host 127.0.0.1")
     try:
-        await serve(ingress, plan.host, plan.port, stop, plan.request_timeout)
+        await serve(ingress, sock, stop, plan.request_timeout)
     finally:  # the handle's router needs this loop for its own end
         await loop.run_in_executor(None, ray_serve.stop, plan)
 

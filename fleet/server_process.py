@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from client.send.servers import APP, free_port, wait_until_ready
+from config import address
 
 # Ends the server when this end of the pipe closes, which it also does when the parent is killed; ends when the server does.
 LEASH = """exec 3<&0
@@ -26,7 +27,7 @@ class ServerProcess:
 
     def __init__(self, environment: Mapping[str, str], host: str = "127.0.0.1") -> None:
         port = free_port()
-        self.url = f"http://{host}:{port}"
+        self.url = f"http://{address(host, port)}"
         handle, name = tempfile.mkstemp(prefix="eb-replica-", suffix=".log")
         self.log = Path(name)
         command = [sys.executable, str(APP), "--host", host, "--port", str(port)]

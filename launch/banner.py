@@ -8,7 +8,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from config import VERSION, Config
+from config import VERSION, Config, address
 
 if TYPE_CHECKING:
     from api.service import Engine
@@ -41,7 +41,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
         (short, most), (whole, fewest) = counts[0], counts[-1]
         fits = f", room for {most:,} requests of {short:,} tokens, or {fewest:,} of {whole:,}"
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-    url = f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}"
+    url = f"http://{address(local, config.port)}"
     key = "required (Authorization: Bearer ...)" if config.api_key else "none"
     public = config.host not in ("::1", "localhost") and not config.host.startswith("127.")
     for text in facts.get("warnings", ()):
@@ -52,7 +52,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
         *_computing(engine, fits),
         *([("drafts", _drafts(config))] if engine.manager.speculator is not None else []),
         ("API key", key),
-        ("listening", f"{config.host}:{config.port}, ready in {seconds:.1f} s"),
+        ("listening", f"{config.address}, ready in {seconds:.1f} s"),
         *([("demo", f"open {url}/ in a browser: a load without end, captions and a guided tour")] if config.demo else []),
         *([("lab", f"open {url}/lab/ in a browser, to write policies and race them")] if config.lab else []),
     ]  # fmt: skip
@@ -67,7 +67,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
         )
     if public and not config.api_key:
         warn(
-            f"anyone who can reach {config.host}:{config.port} may use this server. "
+            f"anyone who can reach {config.address} may use this server. "
             "Set --api-key, or use --host 127.0.0.1 to serve only this machine"
         )
 

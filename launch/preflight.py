@@ -65,7 +65,7 @@ def check_port(config: Config) -> None:
                     f"another port: --port {config.port % 65535 + 1}"
                 ) from None
             raise ConfigError(
-                f"cannot listen on {config.host}:{config.port}: {error.strerror}. Use another --host "
+                f"cannot listen on {config.address}: {error.strerror}. Use another --host "
                 "(127.0.0.1 for this machine only) or --port"
             ) from None
 

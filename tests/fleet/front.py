@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,10 +14,13 @@ import aiohttp
 from aiohttp import web
 from support import run_async
 
+from fleet import clients, options
 from fleet.ingress import Ingress
+from fleet.limits import Limits
 from fleet.pool import Pool, Replica
 from fleet.routers import ROUTERS, Asked
 
+LIMITS = Limits(receive=10.0, send=10.0, connections=64)
 REPORT = {"running": 0, "waiting": 0, "kv_used": 0.0, "prefill_tokens": 0}
 GOOD = {"completion": "good"}
 ASK = {"prompt": "hello", "num_tokens": 4}
@@ -55,6 +59,43 @@ class Front:
 
 
 @asynccontextmanager
+async def connected(front: Front) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open a connection to an ingress."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    """Return the head of an answer and its body, which has a length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    lengths = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-length:")]
+    return head, await reader.readexactly(int(lengths[0])) if lengths else b""
+
+
+async def send(front: Front, data: bytes, *, ends: bool = False) -> tuple[str, dict[str, Any]]:
+    """Send these bytes, and the end of the sending half if it `ends`; return status line and JSON of the answer."""
+    async with connected(front) as (reader, writer):
+        writer.write(data)
+        if ends:
+            writer.write_eof()
+        head, body = await read_answer(reader)
+        return head.partition("\r\n")[0], json.loads(body)
+
+
+def posted(path: str, *headers: str, body: bytes = b"", length: int | None = None, version: str = "1.1") -> bytes:
+    """Return a request as bytes; with `length` it states another one."""
+    lines = [f"POST {path} HTTP/{version}", "Host: x", "Content-Type: application/json", *headers]
+    if not any(line.startswith("Transfer-Encoding") for line in headers):
+        lines.append(f"Content-Length: {len(body) if length is None else length}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@asynccontextmanager
 async def listening(app: web.Application) -> AsyncIterator[str]:
     """Serve an application on a free port; yield its URL."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
@@ -70,13 +111,17 @@ async def listening(app: web.Application) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def front(fleet: Fixed) -> AsyncIterator[Front]:
-    ingress = Ingress(fleet)
-    async with listening(ingress.app()) as url, aiohttp.ClientSession() as session:
+async def front(fleet: Fixed, limits: Limits = LIMITS, key: str = "") -> AsyncIterator[Front]:
+    ingress = Ingress(fleet, limits, key)
+    sock = options.bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    async with clients.listening(ingress.app(), sock, limits), aiohttp.ClientSession() as session:
         yield Front(ingress, url, session)
 
 
-def behind(test: Callable[[Front], Awaitable[None]], *handlers: Handler, **options: Any) -> None:
+def behind(
+    test: Callable[[Front], Awaitable[None]], *handlers: Handler, limits: Limits = LIMITS, key: str = ""
+) -> None:
     """Run a test with an ingress in front of a server for each handler, which answers every request."""
 
     async def run() -> None:
@@ -85,7 +130,7 @@ def behind(test: Callable[[Front], Awaitable[None]], *handlers: Handler, **optio
 
     async def started(urls: list[str], left: list[Handler]) -> None:
         if not left:
-            async with front(Fixed(*urls, **options)) as one:
+            async with front(Fixed(*urls), limits, key) as one:
                 await test(one)
             return
         app = web.Application()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,25 @@ def test_a_fleets_flags_and_those_of_its_servers_mix() -> None:
     assert (plan.environment["EB_MODEL"], plan.environment["EB_POLICY"]) == ("bard", "dynamic")
 
 
+def test_the_ingress_has_the_limits_of_its_servers_together() -> None:
+    plan = options.parse(["dynamic", "--replicas", "1..3", "--receive-timeout", "2", "--max-connections", "2000"])
+    assert (plan.limits.receive, plan.limits.send, plan.limits.connections) == (2.0, 30.0, 6000)
+
+
+def test_the_address_of_the_ingress_is_that_of_a_url() -> None:
+    plan = options.parse(["dynamic", "--host", "[::]", "--port", "8702"])
+    assert (plan.host, plan.ingress) == ("::", "[::]:8702")
+    with options.bind(plan.host, 0) as sock:
+        sock.listen()
+        socket.create_connection(("127.0.0.1", sock.getsockname()[1])).close()  # IPv4 as well
+
+
+def test_an_address_of_another_machine_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve.main(["dynamic", "--model", "mock:llm-mock", "--host", "192.0.2.1"])
+    assert "192.0.2.1:8500" in capsys.readouterr().err
+
+
 def test_replicas_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "cores", lambda: 8)
     threads = [
@@ -48,6 +68,7 @@ def test_replicas_write_no_access_log_unless_asked() -> None:
     [
         ["--replicas", "0"], ["--replicas", "4..2"], ["--replicas", "two"], ["--replicas"], ["--router", "best"],
         ["--autoscaler", "tokens:7"], ["--cpus", "-1"], ["--doctor"], ["--replica", "2"], ["--model"],
+        ["--host", "[zz]"], ["--host", "http://x"],
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_refused(words: list[str]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, Fixed, Front, behind, breaks, listening, says, streams
-from support import free_port, run_async
+from front import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams
+from support import run_async
 
-from fleet import bodies, ingress
+from fleet import bodies, ingress, options
 from fleet.bodies import PROMPTS
 
 UNAVAILABLE = {"error": {"message": "draining", "type": "unavailable_error", "param": None, "code": None}}
@@ -206,12 +206,12 @@ def test_a_stopped_ingress_ends_when_its_open_requests_are_answered() -> None:
     async def run() -> None:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", slow)
-        stop, port = asyncio.Event(), free_port()
+        stop, sock = asyncio.Event(), options.bind("127.0.0.1", 0)
         async with listening(app) as url, aiohttp.ClientSession() as session:
-            front = ingress.Ingress(Fixed(url))
-            serving = asyncio.create_task(ingress.serve(front, "127.0.0.1", port, stop, 20.0))
+            front = ingress.Ingress(Fixed(url), LIMITS)
+            serving = asyncio.create_task(ingress.serve(front, sock, stop, 20.0))
             await asyncio.sleep(0.05)
-            asked = asyncio.create_task(session.post(f"http://127.0.0.1:{port}/inference", json=ASK))
+            asked = asyncio.create_task(session.post(f"http://127.0.0.1:{sock.getsockname()[1]}/inference", json=ASK))
             while not front.open:
                 await asyncio.sleep(0.01)
             stop.set()

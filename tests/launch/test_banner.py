@@ -78,7 +78,9 @@ def test_a_model_with_a_chat_template_is_tried_with_a_chat(capsys: pytest.Captur
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:"), ("10.1.2.3", "http://10.1.2.3:")])  # fmt: skip
 def test_a_public_address_without_a_key_is_warned_of(host: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(Config(host=host), capsys)
-    assert f"{host}:8500 may use this server" in text
+    address = "[::]:8500" if host == "::" else f"{host}:8500"
+    assert f"{address} may use this server" in text
+    assert f"{address}, ready" in text
     assert "--api-key" in text
     assert "--host 127.0.0.1" in text
     assert url in text

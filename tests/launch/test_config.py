@@ -227,6 +227,28 @@ def test_unknown_eb_names_are_warned_of_with_the_nearest(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("::", "[::]:1"),
+        ("[::]", "[::]:1"),
+        ("[::1]", "[::1]:1"),
+        ("localhost", "localhost:1"),
+        ("10.1.2.3", "10.1.2.3:1"),
+    ],
+)
+def test_an_ipv6_address_may_have_brackets(host: str, address: str) -> None:
+    assert read("--host", host, "--port", "1").config.address == address
+    assert read("--port", "1", EB_HOST=host).config.address == address
+
+
+@pytest.mark.parametrize(
+    "host", ["", " ", "[", "[::", "::]", "[]", "[127.0.0.1]", "1:2", "zz::", "a b", "http://x", "x:8500", "*", "a/b"]
+)
+def test_a_host_that_is_no_address_is_refused(host: str) -> None:
+    assert repr(host) in refusal("--host", host)
+
+
 def test_help_shows_every_setting_with_default_variable_and_bounds() -> None:
     command = settings.command()
     lines = command.get_help(click.Context(command)).splitlines()

@@ -1,0 +1,76 @@
+"""Reads the body of a request within limits of size and time. What its head alone rules out is never read."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from fleet import bodies
+from fleet.errors import Failed
+from fleet.limits import Limits
+
+LONGEST_VALUE = 100  # characters of a header that an error shows
+
+
+class ClientLeft(Exception):
+    """The client has closed its connection."""
+
+
+async def receive(request: web.BaseRequest, limits: Limits) -> bytes:
+    """Return the body; Failed if it is encoded, too large, too slow or truncated."""
+    if not request.body_exists:
+        return b""
+    _check(request)
+    if request.version == HttpVersion11 and "Expect" in request.headers:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer so far
+    try:
+        return await _read(request, limits)
+    except asyncio.TimeoutError:
+        text = (
+            f"timed out while reading the body, which may take {limits.body:g} s, and {limits.receive:g} s between two "
+            "reads. Send it without pauses, or raise --receive-timeout"
+        )
+        raise Failed(408, text, "timeout_error") from None
+    except (web.RequestPayloadError, HttpProcessingError):
+        request.content.feed_eof()  # aiohttp would read on
+        text = "the body is truncated, or its chunks are malformed. Send the complete body with its Content-Length"
+        raise Failed(400, text) from None
+    except ConnectionError:
+        raise ClientLeft from None
+
+
+def _check(request: web.BaseRequest) -> None:
+    """Raise Failed for a body that the head alone rules out."""
+    coding = ",".join(request.headers.getall("Transfer-Encoding", ())).strip()
+    if coding and coding.lower() != "chunked":
+        raise Failed(501, f"Unsupported transfer coding: {_shown(coding)}. Send a plain HTTP/1.1 request")
+    encoding = ",".join(request.headers.getall("Content-Encoding", ())).strip()
+    if encoding.lower() not in ("", "identity"):
+        text = f"Content-Encoding {_shown(encoding)} is not supported. Send the body as plain, uncompressed JSON"
+        raise Failed(415, text)
+    if (request.content_length or 0) > bodies.LARGEST:
+        raise _too_large()
+
+
+async def _read(request: web.BaseRequest, limits: Limits) -> bytes:
+    loop, content, body = asyncio.get_running_loop(), request.content, bytearray()
+    end = loop.time() + limits.body
+    while not content.at_eof():
+        if content.is_eof():  # nothing to wait for
+            body += content.read_nowait()
+        else:
+            body += await asyncio.wait_for(content.readany(), min(limits.receive, end - loop.time()))
+        if len(body) > bodies.LARGEST:
+            raise _too_large()
+    return bytes(body)
+
+
+def _too_large() -> Failed:
+    return Failed(413, f"the body is larger than {bodies.LARGEST:,} bytes. Send a shorter prompt")
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= LONGEST_VALUE else f"{value[: LONGEST_VALUE - 1]}…")
