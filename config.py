@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from client.option_types import HOST
-from client.options import KEY, TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Read, Size, Type
-from client.options import UsageError as ConfigError
-from client.options import nearest as nearest
-from client.options import pairs as pairs
-from client.options import read as read_options
-from client.options import read_dotenv as read_dotenv
-from client.origins import check_origins, read_origins
-from client.shell import complete
+from terminal.option_types import HOST
+from terminal.options import KEY, TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Read, Size, Type
+from terminal.options import UsageError as ConfigError
+from terminal.options import nearest as nearest
+from terminal.options import pairs as pairs
+from terminal.options import read as read_options
+from terminal.options import read_dotenv as read_dotenv
+from terminal.origins import check_origins, read_origins
+from terminal.shell import complete
 
 __all__ = ["KEY", "Config", "ConfigError", "Loaded", "flag", "load", "nearest", "text_of", "variable"]
 

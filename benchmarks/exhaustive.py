@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import report
-from client.progress import counted
 from policies import names, order_names
 from simulate.check import check_exhaustively
+from terminal.progress import counted
 
 
 def decide(name: str) -> tuple[str, dict[str, Any]]:

@@ -20,7 +20,6 @@ from benchmarks import report
 from benchmarks.closed_loop import cpu_seconds
 from benchmarks.fleet_process import SERVER, Fleet, descendants, running
 from client.data import Planned
-from client.options import read
 from client.report.measure import Outcome
 from client.send.dialects import Dialect
 from client.send.load import LoadRun
@@ -32,6 +31,7 @@ from simulate.commands.fleet import asking
 from simulate.commands.prepared import prepare
 from simulate.fleet import Fleet as Simulated
 from simulate.inputs import make_scheduler
+from terminal.options import read
 
 REPLICAS, SLOTS, PAGES, SPEED = 4, 8, 1024, 20
 SEEDS = 9  # of the simulations of a router that chooses at random

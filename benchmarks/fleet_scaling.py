@@ -19,7 +19,6 @@ from rich.console import Console
 
 from benchmarks.fleet_process import ACTOR, Fleet, running
 from benchmarks.fleet_routers import sent
-from client.options import read
 from client.workloads import arrivals, catalog, corpus
 from fleet.autoscalers import AUTOSCALERS
 from fleet.options import AVERAGE_SECONDS
@@ -27,6 +26,7 @@ from simulate import __main__ as simulator
 from simulate.commands.fleet import serve
 from simulate.commands.prepared import prepare
 from simulate.fleet_run import FleetRun
+from terminal.options import read
 
 LEAST, MOST, SLOTS, PAGES, SPEED = 1, 4, 4, 512, 5
 UP, DOWN = 2.0, 5.0  # --upscale-delay and --downscale-delay

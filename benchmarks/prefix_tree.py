@@ -26,7 +26,6 @@ from rich.console import Console
 import policies
 from benchmarks import report
 from client.batch_lines import Line
-from client.console import table_of
 from client.send import servers
 from client.send.batch_load import BatchRun
 from client.send.events import EventRecorder
@@ -37,6 +36,7 @@ from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host, Scaled
 from simulate.predict import law_of, step_of
 from simulate.simulator import Run, simulate
+from terminal.console import table_of
 
 POLICIES = ("dynamic", "dynamic+prefix-tree")
 PAGE = 16

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import machine
-from client.console import table_of
+from terminal.console import table_of
 
 
 class Help(argparse.HelpFormatter):
@@ -72,7 +72,7 @@ def add_model(parser: argparse.ArgumentParser, *dtypes: str) -> None:
 
 
 def show(title: str | None, heads: Iterable[str], rows: Iterable[Iterable[str]], **more: Any) -> None:
-    """Print a table for a person, as `client.console.table_of` draws it."""
+    """Print a table for a person, as `terminal.console.table_of` draws it."""
     Console(stderr=True).print(table_of(title, heads, rows, **more))
 
 

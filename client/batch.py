@@ -20,12 +20,13 @@ if not __package__:
 
 from rich.console import Console
 
-from . import console as out
-from . import flags
+from terminal import console as out
+from terminal.console import EXIT_CODES, FINE, INTERRUPTED, SOME_FAILED, UNREACHABLE, say
+from terminal.options import Argument, Command, Number, Option, Read, UsageError, Values
+from terminal.progress import Reporter, State, remaining
+
+from . import display, flags
 from .batch_lines import ForeignFile, Pending
-from .console import EXIT_CODES, FINE, INTERRUPTED, SOME_FAILED, UNREACHABLE, say
-from .options import Argument, Command, Number, Option, Read, UsageError, Values
-from .progress import Reporter, State, remaining
 from .send.batch_load import BatchRun, NoProgress
 from .send.batch_output import InUse, LineFile
 from .send.target import Target, fetch
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         with _input(Path(args.input)) as lines:
             return _send(console, args, target, lines)
 
-    return out.guarded(run, lambda: target)
+    return display.guarded(run, lambda: target)
 
 
 def _input(path: Path) -> BinaryIO:

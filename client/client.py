@@ -27,9 +27,11 @@ if not __package__:
 
 from rich.console import Console
 
+from terminal.console import FINE, SOME_FAILED, UNREACHABLE, USAGE, emit, emit_json, leave, say
+from terminal.options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
+
 from . import data, flags, runs
-from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, emit, emit_json, guarded, leave, say
-from .options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
+from .display import Display, guarded
 from .report import conversations, measure, store, tables, waste
 from .report.requests_csv import Record
 from .send.load import Failed, raise_for, send_all

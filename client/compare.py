@@ -26,10 +26,12 @@ if not __package__:
 
 from rich.console import Console
 
+from terminal.console import FINE, emit_json, leave, say
+from terminal.options import FOLDER, Argument, Choice, Command, Number, Option, Parameter, Read, UsageError, Values
+
 from . import ending, flags, runs
-from .console import FINE, emit_json, guarded, leave, say
+from .display import guarded
 from .experiment import Experiment, draw
-from .options import FOLDER, Argument, Choice, Command, Number, Option, Parameter, Read, UsageError, Values
 from .report import simulated, store
 from .send import dialects, servers
 from .send.target import Target, known

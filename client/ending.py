@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .console import emit, say
+from terminal.console import emit, say
+
 from .report import store, summary, tables
 
 # Latency over tokens under the first load, which is the lightest; the batch over time under the last, the heaviest.

@@ -9,9 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from terminal.console import FINE, SOME_FAILED, UNREACHABLE, say
+from terminal.options import UsageError, Values
+
 from . import runs
-from .console import FINE, SOME_FAILED, UNREACHABLE, say
-from .options import UsageError, Values
 from .report import conversations, measure, tables
 from .report.store import Store, slug
 from .send.events import EventRecorder

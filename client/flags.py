@@ -11,9 +11,10 @@ from ipaddress import IPv6Address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from terminal.console import EXIT_CODES, writable
+from terminal.options import KEY, POSITIVE, Choice, Command, Number, Option, Parameter, Read, UsageError, Values, read
+
 from . import data
-from .console import EXIT_CODES, writable
-from .options import KEY, POSITIVE, Choice, Command, Number, Option, Parameter, Read, UsageError, Values, read
 from .send import dialects
 from .send.target import Target
 from .workloads import arrivals, catalog, corpus

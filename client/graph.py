@@ -20,9 +20,11 @@ if not __package__:
 
 from rich.console import Console
 
-from . import options
-from .console import FINE, emit, guarded, say
-from .options import FILE, Argument, Command, Option, UsageError
+from terminal import options
+from terminal.console import FINE, emit, say
+from terminal.options import FILE, Argument, Command, Option, UsageError
+
+from .display import guarded
 from .report import figures
 
 Table = list[tuple[float, float]]

@@ -16,9 +16,11 @@ import aiohttp
 import numpy as np
 from rich.console import Console
 
+from terminal.console import say
+from terminal.options import UsageError
+
 from . import data
-from .console import Display, say
-from .options import UsageError
+from .display import Display
 from .report import measure
 from .send.load import Failed, LoadRun, raise_for, send_all
 from .send.target import KeyRefused, ServerUnreachable, Target, fetch_stats

@@ -29,11 +29,13 @@ if not __package__:
 import numpy as np
 from rich.console import Console
 
+from terminal.console import leave, say
+from terminal.option_types import Type
+from terminal.options import POSITIVE, Argument, Choice, Command, Number, Option, Parameter, UsageError, Values
+
 from . import compare, ending, flags, runs
-from .console import guarded, leave, say
+from .display import guarded
 from .experiment import DEFAULT_WARMUP, Experiment, draw
-from .option_types import Type
-from .options import POSITIVE, Argument, Choice, Command, Number, Option, Parameter, UsageError, Values
 from .send import servers
 from .send.target import Target
 from .workloads.arrivals import Arrivals

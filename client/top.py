@@ -26,8 +26,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from . import flags, options
-from .console import FINE, UNREACHABLE, USAGE
+from terminal import options
+from terminal.console import FINE, UNREACHABLE, USAGE
+
+from . import flags
 from .report import waste
 
 COLORS = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")

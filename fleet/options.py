@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import config as settings
-from client.options import Choice, Command, Number, Option, Read, UsageError, read
 from fleet import autoscalers
 from fleet.autoscalers import Bounds
 from fleet.limits import Limits
 from fleet.routers import ROUTERS
 from generate.cores import cores
+from terminal.options import Choice, Command, Number, Option, Read, UsageError, read
 
 NAME = "python -m fleet.serve"
 INTRO = """Serve a language model by several replicas on Ray Serve. The settings of ./server.sh

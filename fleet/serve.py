@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from client.options import UsageError
 from client.send.servers import APP
 from fleet import options
 from fleet.options import Plan
+from terminal.options import UsageError
 
 NOT_INSTALLED = "Ray is not installed. Run: tools/setup.sh requirements-ray.txt"
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import config as settings
 import policies
-from client.shell import printing
 from config import Config
 from launch import banner, first_cases, preflight, speculate
 from scheduling.renamed import RenamedWarning
 from simulate import mock
+from terminal.shell import printing
 
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
 PROCESS = {

@@ -12,11 +12,11 @@ from types import ModuleType
 
 from rich.console import Console
 
-from client.console import emit_json, say
-from client.options import Argument, Choice, Command, read
 from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import PolicyError
 from simulate.hook_limit import HookTimeout, limited
+from terminal.console import emit_json, say
+from terminal.options import Argument, Choice, Command, read
 
 COMMANDS = {
     "run": "Serve a workload with one or more policies and report the result of each.",

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import policies
-from client.option_types import Type
-from client.options import FILE, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from client.workloads import catalog
 from scheduling.speculation import MOST
 from simulate import workloads
+from terminal.option_types import Type
+from terminal.options import FILE, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 
 
 def read_pairs(pairs: Sequence[str], flag: str) -> dict[str, str]:

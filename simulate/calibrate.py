@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from client.progress import counted
 from simulate.costs import Affine, Cost, Host, Interpolated, to_dict
 from simulate.steps import Step
+from terminal.progress import counted
 
 ROOT = Path(__file__).parents[1]
 KNEES = (64, 128, 256, 512)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 import policies
-from client.options import UsageError, Values
 from client.workloads.arrivals import check_span
 from client.workloads.corpus import USUAL_CONTEXT
 from scheduling.pages import PagePool
@@ -19,6 +18,7 @@ from simulate.costs import Aligned, Cost, Host, Padded, Ragged, Transfer
 from simulate.disaggregated import ImportingPool
 from simulate.steps import decoding, prefilling
 from simulate.swap import SwapSpace
+from terminal.options import UsageError, Values
 
 
 def make_cost(args: Values) -> tuple[Cost, Host]:

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import policies
-from client.options import UsageError, Values
 from scheduling.policy import Policy
 from simulate.arguments import read_pairs, refuse
 from simulate.costs import Aligned, Cost, Padded, Ragged
 from simulate.steps import decoding, prefilling
 from simulate.workloads import Rows
+from terminal.options import UsageError, Values
 
 
 class Hint(NamedTuple):

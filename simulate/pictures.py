@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from client.console import say
-from client.options import UsageError
+from terminal.console import say
+from terminal.options import UsageError
 
 FORMATS = (".png", ".svg", ".pdf")
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)  # of ratios

@@ -22,10 +22,8 @@ from rich.console import Console
 
 import config
 import policies
-from client.console import Display
 from client.data import Planned
-from client.options import Option, Values
-from client.progress import counted
+from client.display import Display
 from client.report.measure import Outcome
 from client.send import load, servers
 from client.send.dialects import Dialect
@@ -40,6 +38,8 @@ from simulate.costs import Cost, Host
 from simulate.intervals import Interval, Noise
 from simulate.predict import scheduler_of
 from simulate.simulator import Run, simulate
+from terminal.options import Option, Values
+from terminal.progress import counted
 
 ALONE = (4, 32)  # tokens of the requests that are sent one at a time
 TIMES = 5

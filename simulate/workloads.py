@@ -17,12 +17,12 @@ from typing import Any, cast
 import numpy as np
 
 from client import data
-from client.options import nearest
 from client.workloads import arrivals, catalog, corpus, traces
 from client.workloads.arrivals import Arrivals
 from scheduling.sequence import UNKNOWN_TOKEN, Sequence
 from simulate import blocks
 from simulate.blocks import Blocks
+from terminal.options import nearest
 
 AGENT_PACE = 0.02  # assumed seconds per token of an agent's answers, so that all policies get the same arrivals
 PAGE = 16  # tokens; the beginning that prompts must share to be found in a prefix cache

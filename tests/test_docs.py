@@ -16,8 +16,8 @@ from support import ROOT, fake_engine
 import config
 import policies
 from app import connect, create_app
-from client.options import Number
 from config import Config
+from terminal.options import Number
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "weights/bard/README.md"]
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from client.progress import Reporter, State, remaining
 from models.gpt2 import GPT, CausalSelfAttention
+from terminal.progress import Reporter, State, remaining
 
 
 class Dropout(torch.nn.Module):

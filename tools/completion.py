@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from client.shell import complete
+from terminal.shell import complete
 
 
 class Group(click.Group):

@@ -39,8 +39,8 @@ from benchmarks.peers.ours import NAME, programs
 from benchmarks.peers.peer import Job, NotMeasured, Peer
 from benchmarks.peers.vllm import VLLM
 from benchmarks.quality import formats
-from client.console import table_of
 from models import catalog
+from terminal.console import table_of
 
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (VLLM, LlamaCpp, OpenVINO, Transformers)}
 Round = dict[str, Any]  # name, format, how, and the rates of one start

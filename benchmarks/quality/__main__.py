@@ -23,8 +23,8 @@ from rich.table import Table
 from api.service import Engine
 from benchmarks import report
 from benchmarks.quality import figures, formats, layers, text
-from client.console import table_of
 from generate.runner import ModelRunner
+from terminal.console import table_of
 
 
 def judge(args: argparse.Namespace, judged: text.Judged) -> list[dict[str, Any]]:

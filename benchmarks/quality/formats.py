@@ -13,12 +13,12 @@ from dataclasses import fields
 from typing import cast
 
 from api.service import Engine
-from client.options import Choice
 from config import Config
 from generate.runner import Runner
 from launch.engine import load_engine
 from models.catalog import ModelUnavailable, UnknownModel
 from models.checkpoint import CheckpointError
+from terminal.options import Choice
 
 DTYPES = ("float32", "bfloat16", "float16")
 NONE = ("", "auto", "none", "off")  # the values of a setting that leave a model as it is

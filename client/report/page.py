@@ -16,8 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ..console import FINE, emit, guarded
-from ..options import UsageError
+from terminal.console import FINE, emit
+from terminal.options import UsageError
+
+from ..display import guarded
 from . import inline, plots, race, sentences, store, summary
 from .album import BOTTOM, TOP, Album, Picture
 from .tables import shown

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..console import say
-from ..options import UsageError
+from terminal.console import say
+from terminal.options import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,7 +13,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from ..console import table_of
+from terminal.console import table_of
+
 from . import figures
 from .store import Results
 from .tables import PLAIN, shown

@@ -8,7 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from ..console import table_of
+from terminal.console import table_of
+
 from .measure import Outcome
 
 LAG_BOUND_MS = 10.0

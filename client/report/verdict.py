@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from ..console import table_of
+from terminal.console import table_of
+
 from . import figures
 from .tables import PLAIN, shown
 

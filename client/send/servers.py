@@ -18,7 +18,8 @@ from pathlib import Path
 
 import requests
 
-from ..options import UsageError
+from terminal.options import UsageError
+
 from .target import ServerUnreachable
 
 APP = Path(__file__).resolve().parents[2] / "app.py"

@@ -11,7 +11,8 @@ from typing import Any
 
 import requests
 
-from ..options import UsageError
+from terminal.options import UsageError
+
 from .dialects import CHAT_PATH, Dialect
 
 CONNECT_SECONDS = 5.0

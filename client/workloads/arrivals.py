@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..options import nearest
+from terminal.options import nearest
 
 LONGEST = 1e9  # seconds of a run, 32 years; a clock cannot count milliseconds beside much greater numbers
 

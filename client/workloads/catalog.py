@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from terminal.options import nearest
+
 from ..data import Planned, PromptData, redrawn
-from ..options import nearest
 from . import chats, traces
 from .arrivals import Arrivals, check_span
 from .corpus import USUAL_CONTEXT, Corpus, fitted

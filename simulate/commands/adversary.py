@@ -11,8 +11,6 @@ from typing import Any
 from rich.console import Console
 
 import policies
-from client.console import say, table_of
-from client.options import FILE, Argument, Choice, Number, Option, UsageError, Values
 from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.adversary import MEASURES, Adversary, Duel, Finding
@@ -21,6 +19,8 @@ from simulate.case import Case
 from simulate.commands.prepared import Sections
 from simulate.inputs import make_cost
 from simulate.option_checks import check_engine
+from terminal.console import say, table_of
+from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values
 
 SEARCH = ("requests", "longest", "tries", "seed", "out")
 NOTE = "The trace is a CSV file, which --replay and `run --trace` read."

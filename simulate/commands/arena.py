@@ -13,15 +13,15 @@ from typing import Any
 
 from rich.console import Console
 
-from client.console import say, table_of
-from client.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
-from client.progress import counted
 from client.workloads import catalog
 from simulate import arena, hook_limit, pictures, published
 from simulate.arena import REFERENCE, Paired, Rules, Standing
 from simulate.commands.prepared import Sections
 from simulate.hook_limit import HookTimeout
 from simulate.measures import Measures
+from terminal.console import say, table_of
+from terminal.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
+from terminal.progress import counted
 
 RULES = Rules()
 Round = tuple[str, int]

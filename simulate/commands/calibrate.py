@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from client.console import say
-from client.options import FILE, Choice, Number, Option, UsageError, Values
 from simulate import calibrate, costs
 from simulate.arguments import now
 from simulate.commands.prepared import Sections
+from terminal.console import say
+from terminal.options import FILE, Choice, Number, Option, UsageError, Values
 
 
 def options() -> Sections:

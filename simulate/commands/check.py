@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import policies
-from client.console import say
-from client.options import Argument, Command, Number, Option, Parameter, UsageError, read
-from client.progress import counted
 from scheduling.reservations import ENDLESS
 from simulate.arguments import pairs, read_pairs, refuse
 from simulate.check import CASES, LARGE_CASES, check, check_exhaustively
 from simulate.exhaustive import DEFAULT_SCOPE, Scope
+from terminal.console import say
+from terminal.options import Argument, Command, Number, Option, Parameter, UsageError, read
+from terminal.progress import counted
 
 DESCRIPTION = """\
 Test a policy on thousands of small random cases and some large ones. Report

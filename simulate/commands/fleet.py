@@ -11,9 +11,6 @@ import numpy as np
 from rich.console import Console
 
 import policies
-from client.console import say, table_of
-from client.option_types import Type
-from client.options import FILE, POSITIVE, Number, Option, UsageError, Values, nearest
 from fleet import autoscalers, bodies
 from fleet.autoscalers import AUTOSCALERS, Bounds
 from fleet.routers import ROUTERS, Asked
@@ -28,6 +25,9 @@ from simulate.inputs import make_scheduler
 from simulate.instances import Instances
 from simulate.scaling import ScaledFleet, Scaling
 from simulate.workloads import Rows
+from terminal.console import say, table_of
+from terminal.option_types import Type
+from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values, nearest
 
 NEED_CACHE, NEED_CLIENTS = {"prefix-aware"}, {"session-sticky"}
 SHARED = "shared-queue"  # no router at all

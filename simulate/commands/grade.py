@@ -21,15 +21,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from client.console import say, table_of, writable
-from client.options import FILE, Argument, Choice, Number, Option, Values
-from client.progress import counted
 from scheduling.scheduler import Scheduler
 from simulate import regret
 from simulate.check import Progress
 from simulate.commands.prepared import Sections
 from simulate.grade import CASES, LARGE_CASES, WORDS, Grade, grade
 from simulate.lessons import LESSONS, Lesson
+from terminal.console import say, table_of, writable
+from terminal.options import FILE, Argument, Choice, Number, Option, Values
+from terminal.progress import counted
 
 LIMIT = 10.0  # seconds of processor time for one list of requests, a hundred times what a policy needs
 NOTE = "Exit status: 0 when every policy has a score, 1 when one has none, 2 for a wrong command line."

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from client.console import say, table_of
-from client.options import FILE, POSITIVE, Number, Option, UsageError, Values
 from simulate import pictures, plan, workloads
 from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
 from simulate.commands.prepared import Sections, noise_of, prepare
 from simulate.inputs import has_own_rate, make_scheduler
+from terminal.console import say, table_of
+from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values
 
 FEWEST_REQUESTS = 500  # with fewer the tail of a run and its start weigh too much
 NOTE = (

@@ -6,11 +6,11 @@ from typing import Any
 
 from rich.console import Console
 
-from client.console import say, table_of
-from client.options import FOLDER, Argument, Option, Values
 from client.report import tables
 from simulate import predict
 from simulate.commands.prepared import Sections, noise_of
+from terminal.console import say, table_of
+from terminal.options import FOLDER, Argument, Option, Values
 
 
 def options() -> Sections:

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from client.console import table_of
-from client.options import FILE, FOLDER, Choice, Number, Option, UsageError, Values
 from simulate import pictures, prefix, published
 from simulate.arguments import refuse
 from simulate.commands.prepared import Sections
+from terminal.console import table_of
+from terminal.options import FILE, FOLDER, Choice, Number, Option, UsageError, Values
 
 HEADS = {
     "cache": "size, tokens", "batch": "slots", "hit_tokens": "hits, tokens", "requests_per_s": "req/s",

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 
 from rich.console import Console
 
-from client.console import say
-from client.options import Parameter, Values
 from simulate import workloads
 from simulate.costs import Cost, Host
 from simulate.inputs import make_cost, make_rows
 from simulate.intervals import Noise, of_cost
 from simulate.option_checks import check_engine, check_policies, notes
+from terminal.console import say
+from terminal.options import Parameter, Values
 
 Sections = dict[str, Sequence[Parameter]]
 

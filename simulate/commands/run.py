@@ -11,9 +11,6 @@ from rich.console import Console
 
 import policies
 from client import ending
-from client.console import say, table_of
-from client.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
-from client.progress import counted
 from client.report import store, tables
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -24,6 +21,9 @@ from simulate.costs import Sizes
 from simulate.inputs import make_scheduler
 from simulate.option_checks import check_once
 from simulate.simulator import simulate
+from terminal.console import say, table_of
+from terminal.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
+from terminal.progress import counted
 
 PREEMPTION_OPTIONS = [
     Option(

@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 import config
-from client.console import say, table_of
-from client.options import POSITIVE, Number, Option, UsageError, Values
 from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
 from simulate import calibrate, comparison, intervals, mock, validate
@@ -21,6 +19,8 @@ from simulate.costs import Cost
 from simulate.inputs import make_cost, with_engine
 from simulate.intervals import Interval, Noise
 from simulate.option_checks import check_engine, check_policies
+from terminal.console import say, table_of
+from terminal.options import POSITIVE, Number, Option, UsageError, Values
 
 BAR = 14  # characters of the longest bar of the batch sizes
 NOTE = (

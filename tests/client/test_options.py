@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from client import client, compare, options, top
-from client.options import Argument, Choice, Command, Number, OnOff, Option, Size, UsageError, Values
+from client import client, compare, top
+from terminal import options
+from terminal.options import Argument, Choice, Command, Number, OnOff, Option, Size, UsageError, Values
 
 COMMAND = Command(
     "tool", "Do it.\n\n\b\n  an example", {

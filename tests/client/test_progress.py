@@ -9,8 +9,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from client import progress
-from client.progress import Reporter, State
+from terminal import progress
+from terminal.progress import Reporter, State
 
 
 def reported(monkeypatch: pytest.MonkeyPatch, terminal: bool, after: float) -> str:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from client.console import table_of
 from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, sentences, store, summary, waste
 from client.report.album import Album
 from scheduling.iteration import SlotSteps
+from terminal.console import table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from client import sweep
-from client.options import UsageError
 from client.report import plots, store
 from client.report.album import Album
 from client.top import Watched
 from simulate.__main__ import main
+from terminal.options import UsageError
 
 
 def read(*words: str) -> Any:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from support import ROOT, clean_environment, wait_until
 
-from client.options import UsageError
 from fleet import options, serve
 from fleet.autoscalers import Bounds
+from terminal.options import UsageError
 
 
 @pytest.fixture(autouse=True)

@@ -116,10 +116,10 @@ def test_the_settings_load_nothing_of_the_client_but_its_options() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(result.stdout.split()) == {
         "client",
-        "client.option_types",
-        "client.options",
-        "client.origins",
-        "client.shell",
+        "terminal.option_types",
+        "terminal.options",
+        "terminal.origins",
+        "terminal.shell",
     }
 
 

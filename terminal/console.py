@@ -1,4 +1,4 @@
-"""Output: human text on stderr, machine text on stdout, and the progress of a run."""
+"""Output of commands: text for people on stderr, text for programs on stdout, and how a command exits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from rich import box
 from rich.cells import cell_len
@@ -16,11 +16,6 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 from .options import UsageError
-from .progress import Reporter, State
-
-if TYPE_CHECKING:  # the simulator, which sends nothing, would load two HTTP clients
-    from .send.load import Counts, LoadRun
-    from .send.target import Target
 
 FINE, SOME_FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = [
@@ -111,32 +106,6 @@ def emit_json(value: Any, always: bool = False) -> None:
         emit(json.dumps(value))
 
 
-def guarded(main: Callable[[Console], int], target: Callable[[], Target | None]) -> int:
-    """Run a command; print an error as one line on stderr and return the exit code."""
-    from .send.target import KeyRefused, ServerUnreachable
-
-    console = Console(stderr=True)
-    try:
-        return main(console)
-    except UsageError as error:
-        say(console, f"error: {error}")
-        return USAGE
-    except KeyRefused:
-        url = server.url if (server := target()) else "the server"
-        say(console, f"error: {url} requires an API key. Set EB_API_KEY or use --api-key KEY")
-        return USAGE
-    except ServerUnreachable as error:
-        url = server.url if (server := target()) else str(error)
-        say(
-            console,
-            f"error: cannot reach {url}. Is the server running? Start it with "
-            "./server.sh dynamic, or check the address",
-        )
-        return UNREACHABLE
-    except KeyboardInterrupt:
-        return INTERRUPTED
-
-
 def leave(code: int) -> NoReturn:
     """Exit; after Ctrl-C at once, without finalization, because threads are still running."""
     if code != INTERRUPTED:
@@ -153,30 +122,3 @@ def writable(path: Path, flag: str) -> None:
         path.open("a").close()
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror}. Use another {flag} file") from error
-
-
-class Display(Reporter):
-    """Shows the progress of a run."""
-
-    def __init__(self, run: LoadRun, console: Console, last_send: float) -> None:
-        super().__init__(console, self.state, after=0.0, stays=True)
-        self._run = run
-        self._last_send = last_send
-
-    def state(self) -> State:
-        """Return how many requests ended, and the run in one line."""
-        counts = self._run.counts()
-        return State(counts.done + counts.failed, counts.total, self.line(counts))
-
-    def line(self, counts: Counts) -> str:
-        """Return the progress as one line."""
-        ended = counts.done + counts.failed
-        left = self._last_send - counts.seconds
-        if ended:
-            left = max(left, (counts.total - ended) * counts.seconds / ended)
-        eta = f"{max(0.0, left):.0f} s" if ended or left > 0 else "-"
-        return (
-            f"sent {counts.sent}/{counts.total}  running {counts.running}  done {counts.done}  "
-            f"failed {counts.failed}  {counts.tokens / max(counts.seconds, 1e-9):,.0f} tokens/s  "
-            f"ETA {eta}"
-        )

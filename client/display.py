@@ -1,0 +1,67 @@
+"""What the client shows of a run, and how its commands end when the server cannot be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+
+from terminal.console import INTERRUPTED, UNREACHABLE, USAGE, say
+from terminal.options import UsageError
+from terminal.progress import Reporter, State
+
+from .send.load import Counts, LoadRun
+from .send.target import Target
+
+
+def guarded(main: Callable[[Console], int], target: Callable[[], Target | None]) -> int:
+    """Run a command; print an error as one line on stderr and return the exit code."""
+    from client.send.target import KeyRefused, ServerUnreachable
+
+    console = Console(stderr=True)
+    try:
+        return main(console)
+    except UsageError as error:
+        say(console, f"error: {error}")
+        return USAGE
+    except KeyRefused:
+        url = server.url if (server := target()) else "the server"
+        say(console, f"error: {url} requires an API key. Set EB_API_KEY or use --api-key KEY")
+        return USAGE
+    except ServerUnreachable as error:
+        url = server.url if (server := target()) else str(error)
+        say(
+            console,
+            f"error: cannot reach {url}. Is the server running? Start it with "
+            "./server.sh dynamic, or check the address",
+        )
+        return UNREACHABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+class Display(Reporter):
+    """Shows the progress of a run."""
+
+    def __init__(self, run: LoadRun, console: Console, last_send: float) -> None:
+        super().__init__(console, self.state, after=0.0, stays=True)
+        self._run = run
+        self._last_send = last_send
+
+    def state(self) -> State:
+        """Return how many requests ended, and the run in one line."""
+        counts = self._run.counts()
+        return State(counts.done + counts.failed, counts.total, self.line(counts))
+
+    def line(self, counts: Counts) -> str:
+        """Return the progress as one line."""
+        ended = counts.done + counts.failed
+        left = self._last_send - counts.seconds
+        if ended:
+            left = max(left, (counts.total - ended) * counts.seconds / ended)
+        eta = f"{max(0.0, left):.0f} s" if ended or left > 0 else "-"
+        return (
+            f"sent {counts.sent}/{counts.total}  running {counts.running}  done {counts.done}  "
+            f"failed {counts.failed}  {counts.tokens / max(counts.seconds, 1e-9):,.0f} tokens/s  "
+            f"ETA {eta}"
+        )
