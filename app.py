@@ -39,8 +39,8 @@ from api.http import admission, auth, cors, errors, middleware
 from api.http.deferral import App
 from api.in_process import InProcess
 from api.service import Engine, Service
-from batches.runner import Runner
-from batches.store import Store
+from batch_files.runner import Runner
+from batch_files.store import Store
 from config import Config
 from launch import banner, demo
 from launch.command import main as main

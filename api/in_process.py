@@ -16,8 +16,8 @@ from werkzeug.test import EnvironBuilder
 from api.http.deferral import App, Exchange
 from api.http.owner import BACKGROUND
 from api.service import Service
-from batches.runner import Done
-from client.batch_lines import Line
+from batch_files.lines import Line
+from batch_files.runner import Done
 
 THREADS = 4  # that tokenize, or write an answer too large for the thread that sends all others
 

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from api.service import Service
-from batches.store import STATUSES
+from batch_files.store import STATUSES
 from observe.meters import Histogram
 
 Values = Mapping[str, float]

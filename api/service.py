@@ -14,7 +14,7 @@ from api.http.openapi import Operation
 from api.http.registry import Places, RequestRegistry
 from api.http.watcher import Watcher
 from api.socket_writer import SocketWriter
-from batches.runner import Runner
+from batch_files.runner import Runner
 from batching import BatchingManager, Inference
 from config import Config
 from observe.feed import Feed

@@ -24,8 +24,8 @@ from typing import Any
 from rich.console import Console
 
 import policies
+from batch_files.lines import Line
 from benchmarks import report
-from client.batch_lines import Line
 from client.send import servers
 from client.send.batch_load import BatchRun
 from client.send.events import EventRecorder

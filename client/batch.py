@@ -20,15 +20,15 @@ if not __package__:
 
 from rich.console import Console
 
+from batch_files.lines import ForeignFile, Pending
+from batch_files.output import InUse, LineFile
 from terminal import console as out
 from terminal.console import EXIT_CODES, FINE, INTERRUPTED, SOME_FAILED, UNREACHABLE, say
 from terminal.options import Argument, Command, Number, Option, Read, UsageError, Values
 from terminal.progress import Reporter, State, remaining
 
 from . import display, flags
-from .batch_lines import ForeignFile, Pending
 from .send.batch_load import BatchRun, NoProgress
-from .send.batch_output import InUse, LineFile
 from .send.target import Target, fetch
 
 COMMAND = Command(

@@ -14,8 +14,8 @@ from api.http.openapi import Operation
 from api.http.owner import current_owner
 from api.schemas.batches import BatchRequest
 from api.service import Service
-from batches.runner import Runner
-from batches.store import InUse, Row
+from batch_files.runner import Runner
+from batch_files.store import InUse, Row
 
 EXAMPLE = '{"input_file_id": "file-...", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'
 SENT = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}

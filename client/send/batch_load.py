@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from ..batch_lines import BadLine, Line, answer, failed
+from batch_files.lines import BadLine, Line, answer, failed
+
 from .target import KeyRefused, Target
 
 BUSY = (429, 503)  # the server answers later

@@ -17,9 +17,9 @@ import pytest
 from mock_server import MockServer
 from support import ROOT, clean_environment, wait_until
 
+from batch_files.lines import BadLine, ForeignFile, Line, Pending, answer
+from batch_files.output import InUse, LineFile
 from client import batch
-from client.batch_lines import BadLine, ForeignFile, Line, Pending, answer
-from client.send.batch_output import InUse, LineFile
 
 PATH = "/v1/completions"
 
@@ -190,7 +190,7 @@ def test_a_full_disk_keeps_whole_lines_and_the_rest_can_be_sent_later(server: Mo
 
 
 def test_ids_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.batch_lines._hash", lambda key: len(key))
+    monkeypatch.setattr("batch_files.lines._hash", lambda key: len(key))
     lines = io.BytesIO("\n".join(map(line, ["aa", "bb", "c", "aa"])).encode())
     done = io.BytesIO(json.dumps(answer("bb", 200, "", {})).encode() + b"\n")
     pending = Pending(lines, [done])
@@ -215,7 +215,7 @@ def test_a_file_of_a_gigabyte_takes_eight_bytes_of_memory_for_each_line(tmp_path
         file.write('{"custom_id": "' + "y" * (64 << 20))  # one line that never ends
     assert os.path.getsize(tmp_path / "large.jsonl") > 1 << 30
     code = (
-        "import sys, resource; from client.batch_lines import *; file = open(sys.argv[1], 'rb');"
+        "import sys, resource; from batch_files.lines import *; file = open(sys.argv[1], 'rb');"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; pending = Pending(file, []);"
         "kinds = [type(one).__name__ for one in pending];"
         "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before;"

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 
-from batches.store import Row, Store
-from client.batch_lines import BadLine, Line, Pending, answer, expired, failed
-from client.send.batch_output import LineFile
+from batch_files.lines import BadLine, Line, Pending, answer, expired, failed
+from batch_files.output import LineFile
+from batch_files.store import Row, Store
 
 log = logging.getLogger("effective-batching")
 
