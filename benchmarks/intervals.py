@@ -31,8 +31,8 @@ from benchmarks import report
 from client.data import Planned
 from client.report.measure import Outcome
 from client.workloads import corpus, traces
+from costs.cost import Cost, Host
 from simulate import observed_law, predict, validate
-from simulate.costs import Cost, Host
 from simulate.intervals import Noise
 from simulate.simulator import Run
 from simulate.validate import Served, Single

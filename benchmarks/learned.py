@@ -23,11 +23,11 @@ from typing import Any
 from benchmarks import report
 from client.workloads import catalog, corpus, messages
 from client.workloads.arrivals import Arrivals
+from costs.published import MODELS
 from policies import get_policy
 from policies.orders._predictions import Predicting
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.published import MODELS
 from simulate.simulator import simulate
 
 LENGTHS = Path(__file__).parent / "results" / "chats-smollm2.json"

@@ -16,12 +16,12 @@ from typing import Any
 import policies
 from batching import BatchingManager, Inference
 from benchmarks import report
+from costs import mock
+from costs.mock import MockModel
+from costs.published import Constant
 from observe.feed import Feed
 from observe.meters import Meters
 from scheduling.pages import PagePool
-from simulate import mock
-from simulate.mock import MockModel
-from simulate.published import Constant
 
 
 def measure(policy: str, slots: int, tokens: int) -> dict[str, Any]:

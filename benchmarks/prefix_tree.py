@@ -30,10 +30,10 @@ from client.send import servers
 from client.send.batch_load import BatchRun
 from client.send.events import EventRecorder
 from client.send.target import Target, fetch_context, fetch_stats
+from costs.cost import Cost, Host, Scaled
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host, Scaled
 from simulate.predict import law_of, step_of
 from simulate.simulator import Run, simulate
 from terminal.console import table_of

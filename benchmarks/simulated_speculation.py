@@ -17,6 +17,8 @@ from typing import Any
 from benchmarks import report
 from benchmarks.engine import make_runner
 from benchmarks.speculation import FRESH, REPEATING, Server, pool_of, prompts_of, requests
+from costs.cost import Cost
+from costs.drafting import RecordedDrafter, recorded
 from generate import machine
 from generate.runner import ModelRunner
 from models import catalog
@@ -25,8 +27,6 @@ from policies import get_policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from simulate.costs import Cost
-from simulate.drafting import RecordedDrafter, recorded
 from simulate.predict import law_of
 from simulate.simulator import simulate
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import config as settings
 import policies
 from config import Config
+from costs import mock
 from launch import banner, first_cases, preflight, speculate
 from scheduling.renamed import RenamedWarning
-from simulate import mock
 from terminal.shell import printing
 
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it

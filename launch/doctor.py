@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from config import Config
+from costs import mock
 from launch import preflight
 from models import catalog
-from simulate import mock
 
 GIB = 1 << 30
 LEAST_FREE = 2 * GIB  # enough for torch and gpt2-medium

@@ -18,6 +18,7 @@ import policies
 from api.service import Engine, served_name
 from batching import BatchingManager, Inference
 from config import Config
+from costs import mock
 from generate.answer_key import answer_key
 from launch import faults
 from launch.adapters import make_store
@@ -28,7 +29,6 @@ from observe.recording import Recording
 from observe.shadow import Shadow
 from observe.what_if import WhatIf
 from scheduling.pages import PagePool
-from simulate import mock
 
 ENGINE_STACK = 8 << 20  # bytes
 

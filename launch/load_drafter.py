@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import policies
 from config import Config, ConfigError
+from costs.drafting import DrawnDrafter
+from costs.mock import MockModel
 from launch.load_model import Parts
 from scheduling.speculation import Drafter, Speculator
-from simulate.drafting import DrawnDrafter
-from simulate.mock import MockModel
 
 if TYPE_CHECKING:
     from generate.drafters.model import ModelDrafter

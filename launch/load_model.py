@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from api.service import Tokenizer
 from batching import Model
 from config import Config
+from costs import mock
 from launch.adapters import reader
 from launch.command import RESOLVED
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 from serving.adapters import Weights
-from simulate import mock
 
 if TYPE_CHECKING:
     from generate.runner import Runner

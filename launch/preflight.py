@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from config import LAB_FOLDER, Config, ConfigError
-from simulate import mock
+from costs import mock
 
 RESERVED_FILES = 128  # open files in addition to the connections
 PROBE_BYTES = 4096

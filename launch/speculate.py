@@ -6,7 +6,7 @@ from pathlib import Path
 
 import policies
 from config import Config, ConfigError
-from simulate import mock
+from costs import mock
 
 
 def check(config: Config) -> None:

@@ -15,10 +15,10 @@ from collections.abc import Sequence as Rows
 from functools import partial
 from typing import NamedTuple
 
+from costs.steps import Step, size, step_of_members
 from scheduling.iteration import Iteration
 from scheduling.stretches import Stretch, Stretches
 from serving.inference import Inference, outcome
-from simulate.steps import Step, size, step_of_members
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import policies
 from config import Config, ConfigError
+from costs import cost as costs
 from observe.question import Server, trace
 from observe.recording import Served
 from observe.simulator_process import SimulatorProcess
-from simulate import costs
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from functools import partial
 
 import numpy as np
 
+from costs.cost import Cost, Host
+from costs.steps import decoding
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.bounds import bounds
 from simulate.case import Case, Request
-from simulate.costs import Cost, Host
 from simulate.shrink import Shrinker
 from simulate.simulator import simulate
-from simulate.steps import decoding
 
 PATIENCE = 150  # changes in a row that do not help, after which the search starts again
 KEPT = 0.995  # of the ratio, when the trace is made smaller

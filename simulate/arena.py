@@ -18,9 +18,10 @@ import numpy as np
 from scipy.special import stdtrit  # Student's t; scipy.stats takes a second longer to load
 
 import policies
+from costs import published
 from scheduling.pages import PagePool
 from scheduling.scheduler import PolicyError, Scheduler
-from simulate import published, workloads
+from simulate import workloads
 from simulate.measures import Measures, measure
 from simulate.simulator import PolicyHangs, simulate
 from simulate.trial import describe_crash

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from costs.cost import Cost, Host
 from scheduling.sequence import Sequence
 from simulate.clairvoyant import Again
-from simulate.costs import Cost, Host
 from simulate.simulator import Run, simulate
 
 PARTS = ("wait_ms", "run_ms")

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from costs.cost import Cost, Host
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.groups import least_in_groups
 from simulate.one_machine import completions, mean_busy_times
 from simulate.shares import Shares, shares_of

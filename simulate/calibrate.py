@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from simulate.costs import Affine, Cost, Host, Interpolated, to_dict
-from simulate.steps import Step
+from costs.cost import Affine, Cost, Host, Interpolated, to_dict
+from costs.steps import Step
 from terminal.progress import counted
 
 ROOT = Path(__file__).parents[1]

@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from costs.cost import Cost, Host
+from costs.steps import decoding, prefilling
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.simulator import Run, simulate
-from simulate.steps import decoding, prefilling
 
 MOST_REQUESTS = 1000  # of a run that is replayed
 Again = Callable[[], tuple[Scheduler, list[Sequence]]]

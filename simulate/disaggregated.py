@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from costs.cost import Cost, Host, Transfer
 from fleet.routers import Router
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host, Transfer
 from simulate.fleet import Fleet, Pool
 from simulate.replica import Replica
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import Any
 
+from costs.cost import Cost, Host
 from fleet.routers import Asked, Replicas, Router
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.fleet_run import FleetRun
 from simulate.replica import Replica
 from simulate.simulator import waits_forever

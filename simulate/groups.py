@@ -21,8 +21,8 @@ from functools import cache
 
 import numpy as np
 
+from costs.cost import Affine, Cost, Host, Phases
 from scheduling.sequence import Sequence
-from simulate.costs import Affine, Cost, Host, Phases
 from simulate.optimum import Optimum
 from simulate.shares import shares_of, unwrapped
 

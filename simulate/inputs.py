@@ -10,13 +10,14 @@ import numpy as np
 import policies
 from client.workloads.arrivals import check_span
 from client.workloads.corpus import USUAL_CONTEXT
+from costs import drafting, published
+from costs.cost import Aligned, Cost, Host, Padded, Ragged, Transfer
+from costs.steps import decoding, prefilling
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
-from simulate import drafting, published, workloads
+from simulate import workloads
 from simulate.arguments import read_pairs, refuse
-from simulate.costs import Aligned, Cost, Host, Padded, Ragged, Transfer
 from simulate.disaggregated import ImportingPool
-from simulate.steps import decoding, prefilling
 from simulate.swap import SwapSpace
 from terminal.options import UsageError, Values
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from costs.cost import Cost, Host
 from fleet.routers import Router
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.fleet import Asks, Fleet, Pool
 from simulate.fleet_run import FleetRun
 from simulate.replica import Replica

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulate import costs
-from simulate.costs import Cost
+from costs import cost as costs
+from costs.cost import Cost
+from costs.steps import Step
 from simulate.simulator import Run
-from simulate.steps import Step
 
 LEVEL = 0.9
 SHARES = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # of the quantiles

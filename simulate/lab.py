@@ -18,14 +18,15 @@ from traceback import extract_tb
 from typing import Any
 
 import policies
+from costs import published
+from costs.cost import Host
 from scheduling.iteration import Iteration
 from scheduling.scheduler import PolicyError, Scheduler
 from scheduling.sequence import Sequence
 from scheduling.stretches import Stretches
 from simulate import grade as grading
-from simulate import hook_results, lanes, published
+from simulate import hook_results, lanes
 from simulate.check import check
-from simulate.costs import Host
 from simulate.laws import Broken
 from simulate.lessons import LESSONS
 from simulate.purity import check_source

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import policies
+from costs.cost import Cost
+from costs.published import VTC_A10G
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost
-from simulate.published import VTC_A10G
 
 COST: Cost = VTC_A10G  # Llama-2-7B on an A10G
 REQUESTS, PAGE = 200, 16

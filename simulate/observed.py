@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
 import policies
+from costs.cost import Cost, Host
+from costs.drafting import Recorded, RecordedDrafter
+from costs.steps import Step
 from scheduling.located import locate_error
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from simulate.costs import Cost, Host
-from simulate.drafting import Recorded, RecordedDrafter
 from simulate.simulator import Run, simulate
-from simulate.steps import Step
 
 LOWEST_PRIORITY = 19
 

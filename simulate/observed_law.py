@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from simulate import calibrate, costs, intervals, mock
-from simulate.costs import Cost, Host, Scaled
+from costs import cost as costs
+from costs import mock
+from costs.cost import Cost, Host, Scaled
+from costs.steps import Step, size
+from simulate import calibrate, intervals
 from simulate.intervals import Noise
-from simulate.steps import Step, size
 
 OUTLYING = 6.0  # times as long as others, or as short
 

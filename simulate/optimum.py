@@ -14,11 +14,11 @@ from math import prod
 
 import numpy as np
 
+from costs.cost import Cost, Host
+from costs.steps import Step
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.one_machine import completions
 from simulate.shares import Shares, shares_of
-from simulate.steps import Step
 
 MOST_REQUESTS = 8
 MOST_POINTS = 3000  # combinations of what the requests have so far; more take too long

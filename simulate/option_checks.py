@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import policies
+from costs.cost import Aligned, Cost, Padded, Ragged
+from costs.steps import decoding, prefilling
 from scheduling.policy import Policy
 from simulate.arguments import read_pairs, refuse
-from simulate.costs import Aligned, Cost, Padded, Ragged
-from simulate.steps import decoding, prefilling
 from simulate.workloads import Rows
 from terminal.options import UsageError, Values
 

@@ -15,10 +15,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from costs.cost import Cost, Host, Scaled
 from fleet.routers import least_loaded
 from scheduling.scheduler import Scheduler
 from simulate import result, workloads
-from simulate.costs import Cost, Host, Scaled
 from simulate.fleet import Fleet
 from simulate.intervals import SHARES, Interval, Noise
 from simulate.simulator import Run, simulate

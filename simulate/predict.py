@@ -20,18 +20,19 @@ import numpy as np
 
 import policies
 from client.report import store
+from costs import drafting, published
+from costs.cost import Cost, Host
+from costs.steps import Step, step_of_members
 from scheduling.iteration import Member, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST
-from simulate import blame, calibrate, drafting, intervals, published, regret
+from simulate import blame, calibrate, intervals, regret
 from simulate.clairvoyant import KnownHits
-from simulate.costs import Cost, Host
 from simulate.intervals import Noise
 from simulate.simulator import Run, simulate
-from simulate.steps import Step, step_of_members
 
 FEWEST_STEPS = 30  # a fit needs this many
 MOST_STEPS = 2000  # more do not improve a fit

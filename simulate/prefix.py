@@ -17,11 +17,11 @@ import numpy as np
 
 import policies
 from client.workloads import traces
+from costs.cost import Cost, Host
 from scheduling.pages import PagePool
 from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.result import tpots
 from simulate.simulator import Run, simulate
 

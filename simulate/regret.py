@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from costs.cost import Cost
 from scheduling.scheduler import Scheduler
 from simulate.bounds import bounds
 from simulate.clairvoyant import MOST_REQUESTS, Again, parts
-from simulate.costs import Cost
 from simulate.optimum import Optimum, is_small
 from simulate.simulator import Run
 

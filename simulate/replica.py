@@ -10,13 +10,13 @@ import math
 from array import array
 from bisect import bisect_left
 
+from costs.cost import Cost, Host
 from fleet.autoscalers import Load
 from scheduling.driver import tokens_due
 from scheduling.fast_forward import fast_forward, identical_steps_ahead
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.simulator import FRUITLESS, asks_forever
 from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
 

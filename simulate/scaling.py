@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from costs.cost import Cost, Host
 from fleet.autoscalers import Autoscaler, Bounds, Load, Patience
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.fleet import Fleet
 from simulate.replica import Replica
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from costs.drafting import KnownDrafter, Tokens
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Offer
-from simulate.drafting import KnownDrafter, Tokens
 
 
 class ScriptedDrafter(KnownDrafter):

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from costs.steps import Step
 from simulate.observed import Chosen, Machine, Seen, converse, seen_in, serve
 from simulate.observed_law import law, noise
 from simulate.simulator import Run
-from simulate.steps import Step
 
 DRAWS = 8  # simulations for the intervals: few, since a server's processor waits for none of them
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulate.costs import Affine, Cost, Host, Padded, Phases, Ragged, Scaled
-from simulate.steps import decoding, prefilling
+from costs.cost import Affine, Cost, Host, Padded, Phases, Ragged, Scaled
+from costs.steps import decoding, prefilling
 
 TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # how much of a hinge is charged to tokens; any of them gives a bound
 

@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from costs.cost import Cost, Host
 from scheduling.driver import Driver, tokens_due
 from scheduling.fast_forward import fast_forward, identical_steps_ahead
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
 from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
 from simulate.swap import SwapSpace
 

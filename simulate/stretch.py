@@ -9,11 +9,11 @@ import math
 from bisect import bisect_left
 from itertools import accumulate, islice, repeat
 
+from costs.cost import Cost, Host
+from costs.steps import Step
 from scheduling.advance import Output, Run
 from scheduling.driver import tokens_due
 from scheduling.iteration import Plan
-from simulate.costs import Cost, Host
-from simulate.steps import Step
 
 
 def step_ends(

@@ -7,10 +7,10 @@ the swap space cannot hold is recomputed, as without it.
 
 from __future__ import annotations
 
+from costs.cost import Transfer
 from scheduling.pages import PagePool, in_whole_pages
 from scheduling.reservations import Reservations
 from scheduling.sequence import Sequence
-from simulate.costs import Transfer
 
 
 class SwapSpace(Reservations):

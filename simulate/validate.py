@@ -29,12 +29,13 @@ from client.send import load, servers
 from client.send.dialects import Dialect
 from client.send.events import EventRecorder
 from client.send.target import Target, fetch_stats
+from costs import drafting, mock
+from costs.cost import Cost, Host
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from simulate import comparison, drafting, intervals, mock
+from simulate import comparison, intervals
 from simulate.comparison import Comparison, Record
-from simulate.costs import Cost, Host
 from simulate.intervals import Interval, Noise
 from simulate.predict import scheduler_of
 from simulate.simulator import Run, simulate

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from costs import mock
+from costs.cost import Cost, Host, Scaled
+from costs.steps import Step, step_of_members
 from scheduling.iteration import SlotSteps
 from scheduling.stretches import Stretch, Stretches
-from simulate import blame, mock, regret
-from simulate.costs import Cost, Host, Scaled
+from simulate import blame, regret
 from simulate.lanes import MAX_WEIGHT, cut, records
 from simulate.observed import Chosen, Machine, Seen, converse, fresh, seen_in, serve
 from simulate.observed_law import law
 from simulate.simulator import simulate
-from simulate.steps import Step, step_of_members
 
 MOST_STRANGE = 0.05  # of the steps of a lane may have sizes that were not measured
 LONGEST_WAKE = 0.05  # seconds of an idle loop; a policy that waits for more requests waits longer

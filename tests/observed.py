@@ -10,13 +10,13 @@ import numpy as np
 
 import policies
 from batching import Inference
+from costs.cost import Affine, Cost
+from costs.steps import Step
 from observe.recording import Recording
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.speculation import Speculator
-from simulate.costs import Affine, Cost
 from simulate.simulator import Run, simulate
-from simulate.steps import Step
 
 COST = Affine(base=0.02, token=0.0004, row=0.0007, context=2e-6, prefill=0.003)
 SLOTS = 8

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import policies
+from costs import published
+from costs.cost import Cost
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import published
 from simulate.__main__ import main
-from simulate.costs import Cost
 from simulate.simulator import Run, simulate
 
 COST_A = published.make("oracle-a")

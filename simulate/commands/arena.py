@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from client.workloads import catalog
-from simulate import arena, hook_limit, pictures, published
+from costs import published
+from simulate import arena, hook_limit, pictures
 from simulate.arena import REFERENCE, Paired, Rules, Standing
 from simulate.commands.prepared import Sections
 from simulate.hook_limit import HookTimeout

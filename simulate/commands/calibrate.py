@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from simulate import calibrate, costs
+from costs import cost as costs
+from simulate import calibrate
 from simulate.arguments import now
 from simulate.commands.prepared import Sections
 from terminal.console import say

@@ -11,13 +11,13 @@ import numpy as np
 from rich.console import Console
 
 import policies
+from costs.cost import Cost, Host, Sizes, Transfer
 from fleet import autoscalers, bodies
 from fleet.autoscalers import AUTOSCALERS, Bounds
 from fleet.routers import ROUTERS, Asked
 from simulate import pictures
 from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
-from simulate.costs import Cost, Host, Sizes, Transfer
 from simulate.disaggregated import Disaggregated
 from simulate.fleet import Asks, Fleet
 from simulate.fleet_run import FleetRun

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from simulate import pictures, prefix, published
+from costs import published
+from simulate import pictures, prefix
 from simulate.arguments import refuse
 from simulate.commands.prepared import Sections
 from terminal.console import table_of

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from rich.console import Console
 
+from costs.cost import Cost, Host
 from simulate import workloads
-from simulate.costs import Cost, Host
 from simulate.inputs import make_cost, make_rows
 from simulate.intervals import Noise, of_cost
 from simulate.option_checks import check_engine, check_policies, notes

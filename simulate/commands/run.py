@@ -12,12 +12,12 @@ from rich.console import Console
 import policies
 from client import ending
 from client.report import store, tables
+from costs.cost import Sizes
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import blame, regret, result, workloads
 from simulate.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
-from simulate.costs import Sizes
 from simulate.inputs import make_scheduler
 from simulate.option_checks import check_once
 from simulate.simulator import simulate

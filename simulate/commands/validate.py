@@ -11,11 +11,12 @@ from rich.table import Table
 import config
 from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
-from simulate import calibrate, comparison, intervals, mock, validate
+from costs import mock
+from costs.cost import Cost
+from simulate import calibrate, comparison, intervals, validate
 from simulate.arguments import engine_options, policies_argument, read_pairs, refuse
 from simulate.commands.calibrate import report
 from simulate.commands.prepared import Sections, noise_of
-from simulate.costs import Cost
 from simulate.inputs import make_cost, with_engine
 from simulate.intervals import Interval, Noise
 from simulate.option_checks import check_engine, check_policies

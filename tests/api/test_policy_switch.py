@@ -20,10 +20,10 @@ from api.service import Service
 from app import create_app, load_engine
 from batching import BatchingManager, Inference, InferenceError
 from config import Config
+from costs.mock import MockModel
+from costs.published import Constant
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
-from simulate.mock import MockModel
-from simulate.published import Constant
 
 ALL = [*policies.names(), *(f"dynamic+{order}" for order in policies.order_names() if order != "rpm")]
 
@@ -138,7 +138,7 @@ def test_nothing_from_the_network_is_run_or_looked_for(client: FlaskClient, tmp_
     own.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\nfrom policies.dynamic import Policy\n")
     assert policies.get_policy(str(own), 2).max_batch_size == 2
     mark.unlink()
-    for name in (str(own), f"{own}+sjf", f"dynamic+{own}", "policies.dynamic", "simulate.mock"):
+    for name in (str(own), f"{own}+sjf", f"dynamic+{own}", "policies.dynamic", "costs.mock"):
         reply = client.put("/policy", json={"policy": name})
         assert reply.status_code == 400
         error = reply.get_json()["error"]

@@ -23,6 +23,8 @@ from support import ROOT, Server, run_app, wait_until
 
 import policies
 from config import Config, ConfigError
+from costs.cost import Affine, Host
+from costs.steps import step_of, step_of_members
 from observe.question import Server as Described
 from observe.recording import MAX_AGE, MAX_REQUESTS, MAX_STRETCHES, STEPS_PER_SIZE, Recording
 from observe.shadow import MINIMUM, Shadow, check
@@ -33,10 +35,8 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import observed, observed_law
 from simulate import shadow as simulated
-from simulate.costs import Affine, Host
 from simulate.observed import Chosen, Machine, Seen
 from simulate.simulator import Run, simulate
-from simulate.steps import step_of, step_of_members
 
 
 def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Shadow, Run]:

@@ -15,6 +15,10 @@ from driver import drive, requests, scheduler
 from observed import COST, Uneven, inferences, manager, recorded, served, watch
 from support import wait_until
 
+from costs.cost import Affine
+from costs.drafting import speculator
+from costs.published import LlmMock
+from costs.steps import decoding
 from observe.question import Server
 from observe.recording import Recording, Served
 from observe.what_if import WhatIf, Workload, latest
@@ -22,10 +26,6 @@ from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
 from simulate import observed, observed_law
 from simulate import what_if as simulated
-from simulate.costs import Affine
-from simulate.drafting import speculator
-from simulate.published import LlmMock
-from simulate.steps import decoding
 
 
 def expanded(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -12,12 +12,12 @@ from served import SOON, Serve, inference
 
 import policies
 from batching import InferenceError
+from costs.published import Constant
 from scheduling.backlog import FITTED
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.step_law import StepLaw
-from simulate.published import Constant
 from simulate.simulator import simulate
 
 NAME = "dynamic+admission-control"

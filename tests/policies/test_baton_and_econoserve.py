@@ -12,12 +12,13 @@ import pytest
 from driver import Run, burst, drive, made, requests
 
 import policies
+from costs import published
+from costs.cost import Affine, Aligned
+from costs.steps import Step, decoding
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
-from simulate import published, workloads
-from simulate.costs import Affine, Aligned
+from simulate import workloads
 from simulate.simulator import simulate
-from simulate.steps import Step, decoding
 
 
 def times(run: Run) -> list[str]:

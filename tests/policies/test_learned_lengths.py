@@ -10,11 +10,11 @@ import pytest
 from driver import made
 
 import policies
+from costs.published import MODELS
 from policies.orders._learning import Lengths
 from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
 from simulate import workloads
-from simulate.published import MODELS
 from simulate.simulator import simulate
 
 LONG, SHORT = 7, 8  # the last tokens of prompts with long and with short answers

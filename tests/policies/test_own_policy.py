@@ -12,12 +12,12 @@ from support import ROOT
 import policies
 from batching import BatchingManager, Inference
 from benchmarks.mock import measure
+from costs.mock import MockModel
+from costs.published import Constant
 from scheduling.iteration import Iteration
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.check import check
-from simulate.mock import MockModel
-from simulate.published import Constant
 from simulate.simulator import simulate
 
 Step = tuple[int, list[str], list[str]]

@@ -9,10 +9,10 @@ from driver import drive, made, order_of_admission, requests
 
 import policies
 from benchmarks.prefix_tree import PAGE, drawn, least
+from costs.cost import Affine
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Affine
 from simulate.simulator import Run, simulate
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from served import SOON, Serve, kind_of
 
 import policies
+from costs.cost import Cost
+from costs.steps import Step
 from scheduling.scheduler import Scheduler
 from simulate.__main__ import main
-from simulate.costs import Cost
 from simulate.instances import Instances
-from simulate.steps import Step
 
 FIRST = (0, 4, 3)  # alone in one slot, its steps end at 14, 26 and 38
 

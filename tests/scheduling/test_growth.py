@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import policies
+from costs.cost import Cost
+from costs.steps import Step
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
@@ -19,9 +21,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.check import check
 from simulate.contents import Contents
-from simulate.costs import Cost
 from simulate.simulator import Run, simulate
-from simulate.steps import Step
 
 MORE = [
     "chunked",

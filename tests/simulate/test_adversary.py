@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support_simulate import COST_A, make_scheduler, run_command
 
+from costs.cost import Host
 from simulate.adversary import KEPT, MEASURES, Adversary, Duel, sequences_of
-from simulate.costs import Host
 
 
 def duel(policy: str, rival: str | None, measure: str = "mean") -> Duel:

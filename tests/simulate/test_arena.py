@@ -12,11 +12,11 @@ from support import ROOT
 from support_simulate import make_scheduler, run_command
 
 import policies
+from costs.published import Constant
 from scheduling.sequence import Sequence
 from simulate import arena
 from simulate.arena import Paired, Rules, paired, play, rank
 from simulate.measures import Measures, measure
-from simulate.published import Constant
 from simulate.simulator import simulate
 
 SECOND = Constant(a=1.0, b=0.0)  # each step takes a second

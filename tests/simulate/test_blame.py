@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import policies
+from costs.cost import Affine, Host
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import blame, workloads
 from simulate.__main__ import main
-from simulate.costs import Affine, Host
 from simulate.simulator import simulate
 
 Again = Callable[[], tuple[Scheduler, list[Sequence]]]

@@ -12,6 +12,9 @@ import pytest
 from support_simulate import run_command
 
 import policies
+from costs.cost import Affine, Cost, Host, Phases, Scaled
+from costs.published import MODELS
+from costs.steps import decoding, prefilling
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -19,11 +22,8 @@ from scheduling.sequence import Sequence
 from simulate import regret
 from simulate.bounds import Jobs, bounds, misses
 from simulate.clairvoyant import KnownHits, parts
-from simulate.costs import Affine, Cost, Host, Phases, Scaled
 from simulate.optimum import Optimum
-from simulate.published import MODELS
 from simulate.simulator import simulate
-from simulate.steps import decoding, prefilling
 
 LINEAR = [
     Affine(base=8, token=1, row=1),

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulate import calibrate, costs
+from costs import cost as costs
+from costs.cost import Affine, Cost, Host
+from costs.steps import Step
+from simulate import calibrate
 from simulate.calibrate import Measure, Point, choose, cross_validate, fit, grid, interpolated, predict
-from simulate.costs import Affine, Cost, Host
-from simulate.steps import Step
 
 LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pair=2e-6)
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from support_simulate import make_scheduler, sequences
 
+from costs import cost as costs
+from costs import published
+from costs.cost import Affine, Interpolated, Padded, Ragged
+from costs.steps import Step, decoding, prefilling, step_of
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
-from simulate import costs, published
-from simulate.costs import Affine, Interpolated, Padded, Ragged
 from simulate.simulator import simulate
-from simulate.steps import Step, decoding, prefilling, step_of
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 

@@ -8,10 +8,10 @@ import pytest
 from support_simulate import make_scheduler, run_command, sequences
 
 import policies
+from costs.cost import Affine, Transfer
 from fleet.routers import round_robin
 from scheduling.scheduler import Scheduler
 from simulate import workloads
-from simulate.costs import Affine, Transfer
 from simulate.disaggregated import Disaggregated, ImportingPool
 
 COST = Affine(token=0.001, context=0.0)

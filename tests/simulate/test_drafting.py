@@ -14,17 +14,17 @@ from support_simulate import run_command, sequences
 import policies
 from app import create_app, start
 from config import Config
+from costs import drafting
+from costs.cost import Affine
+from costs.drafting import DrawnDrafter
+from costs.mock import MockModel
+from costs.steps import Step, step_of, step_of_members
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from simulate import drafting
-from simulate.costs import Affine
-from simulate.drafting import DrawnDrafter
-from simulate.mock import MockModel
 from simulate.simulator import Run, simulate
-from simulate.steps import Step, step_of, step_of_members
 
 WEIGHTS = Affine(base=0.02, token=0.0001, context=1e-7)  # a step reads the weights; more rows cost little
 

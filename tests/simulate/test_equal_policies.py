@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support_simulate import COST_A, run_poisson, sequences, uniform
 
+from costs.cost import Cost
+from costs.steps import Step
 from scheduling.iteration import Plan
-from simulate.costs import Cost
 from simulate.simulator import Run
-from simulate.steps import Step
 
 
 def times(run: Run) -> list[tuple[float, float]]:

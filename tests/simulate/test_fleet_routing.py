@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import policies
+from costs.cost import Host
+from costs.published import Constant
+from costs.steps import Step
 from fleet import bodies
 from fleet.routers import ROUTERS, Asked, Replicas
 from scheduling.iteration import Plan
@@ -15,10 +18,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import workloads
 from simulate.commands.fleet import asking
-from simulate.costs import Host
 from simulate.fleet import Fleet
-from simulate.published import Constant
-from simulate.steps import Step
 from simulate.stretch import step_ends
 
 

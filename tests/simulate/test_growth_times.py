@@ -9,12 +9,12 @@ import pytest
 
 import policies
 from batching import BatchingManager, Inference
+from costs.cost import Affine
+from costs.mock import MockModel
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Affine
-from simulate.mock import MockModel
 from simulate.simulator import simulate
 
 COST = Affine(base=0.004, token=0.00005, row=0.0002, context=2e-8)

@@ -15,14 +15,15 @@ from test_validate import served_by
 
 from client.report import plots_requests, store
 from client.report.album import Album
+from costs import cost as costs
+from costs.cost import Affine, Cost, Host, Scaled
+from costs.steps import Step, step_of_members
 from scheduling.sequence import Sequence
-from simulate import calibrate, costs, intervals, validate
+from simulate import calibrate, intervals, validate
 from simulate.__main__ import main
 from simulate.calibrate import Point
-from simulate.costs import Affine, Cost, Host, Scaled
 from simulate.intervals import Interval, Noise
 from simulate.simulator import Run, simulate
-from simulate.steps import Step, step_of_members
 
 LAW = Affine(base=0.01, prefill=0.002, token=0.0004, row=0.0003, context=1e-6)
 NAMES = ("makespan", "mean latency", "p99 latency")

@@ -12,14 +12,14 @@ from replaying import replay
 
 import policies
 from batching import BatchingManager, Inference
+from costs import mock
+from costs.cost import Affine, Host, Sizes, to_dict
+from costs.mock import MockModel
+from costs.published import Constant
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import mock
-from simulate.costs import Affine, Host, Sizes, to_dict
-from simulate.mock import MockModel
-from simulate.published import Constant
 from simulate.simulator import simulate
 
 

@@ -18,9 +18,9 @@ from app import create_app, start
 from client import sweep
 from client.workloads import corpus
 from config import Config
+from costs import mock
+from costs.cost import Affine, Sizes, to_dict
 from launch.command import with_absolute_paths
-from simulate import mock
-from simulate.costs import Affine, Sizes, to_dict
 
 FAST = "mock:llm-mock@1000"
 

@@ -11,11 +11,11 @@ import pytest
 from points import points, sample
 from support_simulate import COST_A, agrees, make_scheduler, poisson, replicate, run_poisson, sequences, uniform
 
-from simulate import published
-from simulate.costs import Cost
-from simulate.published import Constant
+from costs import published
+from costs.cost import Cost
+from costs.published import Constant
+from costs.steps import Step
 from simulate.simulator import simulate
-from simulate.steps import Step
 
 Rng = np.random.Generator
 

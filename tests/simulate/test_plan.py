@@ -10,16 +10,17 @@ from points import points, sample
 from support_simulate import agrees, make_scheduler, replicate, run_poisson
 
 import policies
+from costs import published
+from costs.cost import Host, Phases
+from costs.published import Constant
 from fleet.routers import ROUTERS, least_loaded, round_robin
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import plan, published, workloads
-from simulate.costs import Host, Phases
+from simulate import plan, workloads
 from simulate.fleet import Fleet
 from simulate.plan import Capacity, Limit, capacity, parse_limit
-from simulate.published import Constant
 from simulate.simulator import PolicyHangs, simulate
 
 MS = Phases(token=1e-3)  # a prompt of n tokens and one token out: a job of n ms

@@ -13,10 +13,11 @@ import policies
 from client import compare
 from client.report import plots_requests, simulated, store
 from client.report.album import Album
+from costs import published
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import predict, published, result
+from simulate import predict, result
 from simulate.__main__ import main
 from simulate.simulator import simulate
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import policies
+from costs import published
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import prefix, published
+from simulate import prefix
 from simulate.prefix import Recent, Trie, hits
 from simulate.simulator import simulate
 

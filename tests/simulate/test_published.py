@@ -14,8 +14,9 @@ import pytest
 from support_simulate import make_scheduler, run_poisson, sequences
 
 from client.workloads.catalog import anyscale_outputs
-from simulate import published, workloads
-from simulate.costs import Affine
+from costs import published
+from costs.cost import Affine
+from simulate import workloads
 from simulate.simulator import Run, simulate
 
 OPT = published.make("distserve-opt13b", {"memory": 2039 / 1555})  # decode on the bandwidth of an A100-40G

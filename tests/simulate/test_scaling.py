@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from support_simulate import make_scheduler, run_command
 
+from costs import published
 from fleet import autoscalers
 from fleet.autoscalers import Bounds, Load
 from fleet.routers import least_loaded
-from simulate import published, workloads
+from simulate import workloads
 from simulate.fleet import Fleet
 from simulate.fleet_run import FleetRun
 from simulate.scaling import ScaledFleet, Scaling

@@ -13,15 +13,15 @@ from points import points
 from support_simulate import make_scheduler, poisson, sequences
 
 import policies
+from costs import published
+from costs.cost import Cost, Host
+from costs.steps import Step
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import published
-from simulate.costs import Cost, Host
 from simulate.simulator import PolicyHangs, Run, simulate
-from simulate.steps import Step
 
 NAMES = [*policies.names(), "dynamic+vtc", "dynamic+srpt", "lightllm+vtc", "static+sjf"]
 

@@ -8,12 +8,13 @@ import pytest
 from support_simulate import sequences
 
 import policies
+from costs import published
+from costs.cost import Cost, Transfer
+from costs.steps import Step
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
-from simulate import published, workloads
-from simulate.costs import Cost, Transfer
+from simulate import workloads
 from simulate.simulator import Run, simulate
-from simulate.steps import Step
 from simulate.swap import SwapSpace
 
 

@@ -12,10 +12,11 @@ import pytest
 from support_simulate import run_command
 
 import policies
+from costs import published
 from fleet.routers import ROUTERS
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
-from simulate import published, workloads
+from simulate import workloads
 from simulate.fleet import Fleet
 from simulate.simulator import simulate
 

@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from client.data import Planned
+from costs import published
+from costs.cost import Cost, Host, Scaled
 from scheduling.sequence import Sequence
-from simulate import comparison, published, validate
+from simulate import comparison, validate
 from simulate.__main__ import main
 from simulate.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
-from simulate.costs import Cost, Host, Scaled
 from simulate.result import chunks_of, outcome
 from simulate.simulator import Run
 from simulate.validate import Served, Single, Validation, fit_host, simulated

@@ -19,8 +19,9 @@ import pytest
 from points import points
 from support_simulate import make_scheduler
 
-from simulate import published, workloads
-from simulate.costs import Host
+from costs import published
+from costs.cost import Host
+from simulate import workloads
 from simulate.simulator import Run, simulate
 
 VTC = Path(__file__).parents[2].parent / "shared" / "data" / "vtc"

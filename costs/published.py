@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from costs.cost import Affine, Cost, Host, Phases, interpolate, load
+from costs.steps import Step
 from scheduling.options import nearest
-from simulate.costs import Affine, Cost, Host, Phases, interpolate, load
-from simulate.steps import Step
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from costs import cost as costs
+from costs import published
+from costs.cost import Cost, Host, Scaled, Sizes
 from scheduling.advance import Output, Run, Token, run_of
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence as Request
-from simulate import costs, published
-from simulate.costs import Cost, Host, Scaled, Sizes
 
 PREFIX = "mock:"
 PAGE_SIZE = 16

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from costs.steps import Step, prefilling, step_of
 from scheduling.iteration import Plan
-from simulate.steps import Step, prefilling, step_of
 
 
 class Cost:
