@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks import report
 from policies import names, order_names
-from simulate.check import check_exhaustively
+from simulate.laws.check import check_exhaustively
 from terminal.progress import counted
 
 

@@ -28,9 +28,9 @@ from client.workloads import arrivals, catalog, corpus
 from fleet.routers import ROUTERS
 from simulate import __main__ as simulator
 from simulate.commands.fleet import asking
+from simulate.commands.inputs import make_scheduler
 from simulate.commands.prepared import prepare
-from simulate.fleet import Fleet as Simulated
-from simulate.inputs import make_scheduler
+from simulate.fleet.fleet import Fleet as Simulated
 from terminal.options import read
 
 REPLICAS, SLOTS, PAGES, SPEED = 4, 8, 1024, 20

@@ -25,7 +25,7 @@ from fleet.options import AVERAGE_SECONDS
 from simulate import __main__ as simulator
 from simulate.commands.fleet import serve
 from simulate.commands.prepared import prepare
-from simulate.fleet_run import FleetRun
+from simulate.fleet.fleet_run import FleetRun
 from terminal.options import read
 
 LEAST, MOST, SLOTS, PAGES, SPEED = 1, 4, 4, 512, 5

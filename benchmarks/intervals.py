@@ -32,10 +32,10 @@ from client.data import Planned
 from client.report.measure import Outcome
 from client.workloads import corpus, traces
 from costs.cost import Cost, Host
-from simulate import observed_law, predict, validate
-from simulate.intervals import Noise
+from simulate.measured import observed_law, predict, validate
+from simulate.measured.intervals import Noise
+from simulate.measured.validate import Served, Single
 from simulate.simulator import Run
-from simulate.validate import Served, Single
 
 Trace = Rows[Planned]
 Learned = tuple[Cost, Host, Noise]

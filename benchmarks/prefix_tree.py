@@ -34,7 +34,7 @@ from costs.cost import Cost, Host, Scaled
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.predict import law_of, step_of
+from simulate.measured.predict import law_of, step_of
 from simulate.simulator import Run, simulate
 from terminal.console import table_of
 

@@ -27,7 +27,7 @@ from policies import get_policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from simulate.predict import law_of
+from simulate.measured.predict import law_of
 from simulate.simulator import simulate
 
 Records = list[dict[str, Any]]

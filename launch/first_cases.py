@@ -50,7 +50,7 @@ def _is_own(name: str) -> bool:
 
 def _problem(name: str, options: Mapping[str, object] | None, end: float) -> str:
     """Return which law the first cases break that can be tried until `end`, "" if none does."""
-    from simulate.check import first_broken
+    from simulate.laws.check import first_broken
 
     broken = first_broken(name, CASES, options, lambda: time.monotonic() > end)
     return "" if broken is None else str(broken).partition("\n")[0].rstrip(".")

@@ -1,7 +1,7 @@
 """The shadow policy: how another policy would have served the requests that the server has just served.
 
 Every few seconds it sends what was recorded (`observe/recording.py`) to a process of its own at the lowest priority
-(`simulate/shadow.py`): simulating in this process would take the GIL from the loop. Part of the composition root: only
+(`simulate/measured/shadow.py`): simulating in this process would take the GIL from the loop. Part of the composition root: only
 `launch/engine.py` and tests import it. Its failures affect nothing else.
 """
 
@@ -55,7 +55,7 @@ class Shadow:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.policy = policy
-        self.process = SimulatorProcess("simulate.shadow", timeout=TIMEOUT, command=command)
+        self.process = SimulatorProcess("simulate.measured.shadow", timeout=TIMEOUT, command=command)
         self._server = server
         self._interval = interval
         self._clock = clock
@@ -127,6 +127,6 @@ class Shadow:
         return {"served": served, "state": "ready", **answer, "seconds": span, "from_idle": from_idle}
 
     def question(self, requests: Iterable[Served]) -> Iterator[str]:
-        """Yield the lines that `simulate/shadow.py` reads: requests and steps in pieces, then what to simulate."""
+        """Yield the lines that `simulate/measured/shadow.py` reads: requests and steps in pieces, then what to simulate."""
         yield from trace(self._server.recording, requests)
         yield json.dumps({"ask": {"shadow": [self.policy, {}], **self._server.describe()}}) + "\n"

@@ -1,6 +1,6 @@
 """What if: the requests that a server has just served, simulated under other policies, each as a lane of step records.
 
-A question takes a process of its own (`simulate/what_if.py`) at the lowest priority, one at a time, and its answer goes to
+A question takes a process of its own (`simulate/measured/what_if.py`) at the lowest priority, one at a time, and its answer goes to
 the client as it came, because decoding it here would keep the GIL from the loop. This module must not know HTTP.
 """
 
@@ -43,7 +43,7 @@ class WhatIf:
     def __init__(self, server: Server, context: int, *, command: Rows[str] = (), timeout: float = TIMEOUT) -> None:
         self._server = server
         self._context = context
-        self._process = SimulatorProcess("simulate.what_if", timeout=timeout, command=command)
+        self._process = SimulatorProcess("simulate.measured.what_if", timeout=timeout, command=command)
         self._timeout = timeout
         self._busy = threading.Lock()
         self._blamed: dict[str, bytes] = {}  # answers by request

@@ -172,7 +172,7 @@ def every_module_of(*rooms: str) -> str:
 
 
 def test_neither_the_lab_nor_the_pure_rooms_load_what_a_browser_lacks() -> None:
-    before, lab, pure = loaded_after("pass", "import simulate.lab", every_module_of("scheduling", "policies"))
+    before, lab, pure = loaded_after("pass", "import simulate.arena.lab", every_module_of("scheduling", "policies"))
     assert lab - before - STANDARD == {"policies", "scheduling", "simulate"}
     assert not pure & {"torch", "flask", "numpy", "dotenv"}
 

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import policies
-import simulate.lab  # noqa: F401  what it imports is what the page needs
-from simulate.lessons import LESSONS
+import simulate.arena.lab  # noqa: F401  what it imports is what the page needs
+from simulate.arena.lessons import LESSONS
 
 LOADED = [Path(file) for module in sys.modules.values() if (file := getattr(module, "__file__", None))]
 REQUESTS, SEEDS = 2000, 3

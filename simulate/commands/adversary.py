@@ -13,12 +13,12 @@ from rich.console import Console
 import policies
 from scheduling.scheduler import Scheduler
 from simulate import workloads
-from simulate.adversary import MEASURES, Adversary, Duel, Finding
-from simulate.arguments import engine_options, read_pairs, refuse
-from simulate.case import Case
+from simulate.arena.adversary import MEASURES, Adversary, Duel, Finding
+from simulate.commands.arguments import engine_options, read_pairs, refuse
+from simulate.commands.inputs import make_cost
+from simulate.commands.option_checks import check_engine
 from simulate.commands.prepared import Sections
-from simulate.inputs import make_cost
-from simulate.option_checks import check_engine
+from simulate.laws.case import Case
 from terminal.console import say, table_of
 from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values
 

@@ -10,9 +10,9 @@ from rich.console import Console
 
 import policies
 from scheduling.reservations import ENDLESS
-from simulate.arguments import pairs, read_pairs, refuse
-from simulate.check import CASES, LARGE_CASES, check, check_exhaustively
-from simulate.exhaustive import DEFAULT_SCOPE, Scope
+from simulate.commands.arguments import pairs, read_pairs, refuse
+from simulate.laws.check import CASES, LARGE_CASES, check, check_exhaustively
+from simulate.laws.exhaustive import DEFAULT_SCOPE, Scope
 from terminal.console import say
 from terminal.options import Argument, Command, Number, Option, Parameter, UsageError, read
 from terminal.progress import counted

@@ -15,15 +15,15 @@ from costs.cost import Cost, Host, Sizes, Transfer
 from fleet import autoscalers, bodies
 from fleet.autoscalers import AUTOSCALERS, Bounds
 from fleet.routers import ROUTERS, Asked
-from simulate import pictures
-from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
+from simulate.commands import pictures
+from simulate.commands.arguments import arrival_options, engine_options, policies_argument, refuse
+from simulate.commands.inputs import make_scheduler
 from simulate.commands.prepared import Sections, prepare
-from simulate.disaggregated import Disaggregated
-from simulate.fleet import Asks, Fleet
-from simulate.fleet_run import FleetRun
-from simulate.inputs import make_scheduler
-from simulate.instances import Instances
-from simulate.scaling import ScaledFleet, Scaling
+from simulate.fleet.disaggregated import Disaggregated
+from simulate.fleet.fleet import Asks, Fleet
+from simulate.fleet.fleet_run import FleetRun
+from simulate.fleet.instances import Instances
+from simulate.fleet.scaling import ScaledFleet, Scaling
 from simulate.workloads import Rows
 from terminal.console import say, table_of
 from terminal.option_types import Type

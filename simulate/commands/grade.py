@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from scheduling.scheduler import Scheduler
-from simulate import regret
-from simulate.check import Progress
+from simulate.arena.grade import CASES, LARGE_CASES, WORDS, Grade, grade
+from simulate.arena.lessons import LESSONS, Lesson
+from simulate.best import regret
 from simulate.commands.prepared import Sections
-from simulate.grade import CASES, LARGE_CASES, WORDS, Grade, grade
-from simulate.lessons import LESSONS, Lesson
+from simulate.laws.check import Progress
 from terminal.console import say, table_of, writable
 from terminal.options import FILE, Argument, Choice, Number, Option, Values
 from terminal.progress import counted

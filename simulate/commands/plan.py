@@ -9,10 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from simulate import pictures, plan, workloads
-from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
+from simulate import workloads
+from simulate.commands import pictures
+from simulate.commands.arguments import arrival_options, engine_options, policies_argument, refuse
+from simulate.commands.inputs import has_own_rate, make_scheduler
 from simulate.commands.prepared import Sections, noise_of, prepare
-from simulate.inputs import has_own_rate, make_scheduler
+from simulate.fleet import plan
 from terminal.console import say, table_of
 from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values
 

@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from costs import published
-from simulate import pictures, prefix
-from simulate.arguments import refuse
+from simulate import prefix
+from simulate.commands import pictures
+from simulate.commands.arguments import refuse
 from simulate.commands.prepared import Sections
 from terminal.console import table_of
 from terminal.options import FILE, FOLDER, Choice, Number, Option, UsageError, Values

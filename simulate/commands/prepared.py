@@ -8,9 +8,9 @@ from rich.console import Console
 
 from costs.cost import Cost, Host
 from simulate import workloads
-from simulate.inputs import make_cost, make_rows
-from simulate.intervals import Noise, of_cost
-from simulate.option_checks import check_engine, check_policies, notes
+from simulate.commands.inputs import make_cost, make_rows
+from simulate.commands.option_checks import check_engine, check_policies, notes
+from simulate.measured.intervals import Noise, of_cost
 from terminal.console import say
 from terminal.options import Parameter, Values
 

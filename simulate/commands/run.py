@@ -15,11 +15,12 @@ from client.report import store, tables
 from costs.cost import Sizes
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import blame, regret, result, workloads
-from simulate.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
+from simulate import result, workloads
+from simulate.best import blame, regret
+from simulate.commands.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
+from simulate.commands.inputs import make_scheduler
+from simulate.commands.option_checks import check_once
 from simulate.commands.prepared import Sections, prepare
-from simulate.inputs import make_scheduler
-from simulate.option_checks import check_once
 from simulate.simulator import simulate
 from terminal.console import say, table_of
 from terminal.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values

@@ -13,13 +13,13 @@ from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
 from costs import mock
 from costs.cost import Cost
-from simulate import calibrate, comparison, intervals, validate
-from simulate.arguments import engine_options, policies_argument, read_pairs, refuse
+from simulate.commands.arguments import engine_options, policies_argument, read_pairs, refuse
 from simulate.commands.calibrate import report
+from simulate.commands.inputs import make_cost, with_engine
+from simulate.commands.option_checks import check_engine, check_policies
 from simulate.commands.prepared import Sections, noise_of
-from simulate.inputs import make_cost, with_engine
-from simulate.intervals import Interval, Noise
-from simulate.option_checks import check_engine, check_policies
+from simulate.measured import calibrate, comparison, intervals, validate
+from simulate.measured.intervals import Interval, Noise
 from terminal.console import say, table_of
 from terminal.options import POSITIVE, Number, Option, UsageError, Values
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch import first_cases
-from simulate.check import check
+from simulate.laws.check import check
 
 HEAD = "from scheduling import policy\nclass Policy(policy.Policy):\n"
 MISTAKES = {

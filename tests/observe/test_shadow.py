@@ -33,9 +33,9 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import observed, observed_law
-from simulate import shadow as simulated
-from simulate.observed import Chosen, Machine, Seen
+from simulate.measured import observed, observed_law
+from simulate.measured import shadow as simulated
+from simulate.measured.observed import Chosen, Machine, Seen
 from simulate.simulator import Run, simulate
 
 

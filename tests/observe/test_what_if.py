@@ -24,8 +24,8 @@ from observe.recording import Recording, Served
 from observe.what_if import WhatIf, Workload, latest
 from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
-from simulate import observed, observed_law
-from simulate import what_if as simulated
+from simulate.measured import observed, observed_law
+from simulate.measured import what_if as simulated
 
 
 def expanded(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ from costs.published import Constant
 from scheduling.iteration import Iteration
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.check import check
+from simulate.laws.check import check
 from simulate.simulator import simulate
 
 Step = tuple[int, list[str], list[str]]

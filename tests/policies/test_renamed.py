@@ -12,7 +12,7 @@ import policies
 from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import Scheduler
 from simulate.__main__ import main
-from simulate.check import check
+from simulate.laws.check import check
 
 OLD = '''
 """A policy written before the names changed."""

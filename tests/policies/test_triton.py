@@ -13,7 +13,7 @@ from costs.cost import Cost
 from costs.steps import Step
 from scheduling.scheduler import Scheduler
 from simulate.__main__ import main
-from simulate.instances import Instances
+from simulate.fleet.instances import Instances
 
 FIRST = (0, 4, 3)  # alone in one slot, its steps end at 14, 26 and 38
 

@@ -17,7 +17,7 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import Offer, Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
-from simulate.scripted_drafter import ScriptedDrafter
+from simulate.laws.scripted_drafter import ScriptedDrafter
 
 NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
 faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)

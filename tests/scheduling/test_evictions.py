@@ -17,9 +17,9 @@ from scheduling.policy import Policy
 from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.case import Case
-from simulate.cases import make_cases
-from simulate.trial import try_case
+from simulate.laws.case import Case
+from simulate.laws.cases import make_cases
+from simulate.laws.trial import try_case
 
 Prompt = tuple[int, ...]
 

@@ -19,8 +19,8 @@ from scheduling.policy import Policy, PolicyError
 from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.check import check
-from simulate.contents import Contents
+from simulate.laws.check import check
+from simulate.laws.contents import Contents
 from simulate.simulator import Run, simulate
 
 MORE = [

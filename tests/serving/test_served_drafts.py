@@ -12,7 +12,7 @@ from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 from scheduling.speculation import Offer, Speculator
 from serving.inference import Wakeup
-from simulate.scripted_drafter import ScriptedDrafter
+from simulate.laws.scripted_drafter import ScriptedDrafter
 
 
 def drafter(every: int = 1 << 30) -> ScriptedDrafter:

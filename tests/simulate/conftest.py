@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def regret_in_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the replays that split the regret, which each run has four of. test_bounds.py has them."""
-    monkeypatch.setattr("simulate.regret.MOST_REQUESTS", 0)
+    monkeypatch.setattr("simulate.best.regret.MOST_REQUESTS", 0)

@@ -10,7 +10,7 @@ import pytest
 from support_simulate import COST_A, make_scheduler, run_command
 
 from costs.cost import Host
-from simulate.adversary import KEPT, MEASURES, Adversary, Duel, sequences_of
+from simulate.arena.adversary import KEPT, MEASURES, Adversary, Duel, sequences_of
 
 
 def duel(policy: str, rival: str | None, measure: str = "mean") -> Duel:

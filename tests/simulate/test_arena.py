@@ -14,9 +14,9 @@ from support_simulate import make_scheduler, run_command
 import policies
 from costs.published import Constant
 from scheduling.sequence import Sequence
-from simulate import arena
-from simulate.arena import Paired, Rules, paired, play, rank
-from simulate.measures import Measures, measure
+from simulate.arena import arena
+from simulate.arena.arena import Paired, Rules, paired, play, rank
+from simulate.arena.measures import Measures, measure
 from simulate.simulator import simulate
 
 SECOND = Constant(a=1.0, b=0.0)  # each step takes a second

@@ -12,8 +12,9 @@ import policies
 from costs.cost import Affine, Host
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import blame, workloads
+from simulate import workloads
 from simulate.__main__ import main
+from simulate.best import blame
 from simulate.simulator import simulate
 
 Again = Callable[[], tuple[Scheduler, list[Sequence]]]

@@ -19,10 +19,10 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import regret
-from simulate.bounds import Jobs, bounds, misses
-from simulate.clairvoyant import KnownHits, parts
-from simulate.optimum import Optimum
+from simulate.best import regret
+from simulate.best.bounds import Jobs, bounds, misses
+from simulate.best.clairvoyant import KnownHits, parts
+from simulate.best.optimum import Optimum
 from simulate.simulator import simulate
 
 LINEAR = [

@@ -13,8 +13,8 @@ import pytest
 from costs import cost as costs
 from costs.cost import Affine, Cost, Host
 from costs.steps import Step
-from simulate import calibrate
-from simulate.calibrate import Measure, Point, choose, cross_validate, fit, grid, interpolated, predict
+from simulate.measured import calibrate
+from simulate.measured.calibrate import Measure, Point, choose, cross_validate, fit, grid, interpolated, predict
 
 LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pair=2e-6)
 

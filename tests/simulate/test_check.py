@@ -16,13 +16,13 @@ import policies
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.case import Case, Request
-from simulate.cases import describe, make_cases, make_large_cases
-from simulate.check import Verdict, check, check_exhaustively
 from simulate.commands.check import main
-from simulate.exhaustive import Scope
-from simulate.laws import Broken
-from simulate.trial import try_case
+from simulate.laws.case import Case, Request
+from simulate.laws.cases import describe, make_cases, make_large_cases
+from simulate.laws.check import Verdict, check, check_exhaustively
+from simulate.laws.exhaustive import Scope
+from simulate.laws.laws import Broken
+from simulate.laws.trial import try_case
 
 MUTANTS = Path(__file__).parents[1] / "mutants"
 WORK, DEADLINES = "no idle slot while a request fits", "deadlines"

@@ -18,9 +18,9 @@ import policies
 from scheduling.driver import Driver, tokens_due
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
-from simulate.case import Case
-from simulate.cases import make_cases, make_large_cases
-from simulate.trial import toy_cost
+from simulate.laws.case import Case
+from simulate.laws.cases import make_cases, make_large_cases
+from simulate.laws.trial import toy_cost
 
 DIGESTS = Path(__file__).parents[1] / "data" / "decisions.json"
 POLICIES = [*policies.names(), *(f"dynamic+{order}" for order in policies.order_names()), "static+sjf", "chunked+vtc"]

@@ -12,7 +12,7 @@ from costs.cost import Affine, Transfer
 from fleet.routers import round_robin
 from scheduling.scheduler import Scheduler
 from simulate import workloads
-from simulate.disaggregated import Disaggregated, ImportingPool
+from simulate.fleet.disaggregated import Disaggregated, ImportingPool
 
 COST = Affine(token=0.001, context=0.0)
 

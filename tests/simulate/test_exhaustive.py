@@ -11,9 +11,9 @@ from test_check import EVERY, LOOPS, ORDERS
 
 from scheduling.policy import Policy
 from scheduling.sequence import Sequence
-from simulate.check import check, check_exhaustively
 from simulate.commands.check import main
-from simulate.exhaustive import Explored, Scope, explore
+from simulate.laws.check import check, check_exhaustively
+from simulate.laws.exhaustive import Explored, Scope, explore
 
 RARE = Path(__file__).parents[1] / "mutants" / "rare"
 WORK = "no idle slot while a request fits"

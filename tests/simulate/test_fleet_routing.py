@@ -18,7 +18,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import workloads
 from simulate.commands.fleet import asking
-from simulate.fleet import Fleet
+from simulate.fleet.fleet import Fleet
 from simulate.stretch import step_ends
 
 

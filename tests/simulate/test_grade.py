@@ -11,11 +11,11 @@ import pytest
 from support import ROOT
 from support_simulate import run_command
 
-from simulate import regret
+from simulate.arena.grade import grade
+from simulate.arena.lessons import COST, LESSONS
+from simulate.arena.measures import measure
+from simulate.best import regret
 from simulate.commands.grade import grade_apart
-from simulate.grade import grade
-from simulate.lessons import COST, LESSONS
-from simulate.measures import measure
 from simulate.simulator import simulate
 
 FEW: dict[str, int] = {"cases": 8, "large": 0}
@@ -27,7 +27,7 @@ BAD = {
     "clock": ("import time\n" + HEAD + "    pass\n", "line 1", "time"),
     "javascript": ("import js\n" + HEAD + "    pass\n", "line 1", "js"),
     "machine": ("import sys\n" + HEAD + "    pass\n", "line 1", "sys"),
-    "its judge": ("from simulate import measures\n" + HEAD + "    pass\n", "line 1", "simulate"),
+    "its judge": ("from simulate.arena.arena import measures\n" + HEAD + "    pass\n", "line 1", "simulate"),
     "eval": (ORDER + "return eval('waiting')\n", "line 6", "eval"),
     "no class": ("x = 1\n", "Policy", "class"),
     "error on import": (HEAD + "    limit = 1 / 0\n", "line 5", "ZeroDivisionError"),
@@ -129,7 +129,7 @@ def test_the_figure_is_that_of_the_lessons_own_lists() -> None:
 
 def test_grading_needs_only_the_standard_library() -> None:
     code = (
-        "import sys\nfrom simulate.grade import grade\nassert grade('dynamic', 'slots', cases=4, large=0).score > 99\n"
+        "import sys\nfrom simulate.arena.grade import grade\nassert grade('dynamic', 'slots', cases=4, large=0).score > 99\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -13,8 +13,8 @@ from support import ROOT
 from support_simulate import run_command
 
 from simulate import __main__ as command_line
-from simulate.check import check
 from simulate.hook_limit import HookTimeout, limited
+from simulate.laws.check import check
 
 HEAD = "from scheduling import policy\n\n\nclass Policy(policy.Policy):\n"
 ORDER = HEAD + "    def order(self, waiting, now):\n"
@@ -61,7 +61,7 @@ def test_a_loop_that_catches_everything_ends_the_process_with_the_sentence(tmp_p
     body = ["while True:", "    try:", "        while True:", "            now += 1", "    except:", "        pass"]
     path.write_text(ORDER + "".join(f"        {line}\n" for line in body))
     code = (
-        "import sys\nfrom simulate import hook_limit\nfrom simulate.check import check\nhook_limit.GRACE = 0.1\n"
+        "import sys\nfrom simulate import hook_limit\nfrom simulate.laws.check import check\nhook_limit.GRACE = 0.1\n"
         "with hook_limit.limited(0.1):\n    check(sys.argv[1], 8)"
     )
     ended = subprocess.run(

@@ -19,10 +19,10 @@ from costs import cost as costs
 from costs.cost import Affine, Cost, Host, Scaled
 from costs.steps import Step, step_of_members
 from scheduling.sequence import Sequence
-from simulate import calibrate, intervals, validate
 from simulate.__main__ import main
-from simulate.calibrate import Point
-from simulate.intervals import Interval, Noise
+from simulate.measured import calibrate, intervals, validate
+from simulate.measured.calibrate import Point
+from simulate.measured.intervals import Interval, Noise
 from simulate.simulator import Run, simulate
 
 LAW = Affine(base=0.01, prefill=0.002, token=0.0004, row=0.0003, context=1e-6)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support_simulate import make_scheduler
 
-from simulate import lab
-from simulate.grade import grade
+from simulate.arena import lab
+from simulate.arena.grade import grade
 from simulate.simulator import simulate
 
 OWN = '''"""Shortest first."""

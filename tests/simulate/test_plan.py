@@ -18,9 +18,10 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import plan, workloads
-from simulate.fleet import Fleet
-from simulate.plan import Capacity, Limit, capacity, parse_limit
+from simulate import workloads
+from simulate.fleet import plan
+from simulate.fleet.fleet import Fleet
+from simulate.fleet.plan import Capacity, Limit, capacity, parse_limit
 from simulate.simulator import PolicyHangs, simulate
 
 MS = Phases(token=1e-3)  # a prompt of n tokens and one token out: a job of n ms

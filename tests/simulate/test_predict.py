@@ -17,8 +17,9 @@ from costs import published
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import predict, result
+from simulate import result
 from simulate.__main__ import main
+from simulate.measured import predict
 from simulate.simulator import simulate
 
 

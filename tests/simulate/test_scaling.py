@@ -16,9 +16,9 @@ from fleet import autoscalers
 from fleet.autoscalers import Bounds, Load
 from fleet.routers import least_loaded
 from simulate import workloads
-from simulate.fleet import Fleet
-from simulate.fleet_run import FleetRun
-from simulate.scaling import ScaledFleet, Scaling
+from simulate.fleet.fleet import Fleet
+from simulate.fleet.fleet_run import FleetRun
+from simulate.fleet.scaling import ScaledFleet, Scaling
 
 COST = published.make("oracle-a")
 WAVES = ("fleet", "dynamic", "--arrivals", "onoff:14:60", "--num", "2400", "--replicas", "2..6")

@@ -15,10 +15,10 @@ import pytest
 from points import points
 
 from config import flag
-from simulate import calibrate, validate
 from simulate.__main__ import COMMANDS, build_command, main
+from simulate.arena.grade import Grade
 from simulate.commands import check, grade
-from simulate.grade import Grade
+from simulate.measured import calibrate, validate
 
 SMALL = "--num 30 --rate 6 --max-batch-size 4"
 SMALL_PLAN = "--num 100"

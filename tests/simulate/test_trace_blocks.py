@@ -17,7 +17,7 @@ from fleet.routers import ROUTERS
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from simulate import workloads
-from simulate.fleet import Fleet
+from simulate.fleet.fleet import Fleet
 from simulate.simulator import simulate
 
 COST = published.make("affine")

@@ -13,12 +13,12 @@ from client.data import Planned
 from costs import published
 from costs.cost import Cost, Host, Scaled
 from scheduling.sequence import Sequence
-from simulate import comparison, validate
 from simulate.__main__ import main
-from simulate.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
+from simulate.measured import comparison, validate
+from simulate.measured.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
+from simulate.measured.validate import Served, Single, Validation, fit_host, simulated
 from simulate.result import chunks_of, outcome
 from simulate.simulator import Run
-from simulate.validate import Served, Single, Validation, fit_host, simulated
 
 ENGINE = {"max_batch_size": 8, "max_tokens_per_step": 256, "kv": None}
 LAW = published.make("oracle-a")
@@ -232,7 +232,7 @@ def test_without_cost_the_engine_of_the_model_is_timed_first(flags: list[str], m
         asked.append(given)
         return lambda points: [LAW.seconds(point.step) for point in points]
 
-    monkeypatch.setattr("simulate.calibrate.probe", probe)
+    monkeypatch.setattr("simulate.measured.calibrate.probe", probe)
     main(["validate", "dynamic", "--model", "bard", "--dtype", "float32", "--quantize", "int8", "--num", "20"])
     assert dict(zip(asked[0][::2], asked[0][1::2])) == {
         "--model": "bard", "--load-format": "auto", "--dtype": "float32", "--quantize": "int8", "--kv-dtype": "auto",

@@ -18,7 +18,7 @@ import pytest
 from browser import Tab, assert_axe_finds_nothing_serious, in_a_browser
 from support import ROOT, Server, clean_environment, wait_until
 
-from simulate import lab
+from simulate.arena import lab
 
 BUILT = ROOT / "build" / "lab"
 OWN = '''"""Shortest first."""

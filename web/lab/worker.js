@@ -14,7 +14,7 @@ const python = await loadPyodide({
 // Unpacked, not imported from the archive: policies are found by listing their folder.
 python.unpackArchive(await archive, "zip", { extractDir: "/lab" });
 python.runPython("import os, sys; os.chdir('/lab'); sys.path.insert(0, '/lab')");
-const answer = python.pyimport("simulate.lab").answer;
+const answer = python.pyimport("simulate.arena.lab").answer;
 
 // A policy may come from a stranger's link. Nothing is loaded from here on, so what could reach out goes away: the modules
 // that lead to JavaScript, and what JavaScript would reach the network and the disk with. The page's Content-Security-Policy,

@@ -1,0 +1,62 @@
+"""Engines that serve one queue, as the instances of a model in Triton do: an idle one takes the next batch.
+
+There is no router, and one policy for all, which must be closed: what it remembers belongs to the queue, not to a batch. With
+its `preserve_ordering`, an answer waits until all earlier requests have theirs; its engine does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from costs.cost import Cost, Host
+from fleet.routers import Router
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.fleet.fleet import Asks, Fleet, Pool
+from simulate.fleet.fleet_run import FleetRun
+from simulate.fleet.replica import Replica
+
+
+class Instances(Fleet):
+    """Engines with one queue."""
+
+    def __init__(
+        self, schedulers: Iterable[Scheduler], cost: Cost, host: Host | None = None, *, gaps: bool = True
+    ) -> None:
+        first, *others = schedulers
+        for other in others:
+            other.share_queue(first)
+        super().__init__([first, *others], cost, host, gaps=gaps)
+        self._ordered = getattr(first.policy, "preserve_ordering", False)
+        self._done: dict[Sequence, bool] = {}  # whether it has its answer, for those that have arrived and not left
+
+    def run(self, arrivals: Iterable[Sequence], route: Router | None = None, asks: Asks | None = None) -> FleetRun:
+        """Serve all arrivals, which are sorted by time."""
+        return super().run(arrivals, lambda replicas, asked: iter((0,)), asks)
+
+    def admit(self, pool: Pool, replica: Replica, seq: Sequence) -> None:
+        """Put a request into the queue, and have the idle engines look at it."""
+        was_empty = not replica.scheduler.waiting
+        if not replica.scheduler.add(seq):
+            del self._numbers[seq]
+            return
+        pool.load[0] += 1
+        for replica in self.replicas:
+            self.wake(replica, seq.arrived_at, was_empty)
+        self._done[seq] = False
+
+    def _leave(self, replica: Replica, left: list[Sequence]) -> None:
+        """Answer those that have left an engine or the queue, and those that waited for them."""
+        self.pool.load[0] -= len(left)
+        for seq in left:
+            self.result.columns["replica"][self._numbers[seq]] = replica.number
+            self._done[seq] = True
+        answered = left
+        if self._ordered:
+            answered = list(itertools.takewhile(self._done.__getitem__, self._done))
+        for seq in answered:
+            if seq.finish_reason != "refused":
+                seq.finished_at = self.result.ended
+            del self._done[seq]
+            self.answer(replica, seq)

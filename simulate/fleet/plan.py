@@ -1,0 +1,190 @@
+"""Capacity: the highest rate at which a policy meets its limits, and the replicas that a load needs.
+
+Rates are bisected with common random numbers: one schedule at one request a second, played faster or slower. A run
+whose queue grows fails, whatever its percentiles are. This module must not know where the cost comes from.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from costs.cost import Cost, Host, Scaled
+from fleet.routers import least_loaded
+from scheduling.scheduler import Scheduler
+from simulate import result, workloads
+from simulate.fleet.fleet import Fleet
+from simulate.measured.intervals import SHARES, Interval, Noise
+from simulate.simulator import Run, simulate
+
+UNSTEADY = ("burst", "ramp")  # arrivals without a rate that could be held
+WARM_UP = 0.1  # of the requests
+SEGMENTS = 20
+STUDENT = 2.10  # two-sided 95 % with 18 degrees of freedom
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`statistic` (mean, p50 ... p99.9) of `measure` (ttft, itl, tpot, e2el, queue) is at most `bound` seconds."""
+
+    measure: str
+    statistic: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.statistic} {self.measure} <= {self.bound:g} s"
+
+    def value(self, run: Run, skip: int) -> float:
+        """Return the statistic of a run without its first `skip` requests."""
+        if self.measure == "itl":
+            values = np.frombuffer(run.gaps) if run.gaps else np.zeros(1)
+            values = values[int(len(values) * skip / max(run.answered, 1)) :]
+        else:
+            measures = {
+                "ttft": lambda: run.ttft, "tpot": lambda: result.tpots(run), "e2el": lambda: run.latency,
+                "queue": lambda: run.waiting,
+            }  # fmt: skip
+            values = measures[self.measure]()[skip:]
+        if self.statistic == "mean":
+            return float(values.mean())
+        return float(np.percentile(values, float(self.statistic.removeprefix("p"))))
+
+
+def parse_limit(text: str) -> Limit:
+    """Read a limit as in `p99:ttft:1`; ValueError with an example."""
+    statistic, _, rest = text.partition(":")
+    measure, _, bound = rest.partition(":")
+    try:
+        good = statistic == "mean" or 0 <= float(statistic.removeprefix("p")) <= 100
+        if good and measure in ("ttft", "itl", "tpot", "e2el", "queue") and float(bound) > 0:
+            return Limit(measure, statistic, float(bound))
+    except ValueError:
+        pass
+    raise ValueError(
+        f"cannot read the limit {text!r}. Use statistic:measure:seconds, as in p99:ttft:1, p99:itl:0.1, mean:e2el:5, "
+        "with ttft, itl, tpot, e2el or queue"
+    )
+
+
+DEFAULT_LIMITS = (Limit("ttft", "p99", 1.0), Limit("itl", "p99", 0.1))
+
+
+def queue_grows(arrival: np.ndarray, latency: np.ndarray) -> bool:
+    """Whether the number in system has a positive slope with 95 % confidence that doubles it over the run.
+
+    The numbers are means over segments of time, so that neighbors are hardly correlated.
+    """
+    edges = np.linspace(arrival[0], arrival[-1], SEGMENTS + 1)
+    inside = np.zeros(SEGMENTS)
+    for k, (a, b) in enumerate(pairwise(edges)):
+        inside[k] = np.clip(np.minimum(arrival + latency, b) - np.maximum(arrival, a), 0, None).sum()
+    inside /= edges[1] - edges[0]
+    x = np.arange(SEGMENTS) - (SEGMENTS - 1) / 2
+    slope = (x * inside).sum() / (x * x).sum()
+    rest = inside - inside.mean() - slope * x
+    error = math.sqrt((rest * rest).sum() / (SEGMENTS - 2) / (x * x).sum())
+    return bool(slope > STUDENT * error and slope * SEGMENTS > inside.mean())
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The highest rate is between `low`, which meets all limits, and `high`, which does not because of `binds`."""
+
+    low: float
+    high: float
+    binds: str
+    runs: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.low
+
+    def replicas(self, rate: float) -> int:
+        """Return how many replicas sustain `rate` when requests are split at random, so that each stream is Poisson."""
+        return math.ceil(rate / self.low - 1e-9) if self.low else 0
+
+
+def breaks(run: Run, limits: Rows[Limit]) -> str:
+    """Return the first limit that a run breaks, in words; "" if it meets all."""
+    skip = int(run.answered * WARM_UP)
+    if run.answered < run.requests:
+        return f"{run.requests - run.answered} refused"
+    if queue_grows(run.arrival, run.latency):
+        return "the queue grows"
+    for limit in limits:
+        if limit.value(run, skip) > limit.bound:
+            return str(limit)
+    return ""
+
+
+def capacity(
+    make: Callable[[], Scheduler],
+    unit: workloads.Rows,
+    cost: Cost,
+    limits: Rows[Limit] = DEFAULT_LIMITS,
+    host: Host | None = None,
+    tolerance: float = 0.02,
+) -> Capacity:
+    """Return the highest rate that meets all limits; `unit` is the schedule at one request a second.
+
+    The search begins at the rate at which a backlog is served, which no sustained rate can much exceed.
+    """
+    burst = replace(unit, at=np.zeros(len(unit.at)))
+    flood = simulate(make(), burst.sequences(), cost, host)
+    runs, low, high, binds = 1, 0.0, 1.5 * len(flood.done) / flood.makespan, "the queue grows"
+    at = high / 2
+    while low < (1 - tolerance) * high and at > 1e-6 * high:
+        runs += 1
+        broken = breaks(simulate(make(), unit.faster(at).sequences(), cost, host), limits)
+        if broken:
+            high, binds = at, broken
+        else:
+            low = at
+        at = math.sqrt(low * high) if low else high / 2
+        if not low and high < 1e-4:
+            break
+    return Capacity(low, high, binds, runs)
+
+
+def interval(find: Callable[[Cost], Capacity], found: Capacity, cost: Cost, noise: Noise | None) -> Interval:
+    """Return where the capacity is: between the rates that `find` gives on a slow and on a fast machine.
+
+    These are the quantiles of the drift. Residuals of single steps hardly move a rate held for thousands of them. An exact
+    law leaves the bounds of the search.
+    """
+    low, high = found.low, found.high
+    if noise is not None:
+        fast, slow = noise.factors(SHARES) ** noise.widening
+        low, high = min(low, find(Scaled(cost, slow)).low), max(high, find(Scaled(cost, fast)).high)
+    return Interval(low, high)
+
+
+def shortest_queue_replicas(
+    make: Callable[[], Scheduler],
+    unit: workloads.Rows,
+    cost: Cost,
+    rate: float,
+    most: int,
+    limits: Rows[Limit] = DEFAULT_LIMITS,
+    host: Host | None = None,
+    seed: int = 0,
+) -> int:
+    """Return how many replicas sustain `rate` when each request joins the shortest queue; `most` are enough.
+
+    A fleet has to meet the same as one engine: all limits, and a queue that does not grow.
+    """
+    low, high = 0, most
+    while high - low > 1:
+        n = (low + high) // 2
+        fleet = Fleet([make() for _ in range(n)], cost, host)
+        if breaks(fleet.run(unit.faster(rate).sequences(), least_loaded(random.Random(seed))), limits):
+            low = n
+        else:
+            high = n
+    return high

@@ -1,0 +1,262 @@
+"""Calibration: from timings of single steps to a cost model, its error and its file.
+
+The engine is timed in a process of its own (`python -m benchmarks.probe`), because this package imports no torch. The fit
+is non-negative least squares on rows divided by the measured time, so that relative errors count. Its error is measured
+on points that are left out of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from costs.cost import Affine, Cost, Host, Interpolated, to_dict
+from costs.steps import Step
+from terminal.progress import counted
+
+ROOT = Path(__file__).parents[2]
+KNEES = (64, 128, 256, 512)
+MARGIN = 24  # tokens below the context, of the longest sequences to time
+FOLDS = 5
+ACCEPT_MAPE, ACCEPT_WORST = 0.08, 0.20  # on a shared CPU; 0.05 on a GPU
+DRIFT = 0.05
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step to time: rows that decode at one context length, beside prompts in chunks after cached tokens."""
+
+    decodes: int = 0
+    context: int = 0
+    prefills: int = 0
+    chunk: int = 0
+    cached: int = 0
+
+    @property
+    def step(self) -> Step:
+        """Return the sums that cost models charge for."""
+        pairs = self.prefills * self.chunk * (self.cached + (self.chunk + 1) / 2)
+        return Step(
+            decodes=self.decodes,
+            context=self.decodes * (self.context + 1),
+            prefills=self.prefills,
+            prompt=self.prefills * self.chunk,
+            pairs=pairs,
+        )
+
+
+Measure = Callable[[Rows[Point]], Iterable[float]]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law, and its relative errors on points held out by cross-validation."""
+
+    cost: Affine | Interpolated
+    errors: np.ndarray
+    drift: float = 0.0
+
+    @property
+    def mape(self) -> float:
+        return float(np.abs(self.errors).mean())
+
+    @property
+    def worst(self) -> float:
+        return float(np.abs(self.errors).max())
+
+
+def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Point]:
+    """Return the points to time; `small` for a CPU, `full` for a GPU; no step has more than `most` prompt tokens.
+
+    No sequence is longer than `context`. Points beyond the usual contexts have no more tokens in all than the others.
+    """
+    small = size == "small"
+    batches = (1, 2, 4, 8, 16, 32) if small else (1, 2, 4, 8, 16, 32, 64, 128)
+    contexts = (16, 128, 512) if small else (16, 128, 512, 960)
+    longest = context - MARGIN
+    prompts = (8, 32, 128, 256) if small else (8, 32, 128, 512, 1000)
+    chunks = (32, 128) if small else (32, 128, 512)
+    points = [Point(b, c) for b in batches for c in contexts]
+    points += [Point(prefills=n, chunk=p) for p in prompts for n in (1, 4) if n * p <= most or n == 1]
+    points += [Point(prefills=1, chunk=c, cached=512) for c in chunks]
+    points += [Point(d, 128, 1, c) for d in (4, 16) for c in chunks]
+    if longest > contexts[-1] + MARGIN and longest > 2 * 512:
+        points += [Point(b, longest) for b in batches if b == 1 or b * longest <= batches[-1] * contexts[-1]]
+        points += [Point(prefills=1, chunk=c, cached=longest - c) for c in chunks]
+    return [p for p in points if p.chunk <= most and max(p.context, p.cached + p.chunk) <= longest]
+
+
+def table(steps: Iterable[Step], knee: int = 0) -> np.ndarray:
+    """Return the terms of the default law, one row a step: base prefill token row context pair (hinge)."""
+    rows = [(1.0, float(s.prompt > 0), s.tokens, s.rows, s.context, s.pairs, max(0, s.tokens - knee)) for s in steps]
+    return np.array(rows)[:, : 7 if knee else 6]
+
+
+def fit(steps: Rows[Step], seconds: np.ndarray, knee: int = 0) -> Affine:
+    """Fit the default law, no coefficient below 0."""
+    from scipy.optimize import nnls  # which takes longer to load than most commands of the simulator take
+
+    x = table(steps, knee)
+    scale = np.abs(x / seconds[:, None]).max(axis=0)
+    scale[scale == 0] = 1.0
+    beta = nnls(x / seconds[:, None] / scale, np.ones(len(seconds)))[0] / scale
+    base, prefill, token, row, context, pair, *hinge = map(float, beta)
+    return Affine(base, prefill, token, hinge[0] if hinge else 0.0, knee, row, context, pair)
+
+
+def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
+    return np.array([cost.seconds(step) for step in steps])
+
+
+def cross_validate(
+    make: Callable[[Rows[Step], np.ndarray], Cost], steps: Rows[Step], seconds: np.ndarray, folds: int = FOLDS
+) -> np.ndarray:
+    """Return the relative error of each point as predicted by a fit without its fold; `folds` = 0 leaves one out."""
+    n = len(steps)
+    fold = np.random.default_rng(0).permutation(n) % (folds or n)
+    errors = np.zeros(n)
+    for k in range(folds or n):
+        out = fold == k
+        cost = make([s for s, o in zip(steps, out) if not o], seconds[~out])
+        errors[out] = predict(cost, [s for s, o in zip(steps, out) if o]) / seconds[out] - 1
+    return errors
+
+
+def interpolated(steps: Rows[Step], seconds: np.ndarray) -> Interpolated:
+    """Fit the fallback: the context and pair terms of the default law, and a monotone curve of what is left."""
+    from scipy.optimize import isotonic_regression
+
+    law = fit(steps, seconds)
+    rest = seconds - law.context * np.array([s.context for s in steps])
+    rest -= law.pair * np.array([s.pairs for s in steps])
+
+    def curve(mixed: bool) -> tuple[tuple[float, float], ...]:
+        points: dict[int, list[float]] = {}
+        for step, left in zip(steps, rest):
+            if bool(step.prompt) == mixed:
+                points.setdefault(step.tokens, []).append(float(left))
+        if not points:
+            return ()
+        sizes = sorted(points)
+        pooled = isotonic_regression([max(0.0, float(np.mean(points[size]))) for size in sizes])  # so that they ascend
+        return tuple(zip(map(float, sizes), pooled.x.tolist()))
+
+    decode, mixed = curve(False), curve(True)
+    return Interpolated(decode or mixed, mixed or decode, law.context, law.pair)
+
+
+def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
+    """Return the law with the least error in cross-validation: affine, with a hinge, or the fallback.
+
+    A hinge must earn its place by 10 %, and interpolation is taken only when no affine law is good enough.
+    """
+    most = max(step.tokens for step in steps)
+    errors = cross_validate(fit, steps, seconds)
+    best = Fit(fit(steps, seconds), errors, drift)
+    for knee in (k for k in KNEES if 8 <= k < most):
+        errors = cross_validate(partial(fit, knee=knee), steps, seconds)
+        if np.abs(errors).mean() < 0.9 * best.mape:
+            best = Fit(fit(steps, seconds, knee), errors, drift)
+    if best.mape > ACCEPT_MAPE or best.worst > ACCEPT_WORST:
+        other = Fit(interpolated(steps, seconds), cross_validate(interpolated, steps, seconds), drift)
+        if other.mape < best.mape:
+            return other
+    return best
+
+
+def calibrate(measure: Measure, points: Rows[Point]) -> tuple[Fit, list[dict[str, Any]]]:
+    """Time each point twice, in random order at different times, and fit; return the fit and what was measured.
+
+    `drift` is the median difference between the two times; above 5 % other programs used the machine.
+    """
+    rng = np.random.default_rng(0)
+    order = np.concatenate([rng.permutation(len(points)) for _ in range(2)])
+    times = np.array(list(measure([points[i] for i in order])))
+    both = np.zeros((2, len(points)))
+    for turn, half in enumerate(np.split(np.arange(len(order)), 2)):
+        both[turn, order[half]] = times[half]
+    drift = float(np.median(np.abs(both[0] - both[1]) / both.mean(axis=0)))
+    seconds = both.mean(axis=0)
+    steps = [point.step for point in points]
+    fit = choose(steps, seconds, drift)
+    predicted = predict(fit.cost, steps)
+    held_out = seconds * (1 + fit.errors)
+    rows = [
+        {
+            **asdict(p),
+            "seconds": float(t),
+            "first": float(a),
+            "second": float(b),
+            "predicted": float(q),
+            "held_out": float(h),
+        }
+        for p, t, a, b, q, h in zip(points, seconds, *both, predicted, held_out)
+    ]
+    return fit, rows
+
+
+def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
+    """Return a function that times the real engine in a process of its own, which also fills `facts`."""
+
+    def measure(points: Rows[Point]) -> Iterator[float]:
+        command = [sys.executable, "-m", "benchmarks.probe", *arguments]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps([asdict(point) for point in points]) + "\n")
+            process.stdin.close()
+            for line in process.stdout:
+                message = json.loads(line)
+                if "error" in message:
+                    raise ValueError(message["error"])
+                if "seconds" in message:
+                    yield message["seconds"]
+                else:
+                    facts.update(message)
+        if process.returncode:
+            raise RuntimeError(
+                f"the engine's process exited with {process.returncode}; its output is above. Use --model and "
+                "--load-format as for ./server.sh"
+            )
+
+    return measure
+
+
+def shown(measure: Measure, console: Console) -> Measure:
+    """Return the same function, which also shows how many steps are timed."""
+
+    def watched(points: Rows[Point]) -> Iterator[float]:
+        steps = iter(measure(points))
+        first = [*itertools.islice(steps, 1)]  # an engine that cannot start ends without progress
+        with counted(console, len(points), "steps timed") as progress:
+            for number, seconds in enumerate(itertools.chain(first, steps), 1):
+                progress(number)
+                yield seconds
+
+    return watched
+
+
+def write(path: Path, fit: Fit, rows: Rows[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:
+    """Write the file that `--cost FILE.json` and `--model mock:FILE.json` read."""
+    content = {
+        "cost": to_dict(fit.cost),
+        "host": asdict(host),
+        "mape": fit.mape,
+        "worst": fit.worst,
+        "drift": fit.drift,
+        "machine": facts,
+        "points": list(rows),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")

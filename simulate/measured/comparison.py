@@ -1,0 +1,137 @@
+"""What a simulated run and a real server's run of the same requests have in common, figure by figure, and the bounds.
+
+Outcomes are those of the client, with times from the start of the run; records are those that a server's /events sends.
+It must not know how either run was made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from client.report.measure import Outcome
+from simulate.measured.intervals import Interval
+from simulate.simulator import Run
+
+Record = Mapping[str, Any]
+
+MAKESPAN = 0.05
+LATENCY, SATURATED_LATENCY = 0.10, 0.25  # of the mean and of p99
+SATURATED = 0.8  # utilization from which waiting amplifies every error, and the makespan is the engine's
+TTFT = 0.20
+BOUNDS = (
+    f"mean and p99 latency within {LATENCY:.0%}, or {SATURATED_LATENCY:.0%} above a utilization of {SATURATED:.0%}; mean TTFT "
+    f"within {TTFT:.0%}; makespan within {MAKESPAN:.0%} above that utilization (below it, the arrivals determine the makespan)"
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure, predicted and measured; `bound` is relative, None where nothing is promised.
+
+    `interval` is where the measurement is expected in 90 of 100 runs, None where that is not known.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+    bound: float | None = None
+    unit: str = "s"
+    interval: Interval | None = None
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1 if self.measured else float("inf")
+
+    @property
+    def good(self) -> bool:
+        return self.bound is None or abs(self.error) <= self.bound
+
+
+def compare(
+    run: Run, outcomes: Rows[Outcome], records: Rows[Record], intervals: Mapping[str, Interval] | None = None
+) -> list[Comparison]:
+    """Compare a simulated run with the outcomes of a client and the steps of the server; `intervals` by figure."""
+    latency = np.array([outcome.latency for outcome in outcomes])
+    makespan = max(o.ended for o in outcomes) - min(o.intended for o in outcomes)
+    busy = sum(record["seconds"] for record in records) / makespan
+    above = busy > SATURATED
+    bound = SATURATED_LATENCY if above else LATENCY
+    comparisons = [
+        Comparison("utilization", run.busy / run.makespan, busy, unit="%"),
+        Comparison("makespan", run.makespan, makespan, MAKESPAN if above else None),
+        *_statistics("latency", run.latency, latency, mean=bound, p99=bound),
+    ]
+    ttft = np.array([o.ttft for o in outcomes if o.ttft is not None])
+    if len(ttft):
+        comparisons += _statistics("TTFT", run.ttft, ttft, mean=TTFT)
+    prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
+    gaps = token_gaps(records, prompts)
+    if len(gaps) and len(run.gaps):
+        comparisons += _statistics("ITL", np.frombuffer(run.gaps), gaps)
+    if records:
+        predicted, measured = (float(np.mean(list(batch_sizes(side).elements()))) for side in (steps_of(run), records))
+        comparisons.append(Comparison("mean batch size", predicted, measured, unit=""))
+    return [replace(c, interval=(intervals or {}).get(c.name)) for c in comparisons]
+
+
+def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray, **bounds: float) -> list[Comparison]:
+    statistics: dict[str, Callable[[np.ndarray], float]] = {
+        "mean": lambda side: float(side.mean()),
+        "p50": lambda side: float(np.percentile(side, 50)),
+        "p99": lambda side: float(np.percentile(side, 99)),
+    }
+    return [
+        Comparison(f"{statistic} {name}", of(predicted), of(measured), bounds.get(statistic))
+        for statistic, of in statistics.items()
+    ]
+
+
+def token_gaps(records: Iterable[Record], prompts: Mapping[str, int]) -> np.ndarray:
+    """Return the seconds between two tokens of a request, of all requests, by the steps that computed them.
+
+    What a client sees differs: a stream may carry several tokens at once.
+    """
+    last: dict[str, float] = {}
+    gaps = []
+    for record in records:
+        ended = record["t"] + record["seconds"]
+        accepted = {draft["id"]: draft["accepted"] for draft in record.get("drafts", ())}
+        for m in record["members"]:
+            if m["phase"] == "decode" or (m["phase"] == "prefill" and m["computed"] >= prompts[m["id"]]):
+                if m["id"] in last:
+                    tokens = 1 + accepted.get(m["id"], 0)
+                    gaps += [(ended - last[m["id"]]) / tokens] * tokens
+                last[m["id"]] = ended
+    return np.array(gaps)
+
+
+def steps_of(run: Run) -> list[Record]:
+    """Return the steps of a simulated run as a server's records have them."""
+    return [iteration.to_dict() for iteration in run.iterations]
+
+
+def batch_sizes(records: Rows[Record]) -> Counter[int]:
+    """Count the steps of each batch size; rows that are held and computed on belong to it."""
+    return Counter(sum(m["phase"] != "idle" for m in record["members"]) for record in records)
+
+
+def agreement(predicted: Rows[Record], measured: Rows[Record]) -> float:
+    """Return the share of steps whose batch has the same requests on both sides, when steps may be shifted in time."""
+    sides = [
+        Counter(frozenset(m["id"] for m in record["members"]) for record in records)
+        for records in (predicted, measured)
+    ]
+    return (sides[0] & sides[1]).total() / max(len(predicted), len(measured), 1)
+
+
+def ranges(sizes: Rows[int], most: int = 12) -> list[tuple[int, int]]:
+    """Return ranges that hold all these batch sizes: each its own, or equally wide ones where there are too many."""
+    low, high = min(sizes), max(sizes)
+    width = -(-(high - low + 1) // most)
+    return [(first, min(first + width - 1, high)) for first in range(low, high + 1, width)]

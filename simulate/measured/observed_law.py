@@ -1,0 +1,94 @@
+"""What the steps of a server cost: the law of its cost model, or one that is fitted to the steps that it has measured."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from costs import cost as costs
+from costs import mock
+from costs.cost import Cost, Host, Scaled
+from costs.steps import Step, size
+from simulate.measured import calibrate, intervals
+from simulate.measured.intervals import Noise
+
+OUTLYING = 6.0  # times as long as others, or as short
+
+
+def law(steps: Rows[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost, Host, dict[str, Any]]:
+    """Return what steps cost, what each turn of the loop adds, and what these rest on.
+
+    `cost` is a file of `calibrate` or the name of a mock model, whose law is known and whose steps take a little longer; without
+    one the law is fitted to `steps`. Each turn of the loop adds `sigma`. `misfit` is how far the law is off for steps of one
+    size, on average over the time of all; the noise of single steps is not in it.
+    """
+    if mock.is_mock(cost):
+        model = mock.load(cost)
+        late = float(np.mean([seconds - model.law.seconds(step) for step, seconds in steps])) if steps else 0.0
+        return model.law, Host(sigma=sigma + max(0.0, late)), {"from": model.name}
+    if cost:
+        loaded, host, _ = costs.load(cost)
+        # The server's times, too, begin and end within it.
+        return loaded, replace(host, alpha0=0.0, alpha1=0.0), {"from": os.path.basename(cost)}
+    fitted, error = fit([step for step, _ in steps], [seconds for _, seconds in steps])
+    basis = {"from": "steps of this server", "steps": len(steps), "mean_error": error, "misfit": misfit(fitted, steps)}
+    return fitted, Host(sigma=sigma), basis
+
+
+def noise(cost: Cost, steps: Rows[tuple[Step, float]], basis: dict[str, Any], file: str) -> Noise | None:
+    """Return what a law of `law` leaves unexplained: that of its `file`, nothing of an exact law, or that of its own steps.
+
+    The drift is how far a fitted law is off for steps of one size: another policy takes other sizes.
+    """
+    if file:
+        return None if mock.is_mock(file) else intervals.of_cost(file)
+    timed = [steps[i] for i in like_others(*zip(*steps))]
+    kinds = {size(step) for step, _ in timed}
+    pairs = np.array([(cost.seconds(step), seconds) for step, seconds in timed]).T
+    drift = basis["misfit"] * math.sqrt(math.pi / 2)  # a standard deviation, of a mean absolute error
+    return replace(Noise.of([(pairs[0], pairs[1])]), drift=drift, groups=len(kinds))
+
+
+def misfit(law: Cost, steps: Rows[tuple[Step, float]]) -> float:
+    """Return the error of a law, scaled to the time of all steps, in the mean of steps of one size, weighted by their time."""
+    sums: defaultdict[tuple[bool, int], np.ndarray] = defaultdict(lambda: np.zeros(2))
+    for step, seconds in steps:
+        sums[size(step)] += (law.seconds(step), seconds)
+    predicted, measured = np.array(list(sums.values())).T
+    scale = measured.sum() / predicted.sum()
+    return float(np.abs(predicted * scale - measured).sum() / measured.sum())
+
+
+def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:
+    """Return the indices of the steps that took about as long as others of their class.
+
+    An outlier (the very first step, a process that was stopped) has its cause in the machine, and one such step could
+    distort a fit of relative errors.
+    """
+    groups: dict[tuple[bool, int], list[float]] = {}
+    for step, taken in zip(steps, seconds):
+        groups.setdefault(size(step), []).append(taken)
+    usual = {key: float(np.median(times)) for key, times in groups.items()}
+    return [
+        i for i, (step, taken) in enumerate(zip(steps, seconds))
+        if usual[size(step)] / OUTLYING < taken < usual[size(step)] * OUTLYING
+    ]  # fmt: skip
+
+
+def fit(steps: Rows[Step], seconds: Rows[float]) -> tuple[Cost, float]:
+    """Fit the default law to steps of a server; return it and its mean relative error on them.
+
+    A fit of relative errors is too fast when a few steps are slow, so the law is scaled to the total time of all steps.
+    """
+    kept = like_others(steps, seconds)
+    steps, measured = [steps[i] for i in kept], np.array([seconds[i] for i in kept])
+    fitted = calibrate.fit(steps, measured)
+    predicted = calibrate.predict(fitted, steps)
+    scale = float(measured.sum() / predicted.sum())
+    return Scaled(fitted, scale), float(np.abs(predicted * scale / measured - 1).mean())

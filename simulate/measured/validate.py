@@ -1,0 +1,293 @@
+"""Simulator accuracy: the same arrivals through a real server and through the simulator.
+
+A server is started in a process of its own and receives streamed HTTP requests. The first ones are sent one at a time, in
+two lengths: the time that they take beyond the cost model is the host's overhead per request and per step. Then follows
+the open loop, which is also simulated. A figure whose error is beyond its bound fails the command.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+import config
+import policies
+from client.data import Planned
+from client.display import Display
+from client.report.measure import Outcome
+from client.send import load, servers
+from client.send.dialects import Dialect
+from client.send.events import EventRecorder
+from client.send.target import Target, fetch_stats
+from costs import drafting, mock
+from costs.cost import Cost, Host
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
+from simulate.measured import comparison, intervals
+from simulate.measured.comparison import Comparison, Record
+from simulate.measured.intervals import Interval, Noise
+from simulate.measured.predict import scheduler_of
+from simulate.simulator import Run, simulate
+from terminal.options import Option, Values
+from terminal.progress import counted
+
+ALONE = (4, 32)  # tokens of the requests that are sent one at a time
+TIMES = 5
+WORDS = ("the", "king", "of", "this", "house", "is", "not", "a", "man", "who", "will", "go")
+# Settings of the server that this command has options of its own for, or decides.
+OWN = ("policy", "policy_option", "max_batch_size", "max_tokens_per_step", "host", "port", "api_key")
+SERVER = [item.name for item in fields(config.Config) if item.name not in OWN]
+
+
+@dataclass(frozen=True)
+class Single:
+    """Requests sent one at a time: median seconds by output tokens, to the first token, and their prompt tokens."""
+
+    seconds: dict[int, float]
+    first: float
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """A trace served by a real server: outcomes in order, steps, the engine of /stats, and the single requests."""
+
+    outcomes: list[Outcome]
+    records: list[Record]
+    engine: dict[str, Any]
+    single: Single
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One policy's run, simulated and served."""
+
+    policy: str
+    host: Host
+    run: Run
+    served: Served
+    intervals: dict[str, Interval] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> list[Comparison]:
+        return comparison.compare(self.run, self.served.outcomes, self.served.records, self.intervals)
+
+    def scores(self, noise: Noise) -> list[float]:
+        """Return how much wider the intervals of this noise had to be to hold what was measured."""
+        return [noise.score(c.predicted, c.interval, c.measured) for c in self.compared if c.interval]
+
+    @property
+    def steps(self) -> tuple[list[Record], list[Record]]:
+        """The steps, predicted and measured."""
+        return comparison.steps_of(self.run), self.served.records
+
+    @property
+    def agreement(self) -> float:
+        return comparison.agreement(*self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as a JSON object."""
+        sides = dict(zip(("predicted", "measured"), self.steps))
+        sizes = {side: comparison.batch_sizes(steps) for side, steps in sides.items()}
+        return {
+            "policy": self.policy,
+            "host": asdict(self.host),
+            "compared": [{**asdict(c), "error": c.error, "good": c.good} for c in self.compared],
+            "steps": {side: len(steps) for side, steps in sides.items()},
+            "batch_sizes": {side: dict(sorted(count.items())) for side, count in sizes.items()},
+            "agreement": self.agreement,
+        }
+
+
+def server_options() -> list[Option]:
+    """Return the server's own flags, hidden in the help; they are passed on to it."""
+    return [Option(config.flag(name), "", hidden=True) for name in SERVER]
+
+
+def server_flags(args: Values) -> list[str]:
+    """Return the flags that the server is started with, beside its policy's options."""
+    own = ["--max-batch-size", str(args.max_batch_size)]
+    own += ["--max-tokens-per-step", str(args.max_tokens_per_step)]
+    passed = [word for name in SERVER if args.is_given(name) for word in (config.flag(name), getattr(args, name))]
+    return [*own, *passed, *args.server_flag]
+
+
+def settings(flags: Rows[str]) -> config.Config:
+    """Return the settings of a server with these flags; UsageError for a wrong one."""
+    return config.load(flags).config
+
+
+def serve(policy: str, flags: Rows[str], trace: Rows[Planned], console: Console) -> Served:
+    """Start a server, send it single requests and then the trace; RuntimeError when it fails."""
+    with server(policy, flags, console) as target:
+        single = measure_alone(target, console)
+        return observe(target, policy, trace, console, single)
+
+
+@contextmanager
+def server(policy: str, flags: Rows[str], console: Console) -> Iterator[Target]:
+    """Yield a server that was started with these flags; RuntimeError when it does not start."""
+    console.print(f"{policy}: starting its server", highlight=False)
+    key = config.load().config.api_key or None
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            servers.started(policy, flags, Path(folder) / "server.log", key) as url,
+        ):
+            yield Target(url, api_key=key, dialect=Dialect(stream=True))
+    except servers.ServerFailed as error:
+        raise RuntimeError(f"the server did not start: {error}") from error
+
+
+def observe(target: Target, policy: str, trace: Rows[Planned], console: Console | None, single: Single) -> Served:
+    """Send a trace to a server and return what it did; RuntimeError when a request fails."""
+    lines = io.StringIO()
+    events = EventRecorder(target, lines)
+    events.start()
+    if not events.is_connected():
+        raise RuntimeError("the server sends no /events, so its steps are unknown")
+    events.label({"run": policy})
+    try:
+        outcomes = send(target, trace, console)
+        events.settle()
+    finally:
+        events.close()
+    stats = fetch_stats(target) or {}
+    records = [json.loads(line) for line in lines.getvalue().splitlines()]
+    return Served(outcomes, records, stats["engine"], single)
+
+
+def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
+    """Draw Poisson arrivals of short prompts and U{1..most} output tokens; no two prompts share a page."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, count))
+    return [
+        Planned(i, float(at), " ".join(rng.choice(WORDS, int(rng.integers(4, 40)))), int(rng.integers(1, most + 1)))
+        for i, at in enumerate(times)
+    ]
+
+
+def send(target: Target, trace: Rows[Planned], console: Console | None = None) -> list[Outcome]:
+    """Send a trace at its times and return the outcomes, in order; RuntimeError when one fails."""
+    run = load.LoadRun(target, trace)
+    with Display(run, console, trace[-1].at) if console else nullcontext():
+        run.start()
+        run.wait()
+    outcomes = sorted(run.outcomes(), key=lambda outcome: outcome.index)
+    failed = [outcome for outcome in outcomes if outcome.error]
+    if failed:
+        raise RuntimeError(
+            f"{len(failed)} of {len(outcomes)} requests failed: {failed[0].error} {failed[0].detail}. Lower --rate"
+        )
+    return outcomes
+
+
+def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculator | None:
+    """Return the speculator that stands for a server's: that of its mock model, or one with the drafts of its records."""
+    if server.speculate == "off" or server.drafts == "0":
+        return None
+    if mock.is_mock(server.model):
+        if not server.mock_acceptance:
+            return None
+        return drafting.speculator(server.mock_acceptance, server.drafts)
+    return drafting.replaying(records, server.drafts)
+
+
+def alone(cost: Cost, prompt: int, tokens: int, speculator: Speculator | None = None) -> Run:
+    """Simulate one request on its own."""
+    scheduler = Scheduler(policies.get_policy("nobatch", max_batch_size=1), speculator=speculator)
+    return simulate(scheduler, [Sequence([0] * prompt, tokens)], cost)
+
+
+def fit_host(cost: Cost, single: Single, server: config.Config | None = None) -> Host:
+    """Return the overheads per request and per step that explain requests sent one at a time, none below 0.
+
+    The overhead before the scheduler sees a request is the time to its first token beyond its first step.
+    """
+    (n0, t0), (n1, t1) = sorted(single.seconds.items())
+    short, long = (alone(cost, single.prompt, n, speculator_of(server) if server else None) for n in (n0, n1))
+    over0, over1 = t0 - float(short.latency[0]), t1 - float(long.latency[0])
+    sigma = max(0.0, (over1 - over0) / (n1 - n0))
+    alpha = max(0.0, over0 - n0 * sigma)
+    before = min(alpha, max(0.0, single.first - float(short.ttft[0]) - sigma))
+    return Host(alpha0=before, alpha1=alpha - before, sigma=sigma)
+
+
+def measure_alone(target: Target, console: Console) -> Single:
+    """Send single requests, one after the other."""
+    prompt = "the king of this house"
+    outcomes_of: dict[int, list[Outcome]] = {n: [] for n in ALONE}
+    planned = [(f"{word} {prompt}", n) for word in WORDS[: TIMES + 1] for n in ALONE]
+    with counted(console, len(planned), "requests sent one at a time") as progress:
+        for number, (text, n) in enumerate(planned, 1):
+            outcomes_of[n] += send(target, [Planned(0, 0.0, text, n)])
+            progress(number)
+    kept = {n: outcomes[1:] for n, outcomes in outcomes_of.items()}  # the first warms up
+    seconds = {n: float(np.median([o.latency for o in some])) for n, some in kept.items()}
+    every = [outcome for some in kept.values() for outcome in some]
+    first = float(np.median([o.ttft or 0.0 for o in every]))
+    return Single(seconds, first, every[-1].prompt_tokens or 0)
+
+
+def simulated(
+    policy: str,
+    options: dict[str, str],
+    served: Served,
+    trace: Rows[Planned],
+    cost: Cost,
+    host: Host,
+    speculator: Speculator | None = None,
+    *,
+    records: bool = True,
+) -> Run:
+    """Simulate the requests with the slots, tokens per step and KV pages of the server."""
+    instance = policies.get_policy(policy, served.engine["max_batch_size"], options)
+    scheduler = scheduler_of(instance, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
+    scheduler.speculator = speculator
+    sequences = [
+        Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
+        for planned, o in zip(trace, served.outcomes)
+    ]
+    return simulate(scheduler, sequences, cost, host, records=records)
+
+
+def validate(
+    policy: str,
+    cost: Cost,
+    trace: Rows[Planned],
+    flags: Rows[str],
+    options: dict[str, str],
+    console: Console,
+    noise: Noise | None = None,
+    learn: Path | None = None,
+) -> Validation:
+    """Serve a trace and simulate it, with the host overheads measured before; intervals need the law's noise.
+
+    The file `learn` of a calibration keeps how far the run is from its prediction.
+    """
+    chosen = [f"{name}={value}" for name, value in options.items()]
+    flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
+    served = serve(policy, flags, trace, console)
+    server = settings(list(map(str, flags)))
+    host = fit_host(cost, served.single, server)
+
+    def replay(law: Cost, records: bool = False) -> Run:
+        speculator = speculator_of(server, served.records)
+        return simulated(policy, options, served, trace, law, host, speculator, records=records)
+
+    run = replay(cost, records=True)
+    found = Validation(policy, host, run, served, noise.intervals(replay, cost, run) if noise else {})
+    if noise and learn:
+        intervals.keep(learn, found.scores(noise))
+    return found
