@@ -33,11 +33,13 @@ from werkzeug.exceptions import HTTPException
 
 import config as settings
 import policies
-from api import adapters, dashboard, docs, events, lab, operations, policy
+from api.admin import adapters, operations, policy
 from api.dialects import batches, chat, native, openai, tgi, tokens
-from api.http import admission, auth, cors, errors, middleware
+from api.hooks import admission, auth, cors, middleware
+from api.http import errors
 from api.http.deferral import App
 from api.in_process import InProcess
+from api.pages import dashboard, docs, events, lab
 from api.service import Engine, Service
 from batch_files.runner import Runner
 from batch_files.store import Store

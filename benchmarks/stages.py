@@ -23,7 +23,7 @@ from gunicorn.http import wsgi
 import app as application
 from api.dialects import native
 from api.generation import start_generation
-from api.http import body
+from api.schemas import body
 from api.schemas.native import InferenceRequest
 from batching import BatchingManager
 from benchmarks import closed_loop

@@ -24,7 +24,7 @@ from gunicorn.http import wsgi
 from gunicorn.http.errors import UnsupportedTransferCoding
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
-from api.http.admission import HAS_PLACE
+from api.hooks.admission import HAS_PLACE
 from api.http.deferral import Exchange
 from api.http.handler_pool import BUSY_SECONDS, HandlerPool
 from launch import connections

@@ -8,10 +8,10 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request, send_file
 
 from api.dialects import uploads
-from api.http import body
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.http.owner import current_owner
+from api.schemas import body
 from api.schemas.batches import BatchRequest
 from api.service import Service
 from batch_files.runner import Runner

@@ -6,7 +6,8 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from api import policy, streaming
+from api import streaming
+from api.admin import policy
 from api.generation import (
     Generation,
     GenerationRequest,
@@ -16,10 +17,10 @@ from api.generation import (
     start_generation,
     timings,
 )
-from api.http import body
 from api.http.deferral import Deferred
 from api.http.openapi import Operation
 from api.prompts import Prompt, encode
+from api.schemas import body
 from api.schemas.native import InferenceRequest
 from api.service import Engine, Service
 from api.streaming import Delta, StreamReader

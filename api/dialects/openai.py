@@ -10,11 +10,12 @@ from flask import Blueprint, Response, g, jsonify, request
 
 from api.dialects.openai_writer import CompletionWriter, Params, Writer
 from api.generation import Generation, GenerationRequest, check_model, ignored_hints, ready_engine, start_generation
-from api.http import admission, body
+from api.hooks import admission
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.prompts import Prompt, check_ids, encode
+from api.schemas import body
 from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
 from api.service import Engine, Service
 from config import VERSION

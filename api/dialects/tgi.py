@@ -7,14 +7,15 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from api import adapters
+from api.admin import adapters
 from api.dialects.tgi_writer import TgiWriter, samples
 from api.generation import GenerationRequest, adapter_of, ignored_hints, ready_engine, start_generation
-from api.http import admission, body
+from api.hooks import admission
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.prompts import Prompt, encode
+from api.schemas import body
 from api.schemas.fields import MOST_STOPS
 from api.schemas.tgi import MOST_ANSWERS, CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
 from api.service import Engine, Service

@@ -14,10 +14,12 @@ from flask import Blueprint, Response, request
 
 from api.dialects.chat import prompt_of
 from api.generation import check_model, ready_engine
-from api.http import admission, body, parts
+from api.hooks import admission
+from api.http import parts
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.prompts import check_ids, encode
+from api.schemas import body
 from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from api.service import Engine, Service, Tokenizer
 from observe.feed import dumps

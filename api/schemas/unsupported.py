@@ -2,7 +2,7 @@
 
 The names are those of OpenAI, vLLM, SGLang, llama.cpp, TGI, transformers and services that extend OpenAI's API, and also
 those that only some of the dialects here have. Beside each are the values that change nothing; a request with one of
-these, or with null, is accepted. All others are refused with 400 (`api/http/body.py`), whatever other fields they
+these, or with null, is accepted. All others are refused with 400 (`api/schemas/body.py`), whatever other fields they
 depend on. To support a field in a dialect, add it to that dialect's schema: a schema's own fields come first.
 
 Fields that are neither here nor in a schema do not change the answer, such as `metadata`, `store`, `service_tier`,

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from support import FakeModel, fake_engine, wait_until
 
 import app as application
-from api.http import body
 from api.http.errors import ApiError, shown
+from api.schemas import body
 from benchmarks.bodies import KINDS, fields_of, hostile, put
 from config import Config
 

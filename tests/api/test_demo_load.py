@@ -12,7 +12,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from support import FakeModel, fake_engine, wait_until
 
-from api.demo import LONG, SHARED, Load, asked_by
+from api.pages.demo import LONG, SHARED, Load, asked_by
 from api.schemas.demo import LoadRequest
 from api.service import Engine
 from app import create_app

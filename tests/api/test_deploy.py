@@ -11,8 +11,8 @@ import yaml
 from support import ROOT
 from test_metrics import NAMES
 
-from api.http import middleware
-from api.http.auth import OPEN
+from api.hooks import middleware
+from api.hooks.auth import OPEN
 from config import Config
 from scheduling.iteration import SlotSteps
 

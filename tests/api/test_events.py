@@ -17,7 +17,7 @@ from driver import drive, requests, scheduler
 from flask import Flask
 from support import FakeModel, Server, fake_engine, wait_until
 
-from api.feed_reader import PING, PING_SECONDS, FeedReader, ViewerLeft
+from api.pages.feed_reader import PING, PING_SECONDS, FeedReader, ViewerLeft
 from api.service import Service
 from app import connect, create_app
 from config import Config

@@ -18,7 +18,7 @@ from test_deploy import check_query
 
 import config
 import policies
-from api.http.auth import OPEN
+from api.hooks.auth import OPEN
 from app import connect, create_app, load_engine
 from config import Config
 

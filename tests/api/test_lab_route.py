@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from api import lab
+from api.pages import lab
 from app import create_app
 from config import Config, ConfigError, load
 from launch import preflight

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from pydantic import BaseModel, Field
 from support import fake_engine
 
-from api.http.auth import OPEN
+from api.hooks.auth import OPEN
 from api.http.openapi import Operation, document
 from app import connect, create_app
 from config import Config

@@ -17,8 +17,8 @@ from flask import Flask
 from flask.testing import FlaskClient
 from support import FakeModel, fake_engine, in_background, wait_until
 
+from api.hooks.admission import take_more
 from api.http import registry as visiting
-from api.http.admission import take_more
 from api.http.errors import ApiError
 from api.http.registry import Places, RequestRegistry
 from api.http.watcher import Watcher

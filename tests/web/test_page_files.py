@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import ROOT, FakeModel, Server, fake_engine, wait_until
 
-from api.demo import arrivals
+from api.pages.demo import arrivals
 from api.schemas.demo import LoadRequest
 from app import create_app
 from client.report import race

@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from api.http.auth import OPEN
+from api.hooks.auth import OPEN
 from api.http.openapi import Operation, document
 from api.schemas.fields import for_model
 from api.schemas.openai import ChatRequest, CompletionRequest

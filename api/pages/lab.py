@@ -11,9 +11,9 @@ import re
 
 from flask import Blueprint, Response, request
 
-from api.dashboard import file_in
 from api.http.errors import ApiError
 from api.http.openapi import Operation
+from api.pages.dashboard import file_in
 from api.service import Service
 from config import LAB_FOLDER
 

@@ -12,9 +12,10 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from api import generation
-from api.http import body, errors
+from api.http import errors
 from api.http.errors import ApiError
 from api.http.openapi import Operation
+from api.schemas import body
 from api.schemas.what_if import WhatIfRequest
 from api.service import Policies, Service, WhatIf
 from batching import InferenceError

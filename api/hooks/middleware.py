@@ -17,10 +17,11 @@ from typing import Any
 from flask import Request, Response, g, request
 from werkzeug.exceptions import NotFound, SecurityError
 
-from api.http import body, cors
-from api.http.auth import OPEN, PAGES
+from api.hooks import cors
+from api.hooks.auth import OPEN, PAGES
 from api.http.errors import ApiError, shown
 from api.http.registry import RequestContext
+from api.schemas import body
 from api.service import Service
 
 ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 from flask import Blueprint, Response, request
 
 from api import generation
-from api.feed_reader import FeedReader, ViewerLeft
+from api.admin.policy import last_failure
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
-from api.policy import last_failure
+from api.pages.feed_reader import FeedReader, ViewerLeft
 from api.service import Engine, Service
 from api.socket_writer import LentSocket
 from api.streaming import bare_socket, event_stream

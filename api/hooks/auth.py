@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from flask import request
 
-from api import dashboard
 from api.http.errors import ApiError
 from api.http.owner import is_background
+from api.pages import dashboard
 
 OPEN = frozenset({"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"})
 PAGES = frozenset({"dashboard.asset", "dashboard.race", "lab.asset", "lab.page"})

@@ -12,9 +12,9 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from api.generation import adapter_refusal, ready_engine
-from api.http import body
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
+from api.schemas import body
 from api.schemas.adapters import LoadRequest, UnloadRequest
 from api.service import Engine, Service
 from serving.adapters import AdapterError, AdapterStore

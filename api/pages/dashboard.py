@@ -13,11 +13,12 @@ from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 from werkzeug.security import safe_join
 
-from api import generation, what_if
-from api.demo import Load
-from api.http import body
+from api import generation
 from api.http.errors import ApiError
 from api.http.openapi import Operation
+from api.pages import what_if
+from api.pages.demo import Load
+from api.schemas import body
 from api.schemas.demo import LoadRequest
 from api.service import Service
 from config import ROOT

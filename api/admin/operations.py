@@ -10,10 +10,10 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from api import dashboard
+from api.admin.metrics import Exposition
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
-from api.metrics import Exposition
+from api.pages import dashboard
 from api.service import Service
 
 HEALTH = ("/health", "/healthz", "/ping")

@@ -12,9 +12,10 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 
 from api import generation
-from api.http import body, errors
+from api.http import errors
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
+from api.schemas import body
 from api.schemas.policy import PolicyRequest
 from api.service import Engine, Policies, Service
 from batching import InferenceError
