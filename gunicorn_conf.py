@@ -22,9 +22,10 @@ from gunicorn import util
 import app as application
 import config as settings
 from api.service import Service
-from launch import banner, faults, status_line
-from launch.connections import limit_blocking, write_error
+from launch import banner, status_line
+from launch.faults import faults
 from launch.shutdown import QUICK_SECONDS
+from launch.worker.connections import limit_blocking, write_error
 from observe.queued_log import QueuedHandler, QueuedLog
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 
@@ -37,7 +38,7 @@ _restart_limiter = RestartLimiter()  # created in the master, so that its worker
 
 bind = _config.address
 workers = 1
-worker_class = "launch.worker.Worker"
+worker_class = "launch.worker.worker.Worker"
 threads = _config.threads
 worker_connections = _config.connections
 backlog = 2048

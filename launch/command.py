@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
         chosen = loaded.config
         policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
         if chosen.shadow or chosen.shadow_cost:
-            from observe import shadow
+            from observe.replay import shadow
 
             shadow.check(chosen)
         speculate.check(chosen)
@@ -99,7 +99,7 @@ def _warn_of_faults() -> None:
     """Reject faults that cannot be read, and warn of those that can."""
     if "EB_FAULTS" not in os.environ:
         return
-    from launch import faults
+    from launch.faults import faults
 
     if armed := faults.read(os.environ).armed:
         banner.warn(f"{faults.VARIABLE} arms faults: {', '.join(armed)}. Unset it to serve")

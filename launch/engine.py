@@ -20,14 +20,14 @@ from batching import BatchingManager, Inference
 from config import Config
 from costs import mock
 from generate.answer_key import answer_key
-from launch import faults
 from launch.adapters import make_store
+from launch.faults import faults
 from launch.load_drafter import make_speculator
 from launch.load_model import load_mock, load_model
-from observe.question import Server
-from observe.recording import Recording
-from observe.shadow import Shadow
-from observe.what_if import WhatIf
+from observe.replay.question import Server
+from observe.replay.recording import Recording
+from observe.replay.shadow import Shadow
+from observe.replay.what_if import WhatIf
 from scheduling.pages import PagePool
 
 ENGINE_STACK = 8 << 20  # bytes

@@ -12,7 +12,7 @@ import policies
 from batching import Inference
 from costs.cost import Affine, Cost
 from costs.steps import Step
-from observe.recording import Recording
+from observe.replay.recording import Recording
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.speculation import Speculator

@@ -38,10 +38,10 @@ LAW: dict[str, set[str]] = {
                "scheduling", "serving", "simulate", "stats", "torch"},
 }  # fmt: skip
 # The shadow is the one observer that simulates, with the server's own policies; the others prepare its questions.
-EXCEPTIONS = {f"observe/shadow.py: {name}" for name in ("config", "policies", "simulate")}
+EXCEPTIONS = {f"observe/replay/shadow.py: {name}" for name in ("config", "policies", "simulate")}
 EXCEPTIONS |= {
-    "observe/question.py: batching",
-    "observe/recording.py: simulate",
+    "observe/replay/question.py: batching",
+    "observe/replay/recording.py: simulate",
     "launch/command.py: client",
     "api/in_process.py: client",
     "fleet/options.py: generate",  # generate/cores.py, to share this machine's among replicas

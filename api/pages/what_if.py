@@ -19,7 +19,7 @@ from api.schemas import body
 from api.schemas.what_if import WhatIfRequest
 from api.service import Policies, Service, WhatIf
 from batching import InferenceError
-from observe.what_if import Workload
+from observe.replay.what_if import Workload
 
 EXAMPLE = '{"policies": ["nobatch", "static"]}'
 NUMBER = {"type": "number"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support import wait_until
 
-from api.http.handler_pool import AT_ONCE, HandlerPool
+from launch.worker.handler_pool import AT_ONCE, HandlerPool
 
 
 def blocked(pool: HandlerPool, number: int) -> tuple[threading.Event, list[int]]:

@@ -14,7 +14,7 @@ import policies
 from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner
 from generate.sampling import NotFinite
-from launch.faults import Faults
+from launch.faults.faults import Faults
 from models.gpt2 import GPT, GPTConfig
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support import FakeModel, fake_engine, run_app
 
-from launch import banner, faults
+from launch import banner
+from launch.faults import faults
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 

@@ -14,8 +14,8 @@ import torch
 from support import Server, wait_until
 
 from generate import machine
-from launch import connections
-from launch.worker import Worker
+from launch.worker import connections
+from launch.worker.worker import Worker
 
 # Python runs this at its start: what macOS lacks is gone before anything is imported.
 WITHOUT_LINUX = """

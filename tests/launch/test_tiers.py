@@ -15,7 +15,7 @@ from support import FakeModel, fake_engine, wait_until
 from api.service import Service
 from app import connect, create_app
 from config import Config
-from launch.faults import Faults
+from launch.faults.faults import Faults
 from scheduling.iteration import Plan
 
 DIALECTS = {

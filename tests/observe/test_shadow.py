@@ -25,9 +25,9 @@ import policies
 from config import Config, ConfigError
 from costs.cost import Affine, Host
 from costs.steps import step_of, step_of_members
-from observe.question import Server as Described
-from observe.recording import MAX_AGE, MAX_REQUESTS, MAX_STRETCHES, STEPS_PER_SIZE, Recording
-from observe.shadow import MINIMUM, Shadow, check
+from observe.replay.question import Server as Described
+from observe.replay.recording import MAX_AGE, MAX_REQUESTS, MAX_STRETCHES, STEPS_PER_SIZE, Recording
+from observe.replay.shadow import MINIMUM, Shadow, check
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy

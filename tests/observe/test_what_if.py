@@ -19,9 +19,9 @@ from costs.cost import Affine
 from costs.drafting import speculator
 from costs.published import LlmMock
 from costs.steps import decoding
-from observe.question import Server
-from observe.recording import Recording, Served
-from observe.what_if import WhatIf, Workload, latest
+from observe.replay.question import Server
+from observe.replay.recording import Recording, Served
+from observe.replay.what_if import WhatIf, Workload, latest
 from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
 from simulate.measured import observed, observed_law

@@ -21,7 +21,7 @@ from served import SOON, every_policy
 
 import policies
 from batching import BatchingManager, Inference, outcome
-from launch.faults import Faults
+from launch.faults.faults import Faults
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from batching import BatchingManager
-from observe.recording import Recording, Served
-from observe.simulator_process import in_pieces
+from observe.replay.recording import Recording, Served
+from observe.replay.simulator_process import in_pieces
 
 ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
 

@@ -26,11 +26,11 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from api.hooks.admission import HAS_PLACE
 from api.http.deferral import Exchange
-from api.http.handler_pool import BUSY_SECONDS, HandlerPool
-from launch import connections
 from launch.callbacks import Callbacks, Outcome
-from launch.connections import ClosingConnections, peek_request, send_response
 from launch.shutdown import drain, exit_at_once
+from launch.worker import connections
+from launch.worker.connections import ClosingConnections, peek_request, send_response
+from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
 from serving.deadlines import TokenBucket
 
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out

@@ -13,9 +13,9 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
 
-from observe.question import Server, trace
-from observe.recording import Served
-from observe.simulator_process import SimulatorProcess, in_pieces
+from observe.replay.question import Server, trace
+from observe.replay.recording import Served
+from observe.replay.simulator_process import SimulatorProcess, in_pieces
 from serving.inference import InferenceError
 
 TIMEOUT = 60.0  # seconds for one answer

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, TextIO, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from config import nearest
-from launch.faulty import BrokenText, FaultyStream, lose_event, raise_in_sink
+from launch.faults.faulty import BrokenText, FaultyStream, lose_event, raise_in_sink
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence

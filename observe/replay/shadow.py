@@ -1,6 +1,6 @@
 """The shadow policy: how another policy would have served the requests that the server has just served.
 
-Every few seconds it sends what was recorded (`observe/recording.py`) to a process of its own at the lowest priority
+Every few seconds it sends what was recorded (`observe/replay/recording.py`) to a process of its own at the lowest priority
 (`simulate/measured/shadow.py`): simulating in this process would take the GIL from the loop. Part of the composition root: only
 `launch/engine.py` and tests import it. Its failures affect nothing else.
 """
@@ -18,9 +18,9 @@ from typing import Any
 import policies
 from config import Config, ConfigError
 from costs import cost as costs
-from observe.question import Server, trace
-from observe.recording import Served
-from observe.simulator_process import SimulatorProcess
+from observe.replay.question import Server, trace
+from observe.replay.recording import Served
+from observe.replay.simulator_process import SimulatorProcess
 
 log = logging.getLogger(__name__)
 
