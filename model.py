@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models import catalog, weights
+from models import weights
 from models.gpt2 import GPT, CausalSelfAttention, GPTConfig
-from models.tokenizer import Tokenizer, load_tokenizer
+from models.sources import catalog
+from models.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["GPT", "DynamicBatchingServerModel", "GPTConfig", "ServerModel", "load_base_model_config"]
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Encoding(Protocol):
-    """What a tiktoken Encoding and a `models.tokenizer.Tokenizer` have in common."""
+    """What a tiktoken Encoding and a `models.text.tokenizer.Tokenizer` have in common."""
 
     def encode_ordinary(self, text: str, /) -> list[int]: ...
     def decode(self, tokens: list[int], /) -> str: ...
@@ -93,7 +94,7 @@ def load_base_model_config(
 
     If `model` is None and gpt2-medium cannot be loaded, load bard and log a warning. The ranks of GPT-2's tokenizer
     come from EB_TOKENIZER_FILE where it is set. Raises the errors of `catalog.resolve`, `weights.load_gpt` and
-    `models.tokenizer.load_tokenizer`.
+    `models.text.tokenizer.load_tokenizer`.
     """
     resolved = catalog.resolve(model, load_format)
     if resolved.warning:

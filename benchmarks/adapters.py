@@ -30,9 +30,10 @@ from generate.cpu.adapters import PreparedAdapter
 from generate.cpu.prepare import prepare
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import adapters, catalog, tensors, weights
+from models import adapters, tensors, weights
 from models.adapters import Adapter, LowRank
 from models.families import family_of
+from models.sources import catalog
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 

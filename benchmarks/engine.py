@@ -23,7 +23,8 @@ from benchmarks.offline import decoding
 from generate import machine, quantize
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import catalog, weights
+from models import weights
+from models.sources import catalog
 from policies import get_policy
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool

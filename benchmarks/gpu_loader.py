@@ -12,7 +12,8 @@ import torch
 from generate import machine
 from generate.gpu.runner import GpuRunner, make_runner
 from generate.runner import ModelRunner
-from models import catalog, weights
+from models import weights
+from models.sources import catalog
 
 Keep = Callable[[Any], None]  # called with the results of a section so far
 

@@ -21,7 +21,7 @@ from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.linear import KernelLinear, LinearLayer, bfloat16_way, kernel_runs, make_linear
 from generate.machine import bytes_per_token
 from models.architecture import Architecture, ModelShape
-from models.block_matrix import KINDS, BlockMatrix
+from models.gguf.block_matrix import KINDS, BlockMatrix
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from models import catalog
+from models.sources import catalog
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 

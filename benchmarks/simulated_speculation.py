@@ -21,8 +21,8 @@ from costs.cost import Cost
 from costs.drafting import RecordedDrafter, recorded
 from generate import machine
 from generate.runner import ModelRunner
-from models import catalog
-from models.tokenizer import load_tokenizer
+from models.sources import catalog
+from models.text.tokenizer import load_tokenizer
 from policies import get_policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence

@@ -26,8 +26,8 @@ from generate import machine
 from generate.drafters.ngram import NgramDrafter
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
-from models import catalog
-from models.tokenizer import load_tokenizer
+from models.sources import catalog
+from models.text.tokenizer import load_tokenizer
 from policies import get_policy
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler

@@ -13,9 +13,9 @@ from torch import Tensor
 from generate.cpu.linear import FORMATS, kernel_runs
 from generate.machine import MachineError
 from models import weights
-from models.block_matrix import KINDS, BlockMatrix, Weight
+from models.gguf.block_matrix import KINDS, BlockMatrix, Weight
 from models.network import Network
-from models.resolved import ResolvedModel
+from models.sources.resolved import ResolvedModel
 
 NONE, AS_STORED = "none", "as-stored"
 FOUR_BITS = tuple(kind for kind in KINDS if kind.startswith("Q4"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from models.tokenizer import Detokenizer, Tokenizer
+from models.text.tokenizer import Detokenizer, Tokenizer
 
 
 class AnswerText:

@@ -17,7 +17,7 @@ from serving.adapters import AdapterError, AdapterStore, Weights
 if TYPE_CHECKING:
     import torch
 
-    from models.resolved import ResolvedModel
+    from models.sources.resolved import ResolvedModel
 
 HUB_SECONDS = 10.0  # for the hub to answer
 
@@ -68,7 +68,8 @@ def _check_links(folder: Path, allowed: list[Path]) -> None:
 
 def _folder(source: str) -> Path:
     """Return the folder of an adapter, after downloading it if it is a repository that is not cached."""
-    from models import adapters, catalog, hub
+    from models import adapters
+    from models.sources import catalog, hub
 
     path = Path(source).expanduser()
     found = None if path.exists() else catalog.HUB_ID.fullmatch(source)

@@ -114,7 +114,7 @@ def _resolve(config: Config) -> str:
                 flag = f"{settings.flag(name)} {settings.text_of(value)}"
                 banner.warn(f"{flag} has no effect on {config.model}, which has no weights. Leave it out")
         return ""
-    from models import catalog
+    from models.sources import catalog
 
     name = config.model or catalog.DEFAULT
     timer = threading.Timer(1.0, lambda: banner.note(f"looking for {name} on the model hub ..."))

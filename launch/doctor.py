@@ -14,7 +14,7 @@ from pathlib import Path
 from config import Config
 from costs import mock
 from launch import preflight
-from models import catalog
+from models.sources import catalog
 
 GIB = 1 << 30
 LEAST_FREE = 2 * GIB  # enough for torch and gpt2-medium
@@ -104,7 +104,7 @@ def _weights(config: Config) -> str:
 
 
 def _tokenizer(config: Config) -> str:
-    from models.tokenizer import load_stand_in, load_tokenizer
+    from models.text.tokenizer import load_stand_in, load_tokenizer
 
     preflight.check_tokenizer_file(config)
     file = config.tokenizer_file or None

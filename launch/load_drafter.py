@@ -65,8 +65,9 @@ def load_draft_model(config: Config, parts: Parts) -> ModelDrafter:
     from generate.drafters.model import ModelDrafter
     from generate.quantize import AS_STORED, NONE
     from generate.runner import ModelRunner
-    from models import catalog, weights
-    from models.tokenizer import load_tokenizer
+    from models import weights
+    from models.sources import catalog
+    from models.text.tokenizer import load_tokenizer
 
     resolved = catalog.resolve(config.draft_model, config.load_format)
     _check_tokens(

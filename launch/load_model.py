@@ -23,7 +23,7 @@ from serving.adapters import Weights
 if TYPE_CHECKING:
     from generate.runner import Runner
     from models.network import Network
-    from models.resolved import ResolvedModel
+    from models.sources.resolved import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def load_model(config: Config, slots: int) -> Parts:
     from generate.cpu.linear import linear_name
     from generate.cpu.prepare import prepare
     from models import sampling_defaults, weights
-    from models.tokenizer import load_tokenizer
+    from models.text.tokenizer import load_tokenizer
 
     resolved = _resolved(config)
     device = machine.choose_device(config.device)
@@ -111,11 +111,11 @@ def load_model(config: Config, slots: int) -> Parts:
 
 def _resolved(config: Config) -> ResolvedModel:
     """Return the model that the launcher has found, or find it."""
-    from models.resolved import ResolvedModel
+    from models.sources.resolved import ResolvedModel
 
     if text := os.environ.get(RESOLVED):
         return ResolvedModel.from_json(text)
-    from models import catalog
+    from models.sources import catalog
 
     return catalog.resolve(config.model or None, config.load_format)
 
@@ -157,7 +157,7 @@ def warm_up(model: Model) -> None:
 
 def load_mock(config: Config, slots: int) -> Parts:
     """Load a mock model, which takes the time of a cost model and needs neither weights nor torch."""
-    from models.tokenizer import load_stand_in
+    from models.text.tokenizer import load_stand_in
 
     tokenizer = load_stand_in(config.tokenizer_file or None, downloads=not (config.demo or config.lab))
     model = mock.load(config.model, ids=tokenizer.whole_texts())

@@ -22,9 +22,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models import checkpoint, tensors
+from models import tensors
 from models.architecture import Architecture
 from models.family import Layout, shortened
+from models.sources import checkpoint
 from models.tensors import Piece
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"

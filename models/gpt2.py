@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from models.activations import ACTIVATIONS
 from models.architecture import Architecture
-from models.block_matrix import as_tensor
+from models.gguf.block_matrix import as_tensor
 from models.network import Block as NetworkBlock
 from models.network import Network, Norm, Projection
 

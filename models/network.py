@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.architecture import Architecture
-from models.block_matrix import BlockMatrix, Weight
+from models.gguf.block_matrix import BlockMatrix, Weight
 
 
 class Norm(NamedTuple):

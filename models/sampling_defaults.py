@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.checkpoint import CheckpointError, read_json
+from models.sources.checkpoint import CheckpointError, read_json
 
 
 class Rule(NamedTuple):
@@ -40,7 +40,7 @@ def read(source: Path | None) -> dict[str, float]:
     if source is None:
         return {}
     if not source.is_dir():
-        from models import gguf_reader
+        from models.gguf import gguf_reader
 
         metadata = gguf_reader.read(source).metadata
         named = {name: metadata.get(f"general.sampling.{rule.gguf}") for name, rule in RULES.items()}

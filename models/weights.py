@@ -14,13 +14,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models import checkpoint, families, gguf_file, tensors
+from models import families, tensors
 from models.architecture import Architecture
-from models.block_matrix import BlockMatrix, Weight
 from models.family import Layout
+from models.gguf import gguf_file
+from models.gguf.block_matrix import BlockMatrix, Weight
 from models.gpt2 import GPT
 from models.network import Block, Network, Norm, Projection
-from models.resolved import ResolvedModel
+from models.sources import checkpoint
+from models.sources.resolved import ResolvedModel
 from models.tensors import Piece, Place
 
 DUMMY_POOL = 2**20 + 7  # odd, so that the rows of a tiled matrix differ

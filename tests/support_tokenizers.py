@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from models import splits
+from models.text import splits
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]")
 CORPUS = [

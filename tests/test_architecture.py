@@ -196,8 +196,8 @@ def test_neither_the_launcher_nor_a_server_loads_what_its_model_does_not_need() 
         "import app",
         "import fleet.options",
         LOAD_MOCK,
-        "from models import catalog; catalog.resolve('bard')",
-        "import models.catalog, models.hub, models.checkpoint, models.gguf_file, models.wheel",
+        "from models.sources import catalog; catalog.resolve('bard')",
+        "import models.sources.catalog, models.sources.hub, models.sources.checkpoint, models.gguf.gguf_file, models.sources.wheel",
     )
     assert not launcher & {"flask", "gguf", "numpy", "pydantic", "torch"}
     assert not app & {"gguf", "huggingface_hub", "numpy", "torch"}

@@ -19,10 +19,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from models import ranks
-from models.catalog import BARD
-from models.tokenizer import Tokenizer
-from models.tokenizer_files import from_folder
+from models.sources.catalog import BARD
+from models.text import ranks
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import from_folder
 
 OUT = ROOT / "client" / "workloads" / "plays.txt"
 WORDS = 40_000

@@ -33,8 +33,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from models import catalog, weights
+from models import weights
 from models.gpt2 import GPT, GPTConfig
+from models.sources import catalog
 from tools.bard_training import average, bits_per_byte, encode, train
 
 EOT = "<|endoftext|>"

@@ -27,8 +27,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from models import catalog, weights
+from models import weights
 from models.gpt2 import GPT
+from models.sources import catalog
 from tools.bard_training import Progress, batches, bits_per_byte, encode, for_training, loss_and_gradients
 from tools.train_bard import write_sample
 

@@ -39,7 +39,7 @@ from benchmarks.peers.ours import NAME, programs
 from benchmarks.peers.peer import Job, NotMeasured, Peer
 from benchmarks.peers.vllm import VLLM
 from benchmarks.quality import formats
-from models import catalog
+from models.sources import catalog
 from terminal.console import table_of
 
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (VLLM, LlamaCpp, OpenVINO, Transformers)}

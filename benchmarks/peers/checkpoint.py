@@ -16,12 +16,14 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models import families, gguf_reader, ranks, splits, tensors, weights
-from models.catalog import ResolvedModel
-from models.hub import FILES
+from models import families, tensors, weights
+from models.gguf import gguf_reader
 from models.network import Network
-from models.ranks import ALPHABET, EOT, TokenizerError
-from models.splits import Split
+from models.sources.catalog import ResolvedModel
+from models.sources.hub import FILES
+from models.text import ranks, splits
+from models.text.ranks import ALPHABET, EOT, TokenizerError
+from models.text.splits import Split
 
 GPT2_DEFAULTS = {  # llama.cpp's converter needs them spelled out
     "vocab_size": 50257, "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-5, "bos_token_id": 50256,

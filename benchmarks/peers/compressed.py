@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models import checkpoint, families, tensors
+from models import families, tensors
+from models.sources import checkpoint
 
 LINEAR = ("qkv", "attn_proj", "fc", "mlp_proj")
 EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}

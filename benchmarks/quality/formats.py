@@ -16,8 +16,8 @@ from api.service import Engine
 from config import Config
 from generate.runner import Runner
 from launch.engine import load_engine
-from models.catalog import ModelUnavailable, UnknownModel
-from models.checkpoint import CheckpointError
+from models.sources.catalog import ModelUnavailable, UnknownModel
+from models.sources.checkpoint import CheckpointError
 from terminal.options import Choice
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from models.catalog import BARD
+from models.sources.catalog import BARD
 
 HELD_OUT = BARD / "held_out.txt"
 EXCERPT = slice(100_000, 130_000)  # of the reference, in characters

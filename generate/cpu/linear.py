@@ -31,7 +31,7 @@ from generate.cpu.instructions import WAYS, Measure, choose_way
 from generate.cpu.kernels import KernelError, kept_beside, load_library
 from generate.cpu.team import team
 from models.activations import ACTIVATIONS
-from models.block_matrix import KINDS, BlockMatrix, Weight, as_tensor
+from models.gguf.block_matrix import KINDS, BlockMatrix, Weight, as_tensor
 
 log = logging.getLogger(__name__)
 

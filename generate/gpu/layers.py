@@ -20,7 +20,7 @@ from generate.rotary import rms_norm, rotate, rotation_table
 from models import network
 from models.activations import ACTIVATIONS
 from models.architecture import Architecture
-from models.block_matrix import as_tensor
+from models.gguf.block_matrix import as_tensor
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
 SILU_NAMES = ("silu", "swish")

@@ -16,8 +16,8 @@ from support import FakeModel, fake_engine
 from support_templates import MISTRAL, QWEN3
 from support_tokenizers import write
 
-from models.tokenizer import Tokenizer
-from models.tokenizer_files import from_folder
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import from_folder
 
 ANSWER = "the brother\n"
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -15,7 +15,7 @@ from support import ROOT, FakeModel, fake_engine
 from api.service import Service
 from app import connect, create_app
 from config import Config
-from models import hub
+from models.sources import hub
 from observe.queued_log import QueuedLog
 
 SECRET = "the-secret-of-the-prompt"

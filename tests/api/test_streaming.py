@@ -22,7 +22,7 @@ from api.service import Service
 from app import connect, create_app
 from config import Config
 from generate.text import AnswerText
-from models.tokenizer import Detokenizer
+from models.text.tokenizer import Detokenizer
 from serving.inference import Wakeup
 
 EMOJI = "a😀é漢b"

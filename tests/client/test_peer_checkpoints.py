@@ -17,8 +17,10 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import checkpoint, compressed
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.peer import Job
-from models import catalog, ranks, weights
-from models.ranks import ALPHABET, EOT
+from models import weights
+from models.sources import catalog
+from models.text import ranks
+from models.text.ranks import ALPHABET, EOT
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "smollm", "llama-bpe", "qwen2"])

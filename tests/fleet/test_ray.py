@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support import ROOT, clean_environment
 
-from models import catalog, wheel
+from models.sources import catalog, wheel
 
 pytestmark = pytest.mark.process
 

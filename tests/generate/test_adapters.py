@@ -17,7 +17,8 @@ from generate.cpu.adapters import AdapterRows, PreparedAdapter
 from generate.cpu.attention import PackedRows
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import adapters, catalog, families, weights
+from models import adapters, families, weights
+from models.sources import catalog
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from generate.cpu import linear
 from generate.cpu.declarations import declarations
 from generate.cpu.linear import KernelLinear
-from models.block_matrix import BLOCK, KINDS, BlockMatrix
+from models.gguf.block_matrix import BLOCK, KINDS, BlockMatrix
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 31, 33, 64, 193)
 WAYS = ("TILES", "DOT", "FMA")

@@ -15,7 +15,8 @@ import policies
 from generate.cpu.attention import PackedRows
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import catalog, weights
+from models import weights
+from models.sources import catalog
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence

@@ -16,8 +16,9 @@ from generate.cpu.attention import CAttention
 from generate.cpu.declarations import declarations
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
-from models import catalog, weights
-from models.tokenizer import load_tokenizer
+from models import weights
+from models.sources import catalog
+from models.text.tokenizer import load_tokenizer
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler

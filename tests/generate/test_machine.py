@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generate import cores, machine
-from models import catalog
+from models.sources import catalog
 
 CARD = torch.device("cuda")
 

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from benchmarks.quality import __main__ as quality
 from benchmarks.quality import figures, formats, layers
 from generate.cpu.linear import Linear
-from models import catalog, weights
+from models import weights
+from models.sources import catalog
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 4
 

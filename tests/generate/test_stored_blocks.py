@@ -19,10 +19,12 @@ from generate.packing import pack
 from generate.params import GREEDY
 from generate.quantize import check, kept_kinds, kinds_of
 from generate.runner import ModelRunner, PackedRows
-from models import catalog, gguf_file, weights
-from models.block_matrix import KINDS, BlockMatrix, as_tensor
-from models.checkpoint import CheckpointError
+from models import weights
+from models.gguf import gguf_file
+from models.gguf.block_matrix import KINDS, BlockMatrix, as_tensor
 from models.network import Network
+from models.sources import catalog
+from models.sources.checkpoint import CheckpointError
 from scheduling.sequence import Sequence
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ def test_it_is_asked_for_by_a_word_or_a_flag(argv: list[str], capsys: pytest.Cap
 
 
 def test_its_load_begins_with_the_engine_and_asks_no_one_for_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.ranks.from_tiktoken", lambda timeout_s: pytest.fail("it asked for a download"))
+    monkeypatch.setattr("models.text.ranks.from_tiktoken", lambda timeout_s: pytest.fail("it asked for a download"))
     chosen = settings.load(["--demo", "on"], {}).config
     flask_app = app.create_app(chosen)
     service, engine = flask_app.extensions["service"], load_engine(chosen)

@@ -25,7 +25,7 @@ from tiny_checkpoint import write_checkpoint
 import app
 from config import Config, ConfigError
 from launch import doctor, preflight
-from models import catalog
+from models.sources import catalog
 
 MOCK = ["--model", "mock:llm-mock"]
 REMEDY = re.compile(r"error: .+\. .*(Use|use|Run|Set|set|Install|choose|Free|Remove)")

@@ -9,8 +9,8 @@ import pytest
 
 from config import Config, ConfigError
 from launch import load_drafter, speculate
-from models import catalog
-from models.tokenizer import load_tokenizer
+from models.sources import catalog
+from models.text.tokenizer import load_tokenizer
 
 
 def refusal(**settings: Any) -> str:

@@ -10,11 +10,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support_templates import CHATML, LLAMA3, MISTRAL, QWEN3
 from support_tokenizers import CONTROL, strings, write
 
-from models import template_sandbox, template_work
-from models.chat_template import TemplateError
-from models.ranks import TokenizerError
-from models.tokenizer import Tokenizer
-from models.tokenizer_files import from_folder
+from models.text import template_sandbox, template_work
+from models.text.chat_template import TemplateError
+from models.text.ranks import TokenizerError
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import from_folder
 
 TEMPLATES = {
     "chatml": ("smollm", CHATML), "llama3": ("llama-bpe", LLAMA3), "qwen3": ("qwen2", QWEN3),

@@ -14,9 +14,9 @@ from gguf import GGMLQuantizationType as Kind
 from support_checkpoints import transformers
 from support_gguf import LLAMA_KEYS, converted, random_model, tiny, write
 
-from models import gguf_file
-from models.checkpoint import CheckpointError
-from models.gguf_reader import KINDS
+from models.gguf import gguf_file
+from models.gguf.gguf_reader import KINDS
+from models.sources.checkpoint import CheckpointError
 
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama-gqa": ("llama", {"rope_theta": 5000.0}, {}),

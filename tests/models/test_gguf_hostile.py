@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support_gguf import tiny
 
-from models import gguf_file
-from models.checkpoint import CheckpointError
+from models.gguf import gguf_file
+from models.sources.checkpoint import CheckpointError
 
 HUGE = 2**60
 STRING, ARRAY = 8, 9

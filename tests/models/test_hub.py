@@ -13,9 +13,10 @@ from support_checkpoints import reference_of, save
 from support_gguf import LLAMA_KEYS, converted, random_model
 from support_hub import FakeHub, commit, serving, use
 
-from models import catalog, weights, wheel
-from models.catalog import ModelUnavailable
-from models.checkpoint import CheckpointError
+from models import weights
+from models.sources import catalog, wheel
+from models.sources.catalog import ModelUnavailable
+from models.sources.checkpoint import CheckpointError
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from support_checkpoints import reference, save
 from support_hub import FakeHub, serving, use
 
-from models import catalog, hub
+from models.sources import catalog, hub
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from generate.generate import dynamic_batch_generate, generate, generate_ids, static_batch_generate
 from generate.params import SamplingParams
 from model import GPT, DynamicBatchingServerModel, GPTConfig, ServerModel, load_base_model_config
-from models import catalog
+from models.sources import catalog
 
 CONFIG = GPTConfig(block_size=64, vocab_size=257, n_layer=3, n_head=2, n_embd=32)
 SMALL = {"model_type": "gpt2", "n_positions": 64, "vocab_size": 257, "n_layer": 3, "n_head": 2, "n_embd": 32}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from models import sampling_defaults
-from models.checkpoint import CheckpointError
+from models.sources.checkpoint import CheckpointError
 
 
 def write(folder: Path, **values: Any) -> Path:

@@ -17,8 +17,10 @@ import policies
 from client.workloads import messages
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import catalog, gguf_file, weights, wheel
-from models.tokenizer import load_tokenizer
+from models import weights
+from models.gguf import gguf_file
+from models.sources import catalog, wheel
+from models.text.tokenizer import load_tokenizer
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence

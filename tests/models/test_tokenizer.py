@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from models import catalog, ranks
-from models import tokenizer as loading
-from models.ranks import TokenizerError
-from models.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
-from models.tokenizer_files import from_folder
-from models.vocabulary import of_ranks
+from models.sources import catalog
+from models.text import ranks
+from models.text import tokenizer as loading
+from models.text.ranks import TokenizerError
+from models.text.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
+from models.text.tokenizer_files import from_folder
+from models.text.vocabulary import of_ranks
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TEXT = (

@@ -15,10 +15,12 @@ import pytest
 from gguf import GGUFValueType, GGUFWriter
 from support_tokenizers import CONTROL, KINDS, gguf_metadata, strings, train, write
 
-from models import catalog, general_bpe, tokenizer_gguf, vocabulary
-from models.ranks import TokenizerError
-from models.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
-from models.tokenizer_files import from_folder
+from models.gguf import tokenizer_gguf
+from models.sources import catalog
+from models.text import general_bpe, vocabulary
+from models.text.ranks import TokenizerError
+from models.text.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
+from models.text.tokenizer_files import from_folder
 
 COUNT = 1000
 OURS = ("gpt2", "smollm", "llama-bpe", "qwen2")  # by tiktoken

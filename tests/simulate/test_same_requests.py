@@ -15,10 +15,10 @@ from points import points
 from client.client import read_settings
 from client.data import Planned, trace_sha256
 from client.workloads import catalog, corpus
-from models import ranks
-from models.catalog import BARD
-from models.tokenizer import Tokenizer
-from models.tokenizer_files import from_folder
+from models.sources.catalog import BARD
+from models.text import ranks
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import from_folder
 from simulate.__main__ import main
 
 NUM = 40

@@ -1,7 +1,7 @@
 """Where a chat template runs: Jinja2's sandbox as transformers sets it up, with bounds on work and on sizes.
 
 A template comes from the model's author, who may be a stranger. It gets no files and no attributes of Python's own, and its steps,
-its work and the texts that it makes are bounded (`models/template_work.py`). It must not know messages or tokens.
+its work and the texts that it makes are bounded (`models/text/template_work.py`). It must not know messages or tokens.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from models import template_work as work
-from models.template_syntax import Bounds, Generation
-from models.template_work import (
+from models.text import template_work as work
+from models.text.template_syntax import Bounds, Generation
+from models.text.template_work import (
     ITEM,
     MOST_ITEMS,
     MOST_NUMBER,

@@ -1,7 +1,7 @@
 """What is changed in a chat template's syntax before it is compiled, so that nothing in it escapes the counting.
 
 Compiled templates compare, slice and join with Python's own operators, which cannot be intercepted. Here these become calls of
-filters, whose names begin with "_"; `models/template_sandbox.py` has them.
+filters, whose names begin with "_"; `models/text/template_sandbox.py` has them.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from typing import Any
 
 import jinja2
 
-from models.ranks import TokenizerError
-from models.template_sandbox import Sandbox, TemplateError
-from models.template_work import MOST_TEXT, Budget, TooMuch, budget
-from models.vocabulary import text_pattern
+from models.text.ranks import TokenizerError
+from models.text.template_sandbox import Sandbox, TemplateError
+from models.text.template_work import MOST_TEXT, Budget, TooMuch, budget
+from models.text.vocabulary import text_pattern
 
 LONGEST_SOURCE = 1 << 17  # characters; the longest that is published has some 20,000
 PRIVATE = range(0xE000, 0xF900)  # code points that no text uses

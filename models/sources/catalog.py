@@ -11,10 +11,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from models import checkpoint, families, hub, wheel
-from models.checkpoint import CheckpointError
-from models.resolved import BARD as BARD
-from models.resolved import ResolvedModel as ResolvedModel
+from models import families
+from models.sources import checkpoint, hub, wheel
+from models.sources.checkpoint import CheckpointError
+from models.sources.resolved import BARD as BARD
+from models.sources.resolved import ResolvedModel as ResolvedModel
 
 DEFAULT = "gpt2-medium"
 NAMES = (*hub.PUBLISHED, "smollm2", "bard")
@@ -148,7 +149,7 @@ def _folder(folder: Path, requested: str | None, load_format: str) -> ResolvedMo
 
 def _gguf(file: Path, requested: str | None, load_format: str) -> ResolvedModel:
     """Find the model in a GGUF file, comparing its metadata with the tensors that it lists."""
-    from models import gguf_file  # with numpy and gguf, which no other model needs before it is loaded
+    from models.gguf import gguf_file  # with numpy and gguf, which no other model needs before it is loaded
 
     header = gguf_file.read(file)
     # The file does not name the format in which the model was trained; that of most models that are converted is bfloat16.

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from models import splits, vocabulary
-from models.ranks import EOT, OutOfOrder, TokenizerError
-from models.splits import Split
-from models.vocabulary import Vocabulary
+from models.text import splits, vocabulary
+from models.text.ranks import EOT, OutOfOrder, TokenizerError
+from models.text.splits import Split
+from models.text.vocabulary import Vocabulary
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LONGEST_FILE = 256 << 20  # bytes
@@ -106,7 +106,7 @@ def _known(
 def _general(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
-    from models import general_bpe
+    from models.text import general_bpe
 
     try:
         tokenizer = Tokenizer.from_str(_text(path))

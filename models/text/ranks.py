@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tiktoken
 
-from models.splits import GPT2, Split
+from models.text.splits import GPT2, Split
 
 EOT = "<|endoftext|>"
 PATTERN = GPT2.pattern

@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from models.ranks import TokenizerError
+from models.text.ranks import TokenizerError
 
 MOST_GROWTH = 256  # bytes for each byte of a text: NFKC (11), SentencePiece's spaces (4) and byte-level (2) make 88
 MOST_BYTES = 16 << 20  # of a text with all that is added to it; the library needs up to 100 times as many

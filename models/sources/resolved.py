@@ -1,4 +1,4 @@
-"""A model that was found: what `models/catalog.py` returns and `models/weights.py` loads.
+"""A model that was found: what `models/sources/catalog.py` returns and `models/weights.py` loads.
 
 It is apart from the catalog because a server's worker and a tokenizer need it, but none of the libraries with which
 models are found.
@@ -14,7 +14,7 @@ from typing import Any
 from models import families
 from models.architecture import Architecture
 
-BARD = Path(__file__).resolve().parents[1] / "weights" / "bard"  # the built-in model
+BARD = Path(__file__).resolve().parents[2] / "weights" / "bard"  # the built-in model
 
 
 @dataclass(frozen=True)

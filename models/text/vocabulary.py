@@ -13,9 +13,9 @@ from itertools import groupby, takewhile
 
 import tiktoken
 
-from models import ranks
-from models.ranks import EOT, TokenizerError
-from models.splits import Split
+from models.text import ranks
+from models.text.ranks import EOT, TokenizerError
+from models.text.splits import Split
 
 LONG_RUN = 64  # combining marks in a row; no language has as many
 # The only characters that are no combining marks but become some, by their canonical decomposition.

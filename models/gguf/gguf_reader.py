@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from models.checkpoint import CheckpointError
+from models.sources.checkpoint import CheckpointError
 
 Array = npt.NDArray[np.float32]
 

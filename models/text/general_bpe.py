@@ -14,8 +14,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-from models.growth import MOST_BYTES, growth_of
-from models.ranks import ALPHABET, TokenizerError
+from models.text.growth import MOST_BYTES, growth_of
+from models.text.ranks import ALPHABET, TokenizerError
 
 SPACE = "▁"
 PROBE_SECONDS = 5.0

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models import checkpoint, families
+from models import families
+from models.sources import checkpoint
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "merges.txt")
 FILES = (

@@ -12,9 +12,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from models.checkpoint import CheckpointError
-from models.gguf_config import ROPE_FACTORS, architecture_of, config, positive
-from models.gguf_reader import Array, GGUFFile, StoredBlocks, broken, quoted, read
+from models.gguf.gguf_config import ROPE_FACTORS, architecture_of, config, positive
+from models.gguf.gguf_reader import Array, GGUFFile, StoredBlocks, broken, quoted, read
+from models.sources.checkpoint import CheckpointError
 from models.tensors import Shapes
 
 __all__ = ["GGUFFile", "StoredBlocks", "config", "hf_kinds", "hf_shapes", "hf_tensors", "read"]

@@ -14,14 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from models import ranks
-from models.ranks import EOT, TokenizerError
-from models.resolved import BARD, ResolvedModel
-from models.tokenizer_files import from_folder
-from models.vocabulary import Vocabulary, of_ranks, text_pattern
+from models.sources.resolved import BARD, ResolvedModel
+from models.text import ranks
+from models.text.ranks import EOT, TokenizerError
+from models.text.tokenizer_files import from_folder
+from models.text.vocabulary import Vocabulary, of_ranks, text_pattern
 
 if TYPE_CHECKING:
-    from models.chat_template import ChatTemplate, Message
+    from models.text.chat_template import ChatTemplate, Message
 
 LONGEST_TOKEN = 1 << 14  # bytes, of which each step could write one per request
 LONGEST_RUN = 400_000  # characters of white space in a row; from some 700,000 on tiktoken's stack overflows
@@ -237,7 +237,7 @@ def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0, *, dow
 def _chat_template(vocabulary: Vocabulary) -> ChatTemplate | None:
     if vocabulary.template is None:
         return None
-    from models.chat_template import ChatTemplate
+    from models.text.chat_template import ChatTemplate
 
     return ChatTemplate(vocabulary.template, vocabulary.names, vocabulary.control)
 
@@ -245,7 +245,7 @@ def _chat_template(vocabulary: Vocabulary) -> ChatTemplate | None:
 def _own(source: Path) -> Vocabulary:
     if source.is_dir():
         return from_folder(source)
-    from models import gguf_reader, tokenizer_gguf
+    from models.gguf import gguf_reader, tokenizer_gguf
 
     return tokenizer_gguf.from_gguf(gguf_reader.read(source).metadata, source.name)
 

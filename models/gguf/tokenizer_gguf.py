@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from models import splits, vocabulary
-from models.ranks import TokenizerError
-from models.vocabulary import Vocabulary
+from models.text import splits, vocabulary
+from models.text.ranks import TokenizerError
+from models.text.vocabulary import Vocabulary
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 MOST_CUTS = 1 << 30  # characters that are copied while merges are made of scores; hundreds of times those of Llama 2
@@ -92,7 +92,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: _Tokens) -> dict[str, An
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
-    from models import general_bpe
+    from models.text import general_bpe
 
     merges = metadata.get("tokenizer.ggml.merges")
     if _is_list(merges, str):
