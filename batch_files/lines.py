@@ -1,7 +1,7 @@
 """The lines of a batch in OpenAI's format: requests, their answers, and which of them have been answered.
 
 Files are read line by line: of a line only eight bytes stay in memory. This module must not know how requests are sent.
-It is in this folder because the client runs without the other folders; the server reads its batches with it too.
+Both the client and the server read batches with it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python3 client.py --prompt "hi" --numtokens 10
 
 Human text goes to stderr. In a pipe the last line on stdout is one JSON object; on a terminal a load run writes it to a
-file and prints the file's name last. This module must not know the server's code: a client machine needs only this
-folder and its requirements.txt.
+file and prints the file's name last. This module must not know the server's code: a client machine needs only the
+folders client/, terminal/ and batch_files/, and client/requirements.txt.
 """
 
 from __future__ import annotations

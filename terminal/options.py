@@ -2,7 +2,7 @@
 
 An option is a flag, and where it has a variable also an environment variable and a line of a `.env` file. A flag wins over
 the environment, and the environment over `.env`. An error names the option as the user wrote it, the value and the remedy.
-This module must not know any particular option. It is in this folder because the client runs without the other folders.
+This module must not know any particular option.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def draw(name: str) -> list[list[list[Any]]]:
 
 def sources() -> dict[str, str]:
     """Return the text of each file of Python that the page has: all policies, and what the lab imports."""
-    ours = {path for path in LOADED if path.parent == ROOT / "simulate"}
+    ours = {path for path in LOADED if path.is_relative_to(ROOT / "simulate") or path.parent == ROOT / "costs"}
     files = sorted({*ours, *ROOT.glob("scheduling/*.py"), *ROOT.glob("policies/**/*.py")})
     return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in files}
 

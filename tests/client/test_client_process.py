@@ -36,9 +36,10 @@ def started(command: list[str], folder: Path, server: MockServer, **environ: str
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with nothing but the client's and what Python has compiled of it."""
+    """Return a folder with the client, the two rooms that it needs, and what Python has compiled of them."""
     root = tmp_path_factory.mktemp("alone")
-    shutil.copytree(ROOT / "client", root / "client")
+    for room in ("client", "terminal", "batch_files"):
+        shutil.copytree(ROOT / room, root / room)
     (root / "client" / ".env").write_text("IP=127.0.0.1\n")
     return root
 
@@ -47,7 +48,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "folder"),
     points(2, (["client.py"], "client"), (["-m", "client.client"], "."), (["client/client.py"], ".")),
 )
-def test_it_starts_all_three_ways_with_nothing_but_its_folder(
+def test_it_starts_all_three_ways_without_the_server(
     command: list[str], folder: str, server: MockServer, alone: Path
 ) -> None:
     process = started([*command, "--burst", "--numsamples", "3"], alone / folder, server)
