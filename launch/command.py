@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from pathlib import Path
 
 import config as settings
@@ -19,7 +18,6 @@ import policies
 from config import Config
 from costs import mock
 from launch import banner, first_cases, preflight, speculate
-from scheduling.renamed import RenamedWarning
 from terminal.shell import printing
 
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
@@ -37,7 +35,6 @@ NO_POLICY = (
 
 def main(argv: list[str] | None = None) -> None:
     """Check the settings, find the model, and become the server."""
-    warnings.simplefilter("once", RenamedWarning)
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["doctor"]:
         argv = ["--doctor", *argv[1:]]

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from scheduling.renamed import FormerField
 from scheduling.sequence import Sequence
 
 
@@ -28,7 +27,6 @@ class Plan:
     joined: list[Sequence] = field(default_factory=list)
     paused: list[Sequence] = field(default_factory=list)  # running, but without tokens in this step
     preempted: list[Sequence] = field(default_factory=list)
-    displaced = FormerField("displaced", "preempted")
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
     drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all

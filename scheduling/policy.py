@@ -18,7 +18,6 @@ the order, so an `on_...` hook calls its `super()`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from math import inf
 from typing import Any, NamedTuple, TypeVar
@@ -28,7 +27,6 @@ from scheduling.draft_choice import DraftChoice
 from scheduling.iteration import Plan
 from scheduling.options import set_options
 from scheduling.pages import in_whole_pages
-from scheduling.renamed import FormerAttribute, FormerClaim, FormerField, RenamedWarning, adopt, with_former
 from scheduling.sequence import Sequence
 
 P = TypeVar("P", bound="Policy")
@@ -54,8 +52,6 @@ class Budget(NamedTuple):
         """Return what is left after one more sequence has taken a slot and its pages."""
         kv_tokens = self.kv_tokens - in_whole_pages(tokens, self.page_size)
         return Budget(self.slots - 1, kv_tokens, self.tokens, self.page_size)
-
-    holds, less = FormerField("holds", "fits"), FormerField("less", "minus")  # type: ignore[misc]  # not fields
 
 
 class Policy:
@@ -88,8 +84,7 @@ class Policy:
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # replaced by a scheduler with a prefix cache
         self.page_size = 1  # tokens of a KV page, set by such a scheduler
         in_order = type(self).order is Policy.order  # requests join from the head of a queue in order of arrival
-        claims = Claims(conserving=type(self).admit is Policy.admit, overtaking_tokens=0 if in_order else inf)
-        self.claims = with_former(claims, self)
+        self.claims = Claims(conserving=type(self).admit is Policy.admit, overtaking_tokens=0 if in_order else inf)
         set_options(self, options)
 
     def renew(self: P) -> P:
@@ -209,16 +204,6 @@ class Policy:
         """Note that a request left, waiting or running, without all its tokens."""
         self.on_finish(seq, now)
 
-    def __init_subclass__(cls, **more: object) -> None:
-        super().__init_subclass__(**more)
-        adopt(cls)
-
-    # Former names, for one more release.
-    displace, on_displace, obstacle, share = preempt, on_preempt, blocked_by, allocate_tokens
-    apart, displaces = FormerAttribute("separate_prefill"), FormerAttribute("preempts")
-    conserving, fair, patience, refuses = FormerClaim(), FormerClaim(), FormerClaim(), FormerClaim()
-    holds, overruns, heeds = FormerClaim(), FormerClaim(), FormerClaim()
-
 
 def _to_prompts(running: list[Sequence], left: int) -> list[int]:
     """Give all tokens to the prompts that are not computed yet, in the order of their admission."""
@@ -228,11 +213,3 @@ def _to_prompts(running: list[Sequence], left: int) -> list[int]:
         left -= count
         counts.append(count)
     return counts
-
-
-def __getattr__(name: str) -> type[Budget]:
-    """Return Budget by its former name; AttributeError for any other name."""
-    if name != "Room":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Room is now called Budget. Import scheduling.policy.Budget", RenamedWarning, stacklevel=2)
-    return Budget

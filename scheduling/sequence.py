@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from scheduling.renamed import FormerField
-
 State = Literal["waiting", "running", "held", "finished"]
 UNKNOWN_TOKEN = (1 << 32) - 1  # an answer's token where no model computes one; no prompt has it, so no prefix is found
 WAIT_REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window")
@@ -124,9 +122,6 @@ class Sequence:
         self.state = "waiting"
         if not self.output_ids:
             self.prompt_details.clear()
-
-    displaced, lost = FormerField("displaced", "preemptions"), FormerField("lost", "recompute_until")
-    has_moved_on = FormerField("has_moved_on", "has_progressed")
 
     def tokens(self, start: int, count: int) -> list[int]:
         """Return the token ids of positions start .. start + count."""

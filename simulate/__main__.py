@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
 from rich.console import Console
 
-from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import PolicyError
 from simulate.hook_limit import HookTimeout, limited
 from terminal.console import emit_json, say
@@ -53,7 +51,6 @@ def build_command(name: str) -> Command:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command: 0 on success, 1 when a bound or law was broken or a step failed, 2 for a wrong command line."""
-    warnings.simplefilter("once", RenamedWarning)
     argv = list(sys.argv[1:] if argv is None else argv)
     console = Console(stderr=True)
     try:
