@@ -17,6 +17,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
+from measured import MORE
 from served import Serve, serving
 from support import FakeModel
 
@@ -35,6 +36,13 @@ settings.register_profile(
 )
 settings.register_profile("quick", settings.get_profile("full"), max_examples=8)
 settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that need more data where there is none."""
+    if MORE is None:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("data")])
+        items[:] = [item for item in items if not item.get_closest_marker("data")]
 
 
 def pytest_configure() -> None:

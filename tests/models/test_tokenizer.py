@@ -14,6 +14,7 @@ import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import path_of
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -25,7 +26,6 @@ from models.text.tokenizer import Detokenizer, TextError, Tokenizer, load_tokeni
 from models.text.tokenizer_files import from_folder
 from models.text.vocabulary import of_ranks
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TEXT = (
     "First Citizen: we're 12 citizens, they'll say; I'd not!  Before we proceed any further,\n\n"
     "hear me speak. Größe, 東京 and 🙂🙂 cost 3.50 € \t each...\n"
@@ -34,10 +34,7 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def gpt2() -> Tokenizer:
-    path = SHARED / "gpt2.tiktoken"
-    if not path.is_file():
-        pytest.skip("GPT-2's ranks (shared/data/gpt2.tiktoken) are not beside this checkout")
-    return Tokenizer(of_ranks(ranks.from_file(path)))
+    return Tokenizer(of_ranks(ranks.from_file(path_of("gpt2.tiktoken"))))
 
 
 def train(folder: Path, specials: tuple[str, ...] = (ranks.EOT,)) -> Reference:
@@ -78,6 +75,7 @@ def resolved(**changes: Any) -> catalog.ResolvedModel:
     return catalog.replace(catalog.resolve("gpt2-medium", "dummy"), **changes)
 
 
+@pytest.mark.data
 def test_gpt2_has_its_known_ids(gpt2: Tokenizer) -> None:
     known = {
         "Hello world": [15496, 995],
@@ -93,8 +91,9 @@ def test_gpt2_has_its_known_ids(gpt2: Tokenizer) -> None:
     assert gpt2.token_bytes(220) == b" "
 
 
+@pytest.mark.data
 def test_all_of_shakespeare_survives_encoding_and_decoding(gpt2: Tokenizer) -> None:
-    text = (SHARED / "shakespeare.txt").read_text(encoding="utf-8")
+    text = path_of("shakespeare.txt").read_text(encoding="utf-8")
     ids = gpt2.encode(text)
     assert len(ids) == 338_025
     assert gpt2.decode(ids) == text

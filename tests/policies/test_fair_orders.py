@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from driver import Pool, Request, drive, made, order_of_admission, pools, requests, traces
 from hypothesis import given
 from hypothesis import strategies as st
+from measured import path_of
 
 from policies.orders import _fair, _predictions, vtc
 from scheduling.iteration import Plan
@@ -102,9 +102,7 @@ def profiled(prompt: int, output: int) -> float:
 
 
 def test_the_profiled_cost_is_the_fit_of_the_papers_profile() -> None:
-    path = Path(__file__).parents[3] / "shared" / "data" / "vtc" / "cost_profile.json"
-    if not path.is_file():
-        pytest.skip("shared/data/vtc/cost_profile.json is not beside the repository")
+    path = path_of("vtc/cost_profile.json")
     rows = [
         (int(p), int(n), 1000 * (prefill + decode))
         for p, by_output in json.loads(path.read_text()).items()

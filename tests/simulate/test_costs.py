@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured import path_of
 from support_simulate import make_scheduler, sequences
 
 from costs import cost as costs
@@ -16,8 +17,6 @@ from costs.steps import Step, decoding, prefilling, step_of
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 from simulate.simulator import simulate
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def seconds(name: str, step: Step, **options: float) -> float:
@@ -79,9 +78,7 @@ def test_memory_scales_what_bandwidth_bounds_alone() -> None:
 
 def vtc_profile() -> tuple[np.ndarray, np.ndarray]:
     """Return (rows, context, seconds) of each decode step and (tokens, prompts, seconds) of each prefill of the profile."""
-    path = SHARED / "vtc" / "cost_profile.json"
-    if not path.is_file():
-        pytest.skip("shared/data/vtc/cost_profile.json is not beside the repository")
+    path = path_of("vtc/cost_profile.json")
     decode, prefill = [], []
     for length, by_output in json.loads(path.read_text()).items():
         for output, (batch, pre, dec) in by_output.items():

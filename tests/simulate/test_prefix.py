@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from measured import path_of
 
 import policies
 from costs import published
@@ -17,14 +17,10 @@ from simulate import prefix
 from simulate.prefix import Recent, Trie, hits
 from simulate.simulator import simulate
 
-MOONCAKE = Path(__file__).parents[2].parent / "shared" / "data" / "mooncake_conversation_2000.jsonl"
-
 
 @cache
 def mooncake() -> list[list[int]]:
-    if not MOONCAKE.is_file():
-        pytest.skip("shared/data/mooncake_conversation_2000.jsonl is not beside the repository")
-    return prefix.read_blocks(MOONCAKE)
+    return prefix.read_blocks(path_of("mooncake_conversation_2000.jsonl"))
 
 
 def test_the_trace_has_its_blocks() -> None:

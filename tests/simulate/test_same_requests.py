@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measured import path_of
 from points import points
 
 from client.client import read_settings
@@ -22,7 +23,6 @@ from models.text.tokenizer_files import from_folder
 from simulate.__main__ import main
 
 NUM = 40
-GPT2 = Path(__file__).parents[2].parent / "shared" / "data" / "gpt2.tiktoken"
 TRACE = (
     '{"at": 0.5, "prompt_tokens": 30, "num_tokens": 9}\n{"at": 2, "prompt": "we come to the king", "num_tokens": 4}\n'
 )
@@ -31,8 +31,8 @@ BLOCKS = '{"timestamp": 3, "input_length": 600, "output_length": 5, "hash_ids": 
 
 @cache
 def tokenizers() -> list[Any]:
-    """Return bard's tokenizer, and GPT-2's where it is."""
-    return [Tokenizer(from_folder(BARD)), *([ranks.from_file(GPT2)] if GPT2.is_file() else [])]
+    """Return bard's tokenizer, and what of GPT-2's splits words of the plays: its ids are others, but equally many."""
+    return [Tokenizer(from_folder(BARD)), ranks.from_file(path_of("gpt2_words.tiktoken"))]
 
 
 def sent(*flags: str) -> list[Planned]:
@@ -136,7 +136,6 @@ def test_prompts_share_as_many_tokens_as_the_simulator_has_them_share(spec: str)
                 assert common(ids[a], ids[b]) == common(corpus.split(texts[a]), corpus.split(texts[b]))
 
 
-@pytest.mark.skipif(not GPT2.is_file(), reason="shared/data/gpt2.tiktoken is not beside the repository")
 def test_every_word_of_the_plays_is_one_token() -> None:
     lines = corpus.FILE.read_text().splitlines()
     for tokenizer in tokenizers():

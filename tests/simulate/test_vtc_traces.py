@@ -12,10 +12,10 @@ those of `VTC proportional` in the same cycle, on the same machine.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from measured import more_data, path_of
 from points import points
 from support_simulate import make_scheduler
 
@@ -24,18 +24,18 @@ from costs.cost import Host
 from simulate import workloads
 from simulate.simulator import Run, simulate
 
-VTC = Path(__file__).parents[2].parent / "shared" / "data" / "vtc"
-SUITES = ("proportional", "overload", "overload-multi", "poisson_short_long", "real")
-RUNS = points(1, *(f"{order}__{suite}" for suite in SUITES for order in ("VTC", "FCFS")))
+ORDERS, SUITES = ("VTC", "FCFS"), ("overload", "overload-multi", "poisson_short_long", "real")
+RUNS = [
+    *points(1, "VTC__proportional", "FCFS__proportional"),
+    *more_data(*(f"{o}__{s}" for s in SUITES for o in ORDERS)),
+]
 TOKEN, PREFILL = 0.14e-3, 20e-3
 PARTICULARS = {"pool": 10_000, "per_client": 32, "batch_max_tokens": 3072, "max_wait": 10}
-
-pytestmark = pytest.mark.skipif(not VTC.is_dir(), reason="shared/data/vtc is not beside the repository")
 
 
 @cache
 def measured(name: str) -> dict[str, np.ndarray]:
-    table = np.genfromtxt(VTC / f"{name}.csv", delimiter=",", names=True)
+    table = np.genfromtxt(path_of(f"vtc/{name}.csv"), delimiter=",", names=True)
     return {key: table[key] for key in table.dtype.names}
 
 
@@ -44,7 +44,7 @@ def replayed(name: str, fitted: bool = True) -> Run:
     policy = "lightllm+vtc" if name.startswith("VTC") else "lightllm"
     more = {"count_twice": True} if name.startswith("VTC") else {}
     scheduler = make_scheduler(policy, 1000, **PARTICULARS, **more)
-    trace = workloads.read(VTC / f"{name}.csv").sequences()
+    trace = workloads.read(path_of(f"vtc/{name}.csv")).sequences()
     for seq in trace:
         seq.prompt_ids = [0] * (len(seq.prompt_ids) + 1)  # the start of text
     cost = published.make("vtc-a10g", {"start": PREFILL} if fitted else {})
@@ -99,7 +99,7 @@ def test_mean_and_p99_latency_are_met(name: str) -> None:
     assert abs(p99) <= bound, p99
 
 
-@pytest.mark.parametrize("name", points(1, "FCFS__overload", "VTC__overload", "FCFS__real"))
+@pytest.mark.parametrize("name", more_data("FCFS__overload", "VTC__overload", "FCFS__real"))
 @pytest.mark.full
 def test_without_the_overheads_of_the_host_a_run_looks_too_fast(name: str) -> None:
     span, mean, _, _ = errors(name, fitted=False)
@@ -107,7 +107,7 @@ def test_without_the_overheads_of_the_host_a_run_looks_too_fast(name: str) -> No
     assert mean < errors(name)[1] - 0.08
 
 
-@pytest.mark.parametrize("name", points(1, "FCFS__overload", "VTC__overload", "FCFS__poisson_short_long"))
+@pytest.mark.parametrize("name", more_data("FCFS__overload", "VTC__overload", "FCFS__poisson_short_long"))
 @pytest.mark.full
 def test_the_shares_of_two_clients_are_met(name: str) -> None:
     ours, theirs = service(name, simulated=True)[0], service(name, simulated=False)[0]
@@ -115,12 +115,13 @@ def test_the_shares_of_two_clients_are_met(name: str) -> None:
     assert abs(theirs[0] - theirs[1]) < 0.02 or np.argmax(ours) == np.argmax(theirs)
 
 
-@pytest.mark.parametrize("name", points(0, "VTC__overload", "VTC__overload-multi", "VTC__poisson_short_long"))
+@pytest.mark.parametrize("name", more_data("VTC__overload", "VTC__overload-multi", "VTC__poisson_short_long"))
 def test_the_largest_gap_in_service_under_vtc_is_that_of_the_server(name: str) -> None:
     ours, theirs = service(name, simulated=True)[1], service(name, simulated=False)[1]
     assert ours == pytest.approx(theirs, rel=0.3)
 
 
 @pytest.mark.full
+@pytest.mark.data
 def test_vtc_is_fairer_than_fcfs_in_overload() -> None:
     assert service("VTC__overload", True)[1] < service("FCFS__overload", True)[1] / 5
