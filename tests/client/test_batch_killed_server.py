@@ -9,9 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from shared_prefixes import drawn
 from support import ROOT, Server, clean_environment, kill, wait_until
-
-from benchmarks.prefix_tree import drawn
 
 pytestmark = [pytest.mark.process, pytest.mark.full]
 

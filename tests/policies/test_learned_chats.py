@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
+import learned_chats as learned
 import pytest
-
-from benchmarks import learned
 
 
 @pytest.mark.full

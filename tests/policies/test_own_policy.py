@@ -11,7 +11,6 @@ from support import ROOT
 
 import policies
 from batching import BatchingManager, Inference
-from benchmarks.mock import measure
 from costs.mock import MockModel
 from costs.published import Constant
 from scheduling.iteration import Iteration
@@ -78,12 +77,6 @@ def test_it_decides_the_same_in_the_server_and_in_the_simulator(four: str) -> No
     lengths = [asked()[int(id)][1] for _, joined, _ in found for id in joined]
     assert lengths == sorted(lengths)  # the shortest first
     assert found != simulated("dynamic")
-
-
-def test_the_loops_own_time_is_measured_on_a_model_that_takes_none() -> None:
-    row = measure("dynamic", 4, 30)
-    assert (row["policy"], row["running"], row["steps"]) == ("dynamic", 4, 28)
-    assert 0 < row["median_us"] <= row["p99_us"]
 
 
 @pytest.mark.parametrize(

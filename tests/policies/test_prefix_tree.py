@@ -6,9 +6,9 @@ import random
 
 import pytest
 from driver import drive, made, order_of_admission, requests
+from shared_prefixes import PAGE, drawn, least
 
 import policies
-from benchmarks.prefix_tree import PAGE, drawn, least
 from costs.cost import Affine
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler

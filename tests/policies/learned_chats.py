@@ -1,26 +1,18 @@
-"""Measure what learned lengths gain: the mean latency, where first come, first served is 0 and the true lengths are 1.
+"""The chats of the client with a model's answer lengths, served by simulation with predicted lengths.
 
-    python -m benchmarks.learned --json benchmarks/results/learned.json
-
-The requests are the chats of the client (`--workload chat`), simulated with the lengths of a model's answers (--lengths).
-There are 324 messages, which repeat if there are more requests. The rate is --load times what `dynamic` serves when all
-arrive at once. Three drifts try to make predictions harmful: long and short answers trade places halfway, or every hundred
-requests, or lengths are independent of prompts. The figures are means over --seeds, of which some were used to choose
-constants. They are the same on every machine.
+There are 324 messages, which repeat if there are more requests. Three drifts try to make predictions harmful: long and
+short answers trade places halfway, or every hundred requests, or lengths are independent of prompts.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
-from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks import report
 from client.workloads import catalog, corpus, messages
 from client.workloads.arrivals import Arrivals
 from costs.published import MODELS
@@ -30,8 +22,8 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.simulator import simulate
 
-LENGTHS = Path(__file__).parent / "results" / "chats-smollm2.json"
-COST, SLOTS, FIRST_SEED, WINDOWS = MODELS["oracle-a"], 8, 100, 12
+LENGTHS = Path(__file__).parents[2] / "benchmarks" / "results" / "chats-smollm2.json"
+COST, SLOTS, WINDOWS = MODELS["oracle-a"], 8, 12
 Pairs = list[tuple[float, int]]  # predicted and real lengths
 DRIFTS: dict[str, Callable[[int, int], bool]] = {  # whether a request of so many is turned round
     "none": lambda i, n: False,
@@ -114,29 +106,3 @@ def summary(every: list[dict[str, Any]]) -> dict[str, Any]:
         row[f"gain{half}"] = (first - learned) / (first - oracle)
     row["worst"] = max(one["learned"] / one["first come"] - 1 for one in every)
     return row | {"accuracies": [mean(column) for column in zip(*(one["accuracies"] for one in every))]}
-
-
-def main() -> None:
-    """Print the gains, and write them to the file of --json."""
-    parser = report.parser("learned", __doc__)
-    parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a JSON file with the lengths of all openings")
-    parser.add_argument("--policy", default="dynamic+sjf", help="loop and order to test")
-    parser.add_argument("--drifts", nargs="+", default=[*DRIFTS], choices=DRIFTS, help="changes of the lengths to test")
-    parser.add_argument("--numsamples", type=int, default=972, help="number of requests")
-    parser.add_argument("--load", type=float, default=0.9, help="rate, as a share of what dynamic serves")
-    parser.add_argument("--seeds", type=int, default=4, help="number of seeds")
-    args = parser.parse_args()
-    known = json.loads(args.lengths.read_text())
-    chats = known["lengths"], known["limit"], args.numsamples
-    rate = args.load * capacity(*chats)
-    rows = {
-        drift: summary([
-            compare(args.policy, partial(requests, *chats, rate, FIRST_SEED + seed, drift)) for seed in range(args.seeds)
-        ])
-        for drift in args.drifts
-    }  # fmt: skip
-    report.finish("learned", {"rate": rate, "drifts": rows}, args.json)
-
-
-if __name__ == "__main__":
-    main()
