@@ -38,9 +38,11 @@ from api.dialects import batches, chat, native, openai, tgi, tokens
 from api.hooks import admission, auth, cors, middleware
 from api.http import errors
 from api.http.deferral import App
-from api.in_process import InProcess
+from api.in_process import InProcess, read_line
 from api.pages import dashboard, docs, events, lab
+from api.schemas import body
 from api.service import Engine, Service
+from batch_files.lines import Limits
 from batch_files.runner import Runner
 from batch_files.store import Store
 from config import Config
@@ -125,6 +127,7 @@ def batch_runner(app: App, service: Service) -> Runner:
         Store(Path(config.batch_folder)),
         InProcess(app, service),
         max_lines=config.batch_lines,
+        lines=Limits(body.LIMIT, read_line),
         retention=config.batch_retention * 3600,
         is_ready=lambda: service.status()[0] == "ok" and not service.draining,
         width=config.batch_width,

@@ -14,12 +14,22 @@ from typing import Any
 from werkzeug.test import EnvironBuilder
 
 from api.http.deferral import App, Exchange
+from api.http.errors import ApiError
 from api.http.owner import BACKGROUND
+from api.schemas import body
 from api.service import Service
-from batch_files.lines import Line
+from batch_files.lines import EXAMPLE, Line
 from batch_files.runner import Done
 
 THREADS = 4  # that tokenize, or write an answer too large for the thread that sends all others
+
+
+def read_line(data: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line, counted before it is built as every body is; raise ValueError."""
+    try:
+        return body.parse(data, EXAMPLE)
+    except ApiError as error:
+        raise ValueError(str(error)) from None
 
 
 class InProcess:

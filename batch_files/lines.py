@@ -6,17 +6,19 @@ Both the client and the server read batches with it.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import uuid
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, BinaryIO
 
 MAX_LINE = 32 << 20  # bytes
+BLOCK = 1 << 20  # bytes that are counted at once
 LONGEST_ID = 512
 EXAMPLE = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}'
 
@@ -45,27 +47,56 @@ class ForeignFile(ValueError):
     """A file of answers has a line that is not one; the arguments are the file's name and the number of the line."""
 
 
-def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _continue() -> None:
+    """Let a long loop go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How lines are read: the most bytes of one, what parses it (raising ValueError), and a call before each that may raise."""
+
+    longest: int = MAX_LINE
+    parse: Callable[[bytes], Any] = json.loads
+    check: Callable[[], None] = _continue
+
+
+def count_lines(file: BinaryIO, most: int, check: Callable[[], None] = _continue) -> int:
+    """Return the number of lines, blank ones too, or a larger number than `most` as soon as there are more."""
+    file.seek(0)
+    lines, last = 0, b"\n"
+    while lines <= most and (data := file.read(BLOCK)):
+        check()
+        lines += data.count(b"\n")
+        last = data[-1:]
+    return lines + (last != b"\n")
+
+
+def numbered(file: BinaryIO, limits: Limits) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not blank, with their numbers; of one that is too long, only its beginning."""
     number = 0
-    while data := file.readline(MAX_LINE + 1):
+    while data := file.readline(limits.longest + 1):
         number += 1
+        limits.check()
         more = data
-        while len(more) > MAX_LINE and not more.endswith(b"\n"):
-            more = file.readline(MAX_LINE + 1)
+        while len(more) > limits.longest and not more.endswith(b"\n"):
+            more = file.readline(limits.longest + 1)
+        if number == 1:
+            data = data.removeprefix(codecs.BOM_UTF8)
         if data.strip():
             yield number, data
 
 
-def parse(number: int, data: bytes, endpoint: str = "") -> Line:
+def parse(number: int, data: bytes, endpoint: str, limits: Limits) -> Line:
     """Return the request of a line, for `endpoint` if there is one; raise BadLine."""
-    if len(data) > MAX_LINE:
-        raise BadLine(number, "line_too_long", f"more than {MAX_LINE:,} bytes. Shorten the request")
+    if len(data) > limits.longest:
+        raise BadLine(number, "line_too_long", f"more than {limits.longest:,} bytes. Shorten the request")
     try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        reason = str(error)[:200] if isinstance(error, ValueError) else "nested too deeply"
+        fields = limits.parse(data)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise BadLine(number, "invalid_json_line", f"invalid JSON ({reason}). Use a line such as {EXAMPLE}") from None
+    except ValueError as error:
+        raise BadLine(number, "invalid_json_line", str(error)) from None
     if not isinstance(fields, dict):
         raise BadLine(number, "invalid_json_line", f"not a JSON object. Use a line such as {EXAMPLE}")
     custom_id = fields.get("custom_id")
@@ -121,11 +152,14 @@ class Pending:
     two lines share one, the ids themselves are compared. Later lines with the same id are bad lines.
     """
 
-    def __init__(self, file: BinaryIO, answers: Iterable[BinaryIO], endpoint: str = "") -> None:
+    def __init__(
+        self, file: BinaryIO, answers: Iterable[BinaryIO], endpoint: str = "", limits: Limits | None = None
+    ) -> None:
         self._file = file
         self._endpoint = endpoint
+        self._limits = limits or Limits()
         file.seek(0)
-        hashes = _sorted(array("Q", (_hash(key_of(number, data, endpoint)) for number, data in numbered(file))))
+        hashes = _sorted(array("Q", (_hash(self._key_of(*each)) for each in numbered(file, self._limits))))
         self.total = len(hashes)
         self._shared = {one for one, other in pairwise(hashes) if one == other}
         del hashes
@@ -143,9 +177,9 @@ class Pending:
         """Yield each line without an answer, or what is wrong with it."""
         self._file.seek(0)
         seen: set[str] = set()
-        for number, data in numbered(self._file):
+        for number, data in numbered(self._file, self._limits):
             try:
-                line = parse(number, data, self._endpoint)
+                line = parse(number, data, self._endpoint, self._limits)
                 if _hash(line.custom_id) in self._shared:
                     if line.custom_id in seen:
                         reason = f"the custom_id {line.custom_id[:80]!r} is that of an earlier line. Give each its own"
@@ -156,6 +190,13 @@ class Pending:
             except BadLine as bad:
                 if not self._is_done(bad_key(number)):
                     yield bad
+
+    def _key_of(self, number: int, data: bytes) -> str:
+        """Return the id of a line, or what stands for a bad one."""
+        try:
+            return parse(number, data, self._endpoint, self._limits).custom_id
+        except BadLine:
+            return bad_key(number)
 
     def _is_done(self, key: str) -> bool:
         hashed = _hash(key)
@@ -168,14 +209,6 @@ class Pending:
 def bad_key(number: int) -> str:
     """Return what stands for a bad line: its number, after a character that no id of a good line begins with."""
     return f"\0{number}"
-
-
-def key_of(number: int, data: bytes, endpoint: str) -> str:
-    """Return the id of a line, or what stands for a bad one."""
-    try:
-        return parse(number, data, endpoint).custom_id
-    except BadLine:
-        return bad_key(number)
 
 
 def answered_keys(file: BinaryIO) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Computes batches, one after the other, a bounded number of lines at a time.
+"""Computes batches, in turn for each owner, a bounded number of lines at a time.
 
 An answer is appended to a file when it is there, so that a process that continues after a kill finds what has no answer
 yet. It must not know HTTP, or how a line is computed.
@@ -10,14 +10,16 @@ import fcntl
 import json
 import logging
 import queue
+import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol
 
-from batch_files.lines import BadLine, Line, Pending, answer, expired, failed
+from batch_files.lines import BadLine, Limits, Line, Pending, answer, count_lines, expired, failed
 from batch_files.output import LineFile
 from batch_files.store import Row, Store
 
@@ -27,7 +29,10 @@ POLL_SECONDS = 0.5
 DISK_SECONDS = 5.0  # before an answer that did not fit on the disk is written again
 RETRY_SECONDS = 1.0
 PURGE_SECONDS = 600.0
+TURN_SECONDS = 5.0  # of a batch while another owner has one too
+MOST_PAUSED = 8  # batches whose files stay open until their next turn
 MOST_ERRORS = 100  # that a batch that failed lists
+PAUSED = "paused"
 Done = Callable[[int, str, bytes], None]
 
 
@@ -45,22 +50,38 @@ class Job:
     row: Row
     answered: LineFile
     errors: LineFile
-    completed: int
-    failed: int
+    completed: int = 0
+    failed: int = 0
+    lines: Iterator[Line | BadLine] = field(default_factory=lambda: iter(()))
     open: dict[int, Line] = field(default_factory=dict)
     again: deque[tuple[float, Line]] = field(default_factory=deque)  # when, and which
     results: queue.SimpleQueue[tuple[int, int, str, bytes]] = field(default_factory=queue.SimpleQueue)
     counted_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.completed, self.failed = self.answered.lines(), self.errors.lines()
+
+    def close(self) -> None:
+        """Write the answers to the disk."""
+        try:
+            self.answered.close()
+        finally:
+            self.errors.close()
 
     @property
     def id(self) -> str:
         return str(self.row["id"])
 
 
+class _Over(Exception):
+    """The batch, or the process, ends while its lines are read."""
+
+
 class Runner:
     """The thread that computes the batches of a store with at most `width` lines at once, while `is_ready()`.
 
-    `max_lines` bounds the lines of a batch; `retention` is for how many seconds files and ended batches are kept.
+    `max_lines` bounds the lines of a batch, which are read by `lines`; `retention` is for how many seconds files and ended
+    batches are kept. Owners with open batches take turns.
     """
 
     def __init__(
@@ -69,6 +90,7 @@ class Runner:
         sender: Sender,
         *,
         max_lines: int,
+        lines: Limits,
         retention: float,
         is_ready: Callable[[], bool],
         width: int,
@@ -78,6 +100,7 @@ class Runner:
         self.failed = 0
         self._sender = sender
         self._max_lines = max_lines
+        self._line_limits = lines
         self._retention = retention
         self._is_ready = is_ready
         self._width = width
@@ -85,6 +108,8 @@ class Runner:
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._purged_at = 0.0
+        self._served: dict[str, float] = {}  # when each owner's last turn ended
+        self._paused: dict[str, Job] = {}
 
     def start(self) -> None:
         """Start the thread, once."""
@@ -110,9 +135,15 @@ class Runner:
             while not self._is_stopping:
                 try:
                     self._turn()
+                except (OSError, sqlite3.Error) as error:
+                    log.error("cannot use --batch-folder: %s. Free space there, or make it writable", error)
+                    self._pause(DISK_SECONDS)
                 except Exception:  # the next turn continues with what is on the disk
                     log.exception("the computation of a batch failed and is tried again")
                     self._pause(DISK_SECONDS)
+            for job in self._paused.values():
+                with suppress(OSError):
+                    job.close()
 
     def _take(self, lock: Any) -> bool:
         """Wait until no other process computes the batches of this folder, as one that drains does."""
@@ -129,84 +160,136 @@ class Runner:
         self._wake.clear()
 
     def _turn(self) -> None:
+        """Compute the next batch for a while: to its end, unless another owner has one too."""
         if time.monotonic() - self._purged_at > PURGE_SECONDS or not self._purged_at:
             self._purged_at = time.monotonic()
             self.store.purge(int(self.store.now() - self._retention))
-        batch = self.store.next_batch()
-        if batch is None or not self._is_ready():
+        waiting = self.store.next_batches()
+        if not waiting or not self._is_ready():
             self._pause(POLL_SECONDS)
             return
+        self._served = {batch["owner"]: self._served.get(batch["owner"], 0.0) for batch in waiting}
+        batch = min(waiting, key=lambda one: self._served[one["owner"]])  # the oldest, where none was served yet
         try:
-            file = self.store.path(batch["input_file_id"]).open("rb")
-        except FileNotFoundError:
-            self._fail(batch, 0, [_problem("missing_file", "the input file is gone")])
-            return
-        with file:
-            if batch["status"] != "validating" or self._validate(batch, file):
-                self._compute(batch, file)
+            self._compute(batch)
+        except _Over:
+            pass  # the next turn sees what ended it
+        finally:
+            self._served[batch["owner"]] = time.monotonic()
+
+    def _compute(self, batch: Row) -> None:
+        """Go on with a batch until it ends, or until the turn of another owner."""
+        job = self._paused.pop(batch["id"], None)
+        if job is None:
+            try:
+                file = self.store.path(batch["input_file_id"]).open("rb")
+            except FileNotFoundError:
+                self._fail(batch, 0, [_problem("missing_file", "the input file is gone")])
+                return
+            with file:
+                if batch["status"] == "validating" and not self._validate(batch, file):
+                    return
+            answered = LineFile(self.store.path(batch["output_id"]))
+            job = Job(batch, answered, LineFile(self.store.path(batch["error_id"])))
+            job.lines = self._unanswered(job)
+        ended = None
+        try:
+            ended = self._send_all(job)
+            if ended == "expired":
+                self._expire(job)
+        finally:
+            for number in job.open:
+                self._sender.cancel(_request_id(job.id, number))
+            if ended != PAUSED:
+                job.close()
+        if ended == PAUSED:
+            self._paused[job.id] = job
+            if len(self._paused) > MOST_PAUSED:
+                self._paused.pop(next(iter(self._paused))).close()
+        elif ended is not None:
+            if ended == "completed":
+                self.store.move(job.id, "finalizing")
+            self.store.count(job.id, job.completed, job.failed)
+            self.store.end(batch, ended)
 
     def _validate(self, batch: Row, file: BinaryIO) -> bool:
         """Count the lines of a batch; end it if none of them can be computed."""
-        total = 0
+        limits = self._limits(batch)
         bad: list[BadLine] = []
-        for one in Pending(file, [], batch["endpoint"]):
-            total += 1
-            if isinstance(one, BadLine) and len(bad) <= MOST_ERRORS:
-                bad.append(one)
-        problems = [_problem(one.code, str(one), one.number) for one in bad[:MOST_ERRORS]]
-        if total > self._max_lines:
-            message = f"the file has {total:,} lines, but a batch has at most {self._max_lines:,}. Split the file"
+        total = 0
+        if count_lines(file, self._max_lines, limits.check) > self._max_lines:
+            message = f"the file has more than {self._max_lines:,} lines, which is the most of a batch. Split the file"
             problems = [_problem("too_many_lines", message)]
-        elif total == 0:
-            problems = [_problem("empty_file", "the file has no lines")]
-        elif len(bad) < total:
-            return self.store.move(batch["id"], "in_progress", total=total)
+        else:
+            for one in Pending(file, [], batch["endpoint"], limits):
+                total += 1
+                if isinstance(one, BadLine) and len(bad) <= MOST_ERRORS:
+                    bad.append(one)
+            problems = [_problem(one.code, str(one), one.number) for one in bad[:MOST_ERRORS]]
+            if total == 0:
+                problems = [_problem("empty_file", "the file has no lines")]
+            elif len(bad) < total:
+                return self.store.move(batch["id"], "in_progress", total=total)
         self._fail(batch, total, problems)
         return False
+
+    def _limits(self, batch: Row) -> Limits:
+        """Return how the lines of a batch are read: until it is cancelled, which is looked up now and then."""
+        looked = time.monotonic()
+
+        def check() -> None:
+            nonlocal looked
+            if self._is_stopping:
+                raise _Over
+            if time.monotonic() - looked > POLL_SECONDS:
+                looked = time.monotonic()
+                if self._is_cancelled(batch):
+                    raise _Over
+
+        return replace(self._line_limits, check=check)
+
+    def _is_cancelled(self, batch: Row) -> bool:
+        return self.store.status(batch["id"]) in ("cancelling", "cancelled")
+
+    def _is_over(self, batch: Row) -> str | None:
+        """Return how a batch ended meanwhile, None if it goes on."""
+        if self._is_cancelled(batch):
+            return "cancelled"
+        return "expired" if self.store.now() >= batch["expires_at"] else None
+
+    def _unanswered(self, job: Job) -> Iterator[Line | BadLine]:
+        """Yield the lines of a batch that have no answer yet; end early when it is cancelled."""
+        with suppress(_Over), self.store.path(job.row["input_file_id"]).open("rb") as file:
+            yield from _pending(job, file, self._limits(job.row))
 
     def _fail(self, batch: Row, total: int, problems: list[dict[str, Any]]) -> None:
         errors = json.dumps({"object": "list", "data": problems})
         self.store.move(batch["id"], "failed", total=total, errors=errors)
 
-    def _compute(self, batch: Row, file: BinaryIO) -> None:
-        with (
-            LineFile(self.store.path(batch["output_id"])) as answered,
-            LineFile(self.store.path(batch["error_id"])) as errors,
-        ):
-            job = Job(batch, answered, errors, answered.lines(), errors.lines())
-            ended = self._send_all(job, iter(_pending(job, file)))
-            for number in job.open:
-                self._sender.cancel(_request_id(job.id, number))
-            if ended is None:
-                return
-            if ended == "expired":
-                self._expire(job, _pending(job, file))
-        if ended == "completed":
-            self.store.move(job.id, "finalizing")
-        self.store.count(job.id, job.completed, job.failed)
-        self.store.end(batch, ended)
-
-    def _send_all(self, job: Job, lines: Iterator[Line | BadLine]) -> str | None:
-        """Send lines until all have answers; return how the batch ended, or None if the process does."""
+    def _send_all(self, job: Job) -> str | None:
+        """Send lines until all have answers; return how the batch ended, PAUSED, or None if the process ends."""
+        turn_ends, has_sent = time.monotonic() + TURN_SECONDS, False
         while not self._is_stopping:
-            status = self.store.status(job.id)
-            if status in ("cancelling", "cancelled"):
-                return "cancelled"
-            if self.store.now() >= job.row["expires_at"]:
-                return "expired"
-            while len(job.open) < self._width and not self._is_stopping:
+            if ended := self._is_over(job.row):
+                return ended
+            is_our_turn = not has_sent or time.monotonic() < turn_ends or len(self.store.next_batches()) < 2
+            while is_our_turn and len(job.open) < self._width and not self._is_stopping:
                 if job.again and job.again[0][0] <= time.monotonic():
                     self._send(job, job.again.popleft()[1])
                     continue
-                line = next(lines, None)
+                line = next(job.lines, None)
                 if line is None:
                     break
                 if isinstance(line, BadLine):
                     self._keep(job, failed(line), is_error=True)
                 else:
                     self._send(job, line)
-            if not job.open and not job.again:
-                return "completed"
+            has_sent = True
+            if not job.open:
+                if not is_our_turn:
+                    return PAUSED
+                if not job.again and not self._is_stopping:
+                    return self._is_over(job.row) or "completed"
             self._receive(job)
         return None
 
@@ -254,16 +337,17 @@ class Runner:
             job.counted_at = time.monotonic()
             self.store.count(job.id, job.completed, job.failed)
 
-    def _expire(self, job: Job, pending: Pending) -> None:
+    def _expire(self, job: Job) -> None:
         """Write an error for each line that was not computed in time."""
-        for line in pending:
-            self._keep(job, failed(line) if isinstance(line, BadLine) else expired(line), is_error=True)
+        with self.store.path(job.row["input_file_id"]).open("rb") as file:
+            for line in _pending(job, file, self._line_limits):
+                self._keep(job, failed(line) if isinstance(line, BadLine) else expired(line), is_error=True)
 
 
-def _pending(job: Job, file: BinaryIO) -> Pending:
+def _pending(job: Job, file: BinaryIO, limits: Limits) -> Pending:
     """Return the lines of a batch that have no answer yet."""
     with job.answered.reader() as answered, job.errors.reader() as errors:
-        return Pending(file, [answered, errors], job.row["endpoint"])
+        return Pending(file, [answered, errors], job.row["endpoint"], limits)
 
 
 def _problem(code: str, message: str, line: int | None = None) -> dict[str, Any]:

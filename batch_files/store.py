@@ -23,16 +23,19 @@ STATUSES = (*OPEN, "completed", "failed", "expired", "cancelled")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, filename TEXT NOT NULL,
-    purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL);
+    purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER);
 CREATE TABLE IF NOT EXISTS batches (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL,
     input_file_id TEXT NOT NULL, endpoint TEXT NOT NULL, completion_window TEXT NOT NULL, metadata TEXT, status TEXT NOT NULL,
     output_id TEXT NOT NULL, error_id TEXT NOT NULL, output_file_id TEXT, error_file_id TEXT, errors TEXT,
     total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
-    created_at INTEGER NOT NULL, in_progress_at INTEGER, expires_at INTEGER NOT NULL, finalizing_at INTEGER,
+    output_seconds INTEGER, created_at INTEGER NOT NULL, in_progress_at INTEGER, expires_at INTEGER NOT NULL, finalizing_at INTEGER,
     completed_at INTEGER, failed_at INTEGER, expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER);
 CREATE INDEX IF NOT EXISTS open_batches ON batches (status, number);
 """
+
+
+CURRENT = "AND (expires_at IS NULL OR expires_at > :now) "  # files
 
 
 class InUse(Exception):
@@ -53,6 +56,9 @@ class Store:
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.executescript(SCHEMA)
+        for table, column in (("files", "expires_at"), ("batches", "output_seconds")):  # a folder of an earlier version
+            with suppress(sqlite3.OperationalError):
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} INTEGER")
 
     def close(self) -> None:
         """Close the database."""
@@ -85,22 +91,27 @@ class Store:
                 raise
             return changed
 
-    def add_file(self, content: Path, owner: str, filename: str, purpose: str) -> Row:
-        """Take over a file, which is moved; return its row."""
+    def add_file(self, content: Path, owner: str, filename: str, purpose: str, seconds: int | None = None) -> Row:
+        """Take over a file, which is moved, and kept for so many seconds if there is a number; return its row."""
         id = f"file-{uuid.uuid4().hex}"
         size = content.stat().st_size
         os.replace(content, self.path(id))
-        self._change(_insert_file(id, owner, filename, purpose, size, self.now()))
+        try:
+            self._change(_insert_file(id, owner, filename, purpose, size, self.now(), seconds))
+        except sqlite3.Error:
+            self.path(id).unlink(missing_ok=True)
+            raise
         return self.file(id, owner) or {}
 
     def file(self, id: str, owner: str) -> Row | None:
-        """Return an owner's file, or None."""
-        return next(iter(self._all("SELECT * FROM files WHERE id = ? AND owner = ?", (id, owner))), None)
+        """Return an owner's file that has not expired, or None."""
+        query = f"SELECT * FROM files WHERE id = :id AND owner = :owner {CURRENT}"
+        return next(iter(self._all(query, {"id": id, "owner": owner, "now": self.now()})), None)
 
     def files(self, owner: str, after: str, limit: int, newest_first: bool, purpose: str = "") -> list[Row]:
         """Return an owner's files after the one with the id `after`, at most `limit`."""
-        where = "AND purpose = :purpose " if purpose else ""
-        return self._page("files", owner, after, limit, newest_first, where, purpose=purpose)
+        where = CURRENT + ("AND purpose = :purpose " if purpose else "")
+        return self._page("files", owner, after, limit, newest_first, where, purpose=purpose, now=self.now())
 
     def batches(self, owner: str, after: str, limit: int) -> list[Row]:
         """Return an owner's batches after the one with the id `after`, the newest first, at most `limit`."""
@@ -127,14 +138,22 @@ class Store:
         self.path(id).unlink(missing_ok=True)
         return True
 
-    def add_batch(self, owner: str, file: str, endpoint: str, hours: int, metadata: Mapping[str, str] | None) -> Row:
-        """Add a batch that is to be validated; return its row."""
+    def add_batch(
+        self,
+        owner: str,
+        file: str,
+        endpoint: str,
+        hours: int,
+        metadata: Mapping[str, str] | None,
+        output_seconds: int | None = None,
+    ) -> Row:
+        """Add a batch that is to be validated, whose answers are kept for a number of seconds; return its row."""
         id, now = f"batch_{uuid.uuid4().hex}", self.now()
         row = {
             "id": id, "owner": owner, "input_file_id": file, "endpoint": endpoint, "completion_window": f"{hours}h",
             "metadata": None if metadata is None else json.dumps(metadata), "status": "validating",
             "output_id": f"file-{uuid.uuid4().hex}", "error_id": f"file-{uuid.uuid4().hex}", "created_at": now,
-            "expires_at": now + hours * 3600,
+            "expires_at": now + hours * 3600, "output_seconds": output_seconds,
         }  # fmt: skip
         names = ", ".join(row)
         self._change((f"INSERT INTO batches ({names}) VALUES ({', '.join(f':{name}' for name in row)})", row))
@@ -144,11 +163,17 @@ class Store:
         """Return an owner's batch, or None."""
         return next(iter(self._all("SELECT * FROM batches WHERE id = ? AND owner = ?", (id, owner))), None)
 
-    def next_batch(self) -> Row | None:
-        """Return the oldest batch that has not ended, or None."""
+    def next_batches(self) -> list[Row]:
+        """Return the oldest batch of each owner that has not ended, the oldest first."""
         states = ", ".join("?" * len(OPEN))
-        query = f"SELECT * FROM batches WHERE status IN ({states}) ORDER BY number LIMIT 1"
-        return next(iter(self._all(query, OPEN)), None)
+        oldest = f"SELECT min(number) FROM batches WHERE status IN ({states}) GROUP BY owner"
+        return self._all(f"SELECT * FROM batches WHERE number IN ({oldest}) ORDER BY number", OPEN)
+
+    def open_batches(self, owner: str) -> int:
+        """Return how many batches of an owner have not ended."""
+        states = ", ".join("?" * len(OPEN))
+        query = f"SELECT count(*) AS n FROM batches WHERE owner = ? AND status IN ({states})"
+        return int(self._all(query, (owner, *OPEN))[0]["n"])
 
     def status(self, id: str) -> str:
         """Return the status of a batch; a batch that is gone is cancelled."""
@@ -184,9 +209,8 @@ class Store:
             columns[kind] = id if has_lines else None
             if has_lines:
                 name = f"{batch['id']}_{kind}.jsonl"
-                statements.append(
-                    _insert_file(id, batch["owner"], name, "batch_output", path.stat().st_size, self.now())
-                )
+                size, seconds = path.stat().st_size, batch["output_seconds"]
+                statements.append(_insert_file(id, batch["owner"], name, "batch_output", size, self.now(), seconds))
             else:
                 path.unlink(missing_ok=True)
         update = (
@@ -199,7 +223,8 @@ class Store:
         """Delete the files and ended batches of before a time, and what failed uploads left; return how many."""
         states = ", ".join(f"'{state}'" for state in OPEN)
         needed = f"SELECT input_file_id FROM batches WHERE status IN ({states})"
-        old = self._all(f"SELECT id, owner FROM files WHERE created_at < ? AND id NOT IN ({needed})", (before,))
+        is_old = "(created_at < ? OR expires_at <= ?)"
+        old = self._all(f"SELECT id, owner FROM files WHERE {is_old} AND id NOT IN ({needed})", (before, self.now()))
         for row in old:
             self.delete_file(row["id"], row["owner"])
         gone = self._change((f"DELETE FROM batches WHERE created_at < ? AND status NOT IN ({states})", (before,)))
@@ -216,8 +241,12 @@ class Store:
         return files["n"], files["bytes"], {row["status"]: row["n"] for row in rows}
 
 
-def _insert_file(id: str, owner: str, filename: str, purpose: str, size: int, now: int) -> tuple[str, tuple[Any, ...]]:
+def _insert_file(
+    id: str, owner: str, filename: str, purpose: str, size: int, now: int, seconds: int | None
+) -> tuple[str, tuple[Any, ...]]:
+    expires_at = None if seconds is None else now + seconds
     return (
-        "INSERT OR IGNORE INTO files (id, owner, filename, purpose, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-        (id, owner, filename, purpose, size, now),
+        "INSERT OR IGNORE INTO files (id, owner, filename, purpose, bytes, created_at, expires_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (id, owner, filename, purpose, size, now, expires_at),
     )

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, request, send_file
 
 from api.dialects import uploads
+from api.http import errors
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.http.owner import current_owner
 from api.schemas import body
-from api.schemas.batches import BatchRequest
+from api.schemas.batches import BatchRequest, ExpiresAfter
 from api.service import Service
 from batch_files.runner import Runner
 from batch_files.store import InUse, Row
 
 EXAMPLE = '{"input_file_id": "file-...", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'
 SENT = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+log = logging.getLogger("effective-batching")
+MOST_OPEN = 100  # batches of an API key
 MOST_LISTED = {"files": 10_000, "batches": 100}
 TIMES = ("in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")  # fmt: skip
 FILE = {
@@ -37,7 +42,12 @@ COUNT = {"type": "integer", "minimum": 1, "maximum": 100}
 UPLOAD = {
     "type": "object",
     "required": ["file", "purpose"],
-    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}},
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"enum": ["batch"]},
+        "expires_after[anchor]": {"enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+    },
 }
 OPERATIONS = [
     Operation("post", "/v1/files", "upload the requests of a batch", "batches", form=UPLOAD, answer=FILE,
@@ -62,6 +72,8 @@ OPERATIONS = [
 def blueprint(service: Service) -> Blueprint:
     """Return the routes."""
     routes = Blueprint("batches", __name__)
+    routes.register_error_handler(sqlite3.Error, _unusable)
+    routes.register_error_handler(OSError, _unusable)
     _file_routes(routes, service)
     _batch_routes(routes, service)
     return routes
@@ -84,7 +96,8 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
                     f'purpose is {shown(purpose or "absent")}, but must be "batch". Use {uploads.EXAMPLE}',
                     param="purpose",
                 )
-            return jsonify(file_object(store.add_file(sent.path, current_owner(), sent.name, purpose)))
+            kept = _expiry(sent.fields)
+            return jsonify(file_object(store.add_file(sent.path, current_owner(), sent.name, purpose, kept)))
         finally:
             sent.path.unlink(missing_ok=True)
 
@@ -123,11 +136,17 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
     def create() -> Response:
         runner = _runner(service)
         params, ignored = body.validate(BatchRequest, body.take(request, EXAMPLE))
+        if runner.store.open_batches(current_owner()) >= MOST_OPEN:
+            raise ApiError(
+                f"this API key has {MOST_OPEN} batches that have not ended, and may have no more. Wait, or cancel some",
+                type="overloaded", retry_after=60,
+            )  # fmt: skip
         row = runner.store.file(params.input_file_id, current_owner())
         if row is None or row["purpose"] != "batch":
             raise _unknown("file", params.input_file_id, "input_file_id")
         hours = int(params.completion_window[:-1])
-        batch = runner.store.add_batch(current_owner(), row["id"], params.endpoint, hours, params.metadata)
+        kept = params.output_expires_after.seconds if params.output_expires_after else None
+        batch = runner.store.add_batch(current_owner(), row["id"], params.endpoint, hours, params.metadata, kept)
         runner.wake()
         return body.name_ignored(jsonify(batch_object(batch)), ignored)
 
@@ -147,6 +166,18 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
         runner.store.move(_batch(service, id)["id"], "cancelling")
         runner.wake()
         return jsonify(batch_object(_batch(service, id)))
+
+
+def _unusable(error: Exception) -> Response:
+    """Answer that the folder of files and batches cannot be used: its disk is full or fails, or it is read-only."""
+    if isinstance(error, ConnectionError):  # of the client
+        raise error
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    log.error("cannot use --batch-folder: %s", error)
+    text = (
+        f"the folder of files and batches cannot be used: {reason}. Free space in --batch-folder, or make it writable"
+    )
+    return errors.response(ApiError(text, type="unavailable_error", retry_after=60))
 
 
 def _runner(service: Service) -> Runner:
@@ -178,6 +209,19 @@ def _unknown(kind: str, id: str, param: str | None = None) -> ApiError:
     )
 
 
+def _expiry(fields: dict[str, str]) -> int | None:
+    """Return for how many seconds a form wants its file kept; None if it does not say so."""
+    given = {name[14:-1]: text for name, text in fields.items() if name.startswith("expires_after[")}
+    if not given:
+        return None
+    seconds = given.get("seconds", "")
+    value = {**given, "seconds": int(seconds) if seconds.isascii() and seconds.isdecimal() else seconds}
+    try:
+        return body.validate(ExpiresAfter, value)[0].seconds
+    except ApiError as error:
+        raise ApiError(str(error), param="expires_after") from None
+
+
 def _limit(kind: str) -> int:
     """Return the number of entries to list."""
     text, most = request.args.get("limit", str(min(100, MOST_LISTED[kind]))), MOST_LISTED[kind]
@@ -196,8 +240,8 @@ def _page(entries: list[dict[str, Any]], limit: int) -> Response:
 
 def file_object(row: Row) -> dict[str, Any]:
     """Return a file in OpenAI's form."""
-    fields = {name: row[name] for name in ("id", "bytes", "created_at", "filename", "purpose")}
-    return {**fields, "object": "file", "status": "processed", "expires_at": None, "status_details": None}
+    fields = {name: row[name] for name in ("id", "bytes", "created_at", "filename", "purpose", "expires_at")}
+    return {**fields, "object": "file", "status": "processed", "status_details": None}
 
 
 def batch_object(row: Row) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from api.hooks import admission
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
+from api.http.owner import is_reserved
 from api.prompts import Prompt, check_ids, encode
 from api.schemas import body
 from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
@@ -137,6 +138,8 @@ def check_sampled(service: Service, params: Sampled) -> None:
         raise ApiError(
             'stream_options requires a stream. Send "stream": true, or remove stream_options', param="stream_options"
         )
+    if params.request_id is not None and is_reserved(params.request_id):
+        raise ApiError("request_id begins with batch_, as only lines of batches do. Use another", param="request_id")
     if params.request_id is not None and "X-Request-Id" not in request.headers:
         g.request_id = params.request_id
         service.requests.rename(g.context, params.request_id)

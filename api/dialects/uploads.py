@@ -5,9 +5,9 @@ This module must not know what the file is for.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -50,22 +50,23 @@ def receive(request: Request, folder: Path, limit: int) -> Upload:
         file = files.get("file")
         if file is None:
             raise ApiError(f"the form has no file. Use {EXAMPLE}", param="file")
+        name = str(file.filename or "")[:NAME_LENGTH] or "file"
+        if not name.isprintable():
+            raise ApiError(f"the file's name is {shown(name)}, which has control characters. Use another", param="file")
         path = Path(written[0].name)
         for other in written:
             other.close()
-            if other is not written[0]:
-                os.unlink(other.name)
         if len(written) > 1:
             raise ApiError(f"the form has {len(written)} files, but must have one. Use {EXAMPLE}", param="file")
         if path.stat().st_size > limit:
             raise _too_large(limit)
-        return Upload(
-            path, str(file.filename or "")[:NAME_LENGTH] or "file", {k: v[:NAME_LENGTH] for k, v in form.items()}
-        )
+        return Upload(path, name, {k: v[:NAME_LENGTH] for k, v in form.items()})
     except BaseException:
         for other in written:
-            other.close()
-            Path(other.name).unlink(missing_ok=True)
+            with suppress(OSError):  # what is left in its buffer does not fit on the disk
+                other.close()
+            with suppress(OSError):
+                Path(other.name).unlink(missing_ok=True)
         raise
 
 
@@ -88,11 +89,6 @@ def _parse(request: Request, create: Callable[..., IO[bytes]], limit: int) -> tu
         ) from None  # fmt: skip
     except ValueError:
         raise ApiError(f"the form is malformed or incomplete. Use {EXAMPLE}") from None
-    except OSError as error:
-        raise ApiError(
-            f"the file cannot be stored: {error.strerror}. Try again later, or free space in --batch-folder",
-            type="unavailable_error", retry_after=60,
-        ) from None  # fmt: skip
 
 
 def _too_large(limit: int) -> ApiError:

@@ -20,6 +20,7 @@ from werkzeug.exceptions import NotFound, SecurityError
 from api.hooks import cors
 from api.hooks.auth import OPEN, PAGES
 from api.http.errors import ApiError, shown
+from api.http.owner import is_background, is_reserved
 from api.http.registry import RequestContext
 from api.schemas import body
 from api.service import Service
@@ -39,7 +40,8 @@ def enter() -> None:
     """Give the request an id, the client's own if it is valid, and reject cross-site requests of browsers."""
     environ = request.environ  # its plain dictionary costs less than Flask's view of the headers
     client_id = environ.get("HTTP_X_REQUEST_ID", "")
-    g.request_id = client_id if ID.fullmatch(client_id) else uuid.uuid4().hex
+    is_allowed = ID.fullmatch(client_id) and (is_background() or not is_reserved(client_id))
+    g.request_id = client_id if is_allowed else uuid.uuid4().hex
     g.began = time.perf_counter()
     if isinstance(request.routing_exception, SecurityError):
         raise ApiError(

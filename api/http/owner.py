@@ -20,6 +20,11 @@ def current_owner() -> str:
     return hashlib.sha256(sent.encode("utf-8", "replace")).hexdigest()[:32] if sent else ""
 
 
+def is_reserved(id: str) -> bool:
+    """Return whether only lines of batches have such request ids, which a client could otherwise take first."""
+    return id.startswith("batch_")
+
+
 def is_background() -> bool:
     """Return whether the current request is one of the server itself, for a batch."""
     return BACKGROUND in request.environ

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ from openai_calls import official_client
 from support import FakeModel, fake_engine, wait_until
 
 from app import connect, create_app
+from batch_files.lines import Limits, count_lines
 from config import Config
 
 if TYPE_CHECKING:
@@ -258,6 +262,159 @@ def test_limits_on_files_and_lines(tmp_path: Path) -> None:
     assert upload(b"x").status_code == 200
     error(upload(b"x"), 429)
     world.stop()
+
+
+def upload(world: World, data: bytes, name: str = "x.jsonl", **fields: str) -> Any:
+    form = {"purpose": "batch", "file": (io.BytesIO(data), name), **fields}
+    return world.app.test_client().post("/v1/files", data=form, content_type="multipart/form-data")
+
+
+def test_a_line_is_as_long_and_as_complex_as_a_body_may_be(world: World) -> None:
+    nested = line("deep")[:-2] + ', "x": ' + "[" * 40 + "]" * 40 + "}}"
+    many = line("many")[:-2] + ', "x": [' + "[]," * 20_000 + "[]]}}"
+    done = world.ended(world.run(line("a"), line("long", prompt="x" * (1 << 20)), nested, many).id)
+    errors = {row["error"]["line"]: row["error"]["code"] for row in world.rows(done.error_file_id)}
+    assert errors == {2: "line_too_long", 3: "invalid_json_line", 4: "invalid_json_line"}
+    assert done.request_counts.completed == 1
+
+
+def test_counting_stops_at_the_limit_and_counts_blank_lines() -> None:
+    file = io.BytesIO(b"\n" * (4 << 20))
+    assert count_lines(file, 10) > 10
+    assert file.tell() == 1 << 20
+    assert [count_lines(io.BytesIO(data), 10) for data in (b"", b"a", b"a\n", b"\n\na")] == [0, 1, 1, 3]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(world: World) -> None:
+    data = b"\xef\xbb\xbf" + line("a").encode()
+    sent = world.sdk().files.create(file=("x.jsonl", data), purpose="batch")
+    batch = world.sdk().batches.create(input_file_id=sent.id, endpoint=PATH, completion_window="24h")
+    assert world.ended(batch.id).request_counts.to_dict() == {"total": 1, "completed": 1, "failed": 0}
+
+
+def test_a_batch_is_cancelled_while_it_is_validated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batch_files.runner.POLL_SECONDS", 0.0)
+    runner = service(world.app).batches
+    assert runner is not None
+    reached, gate, parsed = threading.Event(), threading.Event(), []
+
+    def parse(data: bytes) -> Any:
+        parsed.append(data)
+        reached.set()
+        assert gate.wait(20)
+        return json.loads(data)
+
+    runner._line_limits = Limits(parse=parse)
+    batch = world.run(*(line(str(i)) for i in range(50)))
+    assert reached.wait(20)
+    world.sdk().batches.cancel(batch.id)
+    gate.set()
+    assert world.ended(batch.id).status == "cancelled"
+    assert len(parsed) == 1
+
+
+def test_owners_take_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batch_files.runner.TURN_SECONDS", 0.0)
+    gate = threading.Event()
+    world.model.before = lambda plan: gate.wait(20) and None
+    long = [world.run(*(line(f"{i}") for i in range(100))) for _ in range(2)]
+    short = world.run(line("a"), key="two")
+    gate.set()
+    ended = world.ended(short.id, "two")
+    assert ended.completed_at <= world.ended(long[1].id).completed_at
+    assert ended.in_progress_at <= world.ended(long[1].id).in_progress_at
+    counts = [world.ended(batch.id).request_counts.completed for batch in long]
+    assert counts == [100, 100]
+
+
+def test_an_owner_has_a_limit_of_open_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    import openai
+
+    monkeypatch.setattr("api.dialects.batches.MOST_OPEN", 1)
+    gate = threading.Event()
+    world.model.before = lambda plan: gate.wait(20) and None
+    world.run(line("a"))
+    with pytest.raises(openai.RateLimitError):
+        world.run(line("b"))
+    world.run(line("c"), key="two")
+    gate.set()
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def read_only(*_: Any, **__: Any) -> Any:
+    raise sqlite3.OperationalError("attempt to write a readonly database")
+
+
+@pytest.mark.parametrize(
+    ("place", "fails"),
+    [
+        ("api.dialects.uploads.tempfile.NamedTemporaryFile", full),
+        ("tempfile._TemporaryFileCloser.close", full),
+        ("batch_files.store.os.replace", full),
+        ("batch_files.store.Store._change", read_only),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_503_and_keeps_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, place: str, fails: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fails)
+        answer = upload(world, line("a").encode())
+    assert error(answer, 503)["type"] == "unavailable_error"
+    assert answer.headers["Retry-After"]
+    assert list((world.folder / "files").iterdir()) == []
+    assert upload(world, line("a").encode()).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["a\0b.jsonl", "a\nb.jsonl", "a\x1bb", "a\x7f"])
+def test_a_file_name_with_control_characters_is_refused(world: World, name: str) -> None:
+    data = f'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\nx\r\n--b--\r\n'
+    client = world.app.test_client()
+    sent = client.post("/v1/files", data=data.encode(), content_type="multipart/form-data; boundary=b")
+    if sent.status_code == 200:  # the parser left the character out
+        assert sent.get_json()["filename"].isprintable()
+        assert client.get(f"/v1/files/{sent.get_json()['id']}/content").status_code == 200
+    else:
+        error(sent)
+        assert list((world.folder / "files").iterdir()) == []
+
+
+def test_a_file_expires_when_its_owner_said_so(world: World) -> None:
+    import openai
+
+    sdk = world.sdk()
+    sent = sdk.files.create(
+        file=content(line("a")), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert sent.expires_at == sent.created_at + 3600
+    batch = sdk.batches.create(
+        input_file_id=sent.id, endpoint=PATH, completion_window="24h",
+        output_expires_after={"anchor": "created_at", "seconds": 7200},
+    )  # fmt: skip
+    done = world.ended(batch.id)
+    output = sdk.files.retrieve(done.output_file_id)
+    assert output.expires_at == output.created_at + 7200
+    runner = service(world.app).batches
+    assert runner is not None
+    runner.store._clock = lambda: sent.created_at + 3601.0
+    with pytest.raises(openai.NotFoundError):
+        sdk.files.retrieve(sent.id)
+    assert [file.id for file in sdk.files.list()] == [output.id]
+    assert runner.store.purge(0) == 1
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.files.create(file=content("x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 5})
+    assert caught.value.param == "expires_after"
+
+
+def test_a_client_cannot_have_the_request_id_of_a_line(world: World) -> None:
+    client = world.app.test_client()
+    answer = client.post(PATH, json={"prompt": "hi", "max_tokens": 1}, headers={"X-Request-Id": "batch_1.2"})
+    assert answer.status_code == 200
+    assert not answer.headers["X-Request-Id"].startswith("batch_")
+    assert error(client.post(PATH, json={"prompt": "hi", "request_id": "batch_1.2"}))["param"] == "request_id"
 
 
 def test_a_large_file_arrives_as_it_was_sent(world: World) -> None:
