@@ -1,11 +1,13 @@
 """What a mix of hostile bodies costs 16 streams: their time for a token, and the server's memory.
 
     python -m benchmarks.abuse --minutes 5 --json benchmarks/results/abuse.json
+    python -m benchmarks.abuse --minutes 0.5 --quiet 20 --batches --json benchmarks/results/abuse-batches.json
 
 A real server answers 16 clients that stream, each the next answer as soon as it has one. First they are alone, then
 another process sends 20 hostile bodies a second for some minutes, then they are alone again. A token's time is the time
 between two events of a stream, except for the wait for its first. Wanted: with the bodies the p99 of that is at most
-twice the p99 before, and afterwards the server has at most 50 MB more.
+twice the p99 before, and afterwards the server has at most 50 MB more. With --batches, files of hostile lines take the
+place of the bodies, one batch after the other.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import random
 import selectors
 import socket
 import statistics
+import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
@@ -29,7 +32,7 @@ from rich.console import Console
 
 from benchmarks import closed_loop, report
 from benchmarks.bodies import KINDS, LIMIT
-from benchmarks.server import Served, served
+from benchmarks.server import Served, call, served
 
 STREAMS, TOKENS = 16, 400
 RATE = 20  # hostile bodies a second
@@ -100,6 +103,39 @@ def abuse(port: int, rate: float, seconds: float, begins: Any, reports: Any) -> 
             time.sleep(max(0.0, began + number / rate - time.perf_counter()))
             answers.append(pool.submit(send, port, next(turns), f"abuse-{number}"))
     reports.put([answer.result() for answer in answers])
+
+
+def hostile_lines() -> dict[str, bytes]:
+    """Return files of batches that no client needs."""
+    size = 32 << 20
+    empty = (
+        b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":[' + b"[]," * (size // 3) + b"[]]}}"
+    )
+    kilobyte = b'{"custom_id":"a","url":"/v1/completions","body":{"prompt":[' + b"[]," * 300 + b"[]]}}\n"
+    return {
+        "a line of empty lists": empty, "a line of one text": b'{"custom_id":"' + b"x" * size + b'"}',
+        "a million lines of {}": b"{}\n" * 1_000_000, "blank lines": b"\n" * size,
+        "45,000 lines of lists": kilobyte * 45_000,
+    }  # fmt: skip
+
+
+def abuse_with_batches(port: int, rate: float, seconds: float, begins: Any, reports: Any) -> None:
+    """Send hostile files for some seconds, and wait for the end of the batch of each; tell how it ended."""
+    files, end = hostile_lines(), time.perf_counter() + seconds
+    begins.set()
+    ended: list[Timed] = []
+    for name, data in itertools.cycle(files.items()):
+        began = time.perf_counter()
+        if began > end:
+            break
+        uploaded = call(port, "POST", "/v1/files", files={"file": ("x.jsonl", data)}, data={"purpose": "batch"})
+        batch = {"input_file_id": uploaded["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        id = call(port, "POST", "/v1/batches", batch)["id"]
+        while (state := call(port, "GET", f"/v1/batches/{id}"))["status"] not in ("failed", "completed"):
+            time.sleep(0.1)
+        ended.append(Timed(name, 200 if state["status"] == "completed" else 400, time.perf_counter() - began))
+        call(port, "DELETE", f"/v1/files/{uploaded['id']}")
+    reports.put(ended)
 
 
 def send(port: int, body: Hostile, id: str) -> Timed:
@@ -197,9 +233,10 @@ def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     begins, reports = context.Event(), context.SimpleQueue()
     seconds = 60 * args.minutes
-    sender = context.Process(target=abuse, args=(server.port, args.rate, seconds, begins, reports), daemon=True)
+    target = abuse_with_batches if args.batches else abuse
+    sender = context.Process(target=target, args=(server.port, args.rate, seconds, begins, reports), daemon=True)
     with Streams(server.port, args.streams) as streams:
-        for body in hostile():  # the first of each kind loads what it needs
+        for body in () if args.batches else hostile():  # the first of each kind loads what it needs
             send(server.port, body, "warm")
         streams.measure(args.quiet / 4)
         before = figures(streams.measure(args.quiet), server.memory)
@@ -263,9 +300,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=STREAMS, help=f"clients ({STREAMS})")
     parser.add_argument("--rate", type=float, default=RATE, help=f"bodies a second ({RATE})")
     parser.add_argument("--minutes", type=float, default=5.0, help="of abuse (5)")
+    parser.add_argument("--batches", action="store_true", help="send files of hostile lines instead of bodies")
     parser.add_argument("--quiet", type=float, default=60.0, help="seconds before and after (60)")
     args = parser.parse_args()
-    with served(args, "--access-log", "off") as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served(args, "--access-log", "off", "--batch-folder", folder) as server,
+    ):
         result = measure(server, args)
     facts = {name: vars(args)[name] for name in ("model", "policy", "streams", "rate", "minutes")}
     result |= facts
