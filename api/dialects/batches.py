@@ -97,7 +97,8 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
                     param="purpose",
                 )
             kept = _expiry(sent.fields)
-            return jsonify(file_object(store.add_file(sent.path, current_owner(), sent.name, purpose, kept)))
+            row = store.add_file(sent.path, current_owner(), sent.name, purpose, kept)
+            return body.name_ignored(jsonify(file_object(row)), (name for name in sent.fields if not _is_known(name)))
         finally:
             sent.path.unlink(missing_ok=True)
 
@@ -209,8 +210,18 @@ def _unknown(kind: str, id: str, param: str | None = None) -> ApiError:
     )
 
 
+def _is_known(name: str) -> bool:
+    return name == "purpose" or name.startswith("expires_after[")
+
+
 def _expiry(fields: dict[str, str]) -> int | None:
     """Return for how many seconds a form wants its file kept; None if it does not say so."""
+    if "expires_after" in fields:
+        raise ApiError(
+            f"expires_after is {shown(fields['expires_after'])}, but a form has its parts in fields of their own. Use "
+            "-F 'expires_after[anchor]=created_at' -F 'expires_after[seconds]=86400'",
+            param="expires_after",
+        )
     given = {name[14:-1]: text for name, text in fields.items() if name.startswith("expires_after[")}
     if not given:
         return None

@@ -6,6 +6,7 @@ This module must not know what the file is for.
 from __future__ import annotations
 
 import tempfile
+import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -51,7 +52,7 @@ def receive(request: Request, folder: Path, limit: int) -> Upload:
         if file is None:
             raise ApiError(f"the form has no file. Use {EXAMPLE}", param="file")
         name = str(file.filename or "")[:NAME_LENGTH] or "file"
-        if not name.isprintable():
+        if any(unicodedata.category(letter) == "Cc" for letter in name):
             raise ApiError(f"the file's name is {shown(name)}, which has control characters. Use another", param="file")
         path = Path(written[0].name)
         for other in written:
