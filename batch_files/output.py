@@ -25,12 +25,18 @@ class LineFile:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
+            self._lock()
+            self._size = _whole(self._fd)
+            os.ftruncate(self._fd, self._size)
+        except BaseException:
+            os.close(self._fd)  # or the lock would stay, and the file in use
+            raise
+
+    def _lock(self) -> None:
+        try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._fd)
-            raise InUse(str(path)) from None
-        self._size = _whole(self._fd)
-        os.ftruncate(self._fd, self._size)
+            raise InUse(str(self.path)) from None
 
     def append(self, line: bytes) -> None:
         """Append a line; raise OSError, and leave the file as it was, if it does not fit on the disk."""

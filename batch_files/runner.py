@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol
 
-from batch_files.lines import BadLine, Limits, Line, Pending, answer, count_lines, expired, failed
+from batch_files.lines import BadLine, Limits, Line, Pending, answer, count_lines, expired, failed, numbered, parse
 from batch_files.output import LineFile
 from batch_files.store import Row, Store
 
@@ -129,21 +129,30 @@ class Runner:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        with (self.store.folder / "lock").open("a") as lock:
-            if not self._take(lock):
-                return
-            while not self._is_stopping:
-                try:
-                    self._turn()
-                except (OSError, sqlite3.Error) as error:
-                    log.error("cannot use --batch-folder: %s. Free space there, or make it writable", error)
-                    self._pause(DISK_SECONDS)
-                except Exception:  # the next turn continues with what is on the disk
-                    log.exception("the computation of a batch failed and is tried again")
-                    self._pause(DISK_SECONDS)
-            for job in self._paused.values():
-                with suppress(OSError):
-                    job.close()
+        while not self._is_stopping:
+            try:
+                with (self.store.folder / "lock").open("a") as lock:
+                    if self._take(lock):
+                        self._take_turns()
+            except OSError as error:
+                self._wait_for_disk(error)
+
+    def _take_turns(self) -> None:
+        while not self._is_stopping:
+            try:
+                self._turn()
+            except (OSError, sqlite3.Error) as error:
+                self._wait_for_disk(error)
+            except Exception:  # the next turn continues with what is on the disk
+                log.exception("the computation of a batch failed and is tried again")
+                self._pause(DISK_SECONDS)
+        for job in self._paused.values():
+            with suppress(OSError):
+                job.close()
+
+    def _wait_for_disk(self, error: Exception) -> None:
+        log.error("cannot use --batch-folder: %s. Free space there, or make it writable", error)
+        self._pause(DISK_SECONDS)
 
     def _take(self, lock: Any) -> bool:
         """Wait until no other process computes the batches of this folder, as one that drains does."""
@@ -164,6 +173,7 @@ class Runner:
         if time.monotonic() - self._purged_at > PURGE_SECONDS or not self._purged_at:
             self._purged_at = time.monotonic()
             self.store.purge(int(self.store.now() - self._retention))
+        self._end_cancelled()
         waiting = self.store.next_batches()
         if not waiting or not self._is_ready():
             self._pause(POLL_SECONDS)
@@ -189,8 +199,7 @@ class Runner:
             with file:
                 if batch["status"] == "validating" and not self._validate(batch, file):
                     return
-            answered = LineFile(self.store.path(batch["output_id"]))
-            job = Job(batch, answered, LineFile(self.store.path(batch["error_id"])))
+            job = self._open(batch)
             job.lines = self._unanswered(job)
         ended = None
         try:
@@ -209,27 +218,54 @@ class Runner:
         elif ended is not None:
             if ended == "completed":
                 self.store.move(job.id, "finalizing")
-            self.store.count(job.id, job.completed, job.failed)
-            self.store.end(batch, ended)
+            self._end(job, ended)
+
+    def _open(self, batch: Row) -> Job:
+        answered = LineFile(self.store.path(batch["output_id"]))
+        try:
+            return Job(batch, answered, LineFile(self.store.path(batch["error_id"])))
+        except BaseException:
+            answered.close()
+            raise
+
+    def _end(self, job: Job, status: str) -> None:
+        self.store.count(job.id, job.completed, job.failed)
+        self.store.end(job.row, status)
+
+    def _end_cancelled(self, current: str = "") -> None:
+        """End the batches that were cancelled while they waited for their turn, but not the current one."""
+        for batch in self.store.cancelling():
+            if batch["id"] != current:
+                job = self._paused.pop(batch["id"], None) or self._open(batch)
+                job.close()
+                self._end(job, "cancelled")
 
     def _validate(self, batch: Row, file: BinaryIO) -> bool:
-        """Count the lines of a batch; end it if none of them can be computed."""
+        """Count the lines of a batch; end it if none of them can be computed.
+
+        Here a line whose id an earlier one has is good, as that one is.
+        """
         limits = self._limits(batch)
         bad: list[BadLine] = []
-        total = 0
+        total, is_good = 0, False
         if count_lines(file, self._max_lines, limits.check) > self._max_lines:
             message = f"the file has more than {self._max_lines:,} lines, which is the most of a batch. Split the file"
             problems = [_problem("too_many_lines", message)]
         else:
-            for one in Pending(file, [], batch["endpoint"], limits):
+            file.seek(0)
+            for number, data in numbered(file, limits):
                 total += 1
-                if isinstance(one, BadLine) and len(bad) <= MOST_ERRORS:
-                    bad.append(one)
-            problems = [_problem(one.code, str(one), one.number) for one in bad[:MOST_ERRORS]]
+                try:
+                    parse(number, data, batch["endpoint"], limits)
+                    is_good = True
+                except BadLine as error:
+                    if len(bad) < MOST_ERRORS:
+                        bad.append(error)
+            if is_good:
+                return self.store.move(batch["id"], "in_progress", total=total)
+            problems = [_problem(one.code, str(one), one.number) for one in bad]
             if total == 0:
                 problems = [_problem("empty_file", "the file has no lines")]
-            elif len(bad) < total:
-                return self.store.move(batch["id"], "in_progress", total=total)
         self._fail(batch, total, problems)
         return False
 
@@ -270,6 +306,7 @@ class Runner:
         """Send lines until all have answers; return how the batch ended, PAUSED, or None if the process ends."""
         turn_ends, has_sent = time.monotonic() + TURN_SECONDS, False
         while not self._is_stopping:
+            self._end_cancelled(job.id)
             if ended := self._is_over(job.row):
                 return ended
             is_our_turn = not has_sent or time.monotonic() < turn_ends or len(self.store.next_batches()) < 2
@@ -314,11 +351,11 @@ class Runner:
             body = _json(data)
             if status in (429, 503) and not _is_final(body):
                 job.again.append((time.monotonic() + RETRY_SECONDS, line))
-            elif not self._is_stopping:
+            else:
                 self._keep(job, answer(line.custom_id, status, id, body), is_error=status >= 400)
 
     def _keep(self, job: Job, line: dict[str, Any], is_error: bool) -> None:
-        """Append an answer to its file, again and again while the disk is full."""
+        """Append an answer to its file, again and again while the disk is full, unless the process or the batch ends."""
         data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
         while not self._is_stopping:
             try:
@@ -327,20 +364,23 @@ class Runner:
             except OSError as error:
                 log.error("cannot write the answers of %s: %s. Free space in --batch-folder", job.id, error.strerror)
                 self._pause(DISK_SECONDS)
+                if self._is_cancelled(job.row):
+                    raise _Over from None
         else:
-            return
+            raise _Over
         job.completed += not is_error
         job.failed += is_error
         self.completed += not is_error
         self.failed += is_error
         if time.monotonic() - job.counted_at > POLL_SECONDS:
             job.counted_at = time.monotonic()
-            self.store.count(job.id, job.completed, job.failed)
+            with suppress(sqlite3.Error):  # a full disk; the count is made again
+                self.store.count(job.id, job.completed, job.failed)
 
     def _expire(self, job: Job) -> None:
         """Write an error for each line that was not computed in time."""
         with self.store.path(job.row["input_file_id"]).open("rb") as file:
-            for line in _pending(job, file, self._line_limits):
+            for line in _pending(job, file, self._limits(job.row)):
                 self._keep(job, failed(line) if isinstance(line, BadLine) else expired(line), is_error=True)
 
 

@@ -35,6 +35,7 @@ CREATE INDEX IF NOT EXISTS open_batches ON batches (status, number);
 """
 
 
+ABANDONED_SECONDS = 3600  # since an upload wrote last
 CURRENT = "AND (expires_at IS NULL OR expires_at > :now) "  # files
 
 
@@ -103,9 +104,9 @@ class Store:
             raise
         return self.file(id, owner) or {}
 
-    def file(self, id: str, owner: str) -> Row | None:
-        """Return an owner's file that has not expired, or None."""
-        query = f"SELECT * FROM files WHERE id = :id AND owner = :owner {CURRENT}"
+    def file(self, id: str, owner: str, is_expired_too: bool = False) -> Row | None:
+        """Return an owner's file, by default only one that has not expired, or None."""
+        query = f"SELECT * FROM files WHERE id = :id AND owner = :owner {'' if is_expired_too else CURRENT}"
         return next(iter(self._all(query, {"id": id, "owner": owner, "now": self.now()})), None)
 
     def files(self, owner: str, after: str, limit: int, newest_first: bool, purpose: str = "") -> list[Row]:
@@ -129,14 +130,14 @@ class Store:
 
     def delete_file(self, id: str, owner: str) -> bool:
         """Delete an owner's file; return False if there is none, raise InUse if an open batch needs it."""
+        if self.file(id, owner, is_expired_too=True) is None:
+            return False
         states = ", ".join("?" * len(OPEN))
         users = self._all(f"SELECT id FROM batches WHERE input_file_id = ? AND status IN ({states})", (id, *OPEN))
-        if users and self.file(id, owner) is not None:
+        if users:
             raise InUse(users[0]["id"])
-        if not self._change(("DELETE FROM files WHERE id = ? AND owner = ?", (id, owner))):
-            return False
-        self.path(id).unlink(missing_ok=True)
-        return True
+        self.path(id).unlink(missing_ok=True)  # first, because on a full disk the database needs its room
+        return bool(self._change(("DELETE FROM files WHERE id = ? AND owner = ?", (id, owner))))
 
     def add_batch(
         self,
@@ -174,6 +175,10 @@ class Store:
         states = ", ".join("?" * len(OPEN))
         query = f"SELECT count(*) AS n FROM batches WHERE owner = ? AND status IN ({states})"
         return int(self._all(query, (owner, *OPEN))[0]["n"])
+
+    def cancelling(self) -> list[Row]:
+        """Return the batches that are to be cancelled."""
+        return self._all("SELECT * FROM batches WHERE status = 'cancelling'")
 
     def status(self, id: str) -> str:
         """Return the status of a batch; a batch that is gone is cancelled."""
@@ -230,7 +235,7 @@ class Store:
         gone = self._change((f"DELETE FROM batches WHERE created_at < ? AND status NOT IN ({states})", (before,)))
         for path in self._files.glob("upload-*"):
             with suppress(OSError):
-                if path.stat().st_mtime < min(before, self.now() - 3600):
+                if path.stat().st_mtime < self.now() - ABANDONED_SECONDS:
                     path.unlink()
         return len(old) + gone
 
