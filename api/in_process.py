@@ -61,11 +61,19 @@ class InProcess:
         call.finish()
 
 
+def _encoded(fields: dict[str, Any]) -> bytes:
+    """Return an object as JSON that is no longer than in its line, where that was short enough for a body."""
+    try:
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+
 class Call:
     """One request and its answer."""
 
     def __init__(self, app: App, line: Line, owner: str, id: str, done: Done) -> None:
-        data = json.dumps(line.body).encode()
+        data = _encoded(line.body)
         headers = [("X-Request-Id", id)]
         builder = EnvironBuilder(
             path=line.url, method="POST", data=data, content_type="application/json", headers=headers

@@ -52,6 +52,13 @@ def test_a_file_whose_lines_are_all_bad_fails_as_a_whole_however_many_there_are(
     assert (done.status, done.request_counts.total, len(done.errors.data)) == ("failed", 150, 100)
 
 
+def test_a_line_is_sent_with_no_more_bytes_than_it_had(world: World) -> None:
+    one = line("a")[:-2] + ',"unknown":"' + "\u00e9" * 500_000 + '"}}'
+    done = world.ended(world.run(one, line("b", prompt="\ud800")).id)
+    assert done.request_counts.completed + done.request_counts.failed == 2
+    assert "a" in [row["custom_id"] for row in world.rows(done.output_file_id)]
+
+
 def test_a_batch_that_is_cancelled_before_its_turn_ends_at_once(world: World) -> None:
     gate = threading.Event()
     world.model.before = lambda plan: gate.wait(20) and None
