@@ -6,6 +6,7 @@ counted.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -189,11 +190,14 @@ class Exposition(Collector):
 
     def _batches(self) -> Iterator[Metric]:
         runner = self.service.batches
-        files, size, batches = runner.store.usage() if runner else (0, 0, {})
-        family = GaugeMetricFamily("eb_batches", "Batches by status.", labels=("status",))
-        yield filled(family, (((status,), batches.get(status, 0)) for status in STATUSES))
         lines = {"completed": runner.completed if runner else 0, "failed": runner.failed if runner else 0}
         yield counters("eb_batch_lines", "Lines of batches that were answered, by result.", "result", lines)
+        try:
+            files, size, batches = runner.store.usage() if runner else (0, 0, {})
+        except sqlite3.Error:  # the disk fails; the other metrics do not
+            return
+        family = GaugeMetricFamily("eb_batches", "Batches by status.", labels=("status",))
+        yield filled(family, (((status,), batches.get(status, 0)) for status in STATUSES))
         yield gauge("eb_batch_files", "Files in --batch-folder.", {}, files)
         yield gauge("eb_batch_file_bytes", "Bytes of the files in --batch-folder.", {}, size)
 

@@ -168,6 +168,16 @@ def test_a_database_that_fails_for_a_while_costs_no_line(world: World, monkeypat
     assert len(set(computed)) == len(computed) == 40
 
 
+def test_metrics_go_on_without_the_database(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Store, "usage", fail)
+    text = world.app.test_client().get("/metrics").text
+    assert "eb_batch_lines_total" in text
+    assert "eb_batch_files" not in text
+
+
 def test_what_an_upload_left_behind_is_deleted_after_an_hour(world: World) -> None:
     store = runner_of(world).store
     left = store.path("upload-1")
