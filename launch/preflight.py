@@ -5,11 +5,13 @@ This module must not import torch or the engine, so that errors come before anyt
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import os
 import resource
 import socket
+import sqlite3
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +32,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     check_lab(config)
     check_folders(environ)
     if config.batch_folder:
-        check_writable(Path(config.batch_folder), "the folder of batches", "--batch-folder")
+        check_batch_folder(Path(config.batch_folder))
 
 
 def check_torch(config: Config) -> None:
@@ -107,6 +109,22 @@ def check_folders(environ: Mapping[str, str]) -> None:
     check_writable(temporary, "the temporary folder", "TMPDIR")
     if chosen := environ.get("EB_CACHE_DIR"):
         check_writable(Path(chosen), "the cache folder", "EB_CACHE_DIR")
+
+
+def check_batch_folder(folder: Path) -> None:
+    """Reject a folder of batches that cannot be written, or whose database cannot be read."""
+    for each in (folder, folder / "files"):
+        check_writable(each, "the folder of batches", "--batch-folder")
+    database = folder / "batches.sqlite"
+    if database.exists():
+        try:
+            with contextlib.closing(sqlite3.connect(database)) as connection:
+                connection.execute("PRAGMA schema_version")
+        except sqlite3.Error as error:
+            raise ConfigError(
+                f"cannot read the database of batches {database}: {error}. Restore it from a backup, or set --batch-folder "
+                "to another folder"
+            ) from None
 
 
 def check_writable(folder: Path, what: str, variable: str) -> None:

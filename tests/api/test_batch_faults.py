@@ -19,6 +19,8 @@ from app import connect
 from batch_files.output import LineFile
 from batch_files.runner import Runner
 from batch_files.store import Store
+from config import ConfigError
+from launch import preflight
 
 
 def runner_of(world: World) -> Runner:
@@ -200,3 +202,11 @@ def test_a_file_can_be_deleted_from_a_full_disk(world: World, monkeypatch: pytes
 
     monkeypatch.setattr(Store, "_change", change_if_there_is_room)
     assert world.app.test_client().delete(f"/v1/files/{id}").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["batches.sqlite", "files"])
+def test_a_folder_with_something_else_in_the_place_of_its_files_is_refused_at_start(tmp_path: Path, name: str) -> None:
+    preflight.check_batch_folder(tmp_path / "new")
+    (tmp_path / name).write_text("a shopping list " * 100)
+    with pytest.raises(ConfigError, match="--batch-folder"):
+        preflight.check_batch_folder(tmp_path)
