@@ -149,7 +149,7 @@ class Pending:
     """The lines of an input that have no answer yet, each once.
 
     `total` is the number of its lines, and `answered` how many had an answer before. Hashes of 64 bits stand for ids; where
-    two lines share one, the ids themselves are compared. Later lines with the same id are bad lines.
+    two lines share one, hashes of 128 bits are compared. Later lines with the same id are bad lines.
     """
 
     def __init__(
@@ -164,27 +164,28 @@ class Pending:
         self._shared = {one for one, other in pairwise(hashes) if one == other}
         del hashes
         done = array("Q")
-        self._done_ids: set[str] = set()
+        self._done_ids: set[bytes] = set()
         for each in answers:
             for key in answered_keys(each):
                 done.append(_hash(key))
                 if done[-1] in self._shared:
-                    self._done_ids.add(key)
+                    self._done_ids.add(_digest(key))
         self.answered = len(done)
         self._done = _sorted(done)
 
     def __iter__(self) -> Iterator[Line | BadLine]:
         """Yield each line without an answer, or what is wrong with it."""
         self._file.seek(0)
-        seen: set[str] = set()
+        seen: set[bytes] = set()
         for number, data in numbered(self._file, self._limits):
             try:
                 line = parse(number, data, self._endpoint, self._limits)
                 if _hash(line.custom_id) in self._shared:
-                    if line.custom_id in seen:
+                    digest = _digest(line.custom_id)
+                    if digest in seen:
                         reason = f"the custom_id {line.custom_id[:80]!r} is that of an earlier line. Give each its own"
                         raise BadLine(number, "duplicate_custom_id", reason, line.custom_id)
-                    seen.add(line.custom_id)
+                    seen.add(digest)
                 if not self._is_done(line.custom_id):
                     yield line
             except BadLine as bad:
@@ -201,7 +202,7 @@ class Pending:
     def _is_done(self, key: str) -> bool:
         hashed = _hash(key)
         if hashed in self._shared:
-            return key in self._done_ids
+            return _digest(key) in self._done_ids
         at = bisect_left(self._done, hashed)
         return at < len(self._done) and self._done[at] == hashed
 
@@ -231,4 +232,8 @@ def _sorted(numbers: array[int]) -> array[int]:
 
 
 def _hash(key: str) -> int:
-    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return int.from_bytes(_digest(key, 8), "little")
+
+
+def _digest(key: str, size: int = 16) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=size).digest()

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,28 @@ def test_ids_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
     found = [one if isinstance(one, BadLine) else one.custom_id for one in pending]
     assert [one.code if isinstance(one, BadLine) else one for one in found] == ["aa", "c", "duplicate_custom_id"]
     assert (pending.total, pending.answered) == (4, 1)
+
+
+def test_many_long_ids_that_appear_twice_take_little_memory() -> None:
+    ids = [f"{i:04}" + "\U0001f600" * 508 for i in range(1000)]
+    lines = io.BytesIO("\n".join(map(line, ids * 2)).encode())
+    tracemalloc.start()
+    try:
+        kinds = [type(one) for one in Pending(lines, [])]
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (kinds.count(Line), kinds.count(BadLine)) == (1000, 1000)
+    assert held < 1 << 20  # the ids alone have two
+
+
+@pytest.mark.parametrize("start", ["\ufeff", "\ufeff\n", "\ufeff \r\n\n"])
+def test_a_byte_order_mark_at_the_start_of_a_file_is_no_part_of_a_line(
+    server: MockServer, tmp_path: Path, start: str
+) -> None:
+    write(tmp_path / "in.jsonl", [start + line("a"), line("b")])
+    assert run(server, tmp_path) == 0
+    assert ids(tmp_path / "out.jsonl") == ["a", "b"]
 
 
 def test_a_file_of_something_else_is_named_with_its_line(tmp_path: Path) -> None:
