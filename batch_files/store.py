@@ -146,9 +146,13 @@ class Store:
         endpoint: str,
         hours: int,
         metadata: Mapping[str, str] | None,
-        output_seconds: int | None = None,
-    ) -> Row:
-        """Add a batch that is to be validated, whose answers are kept for a number of seconds; return its row."""
+        output_seconds: int | None,
+        most_open: int,
+    ) -> Row | None:
+        """Add a batch that is to be validated, whose answers are kept for a number of seconds; return its row.
+
+        Return None if its owner has `most_open` that have not ended.
+        """
         id, now = f"batch_{uuid.uuid4().hex}", self.now()
         row = {
             "id": id, "owner": owner, "input_file_id": file, "endpoint": endpoint, "completion_window": f"{hours}h",
@@ -156,9 +160,13 @@ class Store:
             "output_id": f"file-{uuid.uuid4().hex}", "error_id": f"file-{uuid.uuid4().hex}", "created_at": now,
             "expires_at": now + hours * 3600, "output_seconds": output_seconds,
         }  # fmt: skip
-        names = ", ".join(row)
-        self._change((f"INSERT INTO batches ({names}) VALUES ({', '.join(f':{name}' for name in row)})", row))
-        return self.batch(id, owner) or {}
+        states = ", ".join(f"'{state}'" for state in OPEN)
+        has_room = f"(SELECT count(*) FROM batches WHERE owner = :owner AND status IN ({states})) < :most_open"
+        values = ", ".join(f":{name}" for name in row)
+        insert = f"INSERT INTO batches ({', '.join(row)}) SELECT {values} WHERE {has_room}"
+        # One statement, because others may add batches meanwhile.
+        self._change((insert, {**row, "most_open": most_open}))
+        return self.batch(id, owner)
 
     def batch(self, id: str, owner: str) -> Row | None:
         """Return an owner's batch, or None."""
@@ -169,12 +177,6 @@ class Store:
         states = ", ".join("?" * len(OPEN))
         oldest = f"SELECT min(number) FROM batches WHERE status IN ({states}) GROUP BY owner"
         return self._all(f"SELECT * FROM batches WHERE number IN ({oldest}) ORDER BY number", OPEN)
-
-    def open_batches(self, owner: str) -> int:
-        """Return how many batches of an owner have not ended."""
-        states = ", ".join("?" * len(OPEN))
-        query = f"SELECT count(*) AS n FROM batches WHERE owner = ? AND status IN ({states})"
-        return int(self._all(query, (owner, *OPEN))[0]["n"])
 
     def cancelling(self) -> list[Row]:
         """Return the batches that are to be cancelled."""

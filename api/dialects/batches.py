@@ -137,17 +137,19 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
     def create() -> Response:
         runner = _runner(service)
         params, ignored = body.validate(BatchRequest, body.take(request, EXAMPLE))
-        if runner.store.open_batches(current_owner()) >= MOST_OPEN:
-            raise ApiError(
-                f"this API key has {MOST_OPEN} batches that have not ended, and may have no more. Wait, or cancel some",
-                type="overloaded", retry_after=60,
-            )  # fmt: skip
         row = runner.store.file(params.input_file_id, current_owner())
         if row is None or row["purpose"] != "batch":
             raise _unknown("file", params.input_file_id, "input_file_id")
         hours = int(params.completion_window[:-1])
         kept = params.output_expires_after.seconds if params.output_expires_after else None
-        batch = runner.store.add_batch(current_owner(), row["id"], params.endpoint, hours, params.metadata, kept)
+        batch = runner.store.add_batch(
+            current_owner(), row["id"], params.endpoint, hours, params.metadata, kept, MOST_OPEN
+        )
+        if batch is None:
+            raise ApiError(
+                f"this API key has {MOST_OPEN} batches that have not ended, and may have no more. Wait, or cancel some",
+                type="overloaded", retry_after=60,
+            )  # fmt: skip
         runner.wake()
         return body.name_ignored(jsonify(batch_object(batch)), ignored)
 
