@@ -31,6 +31,7 @@ RETRY_SECONDS = 1.0
 PURGE_SECONDS = 600.0
 TURN_SECONDS = 5.0  # of a batch while another owner has one too
 MOST_PAUSED = 8  # batches whose files stay open until their next turn
+WORK_SECONDS = 0.002  # of the processor that reading lines takes before it rests as long: others need the interpreter
 MOST_ERRORS = 100  # that a batch that failed lists
 PAUSED = "paused"
 Done = Callable[[int, str, bytes], None]
@@ -270,17 +271,20 @@ class Runner:
         return False
 
     def _limits(self, batch: Row) -> Limits:
-        """Return how the lines of a batch are read: until it is cancelled, which is looked up now and then."""
-        looked = time.monotonic()
+        """Return how the lines of a batch are read: with rests, and until it is cancelled, which is looked up now and then."""
+        looked, rested = time.monotonic(), time.thread_time()
 
         def check() -> None:
-            nonlocal looked
+            nonlocal looked, rested
             if self._is_stopping:
                 raise _Over
             if time.monotonic() - looked > POLL_SECONDS:
                 looked = time.monotonic()
                 if self._is_cancelled(batch):
                     raise _Over
+            if (worked := time.thread_time() - rested) > WORK_SECONDS:
+                time.sleep(worked)
+                rested = time.thread_time()
 
         return replace(self._line_limits, check=check)
 
