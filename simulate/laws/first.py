@@ -1,0 +1,45 @@
+"""The first cases of the check on one policy, within a moment: `python -m simulate.laws.first NAME SECONDS OPTIONS`.
+
+A server starts this by name before it serves a policy of the user's own. It prints the law that a case breaks, or the hook
+that does not return; nothing if all is well or the time is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from traceback import walk_stack
+
+from scheduling.located import locate
+from simulate.laws.check import first_broken
+
+CASES = 40
+
+
+def problem(name: str, seconds: float, options: Mapping[str, object] | None = None) -> str:
+    """Return what is wrong with a policy, "" if nothing is found in so many seconds."""
+    results: list[str] = []
+    end = time.monotonic() + seconds
+
+    def work() -> None:
+        broken = first_broken(name, CASES, options, lambda: time.monotonic() > end)
+        results.append("" if broken is None else str(broken).partition("\n")[0].rstrip("."))
+
+    thread = threading.Thread(target=work, daemon=True)  # because a hook may never return
+    thread.start()
+    thread.join(seconds)
+    if results:
+        return results[0]
+    frame = sys._current_frames().get(thread.ident or 0)
+    place = locate(walk_stack(frame)) if frame is not None else None
+    return f"{place}, has not returned for a while" if place else ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(problem(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])))
+    sys.stdout.flush()
+    os._exit(0)  # the thread may never end
