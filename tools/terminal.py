@@ -1,4 +1,4 @@
-"""Writes docs/terminal.md: what the commands show on terminals of 80 and 120 columns, run in tmux.
+"""Writes docs/results/terminal.md: what the commands show on terminals of 80 and 120 columns, run in tmux.
 
     python tools/terminal.py
 
@@ -115,7 +115,7 @@ def main() -> None:
             if width > 80 and name in ("Client", "Simulate"):  # the same as on 80 columns
                 continue
             parts.append(f"## {name}, {width} columns\n\n```\n{text}\n```\n")
-    (ROOT / "docs" / "terminal.md").write_text("\n".join(parts), encoding="utf-8")
+    (ROOT / "docs" / "results" / "terminal.md").write_text("\n".join(parts), encoding="utf-8")
 
 
 if __name__ == "__main__":
