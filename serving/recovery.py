@@ -210,7 +210,7 @@ class Recovery:
             scheduler.preempt(plan, plan.sequences[fits + 1 :], self._clock())
             return [*outputs, _request_error(alone)]
         scheduler.preempt(plan, plan.sequences[fits:], self._clock())
-        scheduler.slot_cap = len(scheduler.running)
+        scheduler.slot_cap = len(scheduler.running) - len(plan.held)  # which have all their tokens
         self._ran_out_with = self._ran_out_with or running
         return outputs
 

@@ -117,7 +117,8 @@ def test_failed_steps_and_memory_shortages_change_no_tokens(policy: str, dtype: 
         books.add(seq)
     while books.step(lambda plan: recovery.compute(books, plan), lambda: 0.0):
         assert not recovery.is_suspect or recovery.probe()
-    assert recovery.out_of_memory == 3  # with 8, again, with 4
+    assert recovery.out_of_memory == {"static": 4, "dynamic": 3}[policy]  # until it is known how many fit
+    assert books.slot_cap == 3
     assert any(seq.preemptions for seq in sequences)
     assert [seq.output_ids for seq in sequences] == expected
 
