@@ -127,6 +127,8 @@ def test_a_policy_that_fails_is_named_with_its_line(tmp_path: Path, capsys: pyte
 
 def test_the_documented_ranking_has_every_policy_once() -> None:
     rows = [
-        line.split("|") for line in (ROOT / "docs/results/arena.md").read_text("utf-8").splitlines() if line.startswith("| ")
+        line.split("|")
+        for line in (ROOT / "docs/results/arena.md").read_text("utf-8").splitlines()
+        if line.startswith("| ")
     ]
     assert sorted(row[2].strip(" `") for row in rows[1:]) == sorted(arena.everyone())
