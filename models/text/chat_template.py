@@ -62,9 +62,7 @@ class ChatTemplate:
                 f"the chat template has {len(source):,} characters, but may have at most {LONGEST_SOURCE:,}. {remedy}"
             )
         try:
-            sandbox = Sandbox()
-            sandbox.finalize = _printed
-            self._template = sandbox.compile_template(source)
+            self._template = Sandbox().compile_template(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TokenizerError(f"the chat template cannot be compiled: {_reason(error)}. {remedy}") from error
         try:
@@ -138,11 +136,6 @@ class ChatTemplate:
         finally:
             budget.reset(reset)
         return "".join(parts)
-
-
-def _printed(value: Any) -> Any:
-    """Return what an expression prints: nothing for null, as of the content beside tool calls."""
-    return "" if value is None else value
 
 
 def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

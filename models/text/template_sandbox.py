@@ -153,7 +153,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context
 def written(context: Any, value: Any) -> Any:
-    """Count what a template writes."""
+    """Count what a template writes; null, as of the content beside tool calls, is written as nothing."""
+    if value is None:
+        return ""
     if not isinstance(value, str):
         writes(value)
         return value
