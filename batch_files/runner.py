@@ -13,13 +13,13 @@ import queue
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, BinaryIO, Protocol
 
-from batch_files.lines import BadLine, Limits, Line, Pending, answer, count_lines, expired, failed, numbered, parse
+from batch_files.job import Job, is_final, read_json
+from batch_files.lines import BadLine, Limits, Line, answer, count_lines, expired, failed, numbered, parse
 from batch_files.output import LineFile
 from batch_files.store import Row, Store
 
@@ -42,36 +42,6 @@ class Sender(Protocol):
 
     def send(self, line: Line, owner: str, id: str, done: Done) -> None: ...
     def cancel(self, id: str) -> None: ...
-
-
-@dataclass(slots=True)
-class Job:
-    """The batch that is computed now."""
-
-    row: Row
-    answered: LineFile
-    errors: LineFile
-    completed: int = 0
-    failed: int = 0
-    lines: Iterator[Line | BadLine] = field(default_factory=lambda: iter(()))
-    open: dict[int, Line] = field(default_factory=dict)
-    again: deque[tuple[float, Line]] = field(default_factory=deque)  # when, and which
-    results: queue.SimpleQueue[tuple[int, int, str, bytes]] = field(default_factory=queue.SimpleQueue)
-    counted_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.completed, self.failed = self.answered.lines(), self.errors.lines()
-
-    def close(self) -> None:
-        """Write the answers to the disk."""
-        try:
-            self.answered.close()
-        finally:
-            self.errors.close()
-
-    @property
-    def id(self) -> str:
-        return str(self.row["id"])
 
 
 class _Over(Exception):
@@ -209,7 +179,7 @@ class Runner:
                 self._expire(job)
         finally:
             for number in job.open:
-                self._sender.cancel(_request_id(job.id, number))
+                self._sender.cancel(job.request_id(number))
             if ended != PAUSED:
                 job.close()
         if ended == PAUSED:
@@ -300,7 +270,7 @@ class Runner:
     def _unanswered(self, job: Job) -> Iterator[Line | BadLine]:
         """Yield the lines of a batch that have no answer yet; end early when it is cancelled."""
         with suppress(_Over), self.store.path(job.row["input_file_id"]).open("rb") as file:
-            yield from _pending(job, file, self._limits(job.row))
+            yield from job.pending(file, self._limits(job.row))
 
     def _fail(self, batch: Row, total: int, problems: list[dict[str, Any]]) -> None:
         errors = json.dumps({"object": "list", "data": problems})
@@ -340,7 +310,7 @@ class Runner:
         def done(status: int, id: str, body: bytes, number: int = line.number) -> None:
             job.results.put((number, status, id, body))
 
-        self._sender.send(line, job.row["owner"], _request_id(job.id, line.number), done)
+        self._sender.send(line, job.row["owner"], job.request_id(line.number), done)
 
     def _receive(self, job: Job) -> None:
         """Take in the answers that are there, or the next one if it comes soon."""
@@ -352,8 +322,8 @@ class Runner:
             results.append(job.results.get())
         for number, status, id, data in results:
             line = job.open.pop(number)
-            body = _json(data)
-            if status in (429, 503) and not _is_final(body):
+            body = read_json(data)
+            if status in (429, 503) and not is_final(body):
                 job.again.append((time.monotonic() + RETRY_SECONDS, line))
             else:
                 self._keep(job, answer(line.custom_id, status, id, body), is_error=status >= 400)
@@ -384,32 +354,9 @@ class Runner:
     def _expire(self, job: Job) -> None:
         """Write an error for each line that was not computed in time."""
         with self.store.path(job.row["input_file_id"]).open("rb") as file:
-            for line in _pending(job, file, self._limits(job.row)):
+            for line in job.pending(file, self._limits(job.row)):
                 self._keep(job, failed(line) if isinstance(line, BadLine) else expired(line), is_error=True)
-
-
-def _pending(job: Job, file: BinaryIO, limits: Limits) -> Pending:
-    """Return the lines of a batch that have no answer yet."""
-    with job.answered.reader() as answered, job.errors.reader() as errors:
-        return Pending(file, [answered, errors], job.row["endpoint"], limits)
 
 
 def _problem(code: str, message: str, line: int | None = None) -> dict[str, Any]:
     return {"code": code, "line": line, "message": message, "param": None}
-
-
-def _request_id(batch: str, number: int) -> str:
-    return f"{batch}.{number}"
-
-
-def _is_final(body: Any) -> bool:
-    """Return whether a refusal is this line's own fault: alone it does not fit into memory."""
-    error = body.get("error") if isinstance(body, dict) else None
-    return isinstance(error, dict) and error.get("type") == "out_of_memory"
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError:
-        return data.decode("utf-8", "replace")
