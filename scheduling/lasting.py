@@ -35,8 +35,11 @@ def _call_in(stack: list[tuple[FrameType, int]]) -> FrameType | None:
     """Return the call of a hook, or of a file that `policies` loads; `stack` begins with the innermost call."""
     is_loading = False
     for frame, line in reversed(stack):
-        is_loading |= frame.f_globals.get("__name__") == "policies"
+        module = str(frame.f_globals.get("__name__"))
+        is_loading |= module == "policies"
         if locate([(frame, line)]) or (is_loading and frame.f_code.co_name == "<module>"):
+            return frame
+        if module.startswith("policies."):  # such as a list or an error of its own that a hook returned or raised
             return frame
     return None
 

@@ -7,12 +7,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from traceback import walk_tb
 from types import ModuleType
 
 from rich.console import Console
 
+from scheduling.located import locate
 from scheduling.scheduler import PolicyError
 from simulate.hook_limit import HookTimeout, limited
+from simulate.laws.trial import told
 from terminal.console import emit_json, say
 from terminal.options import Argument, Choice, Command, read
 
@@ -63,7 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             result = _module(command).run(args, console)
     except KeyboardInterrupt:
         return 130
-    except (ValueError, OSError, PolicyError, RuntimeError, HookTimeout) as error:
+    except (Exception, HookTimeout) as error:
+        place = locate(walk_tb(error.__traceback__))
+        is_refusal = isinstance(error, ValueError) and place is not None and place.hook == "__init__"  # of an option
+        if place is not None and not is_refusal and not isinstance(error, PolicyError | HookTimeout):
+            say(console, f"error: {place}: {told(error)}")
+            return 1
+        if not isinstance(error, ValueError | OSError | PolicyError | RuntimeError | HookTimeout):
+            raise
         if isinstance(error, OSError) and error.filename is not None:
             say(console, f"error: cannot open {error.filename!r}: {error.strerror}. Check the path")
             return 2

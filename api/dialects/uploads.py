@@ -5,6 +5,7 @@ This module must not know what the file is for.
 
 from __future__ import annotations
 
+import re
 import tempfile
 import unicodedata
 from collections.abc import Callable
@@ -51,7 +52,7 @@ def receive(request: Request, folder: Path, limit: int) -> Upload:
         file = files.get("file")
         if file is None:
             raise ApiError(f"the form has no file. Use {EXAMPLE}", param="file")
-        name = str(file.filename or "")[:NAME_LENGTH] or "file"
+        name = re.split(r"[/\\]", str(file.filename or ""))[-1][:NAME_LENGTH] or "file"
         if any(unicodedata.category(letter) == "Cc" for letter in name):
             raise ApiError(f"the file's name is {shown(name)}, which has control characters. Use another", param="file")
         path = Path(written[0].name)

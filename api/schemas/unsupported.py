@@ -38,7 +38,11 @@ EVERYWHERE: Unsupported = {
     "samplers": ([], LLAMA_CPP_SAMPLERS, "edskypmxt"), "sampler_priority": ([],), "random_seed": (), "sampling_seed": (),
     "repetition_penalty": (1,), "repeat_penalty": (1,), "presence_penalty": (0,), "frequency_penalty": (0,),
     "dry_multiplier": (0,), "no_repeat_ngram_size": (0,), "logit_bias": ({}, []), "bad_words": ([],),
-    "bad_words_ids": ([],), "allowed_token_ids": (), "logits_processors": ([],), "custom_logit_processor": ("",),
+    "bad_words_ids": ([],), "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "forced_bos_token_id": (),
+    "forced_eos_token_id": (), "force_words_ids": ([],), "sequence_bias": ({}, []), "encoder_repetition_penalty": (1,),
+    "exponential_decay_length_penalty": (), "ban_eos_token": (False,), "stopping_strings": ([],), "eos_token_id": (),
+    "spaces_between_special_tokens": (True,), "sampling_params": ({},), "instructions": ("",),
+    "allowed_token_ids": (), "logits_processors": ([],), "custom_logit_processor": ("",),
     "custom_params": ({},), "vllm_xargs": ({},), "watermark": (False,),
     # Length and end
     "max_completion_tokens": (), "max_new_tokens": (), "n_predict": (),

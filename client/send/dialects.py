@@ -254,7 +254,6 @@ def _feed_chat(event: Mapping[str, Any], answer: Answer) -> int | None:
         delta = choice.get("delta")
         delta = delta if isinstance(delta, dict) else {}
         answer.text += _text(delta.get("content"))
-        answer.finish_reason = _text(choice.get("finish_reason")) or answer.finish_reason
         has_said |= any(delta.get(name) for name in SAID)
     return _brought(grown, has_said, choices, answer)
 
@@ -266,6 +265,8 @@ def _choices(event: Mapping[str, Any], answer: Answer) -> tuple[int, list[Mappin
     choices = event.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
         raise Unreadable(f"event without choices: {str(event)[:60]}")
+    for choice in choices:
+        answer.finish_reason = _text(choice.get("finish_reason")) or answer.finish_reason
     # Some servers send no [DONE]. The usage of the whole request is in an event without choices.
     answer.ended |= any(c.get("finish_reason") for c in choices) or (
         not choices and isinstance(event.get("usage"), dict)

@@ -303,11 +303,12 @@ class LoadRun:
         return reading.outcome(now)
 
     async def _follow(self, answer: aiohttp.ClientResponse, reading: Reading) -> Outcome:
-        events, shown = Events(), 0
+        events, shown, heard = Events(), 0, self.now()
         reading.answer.id = answer.headers.get("X-Request-Id", "")
         try:
             async for received in answer.content.iter_any():
-                reading.read(events.cut(received), self.now())
+                heard = self.now()
+                reading.read(events.cut(received), heard)
                 if self._on_text is not None:
                     self._on_text(reading.answer.text[shown:])
                     shown = len(reading.answer.text)
@@ -316,5 +317,5 @@ class LoadRun:
                 raise
             return reading.outcome(max(reading.last, reading.sent), *reading.missing())
         with contextlib.suppress(Unreadable):  # half an event, where the stream was cut
-            reading.read(events.end(), self.now())
-        return reading.outcome(self.now(), *reading.missing())
+            reading.read(events.end(), heard)
+        return reading.outcome(heard, *reading.missing())  # a server may close the connection long afterwards

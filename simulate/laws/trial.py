@@ -281,4 +281,12 @@ def describe_crash(error: BaseException, policy: Policy | None) -> str:
         if not cls.__module__.startswith(("scheduling", "builtins"))
     }
     last = [*frames[-1:], *(frame for frame in frames if frame.filename in own)][-1]
-    return f"{type(error).__name__}: {error}, line {last.lineno} of {Path(last.filename).name}"
+    return f"{told(error)}, line {last.lineno} of {Path(last.filename).name}"
+
+
+def told(error: BaseException) -> str:
+    """Return the type and the text of an error, whose own code may fail when it is asked for the text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

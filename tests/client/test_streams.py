@@ -83,6 +83,12 @@ def test_a_finish_reason_ends_a_stream_and_half_an_event_does_not(api: str) -> N
     assert received(api, [DONE]).error == "unreadable answer"
 
 
+@pytest.mark.parametrize("api", ["openai", "chat"])
+def test_an_empty_answer_is_one(api: str) -> None:
+    outcome = received(api, [line(chunk(api, "", "stop")), DONE])
+    assert (outcome.error, outcome.completion, outcome.finish_reason) == ("", "", "stop")
+
+
 @pytest.mark.parametrize("end", [b"\r", b"\r\n", b"\n"])
 def test_lines_may_end_in_any_way_and_begin_with_a_byte_order_mark(end: bytes) -> None:
     pieces = [*words("chat", end + end), b"data: [DONE]" + end + end]

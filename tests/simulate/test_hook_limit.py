@@ -25,6 +25,10 @@ ENDLESS = {
                "order() of loop.py, line 1"),
     "generator": (ORDER + "        for seq in waiting:\n            while True:\n                now += 1\n            yield seq\n",
                   "order() of loop.py"),
+    "object": (ORDER + "        return Endless(waiting)\n\n\nclass Endless(list):\n    def __iter__(self):\n        while True:\n"
+               "            pass\n", "loop.py, line 1"),
+    "error": (ORDER + "        raise Endless\n\n\nclass Endless(Exception):\n    def __str__(self):\n        while True:\n"
+              "            pass\n", "loop.py, line 1"),
     "file": ("while True:\n    pass\n", "loop.py, line "),
     "catches": (ORDER + "        while True:\n            try:\n                now += 1\n            except Exception:\n"
                 "                pass\n", "order() of loop.py"),

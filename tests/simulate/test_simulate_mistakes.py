@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support_simulate import run_command
 
+from simulate.__main__ import main
+
 MISTAKES = [
     ("rum", "'rum'", "Did you mean 'run'?"),
     ("run", "POLICY", "missing"),
@@ -88,3 +90,22 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(
     assert named.replace("HERE", str(tmp_path)) in err
     assert more in err
     assert any(remedy in err for remedy in ("Use ", "Add ", "Change ", "Check ", "Name ", "Make ", "Run "))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    def order(self, waiting, now):\n        raise KeyError(1)\n", "order() of mine.py, line 5: KeyError: 1"),
+        (
+            "    def __init__(self, **options):\n        raise KeyError(1)\n",
+            "__init__() of mine.py, line 5: KeyError: 1",
+        ),
+    ],
+)
+def test_an_error_in_a_policy_is_a_sentence_with_its_line(
+    body: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"from scheduling import policy\n\nclass Policy(policy.Policy):\n{body}")
+    assert main(["run", str(path), "--num", "30"]) == 1
+    assert f"error: {words}" in capsys.readouterr().err.replace("\n", " ")
