@@ -25,6 +25,7 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from simulate.hook_limit import HookTimeout, limited
 from simulate.simulator import Run, simulate
 
 LOWEST_PRIORITY = 19
@@ -117,7 +118,10 @@ def converse(
                 rows[name] += piece
             continue
         try:
-            text = json.dumps(answer_from(rows, message["ask"]), allow_nan=False)
+            with limited():
+                text = json.dumps(answer_from(rows, message["ask"]), allow_nan=False)
+        except HookTimeout as error:
+            text = json.dumps({"problem": f"PolicyFailed: {error}"})
         except Exception as error:  # a policy may come from anywhere
             text = json.dumps({"problem": problem(error)})
         rows.clear()

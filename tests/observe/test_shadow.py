@@ -11,6 +11,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from simulate.hook_limit import limited
 from simulate.measured import observed, observed_law
 from simulate.measured import shadow as simulated
 from simulate.measured.observed import Chosen, Machine, Seen
@@ -245,6 +247,21 @@ def test_a_hook_that_fails_in_the_simulation_is_reported_with_its_line(tmp_path:
     shadow, _ = watched()
     shadow.policy = str(path)
     assert f"{hook}() of mine.py, line 3" in ask(shadow)["problem"]
+
+
+def test_a_hook_that_does_not_return_in_the_simulation_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from scheduling import policy\nclass Policy(policy.Policy):\n    def order(self, waiting, now):\n"
+        "        while True: pass\n"
+    )
+    monkeypatch.setattr(observed, "limited", partial(limited, 0.1))
+    out = io.StringIO()
+    endless = policies.get_policy(str(path))
+    observed.converse(lambda rows, ask: {"order": endless.order([], 0.0)}, io.StringIO('{"ask": {}}\n'), out)
+    assert "order() of mine.py, line 4, took more than" in json.loads(out.getvalue())["problem"]
 
 
 def test_an_answer_that_is_no_json_is_a_problem() -> None:
