@@ -107,6 +107,8 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
         store, limit = _runner(service).store, _limit("files")
         newest_first = request.args.get("order", "desc") != "asc"
         after, purpose = request.args.get("after", ""), request.args.get("purpose", "")
+        if after and store.file(after, current_owner(), is_expired_too=True) is None:
+            raise _unknown("file", after, "after")
         rows = store.files(current_owner(), after, limit + 1, newest_first, purpose)
         return _page([file_object(row) for row in rows], limit)
 
@@ -156,7 +158,10 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
     @routes.get("/v1/batches")
     def batches() -> Response:
         limit = _limit("batches")
-        rows = _runner(service).store.batches(current_owner(), request.args.get("after", ""), limit + 1)
+        store, after = _runner(service).store, request.args.get("after", "")
+        if after and store.batch(after, current_owner()) is None:
+            raise _unknown("batch", after, "after")
+        rows = store.batches(current_owner(), after, limit + 1)
         return _page([batch_object(row) for row in rows], limit)
 
     @routes.get("/v1/batches/<id>")

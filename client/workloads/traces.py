@@ -139,6 +139,9 @@ def _lines(file: Any) -> Iterator[tuple[int, Callable[[], Row]]]:
         raise _NotLines(f"line {number}: it is not text in UTF-8. Save it as UTF-8. {USE}")
     try:
         names = [name.strip() for name in _cells(first)]
+        for name in names:
+            if name and names.count(name) > 1:
+                raise ValueError(f"the column {name[:40]!r} appears {names.count(name)} times")
     except (csv.Error, ValueError) as error:
         raise _NotLines(f"line {number}: {_reason(error)}. {USE}") from None
     for later, line in enumerate(file, number + 1):

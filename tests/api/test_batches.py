@@ -445,7 +445,10 @@ def test_a_page_of_a_list_goes_on_after_the_last_entry(world: World) -> None:
     assert [file.id for file in page.data] == ids[:2]
     assert [file.id for file in page] == ids  # it fetches the next pages
     assert [file.id for file in sdk.files.list(limit=3)] == ids[::-1]
-    error(world.app.test_client().get("/v1/files?limit=x"))
+    client = world.app.test_client()
+    error(client.get("/v1/files?limit=x"))
+    for path in ("/v1/files", "/v1/batches"):
+        assert error(client.get(f"{path}?after=nope"), 404)["param"] == "after"
 
 
 def test_lines_need_no_key_of_their_own_and_a_client_cannot_pretend_to_be_one(tmp_path: Path) -> None:

@@ -216,6 +216,13 @@ def test_a_trace_without_a_request_is_refused(tmp_path: Path, content: str) -> N
         traces.read(file)
 
 
+def test_a_column_that_appears_twice_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "twice.csv"
+    file.write_text("at,ContextTokens,ContextTokens\n1,2,3\n")
+    with pytest.raises(ValueError, match="line 1: the column 'ContextTokens' appears 2 times"):
+        traces.read(file)
+
+
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
