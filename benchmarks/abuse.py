@@ -279,7 +279,8 @@ def show(result: dict[str, Any]) -> None:
         times = (own[key] for key in ("p50_ms", "p99_ms", "longest_ms"))
         rows.append([name, *(f"{ms:.1f}" for ms in times), f"{own['memory_mb']:.0f}"])
     heads = ("streams", "token p50", "p99", "longest, ms", "memory, MB")
-    report.show(f"{result['streams']} streams and {result['rate']:g} bodies a second", heads, rows)
+    beside = "files of hostile lines" if result["batches"] else f"{result['rate']:g} bodies a second"
+    report.show(f"{result['streams']} streams and {beside}", heads, rows)
     rows = []
     for name, own in result["bodies"].items():
         statuses = ", ".join(f"{status or 'broken'}: {n}" for status, n in own["statuses"].items())
@@ -308,7 +309,7 @@ def main() -> None:
         served(args, "--access-log", "off", "--batch-folder", folder) as server,
     ):
         result = measure(server, args)
-    facts = {name: vars(args)[name] for name in ("model", "policy", "streams", "rate", "minutes")}
+    facts = {name: vars(args)[name] for name in ("model", "policy", "streams", "rate", "minutes", "batches")}
     result |= facts
     show(result)
     report.finish("abuse", result, args.json)
