@@ -93,7 +93,7 @@ class Store:
             return changed
 
     def add_file(self, content: Path, owner: str, filename: str, purpose: str, seconds: int | None = None) -> Row:
-        """Take over a file, which is moved, and kept for so many seconds if there is a number; return its row."""
+        """Move a file into the store, to be deleted after `seconds` if they are given; return its row."""
         id = f"file-{uuid.uuid4().hex}"
         size = content.stat().st_size
         os.replace(content, self.path(id))

@@ -1,4 +1,4 @@
-"""What clients of the ingress may take."""
+"""The limits of the ingress on its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the body of a request within limits of size and time. What its head alone rules out is never read."""
+"""Reads the body of a request within limits of size and time. A body that its head rules out is never read."""
 
 from __future__ import annotations
 

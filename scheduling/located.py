@@ -60,7 +60,15 @@ def locate_error(error: BaseException, policy: Policy | None = None) -> Place | 
     if policy is None:
         return locate(calls)
     lines = [linecache.getline(frame.f_code.co_filename, line) for frame, line in reversed(calls)]
-    return locate(calls) or next(filter(None, (_definition(policy, text) for text in (str(error), *lines))), None)
+    return locate(calls) or next(filter(None, (_definition(policy, text) for text in (described(error), *lines))), None)
+
+
+def described(error: BaseException) -> str:
+    """Return the type and the text of an error, whose own code may fail when it is asked for the text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def _definition(policy: Policy, text: str) -> Place | None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
-from scheduling.located import locate_error
+from scheduling.located import described, locate_error
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -89,7 +89,7 @@ class Fallback:
     def _note(self, failed: Policy, error: Exception, policy: Policy) -> None:
         """Count and log a failure."""
         place = locate_error(error, failed)
-        words = described(error)
+        words = in_short(error)
         self.failures += 1
         self.last = PolicyFailure(
             failed.name,
@@ -107,9 +107,9 @@ class Fallback:
         )  # fmt: skip
 
 
-def described(error: BaseException) -> str:
+def in_short(error: BaseException) -> str:
     """Return an error in one short line: its type, and what it says."""
-    words = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
+    words = " ".join(described(error).removesuffix(": ").split())
     return words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
 
 
@@ -118,6 +118,6 @@ def switch_problem(error: Exception, policy: Policy) -> str:
     place = locate_error(error, policy)
     where = f"{place}: " if place else ""
     return (
-        f"the policy {policy.name} fails on the requests that are here ({where}{described(error)}), so the policy is "
+        f"the policy {policy.name} fails on the requests that are here ({where}{in_short(error)}), so the policy is "
         "unchanged. Correct its options, or use another policy"
     )

@@ -12,10 +12,9 @@ from types import ModuleType
 
 from rich.console import Console
 
-from scheduling.located import locate
+from scheduling.located import described, locate
 from scheduling.scheduler import PolicyError
 from simulate.hook_limit import HookTimeout, limited
-from simulate.laws.trial import told
 from terminal.console import emit_json, say
 from terminal.options import Argument, Choice, Command, read
 
@@ -70,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = locate(walk_tb(error.__traceback__))
         is_refusal = isinstance(error, ValueError) and place is not None and place.hook == "__init__"  # of an option
         if place is not None and not is_refusal and not isinstance(error, PolicyError | HookTimeout):
-            say(console, f"error: {place}: {told(error)}")
+            say(console, f"error: {place}: {described(error)}")
             return 1
         if not isinstance(error, ValueError | OSError | PolicyError | RuntimeError | HookTimeout):
             raise

@@ -21,7 +21,7 @@ CASES = 40
 
 
 def problem(name: str, seconds: float, options: Mapping[str, object] | None = None) -> str:
-    """Return what is wrong with a policy, "" if nothing is found in so many seconds."""
+    """Return the problem of a policy that is found within `seconds`, or ""."""
     results: list[str] = []
     end = time.monotonic() + seconds
 

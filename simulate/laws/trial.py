@@ -16,6 +16,7 @@ from scheduling.advance import run_of
 from scheduling.backlog import FITTED
 from scheduling.driver import Driver
 from scheduling.iteration import Iteration, Plan
+from scheduling.located import described
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Run, Scheduler
 from scheduling.sequence import Sequence
@@ -281,12 +282,4 @@ def describe_crash(error: BaseException, policy: Policy | None) -> str:
         if not cls.__module__.startswith(("scheduling", "builtins"))
     }
     last = [*frames[-1:], *(frame for frame in frames if frame.filename in own)][-1]
-    return f"{told(error)}, line {last.lineno} of {Path(last.filename).name}"
-
-
-def told(error: BaseException) -> str:
-    """Return the type and the text of an error, whose own code may fail when it is asked for the text."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
+    return f"{described(error)}, line {last.lineno} of {Path(last.filename).name}"

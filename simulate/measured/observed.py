@@ -19,7 +19,7 @@ import policies
 from costs.cost import Cost, Host
 from costs.drafting import Recorded, RecordedDrafter
 from costs.steps import Step
-from scheduling.located import locate_error
+from scheduling.located import described, locate_error
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -130,7 +130,7 @@ def converse(
 
 def problem(error: Exception) -> str:
     """Return the type of an error and what it says; of a policy's, with the hook, file and line that raised it."""
-    words = f"{type(error).__name__}: {error}"
+    words = described(error)
     place = locate_error(error)
     if place is None or place.hook == "__init__":  # options are refused there
         return words

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import policies
-from scheduling.located import Place, locate
+from scheduling.located import Place, described, locate
 from scheduling.policy import Policy
 from scheduling.sequence import Sequence
 
@@ -100,3 +100,11 @@ def test_an_error_outside_any_hook_is_of_no_policy(own: Policy) -> None:
     assert place_of(lambda: own.order()) is None  # type: ignore[call-arg]
     assert place_of(functools.partial(int, "x")) is None
     assert locate([]) is None
+
+
+def test_an_error_whose_own_text_fails_is_named_by_its_type() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert [described(error) for error in (Mute(), KeyError(1))] == ["Mute", "KeyError: 1"]
