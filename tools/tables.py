@@ -74,18 +74,16 @@ def flags(params: Iterable[Parameter]) -> str:
 
 
 def commands(made: Mapping[str, Any]) -> str:
-    """Return a table of the parameters of several commands: a row has each command in which a flag means the same."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
+    """Return a table of the parameters of several commands: a row has all commands in which a flag means the same."""
+    rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     for command, line in made.items():
-        for _, *row in described(line.declared):
-            rows.setdefault((row[0], row[1], row[2]), []).append(command)
-    return table(
-        ("flag", "of", "default, bounds", "meaning"),
-        (
-            (code(name), ", ".join(of), plain(facts), plain(meaning))
-            for (name, facts, meaning), of in sorted(rows.items(), key=lambda item: item[0][0].lstrip("-"))
-        ),
-    )
+        for _, name, facts, meaning in described(line.declared):
+            rows.setdefault((name, meaning), {}).setdefault(plain(facts), []).append(command)
+    cells = []
+    for (name, meaning), known in sorted(rows.items(), key=lambda item: item[0][0].lstrip("-")):
+        facts = "; ".join(facts if len(known) == 1 else f"{facts} ({', '.join(of)})" for facts, of in known.items())
+        cells.append((code(name), ", ".join(command for of in known.values() for command in of), facts, plain(meaning)))
+    return table(("flag", "of", "default, bounds", "meaning"), cells)
 
 
 def options(name: str, is_order: bool) -> str:
