@@ -71,6 +71,20 @@ def test_every_function_that_a_page_names_behind_a_file_is_in_that_file(page: st
     assert [hop for hop in hops if not re.search(rf"\b(?:def|class) {hop[1]}\b", sources[hop[0]])] == []
 
 
+def test_every_method_in_the_states_of_connections_and_requests_exists() -> None:
+    named = set(re.findall(r"\b([A-Z]\w+)\.(\w+)", read("docs/http.md")))
+    assert len(named) > 10
+    folders = ("api", "launch", "serving", "scheduling")
+    sources = [path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    sources.append(read("batching.py"))
+    missing = {
+        (owner, method)
+        for owner, method in named
+        if not any(f"class {owner}" in text and f"def {method}(" in text for text in sources)
+    }
+    assert missing == set()
+
+
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
     return tables.tables()
