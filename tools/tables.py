@@ -8,7 +8,6 @@ usage: python -m tools.tables [--check]     --check: write nothing; exit with 1 
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,9 +31,8 @@ from tools import completion
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FACTS = re.compile(
-    r"^(.*?)(?: \[([^\[\]]*)\])?$", re.DOTALL
-)  # a help text, and what `--help` puts in brackets after it
+# A help text, and what `--help` puts in brackets after it.
+FACTS = re.compile(r"^(.*?)(?: \[([^\[\]]*)\])?$", re.DOTALL)
 UNBOUNDED = str(1 << 60)
 CLIENT = {"load": "`client/client.py`", **{name: f"`client.{name}`" for name in ("batch", "compare", "sweep", "top")}}
 PREDICTIONS = options_of(Predicting)
@@ -57,15 +55,15 @@ def code(text: str) -> str:
 
 
 def described(params: Iterable[Parameter]) -> Iterator[tuple[Parameter, str, str, str]]:
-    """Yield each parameter of a help, its name with its value, its default and bounds, and its meaning."""
+    """Yield each flag of a help, its name with its value, its default and bounds, and its meaning."""
     for param in params:
         record = param.get_help_record(click.Context(click.Command("")))
-        if record is not None and (match := FACTS.match(record[1])):
-            yield param, record[0] if isinstance(param, Option) else str(param.name), match[2] or "", match[1]
+        if isinstance(param, Option) and record is not None and (match := FACTS.match(record[1])):
+            yield param, record[0], match[2] or "", match[1]
 
 
 def flags(params: Iterable[Parameter]) -> str:
-    """Return a table of parameters. Their variables are left out where the name follows from the flag."""
+    """Return a table of flags. Their variables are left out where the name follows from the flag."""
     rows = []
     for param, name, facts, meaning in described(params):
         own = config.variable(str(param.name))
@@ -74,7 +72,7 @@ def flags(params: Iterable[Parameter]) -> str:
 
 
 def commands(made: Mapping[str, Any]) -> str:
-    """Return a table of the parameters of several commands: a row has all commands in which a flag means the same."""
+    """Return a table of the flags of several commands: a row has all commands in which a flag means the same."""
     rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     for command, line in made.items():
         for _, name, facts, meaning in described(line.declared):
@@ -180,7 +178,6 @@ def stale(made: Mapping[str, str]) -> dict[Path, str]:
 
 def main(argv: Sequence[str]) -> int:
     """Write the tables, or with --check name the stale pages; return the exit code."""
-    os.environ.pop("_EB_CALLED", None)  # the name by which `./eb` wants a command to be called
     pages = stale(tables())
     for page, text in pages.items():
         if "--check" in argv:
