@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
-from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from support import ROOT, fake_engine
+from support import ROOT
 
-import config
-import policies
-from app import connect, create_app
-from config import Config
-from terminal.options import Number
+from tools import tables
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "weights/bard/README.md"]
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -37,13 +28,6 @@ def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
-
-
-def rows(name: str) -> dict[str, list[str]]:
-    """Return the cells of each table row of a page, by the code that its first cell begins with."""
-    lines = [line for line in read(name).splitlines() if line.startswith("| `")]
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    return {row[0].split("`")[1]: row for row in cells}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -78,64 +62,67 @@ def test_every_file_that_a_page_names_exists() -> None:
     assert [entry for entry in missing if entry != readers_own] == []
 
 
-@pytest.mark.parametrize("item", fields(Config)[1:], ids=lambda item: config.flag(item.name))
-def test_every_flag_is_documented_with_its_default_and_bounds(item: Field[Any]) -> None:
-    default = item.default
-    documented = rows("docs/settings.md")[config.flag(item.name)]
-    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
-    assert documented[1] == (f"`{shown}`" if shown else "unset")
-    kind = item.metadata["type"]
-    bounds = ", ".join(f"`{choice}`" for choice in kind.known)
-    if isinstance(kind, Number):
-        bounds = f"{kind.low} or more" if kind.high == math.inf else f"{kind.low} to {kind.high}"
-    assert documented[2] == bounds
+@pytest.mark.parametrize("page", ["architecture.md", "http.md"])
+def test_every_function_that_a_page_names_behind_a_file_is_in_that_file(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    hops = re.findall(r"`([\w/]+\.py)`\s`(\w+)`", text)
+    assert len(hops) > 10
+    sources = {path: (ROOT / path).read_text("utf-8") for path, _ in hops}
+    assert [hop for hop in hops if not re.search(rf"\b(?:def|class) {hop[1]}\b", sources[hop[0]])] == []
 
 
-def test_no_flag_is_documented_that_does_not_exist() -> None:
-    flags = {name for name in rows("docs/settings.md") if name.startswith("--")}
-    assert flags == {config.flag(item.name) for item in fields(Config)[1:]}
-
-
-def documented_routes() -> Iterator[tuple[str, str]]:
-    """Yield method and path of each route in the first cells of the API's tables: `GET`, where no method is named."""
-    for row in rows("docs/api.md").values():
-        method = "GET"
-        for words in re.findall(r"`([^`]+)`", row[0]):
-            *methods, path = words.split(" ")
-            method = methods[0] if methods else method
-            if path.startswith("/"):
-                yield method.lower(), path
-
-
-def test_every_route_is_documented_and_no_other() -> None:
-    service = create_app(Config(policy="dynamic")).extensions["service"]
-    assert set(documented_routes()) == {(op.method, op.path) for op in service.operations}
-
-
-def test_every_metric_is_documented_with_its_type_and_no_other() -> None:
-    app = create_app(Config(policy="dynamic", tgi_metrics=True))
-    service = app.extensions["service"]
-    connect(service, fake_engine())
-    text = app.test_client().get("/metrics").text
-    service.engine.manager.stop()
-    exported = {
-        family.name + ("_total" if family.type == "counter" else ""): family.type
-        for family in text_string_to_metric_families(text)
+def test_every_method_in_the_states_of_connections_and_requests_exists() -> None:
+    named = set(re.findall(r"\b([A-Z]\w+)\.(\w+)", read("docs/http.md")))
+    assert len(named) > 10
+    folders = ("api", "launch", "serving", "scheduling")
+    sources = [path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    sources.append(read("batching.py"))
+    missing = {
+        (owner, method)
+        for owner, method in named
+        if not any(f"class {owner}" in text and f"def {method}(" in text for text in sources)
     }
-    table = {name: row[1] for name, row in rows("docs/api.md").items() if re.match(r"(vllm:|eb_|tgi_)", name)}
-    assert table == exported
+    assert missing == set()
 
 
-@pytest.mark.parametrize("name", [*policies.names(), *policies.order_names()])
-def test_every_policy_and_order_is_documented_with_its_options(name: str) -> None:
-    table = rows("docs/policies.md")
-    text = " ".join(table[name])
-    text += "".join(" ".join(table[other]) for other in re.findall(r"as `([\w-]+)`", text))
-    if "(#predictions)" in text:
-        text += " ".join(f"`{option}`" for option in table)
-    is_order = name in policies.order_names()
-    options = {item.option for item in policies.describe(f"nobatch+{name}" if is_order else name)}
-    assert {option for option in options if f"`{option}`" not in text} == set()
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return tables.tables()
+
+
+def test_the_tables_of_the_documentation_are_those_of_the_code(made: dict[str, str]) -> None:
+    assert list(tables.stale(made)) == []
+
+
+def test_a_stale_table_is_named_and_rewritten(
+    made: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "docs" / "api.md"
+    page.parent.mkdir()
+    page.write_text("before\n" + "".join(f"<!-- table: {name} -->\nold\n<!-- end -->\n" for name in made) + "after\n")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "tables", lambda: made)
+    assert tables.main(["--check"]) == 1
+    assert "docs/api.md" in capsys.readouterr().out
+    assert "old" in page.read_text()
+    assert tables.main([]) == 0
+    assert page.read_text().startswith("before\n<!-- table: ")
+    assert "`GET /health`" in page.read_text()
+    assert tables.main(["--check"]) == 0
+
+
+def test_a_table_that_does_not_exist_or_is_on_no_page_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "docs" / "api.md"
+    page.parent.mkdir()
+    page.write_text("<!-- table: routs -->\n<!-- end -->\n")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="routs"):
+        tables.stale({"routes": ""})
+    page.write_text("")
+    with pytest.raises(ValueError, match="routes"):
+        tables.stale({"routes": ""})
 
 
 def test_no_source_file_points_at_a_document_that_is_not_there() -> None:

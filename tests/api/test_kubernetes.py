@@ -26,7 +26,7 @@ FOLDER = ROOT / "deploy" / "k8s"
 OVERLAYS = ["cpu", "gpu"]
 NAME = "effective-batching"
 LABEL = {"app.kubernetes.io/name": NAME}
-VERSIONS = ["1.27", "1.37"]  # the oldest that docs/kubernetes.md names, and the newest whose schemas are installed
+VERSIONS = ["1.27", "1.37"]  # the oldest that docs/operations.md names, and the newest whose schemas are installed
 
 every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
