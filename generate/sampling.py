@@ -132,15 +132,10 @@ def _signed(seed: int) -> int:
     return ((seed & MASK) ^ (1 << 63)) - (1 << 63)
 
 
-def sample(
-    logits: Tensor,
-    params: Sequence[SamplingParams],
-    positions: Sequence[int],
-    histories: Sequence[History] | None = None,
-) -> Sequence[int | NotFinite]:
-    """Return `Draws.draw` for rows that are drawn together once."""
-    history = histories.__getitem__ if histories else lambda i: History((), ())
-    return Draws(params, logits.device).draw(logits, torch.tensor(positions, dtype=torch.int64), history)
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Sequence[int | NotFinite]:
+    """Return `Draws.draw` for rows that are drawn together once, without a history."""
+    nothing = History((), ())
+    return Draws(params, logits.device).draw(logits, torch.tensor(positions, dtype=torch.int64), lambda i: nothing)
 
 
 @functools.cache
