@@ -8,7 +8,7 @@ know threads, HTTP, tensors, or which of the two it is in. What a step does, and
       those that waited too long are refused                                    admission.py
       the policy preempts; those that grow get pages, if need be a victim's     batch.py, reservations.py
       the policy lets waiting ones join, each with a slot and pages             admission.py, batch.py, pages.py
-      the policy divides the tokens of the step among the running ones          allocation.py
+      the policy divides the tokens of the step among the running ones          batch.py
       decodes get as many drafts as pay                                         speculation.py, draft_choice.py
     compute, by the caller: an output for each sequence                         driver.py, serving/loop.py
     commit
@@ -26,7 +26,6 @@ from typing import Any
 
 from scheduling.admission import Admission
 from scheduling.advance import Errors, Output, Run, Token, advance, keep
-from scheduling.allocation import allocate
 from scheduling.backlog import Backlog
 from scheduling.batch import Batch
 from scheduling.hooks import Hooks
@@ -184,8 +183,8 @@ class Scheduler:
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
             plan = Plan(number, now, last.sequences, last.counts, last.held, last.padded, repeats=True)
         else:
-            sequences, counts, held, paused = allocate(self.policy, self.running, self.token_budget)
-            plan = Plan(number, now, sequences, counts, held, self.policy.padded, joined, paused, preempted)
+            plan = self.batch.plan(self.policy, self.token_budget, number, now)
+            plan.joined, plan.preempted = joined, preempted
         plan.blocked_by = self.wait_clock.reason if self.waiting else None
         if self.speculator is not None and plan.sequences:
             self.speculator.add_drafts(plan, self.policy, self.batch.pages, self.token_budget)
