@@ -13,7 +13,6 @@ import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,19 +29,6 @@ from models.network import Network, Norm
 
 log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("blocks.c")
-
-
-class Blocks(Protocol):
-    """Everything below the head of a model, over its KV pages. `blocks` has each block's linear layers, for tests."""
-
-    blocks: Sequence[Block]
-
-    def __call__(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Tensor | None) -> Tensor:
-        """Write the keys and values of all rows; return the normed states of `sample_rows`, of all rows for None.
-
-        ids, positions: int64 [M]. sample_rows: int64 [R]. Returns [R, C].
-        """
-        ...
 
 
 class CBlocks:
@@ -105,6 +91,7 @@ class CBlocks:
         return self._address(torch.cat(parts).float())
 
     def __call__(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Tensor | None) -> Tensor:
+        """See `LayeredBlocks.__call__`."""
         M = len(ids)
         R = M if sample_rows is None else len(sample_rows)
         out = torch.empty((R, self.width), dtype=torch.bfloat16)
@@ -120,7 +107,9 @@ class CBlocks:
         return out
 
 
-def make_blocks(model: Network, attend: Attention, keys: Tensor, values: Tensor, quantize: str = "none") -> Blocks:
+def make_blocks(
+    model: Network, attend: Attention, keys: Tensor, values: Tensor, quantize: str = "none"
+) -> CBlocks | LayeredBlocks:
     """Take the blocks out of `model` and return its fastest implementation here.
 
     keys, values: (layers, pages, KV heads, page size, head size). Sets the threads of the kernels.
