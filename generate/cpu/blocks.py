@@ -9,7 +9,6 @@ It must not know requests, sampling, or who owns a page.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +18,10 @@ from torch import Tensor
 
 from generate.cpu.attention import Attention, CAttention, PackedRows
 from generate.cpu.declarations import declarations
-from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.kernels import KernelError
 from generate.cpu.layers import Block, LayeredBlocks
 from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
-from generate.cpu.team import team
+from generate.cpu.team import load, team
 from generate.rotary import rotation_table
 from models.architecture import Architecture
 from models.network import Network, Norm
@@ -38,7 +37,7 @@ class CBlocks:
         self, model: Network, blocks: Sequence[Block], attend: CAttention, keys: Tensor, values: Tensor
     ) -> None:
         config = model.config
-        self.run = _library().run_blocks
+        self.run = load(SOURCE).run_blocks
         self.blocks, self.attend = blocks, attend
         self.width = config.n_embd
         attended = config.n_head * config.head_size
@@ -132,8 +131,3 @@ def _runs_in_c(config: Architecture) -> bool:
     """Return whether blocks.c computes this architecture."""
     even = config.rope is None or config.head_size % 2 == 0
     return even and config.activation in (SILU_NAMES if config.gated else GELU_TANH_NAMES)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    return team().join(load_library(SOURCE))
