@@ -41,7 +41,8 @@ class Backlog:
         self._ended = now
 
     def forget(self) -> None:
-        """Note that sequences computed or left their slots: one that joins then makes the numbers what they were."""
+        """Note that sequences computed or left their slots; the estimates begin anew with the next arrival."""
+        # Explicitly, since the state that the queues are found by may be the same again when another sequence has joined.
         self._queues.clear()
 
     def estimate(
@@ -55,6 +56,7 @@ class Backlog:
             return one.pending - policy.cached_tokens(one)  # tokens that it computes when it joins
 
         running, slots = batch.running, batch.free_slots + len(batch.running)
+        # The queue that the last arrival left behind is this one's, unless someone came, joined or left meanwhile.
         state = (slots, len(running), len(waiting), next(reversed(waiting), None))
         queue = self._queues.get(state)
         if queue is None:

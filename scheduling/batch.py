@@ -47,7 +47,7 @@ class Batch:
         return True
 
     def plan(self, policy: Policy, token_budget: int, number: int, now: float) -> Plan:
-        """Ask the policy for the tokens of each sequence in step `number`; raise PolicyError if they cannot be computed."""
+        """Ask the policy for the tokens of each sequence in a step; raise PolicyError if they cannot be computed."""
         live = [seq for seq in self.running if seq.finish_reason is None]
         held = [seq for seq in self.running if seq.finish_reason is not None] if len(live) < len(self.running) else []
         if policy.padded and not policy.separate_prefill:
@@ -77,6 +77,7 @@ class Batch:
             raise PolicyError(f"release or preempt: {named}: one of them twice, or not running")
         self.running[:] = kept
         for seq in leaving:
+            # If a policy with fewer slots took over since this one was given out, it ends with its sequence.
             if seq.slot < self._slots:
                 heapq.heappush(self._free_slots, seq.slot)
             self.pages.release(seq)
@@ -91,6 +92,7 @@ class Batch:
                 while seq not in victims and not self.pages.grow(seq):
                     victims += self._free_pages(choose_victim, now)
         except Exception:
+            # `outgrown` names each of them once, so those that still lack a page must come up again.
             self.pages.look_again([seq for seq in short if seq not in victims])
             raise
 
@@ -103,7 +105,7 @@ class Batch:
                 raise PolicyError(f"victim: {victim.id} is not running. Return one of the requests passed in")
             self.vacate([victim])
             return [victim]
-        # Alone, each sequence fits; finished ones are computed no more without their pages.
+        # Alone, each sequence fits. Finished ones keep their slots without pages, and are computed no more.
         for seq in self.running:
             if seq is not live[0]:
                 self.pages.release(seq)

@@ -24,7 +24,7 @@ ASKING = 0.005  # the share of the time that the drafter may spend on looking wi
 PROBING = 0.005  # the share of the time that probes may cost
 LEAST_PRICE = 0.02  # of a probe, in steps: a step with drafts takes a little longer, however few they are
 LONGEST_REST = 200  # steps in which the drafter is not asked
-# The cost of drafts is the difference from steps without any. So the first steps of each size have none, and one in so many.
+# The cost of drafts is the difference from steps without any. So the first ones of each size have none, and one in so many.
 FIRST_PLAIN, PLAIN_EVERY = 2, 400
 DISTURBED = 2  # steps whose time a probe changes: the one with the draft, and the next, which must be laid out again
 RESTING_SAMPLE = 4  # one step in so many is learned from while the drafter rests and nothing changes
@@ -109,6 +109,7 @@ class Speculator:
         if self.fixed is None:
             counts = self._choose(plan, policy, offers, members, counts, left) if offers else []
             if not any(counts):
+                # Only a look that was in vain is made up for: one that found drafts pays for itself.
                 self._rest(len(plan.sequences), self._clock() - began)
                 if offers and left > 0 and self._pay_for_probe(len(plan.sequences)):
                     counts[self.acceptance.least_recent(members)] = 1
@@ -161,8 +162,10 @@ class Speculator:
                 left -= count
         if not members:
             return
+        # Only now, when slots in the step and pages are certain: proposing may take long, and the tokens would be lost.
         chosen, asked = [plan.sequences[offer.place] for offer, _ in members], [count for _, count in members]
         proposed = self.drafter.propose(chosen, asked)
+        # A copy: a plan that repeats shares its counts with the one before.
         plan.counts, plan.repeats = list(plan.counts), False
         plan.drafts = [[] for _ in plan.sequences]
         self._kinds.clear()
@@ -192,7 +195,7 @@ class Speculator:
             return
         took = min(LONGEST_STEP, seconds / self.law.seconds(rows, unknown=seconds or 1.0))
         if self._disturbed:
-            # The price is the extra time of all steps that a probe disturbs; each of them alone gives an estimate of it.
+            # The price is the extra time of all steps that a probe disturbs; each of them gives an estimate of it.
             self._disturbed -= 1
             size.price += PRICE_GAIN * (DISTURBED * (took - size.took) - size.price)
         if plan.drafts:
