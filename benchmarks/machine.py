@@ -20,7 +20,7 @@ from generate.cores import cores
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.linear import KernelLinear, LinearLayer, bfloat16_way, kernel_runs, make_linear
 from generate.machine import bytes_per_token
-from models.architecture import Architecture, ModelShape
+from models.architecture import Architecture
 from models.gguf.block_matrix import KINDS, BlockMatrix
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def _layer(weight: Tensor, quantize: str) -> LinearLayer:
 
 
 def limit_seconds(
-    shape: ModelShape,
+    shape: Architecture,
     dtype: torch.dtype,
     batch: int,
     context: int,
@@ -129,7 +129,6 @@ def limit_seconds(
 
     max(weights / bandwidth, batch * operations / rate) + (keys, values and float32 logits) / bandwidth.
     """
-    assert isinstance(shape, Architecture)
     c, heads = shape.n_embd, shape.n_head * shape.head_size
     mlp = (3 if shape.gated else 2) * c * shape.inner_size
     read = shape.n_layer * (c * shape.qkv_size + heads * c + mlp) + shape.vocab_size * c

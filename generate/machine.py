@@ -1,4 +1,4 @@
-"""This machine's device, number format, threads, and memory for KV pages.
+"""This machine's device, number format, kernels, threads, and memory for KV pages.
 
 It must not know models beyond their shape.
 """
@@ -13,8 +13,8 @@ import torch
 
 from generate import memory
 from generate.cores import cores
-from generate.cpu.kernels import KernelError, find_compiler
-from models.architecture import ModelShape
+from generate.cpu import kernels, linear
+from models.architecture import Architecture
 
 PAGE_SIZE = 64
 GPU_PAGE_SIZE = 128  # one program of the decode kernel reads one page
@@ -77,14 +77,28 @@ def bfloat16_is_faster() -> bool:
         return True
     widens = {"avx2", "fma"} <= words or platform.machine().lower() in ("aarch64", "arm64")
     try:
-        return widens and os.environ.get("EB_KERNELS") != "off" and bool(find_compiler())
-    except KernelError:
+        return widens and os.environ.get("EB_KERNELS") != "off" and bool(kernels.find_compiler())
+    except kernels.KernelError:
         return False
 
 
 def gpu_has_bfloat16() -> bool:
     """Return whether the GPU multiplies bfloat16 numbers in hardware."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def prepare(dtype: torch.dtype, quantize: str) -> None:
+    """Begin to load the C files that a model of `dtype` needs, while its weights are read: compiling takes seconds a file.
+
+    Whoever then loads a file gets its error.
+    """
+    if os.environ.get("EB_KERNELS") == "off":
+        return
+    for source in sorted(Path(linear.__file__).parent.glob("*.c")):
+        if source != linear.SOURCE:
+            kernels.begin(source)
+        elif dtype == torch.bfloat16 or quantize != "none":  # else oneDNN or PyTorch serve
+            kernels.begin(source, linear.UNFUSED)
 
 
 def use_threads(count: int) -> int:
@@ -124,12 +138,12 @@ def page_size(device: torch.device) -> int:
     return GPU_PAGE_SIZE if device.type == "cuda" else PAGE_SIZE
 
 
-def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
+def bytes_per_token(shape: Architecture, dtype: torch.dtype) -> int:
     """Return the size of one token's keys and values in all layers, in pools of `dtype`."""
     return 2 * shape.n_layer * shape.n_kv_head * memory.kv_row_size(shape.head_size, dtype) * dtype.itemsize
 
 
-def kv_pages(shape: ModelShape, dtype: torch.dtype, device: torch.device, kv_memory: int, slots: int) -> int:
+def kv_pages(shape: Architecture, dtype: torch.dtype, device: torch.device, kv_memory: int, slots: int) -> int:
     """Return the number of pages: as many as `kv_memory` bytes hold, or for 0 a share of the free memory.
 
     Pages beyond a whole context for each slot serve only the prefix cache. On a CPU it gets as many pages again as the
@@ -159,12 +173,12 @@ def kv_pages(shape: ModelShape, dtype: torch.dtype, device: torch.device, kv_mem
     return pages + 1  # page 0 is for padding
 
 
-def longest_context(shape: ModelShape, n_pages: int, device: torch.device) -> int:
+def longest_context(shape: Architecture, n_pages: int, device: torch.device) -> int:
     """Return the context of the model, or as much of it as `n_pages` hold for one sequence."""
     return min(shape.block_size, (n_pages - 1) * page_size(device))
 
 
-def short_context_warning(shape: ModelShape, context: int, dtype: torch.dtype) -> str:
+def short_context_warning(shape: Architecture, context: int, dtype: torch.dtype) -> str:
     """Return what to report where only `context` tokens of the model's fit."""
     needed = -(-shape.block_size // GPU_PAGE_SIZE) * GPU_PAGE_SIZE * bytes_per_token(shape, dtype)
     return (

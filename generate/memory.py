@@ -12,7 +12,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from models.architecture import ModelShape
+from models.architecture import Architecture
 
 HUGE = 2 << 20  # bytes; smaller tensors gain nothing
 SCALE_BYTES = 4  # of a float32 scale, behind the numbers of a token and head in an 8-bit pool
@@ -41,14 +41,8 @@ def kv_row_size(head_size: int, dtype: torch.dtype) -> int:
 
 
 def kv_pools(
-    shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    shape: Architecture, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return uninitialized pools of keys and values (layers, pages, KV heads, page size, row size)."""
     size = (shape.n_layer, pages, shape.n_kv_head, page_size, kv_row_size(shape.head_size, dtype))
     return empty(size, dtype, device), empty(size, dtype, device)
-
-
-def release(device: torch.device) -> None:
-    """Free cached memory, so that a step that ran out of memory can be tried again."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from generate.sampling import Draws, History, NotFinite, logprobs, sample
+from generate.sampling import Draws, History, NotFinite, logprobs
 from scheduling.advance import Output, Run, Token, run_of
 from scheduling.sequence import Sequence
+
+Drawn = int | Token | NotFinite  # a token, with its log probabilities if they were requested, or why there is none
 
 
 class Packed(NamedTuple):
@@ -63,68 +65,62 @@ def sample_outputs(
     """
     outputs: list[Output] = [None] * len(sequences)
     first = 0
-    # Rows are drawn where they lie, those between two scored prompts together: a copy of some takes longer than drawing.
+    # Sample rows in place, in one call for each run between scored prompts: copying rows out would cost more than sampling.
     for scored, part in itertools.groupby(range(len(sequences)), key=lambda i: _is_scored(sequences[i])):
         spans = {i: span for i in part if (span := sample_count(sequences[i], counts[i]))}
         last = first + sum(spans.values())
         rows, first = logits[first:last], last
-        if not scored:
-            _sample_tokens(sequences, [*spans], rows, drafts, outputs)
-            continue
-        for i, own in zip(spans, torch.split(rows, [*spans.values()]) if spans else ()):
-            if counts[i] == sequences[i].pending:
-                _sample_tokens(sequences, [i], own[-1:], (), outputs)
-            outputs[i] = _score_prompt(sequences[i], outputs[i], own)
+        members = [sequences[i] for i in spans]
+        if scored:
+            for i, seq, own in zip(spans, members, torch.split(rows, [*spans.values()])):
+                is_complete = counts[i] == seq.pending
+                outputs[i] = _score_prompt(seq, own, _draw_tokens([seq], own[-1:])[0] if is_complete else None)
+        elif members:
+            drawn = _draw_runs(members, [drafts[i] for i in spans], rows) if drafts else _draw_tokens(members, rows)
+            for i, output in zip(spans, drawn):
+                outputs[i] = output
     return outputs
 
 
-def _sample_tokens(
-    sequences: Many[Sequence], indices: list[int], rows: Tensor, drafts: Many[list[int]], outputs: list[Output]
-) -> None:
-    """Put what the sequences at `indices` get from their rows (R, V) into `outputs` at these indices."""
-    if not indices:
-        return
-    members = [sequences[i] for i in indices]
-    if drafts:
-        for i, output in zip(indices, sample_runs(members, [drafts[i] for i in indices], rows)):
-            outputs[i] = output if drafts[i] else _only(output)
-        return
-    params = [s.sampling for s in members]
-    histories = [History(s.prompt_ids, s.output_ids) for s in members]
-    tokens = sample(rows, params, [s.length for s in members], histories)
-    scored: list[tuple[int, int, int]] = []  # row, token, number of alternatives
-    for row, (i, token) in enumerate(zip(indices, tokens)):
-        outputs[i] = token
-        count = params[row].logprobs
-        if count is not None and isinstance(token, int):
-            scored.append((row, token, count))
+def _draw_tokens(sequences: Many[Sequence], logits: Tensor) -> list[Drawn]:
+    """Return the next token of each sequence, each from its row of logits (n, V)."""
+    params = [seq.sampling for seq in sequences]
+    positions = torch.tensor([seq.length for seq in sequences], dtype=torch.int64)
+
+    def history(row: int) -> History:
+        return History(sequences[row].prompt_ids, sequences[row].output_ids)
+
+    tokens = Draws(params, logits.device).draw(logits, positions, history)
+    drawn: list[Drawn] = [*tokens]
+    # All log probabilities in one call, and only of the rows that want them.
+    scored = [
+        (row, token, p.logprobs)
+        for row, (token, p) in enumerate(zip(tokens, params))
+        if p.logprobs is not None and isinstance(token, int)
+    ]
     if scored:
         chosen, ids, counts = zip(*scored)
-        picked = rows.index_select(0, torch.tensor(chosen, device=rows.device))  # a tenth of the time of rows[chosen]
+        # In a tenth of the time of `logits[chosen]`.
+        picked = logits.index_select(0, torch.tensor(chosen, device=logits.device))
         for row, detail in zip(chosen, logprobs(picked, ids, counts)):
-            outputs[indices[row]] = Token(detail.token, detail)
+            drawn[row] = Token(detail.token, detail)
+    return drawn
 
 
-def _only(run: Output) -> Output:
-    """Return the one token of a sequence without drafts, or its failure."""
-    if not isinstance(run, Run):
-        return run
-    return Token(run.ids[0], run.details[0]) if run.details else run.ids[0]
+def _draw_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tensor) -> list[Output]:
+    """Return the tokens of sequences in a step with drafts, from the rows of their pending tokens and their drafts.
 
-
-def sample_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tensor) -> list[Output]:
-    """Return the tokens of sequences that decode with drafts, from the rows of their pending tokens and drafts.
-
-    Row j of a sequence draws the token after `drafts[:j]`, with the number and the history that it has one by one.
+    Row j of a sequence draws the token after `drafts[:j]`, with the random number and the history that this token has in
+    a step of its own.
     """
     members = [(seq, own, j) for seq, own in zip(sequences, drafts) for j in range(len(own) + 1)]
     params = [seq.sampling for seq, _, _ in members]
+    positions = torch.tensor([seq.length + j for seq, _, j in members], dtype=torch.int64)
 
     def history(row: int) -> History:
         seq, own, j = members[row]
         return History(seq.prompt_ids, [*seq.output_ids, *own[:j]])
 
-    positions = torch.tensor([seq.length + j for seq, _, j in members], dtype=torch.int64)
     tokens = Draws(params, logits.device).draw(logits, positions, history)
     outputs, first = [], 0
     for seq, own in zip(sequences, drafts):
@@ -135,21 +131,25 @@ def sample_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tens
 
 
 def _run(seq: Sequence, drafts: list[int], tokens: Many[int | NotFinite], logits: Tensor) -> Output:
+    """Return a Run, or the one token of a sequence without drafts."""
     run = run_of(drafts, tokens)
-    failed = run[-1]
     ids = [token for token in run if isinstance(token, int)]
-    if isinstance(failed, NotFinite) and not ids:
-        return failed  # otherwise it is the next step that fails
+    if not ids:
+        return run[0]
+    # A row behind the first that is not finite is dropped here: its token comes up again, and fails, in the next step.
     count = seq.sampling.logprobs
-    return Run(ids, [] if count is None else logprobs(logits[: len(ids)], ids, [count] * len(ids)))
+    details = [] if count is None else logprobs(logits[: len(ids)], ids, [count] * len(ids))
+    if drafts:
+        return Run(ids, details)
+    return Token(ids[0], details[0]) if details else ids[0]
 
 
-def _score_prompt(seq: Sequence, output: Output, logits: Tensor) -> Output:
-    """Add the log probabilities of the prompt tokens that the rows of this piece predict."""
-    if isinstance(output, BaseException | Run):  # a run is behind the prompt
-        return output
+def _score_prompt(seq: Sequence, logits: Tensor, drawn: Drawn | None) -> Drawn:
+    """Return the log probabilities of the prompt tokens that the rows of this piece predict, with the token drawn behind it."""
+    if isinstance(drawn, NotFinite):
+        return drawn
     targets = seq.prompt_ids[seq.computed + 1 : seq.computed + 1 + len(logits)]
     n = seq.sampling.prompt_logprobs or 0
     scores = logprobs(logits[: len(targets)], targets, [n] * len(targets), ranks=True)
-    token, detail = output[:2] if isinstance(output, Token) else (output, None)
+    token, detail = drawn[:2] if isinstance(drawn, Token) else (drawn, None)
     return Token(token, detail, scores)

@@ -1,4 +1,4 @@
-"""Rotary position embedding, and the RMS norm of heads before it, in plain PyTorch on any device.
+"""Rotary position embedding of heads, and the RMS norm before it, in plain PyTorch on any device.
 
 Su et al., RoFormer, 2021; in the form of Llama's checkpoints, which rotate dimension i with dimension i + D/2. It must
 not know pages, requests, or the layers of a family.
@@ -7,11 +7,13 @@ not know pages, requests, or the layers of a family.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from models.architecture import Llama3Scaling, Rope
+from models.architecture import Architecture, Llama3Scaling, Rope
+from models.network import Block
 
 
 def frequencies(rope: Rope, head_size: int) -> Tensor:
@@ -59,3 +61,35 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     return weight * normed.to(x.dtype)
+
+
+class Turn(NamedTuple):
+    """What happens to H heads of queries and KV heads of keys, of D values each, before attention.
+
+    norms: [2, D], the weights of the RMS norms of the heads of queries and of keys before the rotation, or None.
+    """
+
+    H: int
+    KV: int
+    D: int
+    norms: Tensor | None
+    eps: float
+
+
+def make_turn(block: Block, config: Architecture) -> Turn | None:
+    """Return the rotation of this architecture, None for learned positions."""
+    if config.rope is None:
+        return None
+    norms = None
+    if block.q_norm is not None and block.k_norm is not None:
+        norms = torch.stack((block.q_norm.weight, block.k_norm.weight))
+    return Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
+
+
+def turn_heads(qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
+    """Return qkv [n, (H + 2 KV) * D] with queries and keys rotated; rotation: float32 [n, 2, D/2]."""
+    heads = qkv.view(len(qkv), -1, turn.D)  # (n, H + 2 KV, D)
+    parts, v = [heads[:, : turn.H], heads[:, turn.H : -turn.KV]], heads[:, -turn.KV :]
+    if turn.norms is not None:
+        parts = [rms_norm(part, weight, turn.eps) for part, weight in zip(parts, turn.norms)]
+    return torch.cat((*(rotate(part, rotation) for part in parts), v), 1).view(qkv.shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from generate.cpu.linear import make_head
 from generate.packing import pack, sample_outputs
 from generate.quantize import AS_STORED, NONE, check, check_finite, kinds_of
 from generate.sampling import Draws, History
-from models.architecture import ModelShape
 from models.gpt2 import GPT
 from models.network import Network
 from scheduling.iteration import Plan
@@ -31,30 +30,28 @@ from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 
 
-class Runner(Protocol):
+class Runner:
     """Computes plans for one model over one pool of KV pages.
 
     keys and values: (layers, pages, KV heads, page size, head size) of `dtype`, or 8-bit pools with scales in their rows.
-    attention: the implementation's name.
     """
 
-    config: ModelShape
-    page_size: int
-    dtype: torch.dtype
-    device: torch.device
-    keys: Tensor
-    values: Tensor
+    attention: str  # the name of its implementation
 
-    @property
-    def attention(self) -> str: ...
+    def __init__(self, network: Network, n_pages: int, page_size: int, kv_dtype: torch.dtype | None = None) -> None:
+        self.config = network.config
+        self.page_size = page_size
+        self.device, self.dtype = network.head.device, network.head.dtype
+        self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, kv_dtype or self.dtype, self.device)
 
     def forward(self, plan: Plan) -> list[Output]:
         """Compute one step; return the next token of each sequence of the plan, None while its prompt lasts."""
-        ...
+        raise NotImplementedError
 
     def release_memory(self) -> None:
         """Free cached memory, so that a step that ran out of memory can be tried again."""
-        ...
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 class _Decoded(NamedTuple):
@@ -96,7 +93,7 @@ class _Decoded(NamedTuple):
         return self._replace(page_counts=counts, rows=replace(self.rows, block_tables=tables))
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """The runner for CPUs, and in plain PyTorch for any device."""
 
     def __init__(
@@ -108,28 +105,16 @@ class ModelRunner:
         quantize: str = NONE,
     ) -> None:
         network = model.network()
-        self.config: ModelShape = network.config
-        self.page_size = page_size
-        self.device, self.dtype = network.head.device, network.head.dtype
-        kv_dtype = kv_dtype or self.dtype
-        self.quantize = quantize
-        check(quantize, self.dtype, self.device)
-        self.kinds = kinds_of(network)
+        check(quantize, network.head.dtype, network.head.device)
+        super().__init__(network, n_pages, page_size, kv_dtype)
+        self.quantize, self.kinds = quantize, kinds_of(network)
         quantize = NONE if quantize == AS_STORED else quantize  # what stays in blocks is in blocks already
         check_finite(quantize, "the head", network.head)
-        self.attend = make_attention(self.dtype, self.device, kv_dtype)
+        self.attend = make_attention(self.dtype, self.device, self.keys.dtype)
+        self.attention = self.attend.name
         self.head = make_head(network.head, quantize)
-        self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, kv_dtype, self.device)
         self.blocks = make_blocks(network, self.attend, self.keys, self.values, quantize)
         self._last: _Decoded | None = None
-
-    @property
-    def attention(self) -> str:
-        return self.attend.name
-
-    def release_memory(self) -> None:
-        """See `Runner.release_memory`."""
-        memory.release(self.device)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:

@@ -78,7 +78,7 @@ class Draws:
         self._max_logits = declarations().constants["MAX_LOGITS"]
         self._warm = [i for i, factor in enumerate(inverse) if factor]
         self._inverse_temperatures = torch.tensor(inverse, device=device)
-        self._seeds = torch.tensor([_signed(p.seed) for p in params], device=device)
+        self._seeds = torch.tensor([signed(p.seed) for p in params], device=device)
 
     def draw(self, logits: Tensor, positions: Tensor, history: Callable[[int], History]) -> Sequence[int | NotFinite]:
         """Return a token for each row of float32 logits (R, V), or an error for a row that is not finite.
@@ -127,20 +127,15 @@ def inverse_temperature(params: SamplingParams) -> float:
     return 1 / params.temperature if params.temperature > 0 else 0.0
 
 
-def _signed(seed: int) -> int:
-    """Return the integer of 64 bits with the same bits."""
-    return ((seed & MASK) ^ (1 << 63)) - (1 << 63)
+def signed(number: int) -> int:
+    """Return the signed integer of 64 bits with the same bits."""
+    return ((number & MASK) ^ (1 << 63)) - (1 << 63)
 
 
-def sample(
-    logits: Tensor,
-    params: Sequence[SamplingParams],
-    positions: Sequence[int],
-    histories: Sequence[History] | None = None,
-) -> Sequence[int | NotFinite]:
-    """Return `Draws.draw` for rows that are drawn together once."""
-    history = histories.__getitem__ if histories else lambda i: History((), ())
-    return Draws(params, logits.device).draw(logits, torch.tensor(positions, dtype=torch.int64), history)
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Sequence[int | NotFinite]:
+    """Return `Draws.draw` for rows that are drawn together once, without a history."""
+    nothing = History((), ())
+    return Draws(params, logits.device).draw(logits, torch.tensor(positions, dtype=torch.int64), lambda i: nothing)
 
 
 @functools.cache

@@ -54,7 +54,6 @@ def load_model(config: Config, slots: int) -> Parts:
     """
     from generate import machine, quantize
     from generate.cpu.linear import linear_name
-    from generate.cpu.prepare import prepare
     from models import sampling_defaults, weights
     from models.text.tokenizer import load_tokenizer
 
@@ -62,7 +61,7 @@ def load_model(config: Config, slots: int) -> Parts:
     device = machine.choose_device(config.device)
     dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype, config.quantize)
     if device.type == "cpu":
-        prepare(dtype, config.quantize)
+        machine.prepare(dtype, config.quantize)
     quantize.check(config.quantize, dtype, device)
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)

@@ -109,6 +109,8 @@ def load(folder: Path, config: Architecture, layout: Layout) -> Adapter:
     try:
         pairs = _pairs(path, pieces, layout, scales)
         products = [*_products(path, pairs, pieces, scales)]
+    except checkpoint.CheckpointError as error:
+        raise AdapterError(str(error)) from error
     except SafetensorError as error:
         raise AdapterError(f"{path} is broken or truncated: {error}. Copy or download it again") from error
     modules = {re.sub(r"^\w+\.\d+\.", "", plain) for plain in pairs}
@@ -181,7 +183,7 @@ def _number(value: Any, name: str, path: Path, whole: bool = False) -> float:
 def _pairs(path: Path, pieces: Mapping[str, Piece], layout: Layout, scales: Scales) -> dict[str, dict[str, str]]:
     """Return by module, in plain names, the names of its A and B, whose shapes fit the model, and its whole name."""
     pairs: dict[str, dict[str, str]] = {}
-    for name, stored_as, shape in _headers(path):
+    for name, stored_as, shape in checkpoint.safetensors_headers(path):
         found = PAIR.fullmatch(name.removeprefix(PREFIX))
         plain = layout.plain_name(found["module"]) if found else None
         piece = pieces.get(plain or "")
@@ -215,13 +217,6 @@ def _pairs(path: Path, pieces: Mapping[str, Piece], layout: Layout, scales: Scal
             missing = f"{PREFIX}{pair['module']}.lora_{'B' if 'A' in pair else 'A'}.weight"
             raise AdapterError(f"{path} lacks the tensor {missing}. Use a complete adapter")
     return pairs
-
-
-def _headers(path: Path) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    try:
-        yield from checkpoint.safetensors_headers(path)
-    except checkpoint.CheckpointError as error:
-        raise AdapterError(str(error)) from error
 
 
 def _products(

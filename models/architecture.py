@@ -9,22 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
-
-
-class ModelShape(Protocol):
-    """The sizes that runners, KV pages and benchmarks need."""
-
-    @property
-    def block_size(self) -> int: ...  # positions
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def n_layer(self) -> int: ...
-    @property
-    def n_kv_head(self) -> int: ...  # heads of keys and values; query heads may be more
-    @property
-    def head_size(self) -> int: ...
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,6 @@ class GPTConfig:
             raise ValueError(f"activation {self.activation!r} is not known. Use one of {', '.join(ACTIVATIONS)}")
 
     @property
-    def n_kv_head(self) -> int:
-        return self.n_head  # each query head has keys and values of its own
-
-    @property
     def head_size(self) -> int:
         return self.n_embd // self.n_head
 

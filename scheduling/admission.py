@@ -25,7 +25,7 @@ class Admission:
         self.batch = batch
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.clock = WaitClock()
-        self.blocked: Sequence | None = None  # the first in order that could not join, if that ended the last admission
+        self.blocked: Sequence | None = None  # the first in order that could not join, if one ended the last admission
         self.joined: list[Sequence] = []  # those that have joined since the last plan
         self.expiries: list[tuple[float, int, Sequence]] = []  # a heap, with entries of sequences that have left
         self._numbers = count()
@@ -62,6 +62,7 @@ class Admission:
         """Return when the next waiting sequence expires, None if none does."""
         while self.expiries:
             at, _, seq = self.expiries[0]
+            # A preempted sequence waits, too, but it has joined in time, and part of its answer may have been sent.
             if seq in self.waiting and seq.scheduled_at is None:
                 return at
             heapq.heappop(self.expiries)
@@ -92,6 +93,7 @@ class Admission:
             return
         budget = self.batch.budget(token_budget)
         n = min(policy.admit(self.waiting, self.batch.running, budget, now), budget.slots)
+        # Those that join stay in `waiting` until the end: `order` may be a generator that goes through it.
         joined: list[Sequence] = []
         try:
             reason = self._join(joined, n, policy, hooks, budget, step, now)
@@ -120,12 +122,13 @@ class Admission:
             policy.on_admit(seq, now)
             if len(joined) == n:
                 break
-            if hooks.blocks:
+            if hooks.blocks:  # nothing else looks at the budget
                 budget = self.batch.budget(budget.tokens)
         return None
 
     def _note_join(self, seq: Sequence, step: int, now: float) -> None:
         self.clock.leave(seq, now)
+        # One that was preempted has been scheduled before.
         if seq.scheduled_at is None:
             seq.scheduled_at = now
             seq.first_iteration = step
@@ -137,5 +140,6 @@ class Admission:
 
 
 def tokens_to_reserve(policy: Policy, seq: Sequence) -> int:
-    """Return for how many tokens a sequence gets pages when it joins: at least for those of its first steps."""
+    """Return for how many tokens a sequence gets pages when it joins, one more than it has at least."""
+    # Its first step gives it a token, whose page a runner needs if it launches the next step ahead.
     return min(seq.total, max(seq.length + 1, policy.reserve_tokens(seq)))

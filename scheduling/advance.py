@@ -1,4 +1,4 @@
-"""Apply the outputs of a step to its sequences. This module must not know which sequences join or leave."""
+"""Append the outputs of a step to its sequences. This module must not know which sequences join or leave."""
 
 from __future__ import annotations
 
@@ -145,11 +145,11 @@ def _advance_one(
             seq.prompt_details += output.prompt_details
         detail, output = output.detail, output.id
     if output is None:
-        if not seq.pending:  # it would have nothing to compute and never end
+        if not seq.pending:  # it would have nothing to compute, and never end
             seq.error = RuntimeError("the model returned no token where one was expected")
             seq.finish_reason = "abort"
         return
-    if count > 1 or not seq.output_ids:
+    if count > 1 or not seq.output_ids:  # its prompt, or all that it had before a preemption, is computed now
         publish(seq)
     if seq.max_tokens == 0:  # the request was only for the scores of its prompt
         seq.finish_reason, seq.state = "length", "held"

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cache
 
+from scheduling.batch import Batch
 from scheduling.iteration import Plan
+from scheduling.policy import Policy
 from scheduling.sequence import Estimate, Sequence
 from scheduling.step_law import StepLaw
 
@@ -39,20 +41,22 @@ class Backlog:
         self._ended = now
 
     def forget(self) -> None:
-        """Note that sequences computed or left their slots: one that joins then makes the numbers what they were."""
+        """Note that sequences computed or left their slots; the estimates begin anew with the next arrival."""
+        # Explicitly, since the state that the queues are found by may be the same again when another sequence has joined.
         self._queues.clear()
 
     def estimate(
-        self,
-        seq: Sequence,
-        waiting: OrderedDict[Sequence, None],
-        running: list[Sequence],
-        slots: int,
-        prompt: Callable[[Sequence], int],
+        self, seq: Sequence, waiting: OrderedDict[Sequence, None], batch: Batch, policy: Policy
     ) -> Estimate | None:
-        """Return when a new sequence joins and ends; `prompt` returns the tokens that a sequence computes when it joins."""
+        """Return when a new sequence will join and end; None before the law is known."""
         if self.law.steps < FITTED:
             return None
+
+        def prompt(one: Sequence) -> int:
+            return one.pending - policy.cached_tokens(one)  # tokens that it computes when it joins
+
+        running, slots = batch.running, batch.free_slots + len(batch.running)
+        # The queue that the last arrival left behind is this one's, unless someone came, joined or left meanwhile.
         state = (slots, len(running), len(waiting), next(reversed(waiting), None))
         queue = self._queues.get(state)
         if queue is None:

@@ -1,12 +1,13 @@
-"""The running sequences with their slots and pages: both are taken at admission and freed together."""
+"""The running sequences: their slots and pages, taken at admission and freed together, and their tokens in a step."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection
 
+from scheduling.iteration import Plan
 from scheduling.pages import PagePool
-from scheduling.policy import Budget, PolicyError
+from scheduling.policy import Budget, Policy, PolicyError
 from scheduling.reservations import ENDLESS, Reservations
 from scheduling.sequence import Sequence
 
@@ -45,6 +46,28 @@ class Batch:
         self.running.append(seq)
         return True
 
+    def plan(self, policy: Policy, token_budget: int, number: int, now: float) -> Plan:
+        """Ask the policy for the tokens of each sequence in a step; raise PolicyError if they cannot be computed."""
+        live = [seq for seq in self.running if seq.finish_reason is None]
+        held = [seq for seq in self.running if seq.finish_reason is not None] if len(live) < len(self.running) else []
+        if policy.padded and not policy.separate_prefill:
+            return Plan(number, now, live, [seq.pending for seq in live], held, policy.padded)
+        counts = policy.allocate_tokens(live, ENDLESS if policy.padded else token_budget)
+        if len(counts) != len(live):
+            raise PolicyError(f"allocate_tokens: {len(counts)} numbers for {len(live)} running sequences")
+        if type(policy).allocate_tokens is not Policy.allocate_tokens:
+            for seq, count in zip(live, counts):
+                if not 0 <= count <= seq.pending:
+                    raise PolicyError(f"allocate_tokens: {count} tokens for {seq.id}, which has {seq.pending} left")
+        paused: list[Sequence] = []
+        if not all(counts):
+            paused = [seq for seq, count in zip(live, counts) if not count]
+            live = [seq for seq, count in zip(live, counts) if count]
+            counts = [count for count in counts if count]
+            if not live and not held:
+                raise PolicyError("allocate_tokens: no running request computes a token")
+        return Plan(number, now, live, counts, held, policy.padded, paused=paused)
+
     def vacate(self, leaving: Collection[Sequence]) -> None:
         """Free slots and pages; raise PolicyError when a sequence is named twice or is not running."""
         gone = set(leaving)
@@ -54,6 +77,7 @@ class Batch:
             raise PolicyError(f"release or preempt: {named}: one of them twice, or not running")
         self.running[:] = kept
         for seq in leaving:
+            # If a policy with fewer slots took over since this one was given out, it ends with its sequence.
             if seq.slot < self._slots:
                 heapq.heappush(self._free_slots, seq.slot)
             self.pages.release(seq)
@@ -68,6 +92,7 @@ class Batch:
                 while seq not in victims and not self.pages.grow(seq):
                     victims += self._free_pages(choose_victim, now)
         except Exception:
+            # `outgrown` names each of them once, so those that still lack a page must come up again.
             self.pages.look_again([seq for seq in short if seq not in victims])
             raise
 
@@ -80,7 +105,7 @@ class Batch:
                 raise PolicyError(f"victim: {victim.id} is not running. Return one of the requests passed in")
             self.vacate([victim])
             return [victim]
-        # Alone, each sequence fits; finished ones are computed no more without their pages.
+        # Alone, each sequence fits. Finished ones keep their slots without pages, and are computed no more.
         for seq in self.running:
             if seq is not live[0]:
                 self.pages.release(seq)

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from scheduling.sequence import Sequence
 
 LEAST_CHANCE = 0.05  # of a draft that is considered
-WORTH = 1.1  # drafts must promise so many times the tokens per second: it is an estimate, and steps without them are laid out once
+# Drafts must promise so many times the tokens per second of none: the promise is an estimate, and a step without drafts
+# keeps the layout of the one before.
+WORTH = 1.1
 
 
 class DraftChoice(NamedTuple):
@@ -34,6 +36,7 @@ class DraftChoice(NamedTuple):
         The j-th draft of a sequence brings p^j tokens, so the likeliest drafts are taken first, and each is only taken
         after the one before it (Leviathan et al. 2023, arXiv 2211.17192, for one sequence).
         """
+        # A gain is a product of all before it, so in this order no draft comes before the one that it follows.
         ranked = sorted(self._gains(), reverse=True)[: self.budget]
         tokens, rows, best, number = float(self.rows), self.rows, 0.0, 0
         counts = [0] * len(self.most)

@@ -8,11 +8,11 @@ from scheduling.sequence import UNKNOWN_TOKEN
 
 
 def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
-    """Return how many steps are sure to equal this plan, itself the first, unless a request arrives.
+    """Return how many steps are sure to equal this plan, the first of them, unless a request arrives.
 
     All members decode, none leaves before the last of these steps, and no waiting request can join. The free pages
-    suffice for all of these steps. With a speculator, while a waiting request may expire, and for a policy
-    that estimates, each step is its own.
+    suffice for all of them. With a speculator, while a waiting request may expire, and for a policy that estimates, no two
+    steps are equal.
     """
     hooks = scheduler.hooks
     quiet = hooks.repeats and hooks.on_step is None and not hooks.preempts

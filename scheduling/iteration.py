@@ -41,9 +41,9 @@ class Plan:
     def remove(self, sequences: list[Sequence]) -> None:
         """Take out members that were preempted before the step was computed."""
         gone, had_joined = set(sequences), set(self.joined)
-        kept = [i for i, seq in enumerate(self.sequences) if seq not in gone]
-        self._keep(kept)
+        self._keep([i for i, seq in enumerate(self.sequences) if seq not in gone])
         self.joined = [seq for seq in self.joined if seq not in gone]
+        # Those that had just joined were never seen in a batch, so nobody is told that they left it.
         self.preempted = self.preempted + [seq for seq in sequences if seq not in had_joined]
         self.repeats = False
 
@@ -61,6 +61,7 @@ class Plan:
 
     def _keep(self, kept: Iterable[int]) -> None:
         kept = list(kept)
+        # New lists: a plan that repeats shares them with the one before it.
         self.sequences, self.counts = [self.sequences[i] for i in kept], [self.counts[i] for i in kept]
         self.drafts = [self.drafts[i] for i in kept] if self.drafts else []
 
@@ -140,9 +141,9 @@ class SlotSteps(NamedTuple):
 class Iteration:
     """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` the requests left waiting.
 
-    `preempted` sequences lost their slots before it and wait again. `drafts` are those of its members that had some. A step that `repeats` has the members of the one
-    before, each of which decodes one token. `blocked_by` is why those in the queue when it was planned did not join, None
-    if all of them did.
+    `preempted` sequences lost their slots before it and wait again. `drafts` counts the drafts of each member with some. A
+    step that `repeats` has the members of the one before, each of which decodes one token. `blocked_by` is why those that
+    waited when it was planned did not join, None if all of them did.
     """
 
     n: int

@@ -11,6 +11,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
 
+from scheduling.hooks import overrides
 from scheduling.policy import Policy
 
 HOOKS = [name for name, method in vars(Policy).items() if callable(method) and (name[0] != "_" or name == "__init__")]
@@ -74,7 +75,7 @@ def described(error: BaseException) -> str:
 def _definition(policy: Policy, text: str) -> Place | None:
     """Return where the first hook of its own begins that a text names, None if it names none."""
     for hook in re.findall(r"[a-z_]+", text):
-        if hook in HOOKS and getattr(type(policy), hook) is not getattr(Policy, hook):
+        if hook in HOOKS and overrides(policy, hook):
             code = getattr(inspect.unwrap(getattr(type(policy), hook)), "__code__", None)
             return Place(hook, code.co_filename, code.co_firstlineno) if code else None
     return None

@@ -132,14 +132,16 @@ class PagePool:
     def publish(self, pages: list[int], hashes: list[bytes]) -> None:
         """Let later sequences find the content of `pages`, whose keys and values must be computed."""
         for page, key in zip(pages, hashes):
+            # Of two pages with the same content, computed side by side, only the first can be found.
             if self._key[page] is None and self._by_key.setdefault(key, page) == page:
                 self._key[page] = key
 
     def release(self, pages: list[int], seq: Sequence | None = None) -> None:
-        """Free pages, of a sequence that leaves; those that cannot be found are reused first."""
+        """Free the pages of a sequence that leaves; pages that cannot be found are reused first."""
         if self._ranks and seq is not None:
             for page, worth in zip(pages, self.evict.worths(seq, [self._worth[page] for page in pages])):
                 self._worth[page] = worth
+        # From the end: a page is found only through those before it, so a prefix must be forgotten after its tail.
         for page in reversed(pages):
             assert self._references[page] > 0, f"page {page} is freed twice"
             self._references[page] -= 1

@@ -21,7 +21,7 @@ class Reservations:
         self._pool = pool
         self._step = 0
         self._due: dict[int, list[Sequence]] = {}  # by step: sequences whose pages may end in it
-        self._watched: dict[Sequence, int] = {}  # the step in which a sequence is due; its entries of others are void
+        self._watched: dict[Sequence, int] = {}  # the step in which a sequence is due; its other entries are stale
         self._lent: dict[Sequence, int] = {}  # the pages that sequences had before they got some for their drafts
 
     @property
@@ -48,13 +48,14 @@ class Reservations:
         return 0 if self._pool is None else self._pool.cached_tokens(self._findable(seq, self._pool))
 
     def _findable(self, seq: Sequence, pool: PagePool) -> list[bytes]:
-        """Return the hashes of the pages that it may share: at least one token is left to compute."""
+        """Return the hashes of the pages that a sequence may share."""
+        # At least one token is left to compute, since the next one is drawn from its logits.
         return seq.hashes[: (seq.length - 1) // pool.page_size]
 
     def reserve(self, seq: Sequence, tokens: int) -> bool:
         """Take pages for `tokens` tokens of a sequence that joins; return False if too few are free.
 
-        What the prefix cache holds counts as computed. A sequence that joins again is not counted as a query again.
+        Tokens in the prefix cache count as computed. A sequence that joins again is not counted as a query again.
         """
         if self._pool is None:
             return True
@@ -83,12 +84,13 @@ class Reservations:
             return []
         short = []
         for seq in due:
-            # A sequence that did not decode in each step has tokens to spare.
+            # An entry is stale if its sequence has left or is due later. One that has paused has tokens to spare.
             if self._watched.get(seq) == self._step and seq.finish_reason is None:
                 spare = len(seq.pages) * self._pool.page_size - seq.length
                 if spare <= 0:
                     short.append(seq)
                 self._watch(seq, spare if spare > 0 else self._pool.page_size)
+        # Those that joined first get pages first, whatever the order in which they became due.
         return sorted(short, key=running.index) if len(short) > 1 else short
 
     def look_again(self, sequences: list[Sequence]) -> None:
@@ -109,6 +111,7 @@ class Reservations:
         if pool is None:
             return drafts
         self._lent.setdefault(seq, len(seq.pages))
+        # One token more, as always: it belongs to the next step, which a runner may launch before this one is committed.
         while drafts and len(seq.pages) * pool.page_size < min(seq.length + 1 + drafts, seq.total):
             if pool.free:
                 seq.pages.append(pool.take())
@@ -120,6 +123,7 @@ class Reservations:
         """Take back the pages of the drafts that were wrong; called after each step that may have had drafts."""
         for seq, before in self._lent.items():
             assert self._pool is not None
+            # Pages that it had before are its own, even if it does not need them yet: it joined with them.
             needed = max(before, self._pool.pages_for(min(seq.length + 1, seq.total)))
             if needed < len(seq.pages):
                 self._pool.release(seq.pages[needed:])
@@ -139,7 +143,8 @@ class Reservations:
         """Return for how many steps, up to `most`, the free pages suffice if each sequence decodes in all of them."""
         if self._pool is None or not self._due:  # all have the pages of their last step
             return most
-        fewest = 1  # for which all have their pages already
+        # More steps never need fewer pages, so the number is found by halving. All have the pages of the first step.
+        fewest = 1
         while fewest < most:
             middle = (fewest + most + 1) // 2
             if self._pages_needed(sequences, middle - 1, self._pool) <= self._pool.free:
@@ -155,6 +160,7 @@ class Reservations:
     def catch_up(self, sequences: list[Sequence]) -> None:
         """Give sequences the pages of the tokens that they got in several steps at once."""
         if self._pool is not None and self._due:
+            # Their entries name steps that have passed at once, in which nobody looked.
             self._due.clear()
             self._watched.clear()
             for seq in sequences:

@@ -1,29 +1,41 @@
-"""The loop that every policy shares: plan a step, have it computed, commit what came out.
+"""The loop that every policy shares: plan a step, have it computed, commit its outputs.
 
 The server drives it with a model and `time.perf_counter`, the simulator with a cost and a virtual clock. It must not
-know threads, HTTP, tensors, or which of the two it is in.
+know threads, HTTP, tensors, or which of the two it is in. What a step does, and the files that do it:
+
+    plan
+      time that has passed is charged to those that wait, by reason             waiting.py
+      those that waited too long are refused                                    admission.py
+      the policy preempts; those that grow get pages, if need be a victim's     batch.py, reservations.py
+      the policy lets waiting ones join, each with a slot and pages             admission.py, batch.py, pages.py
+      the policy divides the tokens of the step among the running ones          batch.py
+      decodes get as many drafts as pay                                         speculation.py, draft_choice.py
+    compute, by the caller: an output for each sequence                         driver.py, serving/loop.py
+    commit
+      outputs become tokens; pages of computed prompts can be found             advance.py, pages.py
+      the time of the step is learned, and which drafts were right              backlog.py, speculation.py, step_law.py
+      pages of wrong drafts are given back                                      reservations.py
+      those that are done leave when the policy releases them                   batch.py
+      the step becomes a record for events, traces and metrics                  iteration.py
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from scheduling.admission import Admission
 from scheduling.advance import Errors, Output, Run, Token, advance, keep
-from scheduling.allocation import allocate
 from scheduling.backlog import Backlog
 from scheduling.batch import Batch
 from scheduling.hooks import Hooks
 from scheduling.iteration import Iteration, Plan, SlotSteps, members_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
-from scheduling.reservations import ENDLESS
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 
-__all__ = ["ENDLESS", "Forward", "Output", "PolicyError", "Run", "Scheduler", "Token"]
-
-Forward = Callable[[Plan], list[Output]]
+__all__ = ["Output", "PolicyError", "Run", "Scheduler", "Token"]
 
 
 class Scheduler:
@@ -39,14 +51,9 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        pages: PagePool | None = None,
-        max_tokens_per_step: int = 2048,
-        *,
-        record: bool = True,
-        speculator: Speculator | None = None,
-    ) -> None:
+        self, policy: Policy, pages: PagePool | None = None, max_tokens_per_step: int = 2048, *,
+        record: bool = True, speculator: Speculator | None = None,
+    ) -> None:  # fmt: skip
         self.pages = pages
         self.record = record
         self.speculator = speculator
@@ -102,17 +109,13 @@ class Scheduler:
         if self.policy.draining:
             self.policy.draining = False
         if self.policy.estimates and self.speculator is None:
-            slots = self.batch.free_slots + len(self.running)
-            seq.estimate = self.backlog.estimate(seq, self.waiting, self.running, slots, self._to_compute)
+            seq.estimate = self.backlog.estimate(seq, self.waiting, self.batch, self.policy)
         if self.hooks.refuses and self.policy.refuse(seq, seq.arrived_at):
             seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", seq.arrived_at
             return False
         self.queue.arrive(seq)
         self._arrive(seq)
         return True
-
-    def _to_compute(self, seq: Sequence) -> int:
-        return seq.pending - self.policy.cached_tokens(seq)
 
     def share_queue(self, other: Scheduler) -> None:
         """Serve the queue of another scheduler, with its policy, from now on; both are idle."""
@@ -152,7 +155,7 @@ class Scheduler:
             self.queue.expiries[:] = expiries
             raise
 
-    def step(self, forward: Forward, clock: Callable[[], float]) -> Iteration | None:
+    def step(self, forward: Callable[[Plan], list[Output]], clock: Callable[[], float]) -> Iteration | None:
         """Run one iteration; return None if the policy lets all requests wait."""
         plan = self.plan(clock())
         if plan is None:
@@ -176,13 +179,12 @@ class Scheduler:
         joined, preempted = self.queue.joined, self._preempted
         if joined:
             self._repeat = None
-        if self._repeat is not None:
+        if (last := self._repeat) is not None:
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
-            last = self._repeat
             plan = Plan(number, now, last.sequences, last.counts, last.held, last.padded, repeats=True)
         else:
-            sequences, counts, held, paused = allocate(self.policy, self.running, self.token_budget)
-            plan = Plan(number, now, sequences, counts, held, self.policy.padded, joined, paused, preempted)
+            plan = self.batch.plan(self.policy, self.token_budget, number, now)
+            plan.joined, plan.preempted = joined, preempted
         plan.blocked_by = self.wait_clock.reason if self.waiting else None
         if self.speculator is not None and plan.sequences:
             self.speculator.add_drafts(plan, self.policy, self.batch.pages, self.token_budget)
@@ -197,11 +199,8 @@ class Scheduler:
         return self.queue.wake_at(self.policy, now)
 
     def preempt(self, plan: Plan, sequences: list[Sequence], now: float) -> None:
-        """Take members out of a plan that could not be computed.
-
-        They wait again, before all others, and their tokens are recomputed when they join again.
-        """
-        self._vacate(sequences)
+        """Take members out of a plan that could not be computed; they wait again, before all others."""
+        self.batch.vacate(sequences)
         self._requeue(sequences, now)
         plan.remove(sequences)
 
@@ -217,20 +216,20 @@ class Scheduler:
             self.batch.grow(self.policy.victim, now, preempted)
         finally:  # whatever a hook raises, those that have lost their slots wait
             if preempted:
-                self._forget(preempted)
                 self._requeue(preempted, now)
                 self._preempted += preempted
 
     def _requeue(self, sequences: list[Sequence], now: float) -> None:
-        """Let sequences that were preempted wait again."""
+        """Let sequences that have lost their slots wait again."""
+        self._forget(sequences)
         self.queue.requeue(sequences, now)
         for seq in sequences:
             self._notify(self.policy.on_preempt, seq, now)
 
-    def _notify(self, hook: Callable[[Sequence, float], None], seq: Sequence, now: float) -> None:
+    def _notify(self, hook: Callable[[Any, float], None], subject: Sequence | Plan, now: float) -> None:
         """Call a hook that only takes note."""
         try:
-            hook(seq, now)
+            hook(subject, now)
         except Exception as error:
             keep(error, self.errors)
 
@@ -242,37 +241,35 @@ class Scheduler:
         until it is committed.
         """
         self.backlog.forget()
+        # How slots were spent, and who computed a prompt, can only be told before sequences advance.
         slot_steps = SlotSteps.of(plan, self.policy.slots)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
-        failed, finished, steady, drafts, rejected = advance(
-            plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.errors
-        )
+        result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.errors)
         if self.policy.estimates:
             self.backlog.learn(plan, now)
-        self._repeat = plan if steady and self.hooks.repeats else None
+        self._repeat = plan if result.steady and self.hooks.repeats else None
         if self.speculator is not None:
-            self.speculator.learn(plan, drafts, now - plan.started_at)
+            self.speculator.learn(plan, result.drafts, now - plan.started_at)
             self.batch.pages.settle()
         if plan.drafts:
-            slot_steps = slot_steps._replace(useful=slot_steps.useful - rejected, rejected=rejected)
-        members = members_of(plan, phases) if self.record else []
+            slot_steps = slot_steps._replace(useful=slot_steps.useful - result.rejected, rejected=result.rejected)
         if self.hooks.on_step is not None:
-            try:
-                self.hooks.on_step(plan, now)
-            except Exception as error:
-                keep(error, self.errors)
-        answered = self._release(failed, now) if failed else []
-        if finished and self.policy.early:
-            answered += self._answer(finished, now)
+            self._notify(self.hooks.on_step, plan, now)
+        answered = self._release(result.failed, now) if result.failed else []
+        if result.finished and self.policy.early:
+            answered += self._answer(result.finished, now)
         # Without a `release` of its own, a policy lets go of finished sequences only, so a step that finishes none
         # needs no call.
-        if finished or self.hooks.releases:
+        if result.finished or self.hooks.releases:
             answered += self._let_go(now)
+        pages_used, pages_total = self.batch.pages.usage
         return Iteration(
-            plan.number, plan.started_at, now - plan.started_at, self.policy.name, len(self.waiting), members,
-            [seq.id for seq in plan.joined], [(s.id, s.finish_reason or "abort") for s in answered],
-            slot_steps, *self.batch.pages.usage, [seq.id for seq in plan.preempted], plan.repeats, plan.blocked_by,
-            drafts,
+            n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,
+            queue=len(self.waiting), members=members_of(plan, phases) if self.record else [],
+            joined=[seq.id for seq in plan.joined], left=[(s.id, s.finish_reason or "abort") for s in answered],
+            slot_steps=slot_steps, pages_used=pages_used, pages_total=pages_total,
+            preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
+            drafts=result.drafts,
         )  # fmt: skip
 
     def _let_go(self, now: float) -> list[Sequence]:
@@ -318,12 +315,7 @@ class Scheduler:
 
         Return those that the policy held only for these, which leave with them.
         """
-        waiting = [seq for seq in sequences if seq.state == "waiting"]
-        running = [seq for seq in sequences if seq.state != "waiting"]
-        self.wait_clock.tick(now, self.number)
-        self.queue.withdraw(waiting, now)
-        self._vacate(running)
-        for seq in running:
+        for seq in self._take_out(sequences, now):
             seq.preempt()
         for seq in sequences:
             self._notify(self.policy.on_cancel, seq, now)
@@ -338,12 +330,18 @@ class Scheduler:
         leaving = [seq for seq in sequences if seq.state != "finished"]
         if not leaving:
             return []
-        waiting = [seq for seq in leaving if seq.state == "waiting"]
-        if waiting:
-            self.wait_clock.tick(now, self.number)
-        self.queue.withdraw(waiting, now)
-        self._vacate([seq for seq in leaving if seq.state != "waiting"])
+        self._take_out(leaving, now)
         for seq in leaving:
             seq.finish_reason, seq.state, seq.finished_at = reason, "finished", now
             self._notify(self.policy.on_cancel, seq, now)
         return leaving + self._let_go(now)
+
+    def _take_out(self, sequences: list[Sequence], now: float) -> list[Sequence]:
+        """Take sequences out of the queue and the batch; return those that had a slot."""
+        waiting = [seq for seq in sequences if seq.state == "waiting"]
+        running = [seq for seq in sequences if seq.state != "waiting"]
+        if waiting:
+            self.wait_clock.tick(now, self.number)
+        self.queue.withdraw(waiting, now)
+        self._vacate(running)
+        return running

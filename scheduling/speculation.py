@@ -1,8 +1,8 @@
 """Drafts: tokens that a sequence may get, computed in one step with the one that it has pending (speculative decoding).
 
-A drafter proposes them. Here is decided how many of them a step computes; which are accepted is found when the step
-is committed. The text of a request never depends on them. This module must not know how a drafter finds them or how a
-token is computed.
+A drafter proposes them, this module decides how many of them a step computes, and `scheduling/advance.py` finds which are
+accepted. The text of a request never depends on them. This module must not know how a drafter finds them or how a token
+is computed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from scheduling.acceptance import Acceptance
 from scheduling.draft_choice import DraftChoice
 from scheduling.iteration import Drafted, Plan
 from scheduling.policy import Policy
@@ -21,12 +20,19 @@ from scheduling.sequence import Sequence
 from scheduling.step_law import StepLaw
 
 MOST = 8  # drafts of a sequence in one step
-ASKING = 0.005  # the share of the time in which the drafter may be asked for nothing
-PROBING = 0.005  # the share of the time in which drafts may be computed that promise nothing, to learn whether they do
-LEAST_PRICE = 0.02  # of such a draft, in steps: one with drafts takes a little longer, however few they are
+ASKING = 0.005  # the share of the time that the drafter may spend on looking without an offer that is worth it
+PROBING = 0.005  # the share of the time that probes may cost
+LEAST_PRICE = 0.02  # of a probe, in steps: a step with drafts takes a little longer, however few they are
 LONGEST_REST = 200  # steps in which the drafter is not asked
-# Steps of a size without drafts, at first and then for each so many: what drafts cost is a difference from these.
+# The cost of drafts is the difference from steps without any. So the first ones of each size have none, and one in so many.
 FIRST_PLAIN, PLAIN_EVERY = 2, 400
+DISTURBED = 2  # steps whose time a probe changes: the one with the draft, and the next, which must be laid out again
+RESTING_SAMPLE = 4  # one step in so many is learned from while the drafter rests and nothing changes
+LONGEST_STEP = 2.0  # times the expected time; a longer step was held up by something else, and counts as this long
+PRICE_GAIN, TOOK_GAIN = 0.1, 0.02  # how far one step moves the averages `price` and `took` of its size
+FADING = 0.95  # of what was seen, with each draft that is judged: about the last 20 count
+PRIOR = 4.0  # drafts that the estimate of all counts for in that of one sequence
+START = (2.0, 1.2)  # drafts that were judged, and right, of a kind of which none was
 
 
 class Offer(NamedTuple):
@@ -75,13 +81,11 @@ class Speculator:
         self.acceptance = Acceptance()
         self.law = StepLaw()
         self._clock = clock
-        self._allowance = 0.0  # seconds that may be spent on probing
-        self._probing = (
-            0  # remaining steps of a probe: the one with the draft, and the next, which must be laid out again
-        )
-        self._steps = 0
-        self._batches: defaultdict[int, _Batch] = defaultdict(_Batch)  # by their approximate number of rows
-        self._plain_rows = 0  # of the step before, if it had no drafts
+        self._allowance = 0.0  # seconds that may be spent on probes
+        self._disturbed = 0  # of the next steps, how many the last probe changes the time of
+        self._steps = 0  # that were learned from: decodes, with or without drafts
+        self._sizes: defaultdict[int, _Size] = defaultdict(_Size)  # by their approximate number of rows
+        self._plain_rows = 0  # of the step before, if it was a decode without drafts
         self._kinds: dict[Sequence, int] = {}  # of the drafts in this step
 
     @property
@@ -105,9 +109,10 @@ class Speculator:
         if self.fixed is None:
             counts = self._choose(plan, policy, offers, members, counts, left) if offers else []
             if not any(counts):
+                # Only a look that was in vain is made up for: one that found drafts pays for itself.
                 self._rest(len(plan.sequences), self._clock() - began)
-                if offers and left > 0 and self._may_probe(len(plan.sequences)):
-                    counts[self.acceptance.least_recent(members)] = 1  # whose drafts were judged longest ago
+                if offers and left > 0 and self._pay_for_probe(len(plan.sequences)):
+                    counts[self.acceptance.least_recent(members)] = 1
         self._put(plan, pages, offers, counts, left)
 
     def _may_have(self, plan: Plan, offer: Offer) -> bool:
@@ -123,27 +128,28 @@ class Speculator:
         choice = DraftChoice(members, most, chances, rows, left, seconds, self.drafter.seconds(len(members)))
         return policy.allocate_drafts(choice)
 
-    def _may_probe(self, rows: int) -> bool:
-        """Return whether a draft may be computed that promises nothing, and pay for it."""
-        steps = max(LEAST_PRICE, self._batches[_about(rows)].price)
+    def _pay_for_probe(self, rows: int) -> bool:
+        """Spend allowance on a probe, a draft with no expected gain; return False if there is too little."""
+        steps = max(LEAST_PRICE, self._sizes[_about(rows)].price)
         price = steps * self.law.seconds(rows, unknown=1.0) + self.drafter.seconds(1)
         if self._allowance < price:
             return False
-        self._allowance, self._probing = self._allowance - price, 2
+        self._allowance, self._disturbed = self._allowance - price, DISTURBED
         return True
 
     def _rests(self, rows: int) -> bool:
-        """Return whether the drafter rests, or too few steps without drafts are known for batches of about this size."""
-        batch = self._batches[_about(rows)]
-        is_unknown = batch.plain < FIRST_PLAIN or self._steps - batch.latest > PLAIN_EVERY
-        return is_unknown or self._steps < batch.rests_until
+        """Return whether the drafter rests, or the time of steps of about this size without drafts is not known."""
+        size = self._sizes[_about(rows)]
+        is_unknown = size.plain < FIRST_PLAIN or self._steps - size.latest > PLAIN_EVERY
+        return is_unknown or self._steps < size.rests_until
 
     def _rest(self, rows: int, asked: float) -> None:
-        """Let the drafter rest after asking it took `asked` seconds and brought nothing, so that asking takes little of the time."""
-        batch = self._batches[_about(rows)]
-        usual, batch.asked = min(asked, batch.asked), asked  # the first look at a prompt takes longer
+        """Let the drafter rest after asking it took `asked` seconds and brought nothing, for long enough to make that up."""
+        size = self._sizes[_about(rows)]
+        # The first look at a prompt indexes all of it, so that one slow look alone says nothing about the next.
+        usual, size.asked = min(asked, size.asked), asked
         steps = usual / ASKING / self.law.seconds(rows, unknown=1.0)
-        batch.rests_until = self._steps + 1 + int(min(steps, LONGEST_REST))
+        size.rests_until = self._steps + 1 + int(min(steps, LONGEST_REST))
 
     def _put(self, plan: Plan, pages: Reservations, offers: list[Offer], counts: list[int], left: int) -> None:
         members: list[tuple[Offer, int]] = []
@@ -156,8 +162,10 @@ class Speculator:
                 left -= count
         if not members:
             return
+        # Only now, when slots in the step and pages are certain: proposing may take long, and the tokens would be lost.
         chosen, asked = [plan.sequences[offer.place] for offer, _ in members], [count for _, count in members]
         proposed = self.drafter.propose(chosen, asked)
+        # A copy: a plan that repeats shares its counts with the one before.
         plan.counts, plan.repeats = list(plan.counts), False
         plan.drafts = [[] for _ in plan.sequences]
         self._kinds.clear()
@@ -171,31 +179,43 @@ class Speculator:
 
     def learn(self, plan: Plan, counted: list[Drafted], seconds: float) -> None:
         """Learn from a step that took so long: `counted` are the drafts of each sequence with some."""
-        rows = len(plan.sequences)
         if plan.drafts:
-            for seq, own in zip((s for s, drafts in zip(plan.sequences, plan.drafts) if drafts), counted):
-                judged = own.accepted if seq.is_finished else own.drafted  # those behind its end may have been right
-                self.acceptance.judge(seq, self._kinds.pop(seq, 0), judged, own.accepted)
+            self._judge(plan, counted)
             seconds -= self.drafter.spent
         elif plan.padded or (not plan.repeats and max(plan.counts, default=0) > 1):
-            self._plain_rows = 0
+            self._plain_rows = 0  # it computed prompts or padding, and says nothing about decodes
             return
         self._steps += 1
+        # What is saved up for probes is at most one step's time, so that no burst of them follows a long time without.
         self._allowance = min(self._allowance + PROBING * seconds, seconds)
-        batch = self._batches[_about(rows)]
-        if plan.repeats and self._steps % 4 and self._steps < batch.rests_until and not self._probing:
-            return  # enough is learned from the fourth part of the steps in which nothing changes
-        took = min(2.0, seconds / self.law.seconds(rows, unknown=seconds or 1.0))
-        if self._probing:
-            self._probing -= 1
-            batch.price += 0.1 * (2 * (took - batch.took) - batch.price)
+        rows = len(plan.sequences)
+        size = self._sizes[_about(rows)]
+        is_resting = plan.repeats and not self._disturbed and self._steps < size.rests_until
+        if is_resting and self._steps % RESTING_SAMPLE:
+            return
+        took = min(LONGEST_STEP, seconds / self.law.seconds(rows, unknown=seconds or 1.0))
+        if self._disturbed:
+            # The price is the extra time of all steps that a probe disturbs; each of them gives an estimate of it.
+            self._disturbed -= 1
+            size.price += PRICE_GAIN * (DISTURBED * (took - size.took) - size.price)
         if plan.drafts:
             self.law.learn(sum(plan.counts), seconds)
-        elif rows == self._plain_rows:  # the layout is that of the step before, as it would be without a speculator
+            self._plain_rows = 0
+            return
+        # Without drafts in between, a runner keeps its layout. So a step that had to be laid out again is not a plain one.
+        if rows == self._plain_rows:
             self.law.learn(rows, seconds)
-            batch.plain, batch.latest = batch.plain + 1, self._steps
-            batch.took += 0.02 * (took - batch.took)
-        self._plain_rows = 0 if plan.drafts else rows
+            size.plain, size.latest = size.plain + 1, self._steps
+            size.took += TOOK_GAIN * (took - size.took)
+        self._plain_rows = rows
+
+    def _judge(self, plan: Plan, counted: list[Drafted]) -> None:
+        """Learn from which drafts were right; `counted` has those of each sequence with some, in the plan's order."""
+        drafted = (seq for seq, drafts in zip(plan.sequences, plan.drafts) if drafts)
+        for seq, own in zip(drafted, counted):
+            # Nobody knows whether the drafts behind the end of a text were right.
+            judged = own.accepted if seq.is_finished else own.drafted
+            self.acceptance.judge(seq, self._kinds.pop(seq, 0), judged, own.accepted)
 
     def forget(self, sequences: list[Sequence]) -> None:
         """Free what is held for sequences that lose their slots."""
@@ -204,11 +224,54 @@ class Speculator:
             self.acceptance.forget(seq)
 
 
-@dataclass(slots=True)
-class _Batch:
-    """What the speculator knows about batches of similar size.
+class Acceptance:
+    """How likely a draft is right, by its kind: a running estimate for each sequence, drawn towards that of all."""
 
-    `plain` counts their steps without drafts, `latest` is the number of the last one, and `took` is their average time as a
+    def __init__(self) -> None:
+        self._all: dict[int, tuple[float, float]] = {}
+        self._own: dict[Sequence, dict[int, tuple[float, float]]] = {}
+        self._judged_at: dict[Sequence, int] = {}
+        self._clock = 0
+
+    def chance(self, seq: Sequence, kind: int) -> float:
+        """Return how likely the next draft of this kind is right, between 0 and 1."""
+        judged, right = self._all.get(kind, START)
+        general = right / judged
+        own = self._own.get(seq)
+        if own is None or kind not in own:
+            return general
+        judged, right = own[kind]
+        return (right + PRIOR * general) / (judged + PRIOR)
+
+    def judge(self, seq: Sequence, kind: int, drafts: int, right: int) -> None:
+        """Note that of some drafts for a sequence the first `right` ones were right; those behind the next are unknown."""
+        judged = right + (right < drafts)
+        own = self._own.setdefault(seq, {})
+        own[kind] = _faded(own.get(kind, (0.0, 0.0)), judged, right)
+        self._all[kind] = _faded(self._all.get(kind, START), judged, right)
+        self._clock += 1
+        self._judged_at[seq] = self._clock
+
+    def least_recent(self, sequences: list[Sequence]) -> int:
+        """Return the index of the sequence that was judged longest ago."""
+        return min(range(len(sequences)), key=lambda i: self._judged_at.get(sequences[i], 0))
+
+    def forget(self, seq: Sequence) -> None:
+        """Forget a sequence."""
+        self._own.pop(seq, None)
+        self._judged_at.pop(seq, None)
+
+
+def _faded(before: tuple[float, float], judged: int, right: int) -> tuple[float, float]:
+    keep = FADING**judged
+    return before[0] * keep + judged, before[1] * keep + right
+
+
+@dataclass(slots=True)
+class _Size:
+    """What the speculator knows about steps of about the same number of rows.
+
+    `plain` counts those without drafts, `latest` is the number of the last one, and `took` is their average time as a
     multiple of the law's. `price` is the extra time of a probe, in steps. `asked` is how many seconds the drafter took the
     last time it brought nothing, and it is not asked again before step `rests_until`.
     """
@@ -222,5 +285,5 @@ class _Batch:
 
 
 def _about(rows: int) -> int:
-    """Return a number that sizes of steps share which differ by an eighth at most."""
+    """Round a number of rows down, such that rows which share the result differ by an eighth at most."""
     return rows if rows < 8 else rows >> (rows.bit_length() - 4) << (rows.bit_length() - 4)

@@ -1,9 +1,10 @@
 """How long a step takes by its number of rows, learned from the steps that were computed. Pure.
 
-A straight line through the usual times of each size, and what each is off from it, the more of it the more steps it is of:
-that of few steps is noise, and a choice among many sizes would fall for the luckiest. What is usual is the third that was
-fastest, since whatever disturbs a step makes it slower. What is used is refreshed by its use, so that the law follows
-contexts that grow and machines that slow down.
+It is a straight line through the usual times of all sizes, corrected for each size by its own distance from the line.
+The more steps of a size were seen, the more of this distance counts: that of a few steps is noise, and whoever chooses
+among many sizes would fall for the luckiest. The usual time is the slowest of the fastest third, since whatever
+disturbs a step makes it slower. Sizes that are used are measured again, so the law follows contexts that grow and
+machines that slow down.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class StepLaw:
             return
         self._steps += 1
         size = self._sizes.get(_size(rows))
+        # The first steps of a size are often slow: code is compiled and memory is touched for the first time.
         if size is None or size.steps < FEW:
             if self._sizes:
                 seconds = min(seconds, OUTLYING * self._at(rows))

@@ -37,6 +37,7 @@ class WaitClock:
     def arrive(self, seq: Sequence, at: float) -> None:
         if not self._arrivals:
             self.reason = "policy_order"
+        # The totals are as old as the last tick, and the reason has not changed since: what came after it is added.
         late = 0.0 if self._now is None else at - self._now
         if self._now is None:
             self._now = at

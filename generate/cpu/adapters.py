@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.declarations import declarations
-from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.kernels import KernelError
 from generate.cpu.linear import Extra, LinearLayer, make_linear
-from generate.cpu.team import team
+from generate.cpu.team import load
 from models.adapters import Adapter, LowRank
 from models.architecture import Architecture
 
@@ -145,7 +145,7 @@ class AdapterRows:
 
     def entry(self) -> int | None:
         """Return the address of low_rank() in kernels.h."""
-        return ctypes.cast(_library().low_rank, ctypes.c_void_p).value
+        return ctypes.cast(load(SOURCE).low_rank, ctypes.c_void_p).value
 
     def extra(self, layer: int, part: str, x: Tensor) -> Extra | None:
         """Return what the adapters make of x (m, in) in a linear layer; None if none changes it."""
@@ -154,7 +154,7 @@ class AdapterRows:
             return self._plain(layer, part, x, n)
         x = x.to(self.dtype).contiguous()
         place, wide = layer * len(PARTS) + PARTS.index(part), self.dtype == torch.float32
-        found = _library().low_rank(ctypes.byref(self.struct()), place, x.data_ptr(), x.shape[1], n, wide)
+        found = load(SOURCE).low_rank(ctypes.byref(self.struct()), place, x.data_ptr(), x.shape[1], n, wide)
         sums = self.sums.view(-1)[: len(self.rows) * n].view(-1, n)
         return Extra(sums, self.rows, self.of_row) if found else None
 
@@ -183,13 +183,8 @@ def runs() -> bool:
 @functools.cache
 def _compiles() -> bool:
     try:
-        _library()
+        load(SOURCE)
     except (KernelError, OSError) as error:
         log.warning("the C kernel for adapters does not run; using PyTorch, which is slower: %s", error)
         return False
     return True
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    return team().join(load_library(SOURCE))

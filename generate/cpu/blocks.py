@@ -9,40 +9,25 @@ It must not know requests, sampling, or who owns a page.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from generate.cpu.attention import Attention, CAttention, PackedRows
 from generate.cpu.declarations import declarations
-from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.kernels import KernelError
 from generate.cpu.layers import Block, LayeredBlocks
 from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
-from generate.cpu.team import team
+from generate.cpu.team import load, team
 from generate.rotary import rotation_table
 from models.architecture import Architecture
 from models.network import Network, Norm
 
 log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("blocks.c")
-
-
-class Blocks(Protocol):
-    """Everything below the head of a model, over its KV pages. `blocks` has each block's linear layers, for tests."""
-
-    blocks: Sequence[Block]
-
-    def __call__(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Tensor | None) -> Tensor:
-        """Write the keys and values of all rows; return the normed states of `sample_rows`, of all rows for None.
-
-        ids, positions: int64 [M]. sample_rows: int64 [R]. Returns [R, C].
-        """
-        ...
 
 
 class CBlocks:
@@ -52,7 +37,7 @@ class CBlocks:
         self, model: Network, blocks: Sequence[Block], attend: CAttention, keys: Tensor, values: Tensor
     ) -> None:
         config = model.config
-        self.run = _library().run_blocks
+        self.run = load(SOURCE).run_blocks
         self.blocks, self.attend = blocks, attend
         self.width = config.n_embd
         attended = config.n_head * config.head_size
@@ -105,6 +90,7 @@ class CBlocks:
         return self._address(torch.cat(parts).float())
 
     def __call__(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Tensor | None) -> Tensor:
+        """See `LayeredBlocks.__call__`."""
         M = len(ids)
         R = M if sample_rows is None else len(sample_rows)
         out = torch.empty((R, self.width), dtype=torch.bfloat16)
@@ -120,7 +106,9 @@ class CBlocks:
         return out
 
 
-def make_blocks(model: Network, attend: Attention, keys: Tensor, values: Tensor, quantize: str = "none") -> Blocks:
+def make_blocks(
+    model: Network, attend: Attention, keys: Tensor, values: Tensor, quantize: str = "none"
+) -> CBlocks | LayeredBlocks:
     """Take the blocks out of `model` and return its fastest implementation here.
 
     keys, values: (layers, pages, KV heads, page size, head size). Sets the threads of the kernels.
@@ -143,8 +131,3 @@ def _runs_in_c(config: Architecture) -> bool:
     """Return whether blocks.c computes this architecture."""
     even = config.rope is None or config.head_size % 2 == 0
     return even and config.activation in (SILU_NAMES if config.gated else GELU_TANH_NAMES)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    return team().join(load_library(SOURCE))

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.attention import Attention, PackedRows
 from generate.cpu.linear import Extra, Gated, KernelLinear, LinearLayer, make_gated, make_linear
 from generate.quantize import check_finite
-from generate.rotary import rms_norm, rotate, rotation_table
+from generate.rotary import make_turn, rms_norm, rotation_table, turn_heads
 from models import network
 from models.architecture import Architecture
 
@@ -28,7 +27,7 @@ class Block:
         self.norm_1, self.norm_2 = block.norm_1, block.norm_2
         self.normalize_1, self.normalize_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
         self.head_norms = [norm and norm.weight for norm in (block.q_norm, block.k_norm)]
-        self.turn = HeadRotation(block, config) if config.rope else None
+        self.turn = make_turn(block, config)
         self.scale = config.attention_scale(layer)
         for part in ("qkv", "attn_proj", "fc", "mlp_proj"):
             check_finite(quantize, f"layer {layer}'s {part} weight", getattr(block, part).weight)
@@ -57,32 +56,12 @@ class Block:
         y = self.normalize_1(x)
         qkv = self.qkv(y, extra("qkv", y))  # (M, C) -> (M, (H + 2 KV) * D)
         if self.turn is not None and rotation is not None:
-            qkv = self.turn(qkv, rotation)
+            qkv = turn_heads(qkv, rotation, self.turn)
         y = attend(qkv, keys, values, rows, self.scale)  # (M, H * D)
         x = self.attn_proj.add(y, x, extra("attn_proj", y))  # (M, H * D) -> (M, C)
         y = self.normalize_2(x)
         y = self.fc(y, extra("fc", y))  # (M, C) -> (M, inner)
         return self.mlp_proj.add(y, x, extra("mlp_proj", y))  # (M, inner) -> (M, C)
-
-
-class HeadRotation:
-    """What happens to queries and keys between their projection and attention: head norms, then the rotation."""
-
-    def __init__(self, block: network.Block, config: Architecture) -> None:
-        self.heads, self.kv_heads, self.head_size = config.n_head, config.n_kv_head, config.head_size
-        self.norms = block.q_norm, block.k_norm
-        self.epsilon = config.norm_epsilon
-
-    def __call__(self, qkv: Tensor, rotation: Tensor) -> Tensor:
-        """qkv: (M, (H + 2 KV) * D); rotation: float32 (M, 2, D/2)."""
-        heads = qkv.view(len(qkv), -1, self.head_size)  # (M, H + 2 KV, D)
-        last = self.heads + self.kv_heads
-        q, k, v = heads[:, : self.heads], heads[:, self.heads : last], heads[:, last:]
-        turned = []
-        for part, norm in zip((q, k), self.norms):
-            normed = part if norm is None else rms_norm(part, norm.weight, self.epsilon)
-            turned.append(rotate(normed, rotation))
-        return torch.cat((*turned, v), 1).view(len(qkv), -1)
 
 
 def make_norm(norm: network.Norm, config: Architecture) -> Callable[[Tensor], Tensor]:
@@ -94,7 +73,7 @@ def make_norm(norm: network.Norm, config: Architecture) -> Callable[[Tensor], Te
 
 
 class LayeredBlocks:
-    """Block after block, for any architecture, on any device and in any format."""
+    """Everything below the head, block after block, for any architecture, on any device and in any format."""
 
     def __init__(
         self, model: network.Network, blocks: Sequence[Block], attend: Attention, keys: Tensor, values: Tensor
@@ -110,6 +89,10 @@ class LayeredBlocks:
         self.keys, self.values = keys, values
 
     def __call__(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Tensor | None) -> Tensor:
+        """Write the keys and values of all rows; return the normed states of `sample_rows`, of all rows for None.
+
+        ids, positions: int64 [M]. sample_rows: int64 [R]. Returns [R, C].
+        """
         x: Tensor = F.embedding(ids, self.embedding)  # (M, C)
         if self.positions is not None:
             x = x + F.embedding(positions, self.positions)

@@ -59,5 +59,11 @@ def team() -> Team:
 
 
 @functools.cache
+def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Return the library of a C file that includes team.h, once it shares out its work. Raises KernelError."""
+    return team().join(kernels.load_library(source, flags))
+
+
+@functools.cache
 def _library() -> ctypes.CDLL:
     return declarations().apply(kernels.load_library(SOURCE))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from generate.gpu.attention import DecodeAttention, DecodeRows, FlashPrompts, PlainPrompts, Prompts, TorchDecode
-from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath, Turn
-from generate.rotary import rotation_table
+from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
+from generate.rotary import Turn, rotation_table
 from models.architecture import Architecture
 
 T = TypeVar("T")

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from generate.cpu.linear import GELU_TANH_NAMES
-from generate.rotary import rms_norm, rotate, rotation_table
+from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
+from generate.rotary import Turn, make_turn, rotation_table, turn_heads
 from models import network
 from models.activations import ACTIVATIONS
 from models.architecture import Architecture
 from models.gguf.block_matrix import as_tensor
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
-SILU_NAMES = ("silu", "swish")
 Attend = Callable[[int, Tensor, float], Tensor]  # layer, qkv [n, (H + 2 KV) * D], scale: attention [n, H * D]
 
 
@@ -44,19 +43,6 @@ class Norm(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None
-    eps: float
-
-
-class Turn(NamedTuple):
-    """The rotary embedding of H query heads and KV key heads of D values each.
-
-    norms: [2, D], the weights of the RMS norms of the heads of queries and of keys before the rotation, or None.
-    """
-
-    H: int
-    KV: int
-    D: int
-    norms: Tensor | None
     eps: float
 
 
@@ -92,11 +78,7 @@ class PlainMath:
 
     def turn(self, qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
         """Return qkv [n, (H + 2 KV) * D] with queries and keys rotated; rotation: float32 [n, 2, D/2]."""
-        heads = qkv.view(len(qkv), -1, turn.D)  # (n, H + 2 KV, D)
-        parts, v = [heads[:, : turn.H], heads[:, turn.H : -turn.KV]], heads[:, -turn.KV :]
-        if turn.norms is not None:
-            parts = [rms_norm(part, weight, turn.eps) for part, weight in zip(parts, turn.norms)]
-        return torch.cat((*(rotate(part, rotation) for part in parts), v), 1).view(qkv.shape)
+        return turn_heads(qkv, rotation, turn)
 
     def prepare_head(self, weight: Tensor) -> Tensor:
         """Return the head's weight in the layout of `head`."""
@@ -184,16 +166,6 @@ def make_norm(norm: network.Norm, config: Architecture) -> Norm:
         return Norm(norm.weight.contiguous(), None, config.norm_epsilon)
     bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
     return Norm(norm.weight.float().contiguous(), bias.float().contiguous(), config.norm_epsilon)
-
-
-def make_turn(block: network.Block, config: Architecture) -> Turn | None:
-    """Return the rotation of this architecture, None for learned positions."""
-    if config.rope is None:
-        return None
-    norms = None
-    if block.q_norm is not None and block.k_norm is not None:
-        norms = torch.stack((block.q_norm.weight, block.k_norm.weight))
-    return Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
 
 
 def _layer(part: network.Projection, activation: str = "", gated: bool = False) -> Layer:

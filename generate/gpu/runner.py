@@ -10,24 +10,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
 
-from generate import memory
 from generate.gpu import choose, sampling
 from generate.gpu.attention import DecodeRows, Prompts
 from generate.gpu.decoder import Decoder
 from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
-from generate.gpu.prompts import lay_out
 from generate.gpu.rows import Rows, upload
 from generate.packing import pack, sample_outputs
 from generate.params import GREEDY
+from generate.runner import Runner
 from generate.sampling import NotFinite
-from models.architecture import ModelShape
 from models.gpt2 import GPT
 from models.network import Network as Weights
 from scheduling.iteration import Plan
@@ -37,10 +37,11 @@ from scheduling.sequence import Sequence
 log = logging.getLogger(__name__)
 
 CAPACITY = 64
+TOKENS_AT_ONCE = 1 << 16  # whose keys and values are copied for one call of attention; one piece may have more
 WARM_UP_TOKENS = 64
 
 
-class GpuRunner:
+class GpuRunner(Runner):
     """The runner for GPUs, with at most `capacity` decodes in one launch.
 
     `strict` makes every number of a row independent of the batch, at some cost in speed.
@@ -50,10 +51,7 @@ class GpuRunner:
         self, model: Weights | GPT, n_pages: int, page_size: int, capacity: int = CAPACITY, strict: bool = False
     ) -> None:
         weights = model.network()
-        self.config: ModelShape = weights.config
-        self.page_size = page_size
-        self.device, self.dtype = weights.head.device, weights.head.dtype
-        self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, self.dtype, self.device)
+        super().__init__(weights, n_pages, page_size)
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":  # the default stream cannot be recorded
             new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
@@ -73,18 +71,11 @@ class GpuRunner:
                 "--batch-invariant needs Triton's kernels, but they do not run on this machine; see the log. "
                 "Leave it out"
             )
+        self.attention = self.attend.name
         self.attend_prompts = choose.make_prompts(heads, pool, *target)
         self.network = Network(model, choose.make_math(strict, model.config, *target))
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
-
-    @property
-    def attention(self) -> str:
-        return self.attend.name
-
-    def release_memory(self) -> None:
-        """See `Runner.release_memory`."""
-        memory.release(self.device)
 
     @torch.inference_mode()
     def warm_up(self) -> bool:
@@ -229,3 +220,42 @@ def make_runner(
 def _decodes(seq: Sequence) -> bool:
     """Return whether the one token that a sequence has to compute was generated."""
     return seq.pending == 1 and bool(seq.output_ids)
+
+
+def lay_out(sequences: Many[Sequence], counts: Many[int], page_size: int, device: torch.device) -> list[Prompts]:
+    """Return the rows of the next `counts[i]` tokens of `sequences[i]`, in as few parts as the memory allows."""
+    context_lens = [seq.computed + count for seq, count in zip(sequences, counts)]
+    parts = []
+    for part in _batches(context_lens, TOKENS_AT_ONCE):
+        parts.append(_prompts(sequences[part], counts[part], page_size, device))
+    return parts
+
+
+def _batches(sizes: Many[int], most: int) -> Iterator[slice]:
+    """Yield slices of neighbors whose sizes sum up to `most`, or of one that is larger."""
+    first = total = 0
+    for i, size in enumerate(sizes):
+        if i > first and total + size > most:
+            yield slice(first, i)
+            first, total = i, 0
+        total += size
+    yield slice(first, len(sizes))
+
+
+def _prompts(sequences: Many[Sequence], counts: Many[int], size: int, device: torch.device) -> Prompts:
+    slots = [_slots(seq, seq.computed + count, size) for seq, count in zip(sequences, counts)]
+    fresh = upload(torch.cat([own[len(own) - count :] for own, count in zip(slots, counts)]), device)
+    past = None
+    if any(seq.computed for seq in sequences):
+        every = upload(torch.cat(slots), device)
+        past = torch.stack((every // size, every % size))
+    cu_seqlens_q = [0, *itertools.accumulate(counts)]
+    cu_seqlens_k = [0, *itertools.accumulate(map(len, slots))]
+    cu_seqlens = upload(torch.tensor([cu_seqlens_q, cu_seqlens_k], dtype=torch.int32), device)
+    return Prompts(cu_seqlens_q, cu_seqlens_k, cu_seqlens, fresh // size, fresh % size, past)
+
+
+def _slots(seq: Sequence, length: int, size: int) -> Tensor:
+    """Return page * size + offset of the first `length` tokens, int64 on the host."""
+    pages = torch.tensor(seq.pages[: -(-length // size)])
+    return (pages[:, None] * size + torch.arange(size)).flatten()[:length]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.params import SamplingParams
-from generate.sampling import CANDIDATES, MASK, inverse_temperature
+from generate.sampling import CANDIDATES, inverse_temperature, signed
 
 Drawing = Literal["greedy", "plain", "filtered"]
 DRAWINGS: tuple[Drawing, ...] = ("greedy", "plain", "filtered")
@@ -42,18 +42,14 @@ def drawing_for(params: Sequence[SamplingParams]) -> Drawing:
 
 def key_of(seed: int) -> int:
     """Return the term of a seed in `uniforms`, as a signed 64-bit number."""
-    return _signed(seed * 0xD1342543DE82EF95 & MASK)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
+    return signed(seed * 0xD1342543DE82EF95)
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     """Return `generate.sampling.uniform` of each key and position, both int64, as float64."""
-    z = keys + (positions + 1) * _signed(0x9E3779B97F4A7C15)
+    z = keys + (positions + 1) * signed(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z = (z ^ _shift(z, shift)) * _signed(factor)
+        z = (z ^ _shift(z, shift)) * signed(factor)
     return _shift(z ^ _shift(z, 31), 11).double() / (1 << 53)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.gguf.gguf_reader import Array, GGUFFile, broken, quoted
-from models.sources.checkpoint import CheckpointError
+from models.gguf.gguf_reader import Array, GGUFFile, quoted
+from models.sources.checkpoint import CheckpointError, broken
 
 CLASSES = {
     "llama": "LlamaForCausalLM",

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from models.gguf.gguf_config import ROPE_FACTORS, architecture_of, config, positive
-from models.gguf.gguf_reader import Array, GGUFFile, StoredBlocks, broken, quoted, read
-from models.sources.checkpoint import CheckpointError
+from models.gguf.gguf_reader import Array, GGUFFile, StoredBlocks, quoted, read
+from models.sources.checkpoint import CheckpointError, broken
 from models.tensors import Shapes
 
 __all__ = ["GGUFFile", "StoredBlocks", "config", "hf_kinds", "hf_shapes", "hf_tensors", "read"]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from models.sources.checkpoint import CheckpointError
+from models.sources.checkpoint import CheckpointError, broken
 
 Array = npt.NDArray[np.float32]
 
@@ -132,11 +132,6 @@ def read(path: Path) -> GGUFFile:
 def unreadable(path: Path, error: OSError) -> CheckpointError:
     """Return the refusal of a file that the system does not let us read."""
     return CheckpointError(f"cannot read {path}: {error.strerror or error}. Check its permissions and the disk")
-
-
-def broken(path: Path, reason: str) -> CheckpointError:
-    """Return the refusal of a file that contradicts itself."""
-    return CheckpointError(f"{path} is broken or truncated: {reason}. Use a complete file: copy or download it again")
 
 
 def quoted(value: object) -> str:

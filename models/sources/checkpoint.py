@@ -110,9 +110,9 @@ def safetensors_headers(path: Path) -> Iterator[tuple[str, str, tuple[int, ...]]
         raise broken(path, error) from error
 
 
-def broken(path: Path, error: Exception) -> CheckpointError:
-    """Return the refusal of a file that safetensors cannot read."""
-    return CheckpointError(f"{path} is broken or truncated: {error}. Use a complete file: copy or download it again")
+def broken(path: Path, reason: object) -> CheckpointError:
+    """Return the refusal of a file that cannot be read or contradicts itself."""
+    return CheckpointError(f"{path} is broken or truncated: {reason}. Use a complete file: copy or download it again")
 
 
 def check_shapes(stored: Shapes, raw: Mapping[str, Any], path: Path) -> None:

@@ -33,6 +33,13 @@ class OutOfOrder(TokenizerError):
     """tiktoken would apply the merges of a tokenizer in another order."""
 
 
+def inconsistent(source: str, reason: str) -> TokenizerError:
+    """Return the refusal of a tokenizer whose parts contradict each other."""
+    return TokenizerError(
+        f"the tokenizer in {source} is not consistent: {reason}. Use tokenizer files from the same model"
+    )
+
+
 def _alphabet() -> dict[str, int]:
     """Return GPT-2's byte alphabet: the byte of each of its 256 printable characters."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -52,29 +59,23 @@ def from_merges(
     where no token may be; the caller removes it. Raises TokenizerError if `vocab` and `merges` contradict each
     other, and OutOfOrder if they agree but tiktoken would merge in another order.
     """
-
-    def wrong(reason: str) -> TokenizerError:
-        return TokenizerError(
-            f"the tokenizer in {source} is not consistent: {reason}. Use tokenizer files from the same model"
-        )
-
     table: dict[bytes, int] = {}
     for character, byte in ALPHABET.items():
         if character in vocab:
             table[bytes([byte])] = vocab[character]
         elif chr(byte).isprintable() and byte < 128:
-            raise wrong(f"the vocabulary has no token for byte {byte}")
+            raise inconsistent(source, f"the vocabulary has no token for byte {byte}")
     last, late = -1, ""
     for number, pair in enumerate(merges, 1):
         token = "".join(pair)
         if len(pair) != 2 or any(part not in vocab for part in (*pair, token)):
-            raise wrong(f"merge {number} {' '.join(pair)!r} is not in the vocabulary")
+            raise inconsistent(source, f"merge {number} {' '.join(pair)!r} is not in the vocabulary")
         if vocab[token] < last and not late:  # not at the same id: a token may be merged from several pairs
             late = f"merge {number} {' '.join(pair)!r} comes after one with a higher id"
         last = vocab[token]
         table[bytes(ALPHABET[character] for character in token)] = last
     if late:
-        raise OutOfOrder(str(wrong(late)))
+        raise OutOfOrder(str(inconsistent(source, late)))
     for byte in range(256):
         table.setdefault(bytes([byte]), spare + byte)
     return tiktoken.Encoding(source, pat_str=split.pattern, mergeable_ranks=table, special_tokens=dict(added))

@@ -14,7 +14,7 @@ from itertools import groupby, takewhile
 import tiktoken
 
 from models.text import ranks
-from models.text.ranks import EOT, TokenizerError
+from models.text.ranks import EOT
 from models.text.splits import Split
 
 LONG_RUN = 64  # combining marks in a row; no language has as many
@@ -138,16 +138,10 @@ def _any_of(texts: list[str]) -> str:
 
 def check_ids(source: str, vocab: Mapping[str, int]) -> None:
     """Raise TokenizerError unless each token has an id of its own."""
-
-    def wrong(reason: str) -> TokenizerError:
-        return TokenizerError(
-            f"the tokenizer in {source} is not consistent: {reason}. Use tokenizer files from the same model"
-        )
-
     ids = list(vocab.values())
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise wrong("an id in the vocabulary is not a whole number of at least 0")
+        raise ranks.inconsistent(source, "an id in the vocabulary is not a whole number of at least 0")
     if len(set(ids)) != len(ids):
-        raise wrong("two tokens have the same id")
+        raise ranks.inconsistent(source, "two tokens have the same id")
     if not ids or max(ids) >= MOST_IDS:
-        raise wrong(f"its ids are not between 0 and {MOST_IDS - 1:,}")
+        raise ranks.inconsistent(source, f"its ids are not between 0 and {MOST_IDS - 1:,}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import merge
 from itertools import count, islice, takewhile
 
@@ -51,6 +51,15 @@ class Sorted(policy.Policy):
             yield entry[2]
             if passed < len(entries) and entries[-1 - passed] is entry:
                 passed += 1
+
+    def _outranked(self, running: list[Sequence], key: Callable[[Sequence], float]) -> list[Sequence]:
+        """Return the requests that are preempted for the first in order, each for one with a lower key, the highest first."""
+        out = []
+        for seq, better in zip(sorted(running, key=key, reverse=True), self._by_key()):
+            if key(better) >= key(seq):
+                break
+            out.append(seq)
+        return out
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)

@@ -52,13 +52,7 @@ class Order(Sorted):
         if budget.slots or not waiting:
             return []
         may_go = [s for s in running if s.has_progressed and not s.is_finished]
-        lowest = sorted(may_go, key=self._level_of, reverse=True)
-        out = []
-        for seq, better in zip(lowest, self._by_key()):
-            if self._level_of(better) >= self._level_of(seq):
-                break
-            out.append(seq)
-        return out
+        return self._outranked(may_go, self._level_of)
 
     def on_step(self, plan: Plan, now: float) -> None:
         super().on_step(plan, now)

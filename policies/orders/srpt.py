@@ -27,16 +27,7 @@ class Order(Predicting, Sorted):
     ) -> list[Sequence]:
         if budget.slots or not waiting:
             return []
-        worst = sorted((s for s in running if self._may_go(s)), key=lambda s: self.key(s, now), reverse=True)
-        out = []
-        for seq, better in zip(worst, self._by_key()):
-            if self._work(better, now) >= self._work(seq, now):
-                break
-            out.append(seq)
-        return out
-
-    def _work(self, seq: Sequence, now: float) -> float:
-        return self.key(seq, now)
+        return self._outranked([s for s in running if self._may_go(s)], lambda seq: self.key(seq, now))
 
     def _may_go(self, seq: Sequence) -> bool:
         young = len(seq.output_ids) < self.c * self.predict(seq)

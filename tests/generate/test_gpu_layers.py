@@ -11,11 +11,12 @@ from support_networks import ARCHITECTURES, LLAMA, random_network
 from test_runner import ragged, run
 
 from generate.cpu.attention import TorchAttention
-from generate.gpu import choose, prompts
-from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath, Turn
+from generate.gpu import choose
+from generate.gpu import runner as gpu_runner
+from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
 from generate.gpu.runner import GpuRunner
 from generate.params import GREEDY
-from generate.rotary import rotation_table
+from generate.rotary import Turn, rotation_table
 from generate.runner import ModelRunner
 from models.architecture import Architecture, Rope
 from scheduling.sequence import Sequence
@@ -154,8 +155,8 @@ def test_pieces_with_a_long_past_are_attended_in_parts(monkeypatch: pytest.Monke
 
     expected = texts()
     parts: list[int] = []
-    lay_out = prompts.lay_out
-    monkeypatch.setattr(prompts, "TOKENS_AT_ONCE", 300)
-    monkeypatch.setattr("generate.gpu.runner.lay_out", lambda *how: (parts.append(len(out := lay_out(*how))), out)[1])
+    lay_out = gpu_runner.lay_out
+    monkeypatch.setattr(gpu_runner, "TOKENS_AT_ONCE", 300)
+    monkeypatch.setattr(gpu_runner, "lay_out", lambda *how: (parts.append(len(out := lay_out(*how))), out)[1])
     assert texts() == expected
     assert parts == [2, 2]

@@ -142,9 +142,9 @@ def test_sixteen_bits_serve(dtype: torch.dtype) -> None:
 def test_a_cards_pages_come_from_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     card = torch.device("cuda")
     monkeypatch.setattr(machine, "free_memory", lambda device: 10 << 30)
-    page = machine.bytes_per_token(CONFIG, torch.float16) * machine.page_size(card)
-    assert machine.kv_pages(CONFIG, torch.float16, card, 0, slots=1) == (8 << 30) // page + 1
-    assert machine.kv_pages(CONFIG, torch.float16, card, 2 << 30, slots=1) == (2 << 30) // page + 1
+    page = machine.bytes_per_token(CONFIG.architecture, torch.float16) * machine.page_size(card)
+    assert machine.kv_pages(CONFIG.architecture, torch.float16, card, 0, slots=1) == (8 << 30) // page + 1
+    assert machine.kv_pages(CONFIG.architecture, torch.float16, card, 2 << 30, slots=1) == (2 << 30) // page + 1
 
 
 def test_a_row_too_flat_for_the_device_is_drawn_by_the_host() -> None:

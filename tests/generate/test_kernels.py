@@ -13,7 +13,7 @@ import torch
 from generate.cpu import kernels
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
-from generate.cpu.prepare import prepare
+from generate.machine import prepare
 
 HEADER = Path(kernels.__file__).with_name("kernels.h")
 

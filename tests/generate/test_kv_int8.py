@@ -165,7 +165,7 @@ def test_logits_are_close_to_those_of_the_models_own_format(
 
 
 def test_a_model_holds_about_twice_the_tokens_in_the_same_memory() -> None:
-    shape, cpu, memory = make_model(CONFIG).config, torch.device("cpu"), 1 << 24
+    shape, cpu, memory = make_model(CONFIG).config.architecture, torch.device("cpu"), 1 << 24
     tokens = {
         dtype: machine.kv_pages(shape, dtype, cpu, memory, 1) - 1
         for dtype in (torch.float32, torch.bfloat16, torch.int8)

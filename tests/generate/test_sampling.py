@@ -25,7 +25,7 @@ def any_sampler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def draws(row: list[float], params: SamplingParams, n: int) -> list[int]:
     logits = torch.tensor([row]).repeat(n, 1)
-    tokens = sample(logits, [params] * n, list(range(n)), [History((), ())] * n)
+    tokens = sample(logits, [params] * n, list(range(n)))
     assert all(isinstance(token, int) for token in tokens)
     return [int(token) for token in tokens]  # type: ignore[arg-type]
 
@@ -111,11 +111,11 @@ def test_a_flat_row_keeps_more_than_the_candidates() -> None:
 
 def test_penalties_bias_and_minimum_shape_the_row() -> None:
     row = torch.tensor([[2.0, 1.9, 1.0, -1.0]])
-    histories = [History((0,), (1, 1))]
+    history = History((0,), (1, 1))
 
     def best(**options: object) -> object:
         params = SamplingParams(temperature=0, **options)  # type: ignore[arg-type]
-        return sample(row, [params], [3], histories)[0]
+        return sampling.Draws([params]).draw(row, torch.tensor([3]), lambda i: history)[0]
 
     assert best() == 0
     assert best(repetition_penalty=2.5) == 2  # prompt and output both count

@@ -7,14 +7,13 @@ from driver import Pool, Request, burst, drive, failing, next_tokens, pools, req
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.acceptance import Acceptance
 from scheduling.draft_choice import DraftChoice
 from scheduling.iteration import Drafted
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from scheduling.speculation import Offer, Speculator
+from scheduling.speculation import Acceptance, Offer, Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
 from simulate.laws.scripted_drafter import ScriptedDrafter
