@@ -37,7 +37,8 @@ class Rows:
     before, None if the client named none, 0 for the output itself. `ids` are the
     prompts' tokens, equal where the texts are; in their place, `blocks` are those of a trace that names them. Without
     either prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
-    of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run.
+    of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run. With `open_ended`, no
+    request names a limit, whatever `limit` says of its length.
     """
 
     at: np.ndarray
@@ -54,6 +55,7 @@ class Rows:
     page_size: int = PAGE
     texts: list[str] | None = None
     arrivals: Arrivals | None = None
+    open_ended: bool = False
 
     def sequences(self) -> list[Sequence]:
         """Return a fresh sequence for each row."""
@@ -75,7 +77,7 @@ class Rows:
             seq = Sequence(
                 prompt, max(o, limit or 0), id=str(i), arrived_at=at, client=client, priority=priority,
                 deadline=None if slo is None else at + slo, session=client if self.keep_s else "", keep_s=keep_s,
-                open_ended=limit is None,
+                open_ended=self.open_ended or limit is None,
             )  # fmt: skip
             seq.end_after(o)
             if self.blocks is not None and self.by_number:
@@ -148,10 +150,11 @@ class Rows:
         def pick(column: list[Any] | None) -> list[Any] | None:
             return column and [column[i] for i in chosen]
 
-        return Rows(
-            self.at[chosen],
-            self.prompt[chosen],
-            self.output[chosen],
+        return replace(
+            self,
+            at=self.at[chosen],
+            prompt=self.prompt[chosen],
+            output=self.output[chosen],
             client=pick(self.client),
             notes=(*self.notes, note) if note else self.notes,
             priority=pick(self.priority),
@@ -160,9 +163,7 @@ class Rows:
             limit=pick(self.limit),
             ids=pick(self.ids),
             blocks=self.blocks and self.blocks.only(chosen),
-            page_size=self.page_size,
             texts=pick(self.texts),
-            arrivals=self.arrivals,
         )
 
     def copied(self, copies: int, seed: int) -> Rows:

@@ -10,7 +10,8 @@ from rich.console import Console
 
 import policies
 from scheduling.reservations import ENDLESS
-from simulate.commands.arguments import pairs, read_pairs, refuse
+from simulate.commands.arguments import pairs, read_pairs
+from simulate.commands.option_checks import refuse
 from simulate.laws.check import CASES, LARGE_CASES, check, check_exhaustively
 from simulate.laws.exhaustive import DEFAULT_SCOPE, Scope
 from terminal.console import say
@@ -78,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
         values = read_pairs(args.policy_option, "--policy-option")
         if args.exhaustive:
-            refuse(args, ("cases", "large_cases", "seed"), "has no effect with --exhaustive. Leave one out")
+            refuse(args, [("cases large_cases seed", "has no effect with --exhaustive. Leave one out")])
             with counted(Console(stderr=True), None, "runs so far") as progress:
                 verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values, progress)
         else:
-            refuse(args, ("requests", "longest"), "has no effect without --exhaustive. Add it")
+            refuse(args, [("requests longest", "has no effect without --exhaustive. Add it")])
             with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
                 verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
     except ValueError as error:

@@ -25,7 +25,7 @@ from scheduling.scheduler import Scheduler
 from simulate.arena.grade import CASES, LARGE_CASES, WORDS, Grade, grade
 from simulate.arena.lessons import LESSONS, Lesson
 from simulate.best import regret
-from simulate.commands.prepared import Sections
+from simulate.commands.arguments import Sections
 from simulate.laws.check import Progress
 from terminal.console import say, table_of, writable
 from terminal.options import FILE, Argument, Choice, Number, Option, Values

@@ -38,8 +38,8 @@ from simulate.measured import comparison, intervals
 from simulate.measured.comparison import Comparison, Record
 from simulate.measured.intervals import Interval, Noise
 from simulate.measured.predict import scheduler_of
+from simulate.scenario import Chosen
 from simulate.simulator import Run, simulate
-from terminal.options import Option, Values
 from terminal.progress import counted
 
 ALONE = (4, 32)  # tokens of the requests that are sent one at a time
@@ -108,19 +108,6 @@ class Validation:
             "batch_sizes": {side: dict(sorted(count.items())) for side, count in sizes.items()},
             "agreement": self.agreement,
         }
-
-
-def server_options() -> list[Option]:
-    """Return the server's own flags, hidden in the help; they are passed on to it."""
-    return [Option(config.flag(name), "", hidden=True) for name in SERVER]
-
-
-def server_flags(args: Values) -> list[str]:
-    """Return the flags that the server is started with, beside its policy's options."""
-    own = ["--max-batch-size", str(args.max_batch_size)]
-    own += ["--max-tokens-per-step", str(args.max_tokens_per_step)]
-    passed = [word for name in SERVER if args.is_given(name) for word in (config.flag(name), getattr(args, name))]
-    return [*own, *passed, *args.server_flag]
 
 
 def settings(flags: Rows[str]) -> config.Config:
@@ -241,8 +228,7 @@ def measure_alone(target: Target, console: Console) -> Single:
 
 
 def simulated(
-    policy: str,
-    options: dict[str, str],
+    chosen: Chosen,
     served: Served,
     trace: Rows[Planned],
     cost: Cost,
@@ -252,8 +238,8 @@ def simulated(
     records: bool = True,
 ) -> Run:
     """Simulate the requests with the slots, tokens per step and KV pages of the server."""
-    instance = policies.get_policy(policy, served.engine["max_batch_size"], options)
-    scheduler = scheduler_of(instance, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
+    policy = chosen.policy(served.engine["max_batch_size"])
+    scheduler = scheduler_of(policy, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
     scheduler.speculator = speculator
     sequences = [
         Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
@@ -263,11 +249,10 @@ def simulated(
 
 
 def validate(
-    policy: str,
+    chosen: Chosen,
     cost: Cost,
     trace: Rows[Planned],
     flags: Rows[str],
-    options: dict[str, str],
     console: Console,
     noise: Noise | None = None,
     learn: Path | None = None,
@@ -276,18 +261,18 @@ def validate(
 
     The file `learn` of a calibration keeps how far the run is from its prediction.
     """
-    chosen = [f"{name}={value}" for name, value in options.items()]
-    flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
-    served = serve(policy, flags, trace, console)
+    options = [word for name, value in chosen.options.items() for word in ("--policy-option", f"{name}={value}")]
+    flags = [*flags, *options]
+    served = serve(chosen.name, flags, trace, console)
     server = settings(list(map(str, flags)))
     host = fit_host(cost, served.single, server)
 
     def replay(law: Cost, records: bool = False) -> Run:
         speculator = speculator_of(server, served.records)
-        return simulated(policy, options, served, trace, law, host, speculator, records=records)
+        return simulated(chosen, served, trace, law, host, speculator, records=records)
 
     run = replay(cost, records=True)
-    found = Validation(policy, host, run, served, noise.intervals(replay, cost, run) if noise else {})
+    found = Validation(chosen.name, host, run, served, noise.intervals(replay, cost, run) if noise else {})
     if noise and learn:
         intervals.keep(learn, found.scores(noise))
     return found
