@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import policies
 from costs.cost import Cost, Host, Transfer
@@ -16,10 +16,8 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from simulate.simulator import Run, simulate
 from simulate.swap import SwapSpace
-
-if TYPE_CHECKING:
-    from simulate.workloads import Rows  # needs numpy, which a page in a browser lacks
 
 
 @dataclass(frozen=True)
@@ -65,19 +63,30 @@ class Engine:
         return scheduler
 
 
+class Requests(Protocol):
+    """Requests that can be served again and again."""
+
+    def sequences(self) -> list[Sequence]:
+        """Return fresh sequences."""
+        ...
+
+
+R = TypeVar("R", bound=Requests)
+
+
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Generic[R]):
     """The policies serve the same requests, each alone on an engine of its own.
 
     `asked` are the policies on this engine, only to be asked what they do: a run needs a fresh one.
     """
 
     policies: tuple[Chosen, ...]
-    asked: tuple[Policy, ...]
     engine: Engine
     cost: Cost
     host: Host
-    rows: Rows
+    rows: R
+    asked: tuple[Policy, ...] = ()
 
     def fresh(self, chosen: Chosen) -> tuple[Scheduler, list[Sequence]]:
         """Return a new scheduler of a policy, and fresh requests, which an eviction that knows the future has seen."""
@@ -87,3 +96,7 @@ class Scenario:
                 scheduler.batch.pages.hash(seq)
             scheduler.pages.evict.foresee(sequences)
         return scheduler, sequences
+
+    def serve(self, chosen: Chosen, *, records: bool = False) -> Run:
+        """Serve the requests with one policy; with `records`, keep the Iteration of each step."""
+        return simulate(*self.fresh(chosen), self.cost, self.host, records=records)

@@ -99,7 +99,7 @@ def race(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         ],
         "lanes": [
             {**_figures(run), "closed": is_closed,
-             "records": lanes.records((s for s in steps if end is None or s.t < end), {}, zero)}
+             "records": lanes.records(steps, zero, end)}
             for run, is_closed, steps in zip(runs, closed, stretches)
         ],
         "cut_s": None if end is None else round(end - zero, 6),

@@ -121,7 +121,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     return runs[0] if len(runs) == 1 else {"runs": runs}
 
 
-def serve(args: Values, scenario: Scenario, chosen: Chosen, scaler: str, prefill: int, router: str) -> FleetRun:
+def serve(args: Values, scenario: Scenario[Rows], chosen: Chosen, scaler: str, prefill: int, router: str) -> FleetRun:
     """Serve the requests with one policy and router, with an autoscaler or `prefill` replicas for prompts alone."""
     rows, machine = scenario.rows, (scenario.cost, scenario.host)
     most = args.replicas.most

@@ -28,7 +28,7 @@ from terminal.options import UsageError, Values
 
 def make_scenario(
     args: Values, console: Console, *, reported: Collection[str] = (), unit: bool = False, draws_more: bool = False
-) -> Scenario:
+) -> Scenario[workloads.Rows]:
     """Return what the options describe, after all that every command has were checked; print notes about the requests.
 
     The command's result reports the hints in `reported` for every policy. `unit` asks for one request a second, for a
@@ -48,7 +48,7 @@ def make_scenario(
         args.max_batch_size, args.max_tokens_per_step, args.kv_tokens, args.page_size, rows.has_contents,
         speculator=speculator,
     )  # fmt: skip
-    return Scenario(chosen, asked, engine, cost, host, rows)
+    return Scenario(chosen, engine, cost, host, rows, asked)
 
 
 def make_policies(args: Values, reported: Collection[str] = ()) -> tuple[tuple[Chosen, ...], tuple[Policy, ...]]:

@@ -112,7 +112,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 
 def serve(
-    args: Values, console: Console, scenario: Scenario, chosen: Chosen, folder: store.Store | None
+    args: Values, console: Console, scenario: Scenario[workloads.Rows], chosen: Chosen, folder: store.Store | None
 ) -> dict[str, Any]:
     """Serve the requests with one policy; return the result, and keep it in the folder if there is one."""
     evict, rows = scenario.engine.evict, scenario.rows
@@ -145,7 +145,7 @@ def serve(
     return numbers
 
 
-def without_effect(args: Values, scenario: Scenario) -> Reasons:
+def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
     """Yield the options of this command that have no effect beside the others."""
     named = ", ".join(args.policies)
     if not args.out:

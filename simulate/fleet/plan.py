@@ -20,7 +20,7 @@ from simulate import result, workloads
 from simulate.fleet.fleet import Fleet
 from simulate.measured.intervals import SHARES, Interval, Noise
 from simulate.scenario import Chosen, Scenario
-from simulate.simulator import Run, simulate
+from simulate.simulator import Run
 
 UNSTEADY = ("burst", "ramp")  # arrivals without a rate that could be held
 WARM_UP = 0.1  # of the requests
@@ -119,16 +119,16 @@ def breaks(run: Run, limits: Rows[Limit]) -> str:
     return ""
 
 
-def capacity(scenario: Scenario, chosen: Chosen, limits: Rows[Limit] = DEFAULT_LIMITS) -> Capacity:
+def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit] = DEFAULT_LIMITS) -> Capacity:
     """Return the highest rate at which a policy meets all limits; the requests come at one a second.
 
     The search begins at the rate at which a backlog is served, which no sustained rate can much exceed.
     """
-    unit, cost, host = scenario.rows, scenario.cost, scenario.host
 
     def serve(rows: workloads.Rows) -> Run:
-        return simulate(scenario.engine.scheduler(chosen), rows.sequences(), cost, host)
+        return replace(scenario, rows=rows).serve(chosen)
 
+    unit = scenario.rows
     flood = serve(replace(unit, at=np.zeros(len(unit.at))))
     runs, low, high, binds = 1, 0.0, 1.5 * len(flood.done) / flood.makespan, "the queue grows"
     at = high / 2
@@ -145,7 +145,9 @@ def capacity(scenario: Scenario, chosen: Chosen, limits: Rows[Limit] = DEFAULT_L
     return Capacity(low, high, binds, runs)
 
 
-def interval(scenario: Scenario, chosen: Chosen, limits: Rows[Limit], found: Capacity, noise: Noise | None) -> Interval:
+def interval(
+    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit], found: Capacity, noise: Noise | None
+) -> Interval:
     """Return where the capacity is: between those that are found on a slow and on a fast machine.
 
     These are the quantiles of the drift. Residuals of single steps hardly move a rate held for thousands of them. An exact
@@ -160,7 +162,7 @@ def interval(scenario: Scenario, chosen: Chosen, limits: Rows[Limit], found: Cap
 
 
 def shortest_queue_replicas(
-    scenario: Scenario, chosen: Chosen, limits: Rows[Limit], rate: float, most: int, seed: int = 0
+    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit], rate: float, most: int, seed: int = 0
 ) -> int:
     """Return how many replicas sustain `rate` when each request joins the shortest queue; `most` are enough.
 

@@ -40,10 +40,12 @@ def nobatch() -> Scheduler:
     return make_scheduler("nobatch", 1)
 
 
-def alone(unit: workloads.Rows, cost: Cost = MS, policy: str = "nobatch", slots: int = 1) -> tuple[Scenario, Chosen]:
+def alone(
+    unit: workloads.Rows, cost: Cost = MS, policy: str = "nobatch", slots: int = 1
+) -> tuple[Scenario[workloads.Rows], Chosen]:
     """Return a scenario of one policy without a limit to the tokens of a step, and this policy."""
     chosen = Chosen(policy)
-    return Scenario((chosen,), (), Engine(slots, 1 << 30), cost, Host(), unit), chosen
+    return Scenario((chosen,), Engine(slots, 1 << 30), cost, Host(), unit), chosen
 
 
 @pytest.mark.full
