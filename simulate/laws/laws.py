@@ -223,7 +223,7 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
         return
     if reason == "kv_full" and pages is not None:
         findable = first.hashes[: (first.length - 1) // pages.page_size]
-        if pages.reserve(findable, tokens_to_reserve(policy, first)) is None:
+        if pages.shareable(findable, tokens_to_reserve(policy, first)) is None:
             return
     elif reason == "token_budget":
         tokens, budget = sum(plan.counts) - sum(map(len, plan.drafts)), scheduler.token_budget
