@@ -45,8 +45,7 @@ class Blocks:
         return len(set(heads)) < len(heads)
 
     def _numbers(self, i: int, most: int) -> np.ndarray:
-        numbers: np.ndarray = self.prompts[self.prompt[i]][:most] + self.copy[i] * self.count
-        return numbers
+        return np.asarray(self.prompts[self.prompt[i]][:most] + self.copy[i] * self.count)
 
     def keys(self, i: int, tokens: int) -> list[bytes]:
         """Return a key for each full block of a prompt of this many tokens; behind those named, one of no other request."""

@@ -107,8 +107,7 @@ class Rows:
     def most(self) -> np.ndarray:
         """The most tokens of each request: its prompt, and its limit or output."""
         limits = np.array([limit or 0 for limit in self.limit or [0] * len(self.at)])
-        most: np.ndarray = self.prompt + np.maximum(self.output, limits)
-        return most
+        return np.asarray(self.prompt + np.maximum(self.output, limits))
 
     @property
     def has_contents(self) -> bool:
@@ -146,25 +145,14 @@ class Rows:
 
     def only(self, chosen: np.ndarray, note: str = "") -> Rows:
         """Return the requests with these indices."""
-
-        def pick(column: list[Any] | None) -> list[Any] | None:
-            return column and [column[i] for i in chosen]
-
-        return replace(
-            self,
-            at=self.at[chosen],
-            prompt=self.prompt[chosen],
-            output=self.output[chosen],
-            client=pick(self.client),
-            notes=(*self.notes, note) if note else self.notes,
-            priority=pick(self.priority),
-            slo=pick(self.slo),
-            keep_s=pick(self.keep_s),
-            limit=pick(self.limit),
-            ids=pick(self.ids),
-            blocks=self.blocks and self.blocks.only(chosen),
-            texts=pick(self.texts),
-        )
+        columns: dict[str, Any] = {}
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                columns[name] = column[chosen]
+            elif isinstance(column, list):
+                columns[name] = [column[i] for i in chosen]
+        notes = (*self.notes, note) if note else self.notes
+        return replace(self, notes=notes, blocks=self.blocks and self.blocks.only(chosen), **columns)
 
     def copied(self, copies: int, seed: int) -> Rows:
         """Return `copies` copies of the requests at once, each with contents and clients of its own.

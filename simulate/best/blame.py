@@ -54,8 +54,7 @@ class Blame:
     @property
     def residual(self) -> np.ndarray:
         """What the others cost a victim together, less the blame of each."""
-        unexplained: np.ndarray = self.took - self.alone - self.by.sum(axis=1)
-        return unexplained
+        return np.asarray(self.took - self.alone - self.by.sum(axis=1))
 
     def of_request(self, names: Rows[str]) -> dict[str, Any]:
         """Describe the blame for the only victim in milliseconds, the worst culprit first; `names` has ids by number."""
