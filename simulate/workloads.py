@@ -258,10 +258,8 @@ def draw(
     plan = catalog.draw(workload, count, process, seed, corpus.load(), context)
     texts = [planned.prompt for planned in plan.planned]
     ids = _numbered(map(corpus.split, texts))
-    if any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned):
-        return _agents(plan, ids, texts)
     clients = [planned.user for planned in plan.planned]
-    return Rows(
+    rows = Rows(
         np.array([planned.at for planned in plan.planned]),
         np.array([len(prompt) for prompt in ids]),
         np.array([planned.num_tokens for planned in plan.planned]),
@@ -271,9 +269,11 @@ def draw(
         texts=texts,
         arrivals=plan.arrivals,
     )
+    are_agents = any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned)
+    return _in_turns(rows, plan, ids) if are_agents else rows
 
 
-def _agents(plan: catalog.Plan, ids: list[list[int]], texts: list[str]) -> Rows:
+def _in_turns(rows: Rows, plan: catalog.Plan, ids: list[list[int]]) -> Rows:
     """Return the turns of agents: each begins with the turn before it and its answer, after which the tool ran."""
     at: list[float] = []
     for i, planned in enumerate(plan.planned):
@@ -283,19 +283,13 @@ def _agents(plan: catalog.Plan, ids: list[list[int]], texts: list[str]) -> Rows:
             # UNKNOWN_TOKEN is what a simulated answer consists of, so a prompt finds the pages of its answers.
             ids[i] = [*ids[before], *[UNKNOWN_TOKEN] * tokens, *ids[i]]
         at.append(planned.at if before < 0 else at[before] + tokens * AGENT_PACE + chat.think)
-    rows = Rows(
-        np.array(at),
-        np.array([len(prompt) for prompt in ids]),
-        np.array([planned.num_tokens for planned in plan.planned]),
-        client=[planned.user for planned in plan.planned],
-        notes=(
-            *plan.notes,
-            f"the next turn of an agent comes {AGENT_PACE:g} s per token of its answer and the pause later",
-        ),
+    pause = f"the next turn of an agent comes {AGENT_PACE:g} s per token of its answer and the pause later"
+    rows = replace(
+        rows,
+        at=np.array(at),
+        prompt=np.array([len(prompt) for prompt in ids]),
+        notes=(*rows.notes, pause),
         keep_s=[planned.chat.keep_s or 0.0 for planned in plan.planned if planned.chat],
-        ids=ids,
-        texts=texts,
-        arrivals=plan.arrivals,
     )
     return rows.only(np.argsort(rows.at, kind="stable"))
 

@@ -19,11 +19,11 @@ from scipy.special import stdtrit  # Student's t; scipy.stats takes a second lon
 
 import policies
 from costs import published
-from scheduling.pages import PagePool
 from scheduling.scheduler import PolicyError, Scheduler
 from simulate import workloads
 from simulate.arena.measures import Measures, measure
 from simulate.laws.trial import describe_crash
+from simulate.scenario import Chosen, Engine
 from simulate.simulator import PolicyHangs, simulate
 
 REFERENCE = "dynamic"
@@ -33,7 +33,6 @@ WORKLOADS = (
 )  # fmt: skip
 CLIENTS, PRIORITIES = 4, 3
 PATIENCE = (1.0, 4.0)  # deadlines, as multiples of the time that a request takes in a full batch
-PAGE = 16
 CONFIDENCE = 0.95
 
 
@@ -48,8 +47,7 @@ class Rules:
     load: float = 1.0
 
     def scheduler(self, policy: str) -> Scheduler:
-        instance = policies.get_policy(policy, max_batch_size=self.slots)
-        return Scheduler(instance, PagePool(self.kv_tokens // PAGE + 1, PAGE, prefix_cache=True))
+        return Engine(self.slots, kv_tokens=self.kv_tokens).scheduler(Chosen(policy))
 
 
 def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict[str, Measures], float]:

@@ -11,7 +11,6 @@ import ast
 import gc
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
@@ -23,7 +22,6 @@ from costs.cost import Host
 from scheduling.iteration import Iteration
 from scheduling.scheduler import PolicyError, Scheduler
 from scheduling.sequence import Sequence
-from scheduling.stretches import Stretches
 from simulate.arena import grade as grading
 from simulate.arena.lessons import LESSONS
 from simulate.laws import hook_results
@@ -86,7 +84,7 @@ def race(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         simulation.run()
         runs.append(simulation.result)
         closed.append(scheduler.policy.closed)
-    stretches = [_stretches(run.iterations) for run in runs]
+    stretches = [lanes.stretches(run.iterations) for run in runs]
     ends = [run.iterations[-1].t for run in runs if len(run.iterations) < run.steps]
     ends += [end for end in (lanes.cut(stretches, lanes.MAX_WEIGHT),) if end is not None]
     end = min(ends, default=None)
@@ -210,10 +208,3 @@ def _figures(run: Run) -> dict[str, Any]:
     tokens = sum(len(seq.output_ids) for seq in run.done)
     figures = {"policy": run.policy, "steps": run.steps, "makespan": run.makespan, "tokens": tokens}
     return {**figures, "ttft": firsts, "latency": ends}
-
-
-def _stretches(iterations: Iterable[Iteration]) -> list[Any]:
-    recorded = Stretches()
-    for iteration in iterations:
-        recorded.add(iteration)
-    return list(recorded.kept)

@@ -190,19 +190,11 @@ def calibrate(measure: Measure, points: Rows[Point]) -> tuple[Fit, list[dict[str
     seconds = both.mean(axis=0)
     steps = [point.step for point in points]
     fit = choose(steps, seconds, drift)
-    predicted = predict(fit.cost, steps)
-    held_out = seconds * (1 + fit.errors)
-    rows = [
-        {
-            **asdict(p),
-            "seconds": float(t),
-            "first": float(a),
-            "second": float(b),
-            "predicted": float(q),
-            "held_out": float(h),
-        }
-        for p, t, a, b, q, h in zip(points, seconds, *both, predicted, held_out)
-    ]
+    columns = {
+        "seconds": seconds, "first": both[0], "second": both[1], "predicted": predict(fit.cost, steps),
+        "held_out": seconds * (1 + fit.errors),
+    }  # fmt: skip
+    rows = [{**asdict(p), **{name: float(column[i]) for name, column in columns.items()}} for i, p in enumerate(points)]
     return fit, rows
 
 

@@ -10,10 +10,19 @@ from collections.abc import Sequence as Rows
 from types import MappingProxyType
 from typing import Any
 
-from scheduling.stretches import WIDTH, Stretch
+from scheduling.iteration import Iteration
+from scheduling.stretches import WIDTH, Stretch, Stretches
 
 MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
 RECORD_WEIGHT = 4
+
+
+def stretches(iterations: Iterable[Iteration]) -> list[Stretch]:
+    """Return the steps of a run, equal ones together."""
+    recorded = Stretches()
+    for iteration in iterations:
+        recorded.add(iteration)
+    return list(recorded.kept)
 
 
 def cut(lanes: Iterable[Rows[Stretch]], limit: int) -> float | None:

@@ -18,9 +18,9 @@ from costs import mock
 from costs.cost import Cost, Host, Scaled
 from costs.steps import Step, step_of_members
 from scheduling.iteration import SlotSteps
-from scheduling.stretches import Stretch, Stretches
+from scheduling.stretches import Stretch
 from simulate.best import blame, regret
-from simulate.measured.lanes import MAX_WEIGHT, cut, records
+from simulate.measured.lanes import MAX_WEIGHT, cut, records, stretches
 from simulate.measured.observed import Observed, Seen, Trace, converse
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import simulate
@@ -145,9 +145,7 @@ def simulated(server: Observed, scenario: Scenario[Trace], chosen: Chosen, trace
     The figures are about the requests that the measured ones are about.
     """
     run = scenario.serve(chosen, records=True)
-    recorded = Stretches()
-    for iteration in run.iterations:
-        recorded.add(iteration)
+    steps = stretches(run.iterations)
     done = [(seq.finished_at or 0.0, trace.seen[int(seq.id)]) for seq in run.done]
     latency = np.array([end - one.at for end, one in done if one.latency is not None])
     if not len(latency):
@@ -155,10 +153,10 @@ def simulated(server: Observed, scenario: Scenario[Trace], chosen: Chosen, trace
     padded = chosen.policy(scenario.engine.slots).padded
     figures = {
         "policy": run.policy, "measured": False, "whole": len(run.done) == len(trace.seen),
-        **times_of(latency, int(run.tokens.sum()), run.ended - trace.seen[0].at), **shares_of(recorded.kept),
-        "extrapolates": not server.cost and extrapolates(recorded.kept, padded, (step for step, _ in server.timed)),
+        **times_of(latency, int(run.tokens.sum()), run.ended - trace.seen[0].at), **shares_of(steps),
+        "extrapolates": not server.cost and extrapolates(steps, padded, (step for step, _ in server.timed)),
     }  # fmt: skip
-    return Lane(figures, list(recorded.kept))
+    return Lane(figures, steps)
 
 
 def times_of(latency: np.ndarray, tokens: int, makespan: float) -> dict[str, float]:

@@ -44,6 +44,7 @@ MISTAKES = [
     ("run dynamic --rate 1e-320", "poisson", "Use a higher rate"),
     ("run dynamic --trace HERE/none.csv", "none.csv", "No such file"),
     ("run dynamic --trace HERE", "HERE", "directory"),
+    ("run dynamic --workload trace:HERE", "HERE", "folder"),
     ("run dynamic --trace HERE/bytes.csv", "bytes.csv", "arrival_s, prompt_tokens"),
     ("run dynamic --trace HERE/empty.csv", "empty.csv", "arrival_s, prompt_tokens"),
     ("run dynamic --out HERE/empty.csv/x", "empty.csv", "directory"),
