@@ -145,7 +145,7 @@ class LivePool(PagePool):
             self._blank.append(self._forget())
 
     def warm(self, prompts: Rows[list[int]]) -> None:
-        """Serve prompts to fill the cache; those whose pages are evicted at the end in any case are left out."""
+        """Serve prompts to fill the cache, without those whose pages would be evicted by the end anyway."""
         last: list[tuple[list[bytes], list[int]]] = []
         known: set[bytes] = set()
         for prompt in reversed(prompts):

@@ -43,6 +43,6 @@ class SwapSpace(Reservations):
         return True
 
     def seconds(self) -> float:
-        """Return how long it takes to move what was moved since the last call."""
+        """Return how long the moves since the last call take."""
         moved, self._moved = self._moved, 0
         return self._transfer.seconds(moved)

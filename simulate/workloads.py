@@ -116,7 +116,7 @@ class Rows:
 
     @property
     def rate(self) -> float:
-        """Requests per second: what was asked for, or of a trace its own; infinite when all come at once."""
+        """Requests per second: the rate asked for, or the trace's own; infinite when all arrive at once."""
         if self.arrivals and math.isfinite(self.arrivals.rate):
             return self.arrivals.rate
         span = float(self.at[-1] - self.at[0])
@@ -174,7 +174,7 @@ class Rows:
         return replace(rows, blocks=self.blocks and self.blocks.copied(row, copy))
 
     def fitting(self, context: int) -> Rows:
-        """Return the requests that fit a context, with a note about those that do not; ValueError if none fits."""
+        """Return the requests that fit a context, with a note about the others; ValueError if none fits."""
         fits = self.prompt + self.output <= context
         if not fits.any():
             shortest = int((self.prompt + self.output).min())

@@ -83,7 +83,7 @@ class Paired(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A policy's figures: means over all rounds, and what they are beside the reference's.
+    """A policy's figures: means over all rounds, and their comparison with the reference.
 
     `beside` holds logarithms of ratios, of `misses` differences.
     """
@@ -122,7 +122,7 @@ def rank(rounds: Mapping[tuple[str, int], Mapping[str, Measures]], by: str) -> l
 
 
 def _beside(found: Mapping[str, Measures], name: str, k: int) -> float:
-    """Return a figure beside that of the reference in the same round."""
+    """Return a figure relative to the reference's in the same round."""
     mine, other = found[name][k], found[REFERENCE][k]
     return mine - other if Measures._fields[k] == "misses" else math.log(mine / other)
 

@@ -47,7 +47,7 @@ BOUNDS = {
 
 
 class Recorded(Simulation):
-    """A run of which only the first steps are recorded, since the others pass faster then."""
+    """A run that records only its first steps, so that the later ones pass faster."""
 
     def record(self, iteration: Iteration) -> None:
         super().record(iteration)
@@ -120,7 +120,7 @@ def laws(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def grade(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return whether the user's policy has a score in a lesson, and the score and what it is made of in words."""
+    """Return whether the user's policy has a score in a lesson, and the score with its parts in words."""
     found = grading.grade(
         _save(asked["text"], folder), asked["lesson"], asked["seed"], cases=asked["cases"], large=asked["large"]
     )

@@ -32,7 +32,7 @@ from simulate.simulator import Run, simulate
 PARTS = ("wait_ms", "run_ms")
 MOST_REQUESTS = 400  # of a run in which each is left out once
 MOST_OTHERS = 100  # that are left out for the sake of one request
-MOST_CLIENTS = 8  # in a matrix; the others share a row and a column
+MOST_CLIENTS = 8  # in a matrix; all further clients share a row and a column
 UNNAMED = "unnamed"
 LEAST = 0.0005  # milliseconds of blame that are reported
 
@@ -53,7 +53,7 @@ class Blame:
 
     @property
     def residual(self) -> np.ndarray:
-        """What the others cost a victim together, less the blame of each."""
+        """The delay that all others together cause a victim, minus the blame of each."""
         return np.asarray(self.took - self.alone - self.by.sum(axis=1))
 
     def of_request(self, names: Rows[str]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Blame:
         return {**totals, "others": others, "clients": clients, "left_out": self.left_out}
 
     def by_client(self) -> dict[str, Any]:
-        """Return the matrix of clients: milliseconds for a request of each row on average, because of those of a column."""
+        """Return the matrix of clients: by how many milliseconds a request of the row is delayed, on average, by the column."""
         known = Counter(seq.client or UNNAMED for seq in self.victims)
         names = sorted(name for name, _ in known.most_common(MOST_CLIENTS))
         place = {name: k for k, name in enumerate(names)}
@@ -163,7 +163,7 @@ def busy_periods(run: Run) -> list[list[Sequence]]:
 
 
 def nearest(victim: Sequence, period: Rows[Sequence]) -> list[Sequence]:
-    """Return the others that were in the server with the victim, the longest first."""
+    """Return the requests that were in the server together with the victim, the longest together first."""
     others = (seq for seq in period if seq is not victim and together(victim, seq) > 0)
     return sorted(others, key=lambda seq: -together(victim, seq))
 

@@ -32,7 +32,7 @@ Again = Callable[[], tuple[Scheduler, list[Sequence]]]
 
 
 class KnownHits(Reservations):
-    """Pages in which each prompt finds what is known beforehand: `hits` tokens by request id.
+    """Pages in which each prompt finds a known number of tokens: `hits` by request id.
 
     Only a preempted request finds more: itself, as far as its pages were not needed.
     """

@@ -51,7 +51,7 @@ def options() -> Sections:
 
 
 def run(args: Values, console: Console) -> dict[str, Any]:
-    """Search, write the trace, and report what comes of the file."""
+    """Search, write the trace, and report how the file is served."""
     duel, names = make_duel(args)
     path: Path = args.replay or args.out
     if args.replay:

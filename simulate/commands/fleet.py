@@ -1,4 +1,4 @@
-"""Serve a workload with many replicas behind a router, of which there may be more and fewer as the load asks."""
+"""Serve a workload with many replicas behind a router; an autoscaler may change their number with the load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values,
 
 NEED_CACHE, NEED_CLIENTS = {"prefix-aware"}, {"session-sticky"}
 SHARED = "shared-queue"  # no router at all
-CHANCELESS = {"round-robin", SHARED}  # the others break ties, or choose, at random
+CHANCELESS = {"round-robin", SHARED}  # all other routers choose, or break ties, at random
 TTFT = 1.0  # seconds: the limit where none is given
 
 
@@ -148,7 +148,7 @@ def serve(args: Values, scenario: Scenario[Rows], chosen: Chosen, scaler: str, p
 
 
 def asking(rows: Rows) -> Asks | None:
-    """Return what is known of each request: the blocks of its text, as in front of real servers, or those of the trace."""
+    """Return what a router knows of each request: the blocks of its text, as before real servers, or of its trace."""
     texts, named = rows.texts, rows.blocks
     if texts is not None:
         return lambda seq: Asked(bodies.blocks(texts[int(seq.id)]), seq.client)
@@ -158,7 +158,7 @@ def asking(rows: Rows) -> Asks | None:
 
 
 def figures(run: FleetRun, limits: dict[str, float | None]) -> dict[str, Any]:
-    """Return what is printed of a run."""
+    """Return the figures of a run that are printed."""
     return {
         "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
         "p99_e2el_s": float(np.percentile(run.latency, 99)), "p99_ttft_s": float(np.percentile(run.ttft, 99)),
@@ -200,7 +200,7 @@ def shown(bounds: Bounds) -> int | str:
 
 
 def check_scaling(args: Values) -> None:
-    """Raise UsageError for options of an autoscaler that there is not, and for an autoscaler without bounds."""
+    """Raise UsageError for an autoscaler's options without one, and for an autoscaler without a range of replicas."""
     for text in args.autoscaler or ():
         autoscalers.make(text)
     if not args.autoscaler:
@@ -216,7 +216,7 @@ def check_scaling(args: Values) -> None:
 
 
 def check_pools(args: Values) -> None:
-    """Raise UsageError for pools that cannot be, and for options of a transfer that there is not."""
+    """Raise UsageError for impossible pools, and for options of a transfer without pools."""
     if not args.prefill_replicas:
         refuse(args, [("transfer_gbps kv_bytes", "has no effect. Use --prefill-replicas 2")])
         return
@@ -242,7 +242,7 @@ def check_loops(args: Values, asked: Many[Policy]) -> None:
 
 
 def routers_of(args: Values, rows: Rows) -> list[str]:
-    """Return the routers that are named, or those that these requests tell apart."""
+    """Return the routers that are named, or all that can tell these requests apart."""
     if not rows.client and NEED_CLIENTS & set(args.router or ()):
         raise UsageError("router 'session-sticky' has no effect on requests without clients. Use --clients 100")
     without = (set() if args.kv_tokens else NEED_CACHE) | (set() if rows.client else NEED_CLIENTS)

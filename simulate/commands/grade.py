@@ -124,7 +124,7 @@ def _grade_here(sender: Connection, stack: str, policy: str, lesson: str, seed: 
         signal.setitimer(signal.ITIMER_PROF, limit)  # for the file's own statements
         try:
             found = grade(policy, lesson, seed, make_scheduler=make_scheduler, bounds=regret.of, progress=sender.send)
-        except BaseException as error:  # SystemExit, or what else a policy raises to leave
+        except BaseException as error:  # SystemExit, or whatever a policy raises to leave
             found = Grade(policy, lesson, seed, f"{policy} raised {type(error).__name__}: {error}")
         signal.setitimer(signal.ITIMER_PROF, 0)
         sender.send(found)

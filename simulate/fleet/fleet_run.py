@@ -95,7 +95,7 @@ class FleetRun(Run):
         return self.replica_seconds / 3600
 
     def share_within(self, ttft: float | None, tpot: float | None, e2el: float | None) -> float:
-        """Return the share of requests that meet all the limits given (seconds); those that were refused do not."""
+        """Return the share of requests that meet all the limits given (seconds); refused ones do not."""
         good = np.ones(self.answered, bool)
         for limit, values in ((ttft, self.ttft), (tpot, tpots(self)), (e2el, self.latency)):
             if limit is not None:

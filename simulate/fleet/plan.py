@@ -148,7 +148,7 @@ def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Li
 def interval(
     scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit], found: Capacity, noise: Noise | None
 ) -> Interval:
-    """Return where the capacity is: between those that are found on a slow and on a fast machine.
+    """Return the interval of the capacity: from the one found on a slow machine to the one on a fast machine.
 
     These are the quantiles of the drift. Residuals of single steps hardly move a rate held for thousands of them. An exact
     law leaves the bounds of the search.

@@ -37,9 +37,9 @@ from simulate.laws.case import Case, Request
 from simulate.laws.laws import Broken
 from simulate.laws.trial import Trial, laws_named
 
-START = 1_000_000  # when a run begins, so that what is remembered as a number of this size is a time
+START = 1_000_000  # when a run begins: a number of this size that a policy remembers is a time
 PAUSE = 10  # until the next request comes to a policy that would wait for it forever
-Script = tuple[tuple[str, int], ...]  # what was chosen, and how
+Script = tuple[tuple[str, int], ...]  # pairs of a question and the answer chosen
 LENGTHS = ("prompt_ids", "max_tokens")
 TIMES = ("arrived_at", "scheduled_at", "first_token_at", "last_token_at", "deadline")
 ASKED = (*TIMES, "client", "priority", "id")
@@ -114,7 +114,7 @@ for _name in ASKED:
 
 
 class ScriptedTrial(Trial):
-    """A run that makes its choices from a script; `ahead` gets the scripts of the others, `seen` the states."""
+    """A run that makes its choices from a script; it adds the other choices to `ahead` and its states to `seen`."""
 
     def __init__(
         self, scheduler: Scheduler, scope: Scope, left: int, script: Script, seen: set[Hashable], ahead: list[Script],

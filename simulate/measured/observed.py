@@ -1,7 +1,7 @@
 """What a server has served, as its simulators see it: the requests, the engine, the policy, and what its steps cost.
 
 A simulator is a process that answers questions, one after the other, until its input ends: lines of JSON with rows
-("requests" and "steps", in pieces) and then one with "ask". This module must not know the questions.
+("requests" and "steps", in pieces) and then a line with "ask". This module must not know the questions.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def converse(
 
 
 def problem(error: Exception) -> str:
-    """Return the type of an error and what it says; of a policy's, with the hook, file and line that raised it."""
+    """Describe an error by its type and text; if a policy raised it, with the hook, file and line."""
     words = described(error)
     place = locate_error(error)
     if place is None or place.hook == "__init__":  # options are refused there

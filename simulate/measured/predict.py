@@ -43,7 +43,7 @@ COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "l
 OWN = "each run's own steps"
 Record = Mapping[str, Any]
 Line = Mapping[str, str]
-Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens behind it with the rejected ones
+Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens after it, rejected ones included
 
 
 class Recorded(Cost):
@@ -117,7 +117,7 @@ def scheduler_of(policy: Policy, engine: Record, hits: Mapping[str, int]) -> Sch
 def sequences(
     lines: Iterable[Line], records: Iterable[Record], arrivals: Mapping[str, float] | None = None
 ) -> list[Sequence]:
-    """Return the requests that were answered; those with an unknown prompt length or arrival are left out.
+    """Return the answered requests, except those with an unknown prompt length or arrival.
 
     They arrive when the client sent them, or at `arrivals`. As on the server, the scheduler knows the limit of a request,
     which may be the end of the context, and not where the model will end the answer.
@@ -140,7 +140,7 @@ def sequences(
 
 
 def replay(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost) -> tuple[Run, dict[str, Any]]:
-    """Simulate a run on the server's clock; return the run, and how many steps equal those of the server.
+    """Simulate a run on the server's clock; return the run, and how many of its steps equal the server's.
 
     Its other steps take the time of `law`.
     """

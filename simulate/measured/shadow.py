@@ -17,7 +17,7 @@ from simulate.measured.observed_law import noise
 from simulate.scenario import Chosen
 from simulate.simulator import Run
 
-DRAWS = 8  # simulations for the intervals: few, since a server's processor waits for none of them
+DRAWS = 8  # simulations for the intervals: few, because they share a processor with a server
 
 
 def figures(at: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
@@ -40,7 +40,7 @@ def figures_of(run: Run, trace: Trace) -> dict[str, float]:
 
 
 def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of the shadow, of the served policy as it was and as it is simulated, and what they rest on."""
+    """Return the figures of the shadow and of the served policy, measured and simulated, and the basis of the cost."""
     server, shadow = Observed.of(rows, ask), Chosen(*ask["shadow"])
     scenario, trace = server.scenario, server.scenario.rows
     timed = [seen for seen in trace.seen if seen.latency is not None]
@@ -65,7 +65,7 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
         "real": real,
         "served-simulated": simulated,
         "error": error,
-        # Beyond the law's noise, the simulation of the served policy shows what else it does not know.
+        # The error of the served policy's simulation adds to the noise of the law.
         "intervals": {n: (i.low / (1 + abs(error[n])), i.high * (1 + abs(error[n]))) for n, i in intervals.items()},
         "cost": server.basis,
         "extrapolates": not server.cost and max(seq.batch_max for seq in other.sequences) > seen_rows,

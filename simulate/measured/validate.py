@@ -45,7 +45,7 @@ from terminal.progress import counted
 ALONE = (4, 32)  # tokens of the requests that are sent one at a time
 TIMES = 5
 WORDS = ("the", "king", "of", "this", "house", "is", "not", "a", "man", "who", "will", "go")
-# Settings of the server that this command has options of its own for, or decides.
+# Settings of the server that this command decides, or has its own options for.
 OWN = ("policy", "policy_option", "max_batch_size", "max_tokens_per_step", "host", "port", "api_key")
 SERVER = [item.name for item in fields(config.Config) if item.name not in OWN]
 
@@ -84,7 +84,7 @@ class Validation:
         return comparison.compare(self.run, self.served.outcomes, self.served.records, self.intervals)
 
     def scores(self, noise: Noise) -> list[float]:
-        """Return how much wider the intervals of this noise had to be to hold what was measured."""
+        """Return how much wider the intervals of this noise had to be to hold the measurements."""
         return [noise.score(c.predicted, c.interval, c.measured) for c in self.compared if c.interval]
 
     @property
@@ -138,7 +138,7 @@ def server(policy: str, flags: Rows[str], console: Console) -> Iterator[Target]:
 
 
 def observe(target: Target, policy: str, trace: Rows[Planned], console: Console | None, single: Single) -> Served:
-    """Send a trace to a server and return what it did; RuntimeError when a request fails."""
+    """Send a trace to a server and return its outcomes and steps; RuntimeError when a request fails."""
     lines = io.StringIO()
     events = EventRecorder(target, lines)
     events.start()
@@ -181,7 +181,7 @@ def send(target: Target, trace: Rows[Planned], console: Console | None = None) -
 
 
 def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculator | None:
-    """Return the speculator that stands for a server's: that of its mock model, or one with the drafts of its records."""
+    """Return a speculator like the server's: as its mock model has it, or with the drafts of its records."""
     if server.speculate == "off" or server.drafts == "0":
         return None
     if mock.is_mock(server.model):

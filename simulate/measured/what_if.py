@@ -207,7 +207,7 @@ def blame_from(server: Observed, id: str) -> dict[str, Any]:
 
 
 def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
-    """Return the lanes: of the served policy as it was (unless a workload is named) and as simulated, and of the others."""
+    """Return a lane for each policy; the served one has two, measured (unless a workload is named) and simulated."""
     server = Observed.of(rows, ask)
     if "blame" in ask:
         return blame_from(server, ask["blame"])
@@ -217,7 +217,7 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
     else:
         trace, ids, scenario, lanes = server.scenario.rows, server.ids, as_it_was(server), [measured(server)]
     wanted = [*scenario.policies, *(Chosen(name) for name in ask["policies"])]
-    distinct: dict[str, Chosen] = {}  # by name: the served one may be among those of the question
+    distinct: dict[str, Chosen] = {}  # by name: the question may name the served policy, too
     for chosen in wanted:
         distinct.setdefault(chosen.policy(scenario.engine.slots).name, chosen)
     lanes += [simulated(server, scenario, chosen, trace) for chosen in distinct.values()]
