@@ -37,6 +37,7 @@ class SwapSpace(Reservations):
         computed = self._out.pop(seq, 0)
         tokens_out = in_whole_pages(computed, self.page_size)
         self._free += tokens_out
+        # The tokens that it finds in the prefix cache need not come back.
         if computed > seq.computed:
             self._moved += tokens_out - seq.computed
             seq.computed = computed

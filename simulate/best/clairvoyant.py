@@ -72,6 +72,7 @@ def _ordered(run: Run, cost: Cost, again: Again) -> Iterator[tuple[Scheduler, li
     scheduler, sequences = again()
     policy = scheduler.policy
     alone = {seq.id: seconds_alone(seq, cost, run.host) for seq in run.sequences}
+    # Hooks are looked up in the class, and a policy keeps what its constructor noted, so its class is changed.
     policy.__class__ = _changed(policy, order=_ascending(alone))
     scheduler.switch(policy, 0.0)
     yield scheduler, sequences

@@ -131,6 +131,7 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> workloads.Rows:
     refuse(args, option_checks.of_arrivals(args, rows, own_rate=own_rate, unit=unit, draws_more=draws_more))
     if args.context:
         rows = rows.fitting(args.context)
+    # The order matters: --num counts only requests that fit the context, and each copy has all that it took.
     if args.trace:
         if args.is_given("num"):
             rows = rows.only(np.arange(min(args.num, len(rows.at))))

@@ -139,6 +139,7 @@ def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Li
             high, binds = at, broken
         else:
             low = at
+        # Rates are bisected as ratios, once some rate holds.
         at = math.sqrt(low * high) if low else high / 2
         if not low and high < 1e-4:
             break

@@ -83,6 +83,7 @@ class Replica:
         self.catch_up(now)
         if len(self._ends) < 2:
             return False
+        # The policy may treat the step after an arrival differently, so only the current step is certain.
         del self._ends[1:], self._seconds[1:]
         self.version += 1
         return True

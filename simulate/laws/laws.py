@@ -222,6 +222,7 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
     if reason == "kv_full" and policy.claims.limits_kv:
         return
     if reason == "kv_full" and pages is not None:
+        # At least one token is left to compute, so the page of the last one is never shared.
         findable = first.hashes[: (first.length - 1) // pages.page_size]
         if pages.shareable(findable, tokens_to_reserve(policy, first)) is None:
             return

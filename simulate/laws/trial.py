@@ -225,7 +225,8 @@ def try_case(
     if twice and trials[0].records != trials[1].records:
         step = next(i for i, (x, y) in enumerate(zip(*(t.records for t in trials))) if x != y)
         raise Broken("repeatable", f"step {step + 1} differs when the case is run again")
-    if trials[0].policy.claims.refuses_only_late and not case.cancels:  # who is cancelled makes others earlier
+    # A cancellation makes other requests earlier, so with one a refused request could have been on time.
+    if trials[0].policy.claims.refuses_only_late and not case.cancels:
         refused = [seq for seq in trials[0].sequences if seq.finish_reason == "refused" and seq.scheduled_at is None]
         for seq in refused[:REPLAYS]:
             laws.check_is_late(_trial(make, case, case.sequences(), make_scheduler, accepted=seq.id).sequences, seq.id)

@@ -118,6 +118,7 @@ def converse(
                 rows[name] += piece
             continue
         try:
+            # JSON has no NaN: a browser could read nothing of an answer with one.
             with limited():
                 text = json.dumps(answer_from(rows, message["ask"]), allow_nan=False)
         except HookTimeout as error:
