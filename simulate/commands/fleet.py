@@ -175,13 +175,9 @@ def show(
     """Print a line for each run, with the columns in which runs differ."""
     slo = ", ".join(f"{name.upper()} up to {limit:g} s" for name, limit in limits.items() if limit)
     every = [{"policy": run["policy"], **row} for run in runs for row in run["routers"]]
-    names = [name for name in ("policy", "pools", "autoscaler", "router") if len({row.get(name) for row in every}) > 1]
-    names = names or ["policy"]
-    same = [
-        str(every[0][name])
-        for name in ("policy", "pools", "autoscaler", "router")
-        if name not in names and name in every[0]
-    ]
+    labels = ("policy", "pools", "autoscaler", "router")
+    names = [name for name in labels if len({row.get(name) for row in every}) > 1] or ["policy"]
+    same = [str(every[0][name]) for name in labels if name not in names and name in every[0]]
     heads = {"E2E mean": "mean_e2el_s", "E2E p99": "p99_e2el_s", "TTFT p99": "p99_ttft_s"}
     shares = {"SLO met": "slo", **({"cache hits": "hit_rate"} if cached else {})}
     hours = {"replicas": "mean_replicas", "replica-h": "replica_hours"} if args.autoscaler else {}

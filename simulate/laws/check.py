@@ -98,22 +98,6 @@ def _laws_of(claims: Claims) -> dict[str, str | None]:
     }
 
 
-def first_broken(
-    name: str, cases: int, options: Mapping[str, object] | None, is_over: Callable[[], bool]
-) -> Verdict | None:
-    """Return which law one of the first cases breaks, as it is, None if none does; no case begins when `is_over`."""
-    make: Maker = partial(policies.policy_maker(name), options=options)
-    try:
-        check_purity(make(4))
-        for case in make_cases(cases, 0):
-            if is_over():
-                break
-            try_case(make, case, twice=False)
-    except Broken as broken:
-        return Verdict(name, cases, broken=broken)
-    return None
-
-
 def check(
     name: str,
     cases: int = CASES,

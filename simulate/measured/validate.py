@@ -21,7 +21,6 @@ import numpy as np
 from rich.console import Console
 
 import config
-import policies
 from client.data import Planned
 from client.display import Display
 from client.report.measure import Outcome
@@ -31,14 +30,13 @@ from client.send.events import EventRecorder
 from client.send.target import Target, fetch_stats
 from costs import drafting, mock
 from costs.cost import Cost, Host
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from simulate.measured import comparison, intervals
 from simulate.measured.comparison import Comparison, Record
 from simulate.measured.intervals import Interval, Noise
 from simulate.measured.predict import scheduler_of
-from simulate.scenario import Chosen
+from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 from terminal.progress import counted
 
@@ -193,7 +191,7 @@ def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculat
 
 def alone(cost: Cost, prompt: int, tokens: int, speculator: Speculator | None = None) -> Run:
     """Simulate one request on its own."""
-    scheduler = Scheduler(policies.get_policy("nobatch", max_batch_size=1), speculator=speculator)
+    scheduler = Engine(1, speculator=lambda: speculator).scheduler(Chosen("nobatch"))
     return simulate(scheduler, [Sequence([0] * prompt, tokens)], cost)
 
 
@@ -238,8 +236,7 @@ def simulated(
     records: bool = True,
 ) -> Run:
     """Simulate the requests with the slots, tokens per step and KV pages of the server."""
-    policy = chosen.policy(served.engine["max_batch_size"])
-    scheduler = scheduler_of(policy, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
+    scheduler = scheduler_of(chosen, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
     scheduler.speculator = speculator
     sequences = [
         Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
