@@ -66,7 +66,7 @@ MISTAKES = [
     ("validate nope", "'nope'", "dynamic"),
     ("validate dynamic --rate 0", "--rate", "above 0"),
     ("predict HERE/none", "none", "client.compare"),
-    ("adversary dynamic --engine ragged", "--engine ragged", "does not pad"),
+    ("adversary dynamic+sjf --engine ragged", "--engine ragged", "does not pad"),
     ("arena --only", "--only", "my_policy.py"),
     ("arena nope --only", "'nope'", "dynamic"),
     ("arena --workloads orka", "orka", "Did you mean 'orca'?"),
