@@ -78,7 +78,7 @@ R = TypeVar("R", bound=Requests)
 class Scenario(Generic[R]):
     """The policies serve the same requests, each alone on an engine of its own.
 
-    `asked` are the policies on this engine, only to be asked what they do: a run needs a fresh one.
+    `asked` are instances of the policies, only to be asked what they do: a run needs a fresh one.
     """
 
     policies: tuple[Chosen, ...]
