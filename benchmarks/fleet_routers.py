@@ -28,8 +28,7 @@ from client.workloads import arrivals, catalog, corpus
 from fleet.routers import ROUTERS
 from simulate import __main__ as simulator
 from simulate.commands.fleet import asking
-from simulate.commands.inputs import make_scheduler
-from simulate.commands.prepared import prepare
+from simulate.commands.inputs import make_scenario
 from simulate.fleet.fleet import Fleet as Simulated
 from terminal.options import read
 
@@ -64,11 +63,12 @@ def simulated(workload: str, rate: float, count: int, router: str, names: list[s
         "--cost-option", f"rate={468000 * SPEED}", "--cost-option", f"base={0.06 / SPEED}",
     ]  # fmt: skip
     args = read(simulator.build_command("fleet"), argv)
-    cost, host, rows = prepare(args, Console(quiet=True), reported={"client"}, draws_more=True)
+    scenario = make_scenario(args, Console(quiet=True), reported={"client"}, draws_more=True)
+    rows = scenario.rows
     found = []
     for seed in range(1 if router == "round-robin" else SEEDS):
-        schedulers = [make_scheduler(args, "dynamic", prefix_cache=True) for _ in names]
-        fleet = Simulated(schedulers, cost, host, gaps=False, names=names)
+        schedulers = [scenario.engine.scheduler(scenario.policies[0]) for _ in names]
+        fleet = Simulated(schedulers, scenario.cost, scenario.host, gaps=False, names=names)
         run = fleet.run(rows.arriving(), ROUTERS[router](random.Random(seed)), asking(rows))
         found.append(summed_up(run.latency, run.ttft, run.hit_rate, run.busiest))
     return {

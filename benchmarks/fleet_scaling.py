@@ -24,7 +24,7 @@ from fleet.autoscalers import AUTOSCALERS
 from fleet.options import AVERAGE_SECONDS
 from simulate import __main__ as simulator
 from simulate.commands.fleet import serve
-from simulate.commands.prepared import prepare
+from simulate.commands.inputs import make_scenario
 from simulate.fleet.fleet_run import FleetRun
 from terminal.options import read
 
@@ -95,8 +95,9 @@ def simulated(load: str, count: int, autoscaler: str, startup: float) -> tuple[F
         "--cost-option", f"base={0.06 / SPEED}",
     ]  # fmt: skip
     args = read(simulator.build_command("fleet"), argv)
-    cost, host, rows = prepare(args, Console(quiet=True), draws_more=True)
-    return serve(args, "dynamic", autoscaler, 0, "least-loaded", rows, cost, host), rows.at, " ".join(argv)
+    scenario = make_scenario(args, Console(quiet=True), draws_more=True)
+    run = serve(args, scenario, scenario.policies[0], autoscaler, 0, "least-loaded")
+    return run, scenario.rows.at, " ".join(argv)
 
 
 async def measure_scaling(args: Any) -> dict[str, Any]:

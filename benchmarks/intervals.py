@@ -35,6 +35,7 @@ from costs.cost import Cost, Host
 from simulate.measured import observed_law, predict, validate
 from simulate.measured.intervals import Noise
 from simulate.measured.validate import Served, Single
+from simulate.scenario import Chosen
 from simulate.simulator import Run
 
 Trace = Rows[Planned]
@@ -64,7 +65,7 @@ def simulated(
     policy: str, learned: Learned, trace: Trace, served: Served, law: Cost | None = None, *, records: bool = False
 ) -> Run:
     """Simulate a trace with the lengths that a server saw."""
-    return validate.simulated(policy, {}, served, trace, law or learned[0], learned[1], records=records)
+    return validate.simulated(Chosen(policy), served, trace, law or learned[0], learned[1], records=records)
 
 
 def learn(policy: str, runs: Rows[tuple[Trace, Served]]) -> Learned:

@@ -102,6 +102,12 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def shareable(self, hashes: list[bytes], tokens: int) -> list[int] | None:
+        """Return the cached pages that `tokens` tokens would share; None when too few are free for the others."""
+        hits = self._match(hashes)
+        fresh = self.pages_for(tokens) - len(hits)
+        return None if fresh > self.free - sum(self._references[p] == 0 for p in hits) else hits
+
     def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int] | None:
         """Take pages for `tokens` tokens; return (pages, cached tokens), or None when there are too few.
 
@@ -109,10 +115,10 @@ class PagePool:
         """
         # Sharing is legal because a shared page is never written: it is full, its keys and values depend only on
         # the tokens up to their position, which the chain hashes, and a sequence writes behind its cached tokens.
-        hits = self._match(hashes)
-        fresh = self.pages_for(tokens) - len(hits)
-        if fresh > self.free - sum(self._references[p] == 0 for p in hits):
+        hits = self.shareable(hashes, tokens)
+        if hits is None:
             return None
+        fresh = self.pages_for(tokens) - len(hits)
         for page in hits:
             if self._references[page] == 0:
                 del self._cached[page]

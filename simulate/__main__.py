@@ -48,6 +48,9 @@ def _module(name: str) -> ModuleType:
 def build_command(name: str) -> Command:
     """Return the command line of one command."""
     module = _module(name)
+    if name == "check":  # its help lists the options of all policies
+        command: Command = module.build_command()
+        return command
     return Command(f"python -m simulate {name}", COMMANDS[name], module.options(), {"": getattr(module, "NOTE", "")})
 
 
@@ -58,8 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = _command(argv)
         with limited():
-            if command == "check":
-                return int(_module(command).main(argv[1:]))
             args = read(build_command(command), argv[1:])
             args.command_line = shlex.join(["python", "-m", "simulate", *argv])
             result = _module(command).run(args, console)
@@ -78,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         say(console, f"error: {error}")
         return 2 if isinstance(error, ValueError) else 1
+    if isinstance(result, int):  # it has printed a text for people
+        return result
     emit_json(result)
     return 0 if result.get("good", True) else 1
 

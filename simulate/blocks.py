@@ -16,7 +16,7 @@ TOKENS = 512  # of a block of Mooncake's trace
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of each request: those of a prompt of the trace, in one of its copies, which share none."""
+    """The blocks of each request: a prompt of the trace in one of its copies; different copies share no blocks."""
 
     prompts: list[np.ndarray]  # the blocks of each prompt of the trace, numbered from 0
     count: int  # the number of different blocks
@@ -45,17 +45,16 @@ class Blocks:
         return len(set(heads)) < len(heads)
 
     def _numbers(self, i: int, most: int) -> np.ndarray:
-        numbers: np.ndarray = self.prompts[self.prompt[i]][:most] + self.copy[i] * self.count
-        return numbers
+        return np.asarray(self.prompts[self.prompt[i]][:most] + self.copy[i] * self.count)
 
     def keys(self, i: int, tokens: int) -> list[bytes]:
-        """Return a key for each full block of a prompt of this many tokens; behind those named, one of no other request."""
+        """Return a key for each full block of a prompt; behind the named blocks, keys that no other request has."""
         packed = self._numbers(i, tokens // TOKENS).tobytes()
         keys = [packed[at : at + 8] for at in range(0, len(packed), 8)]
         return keys + [b"%d %d" % (i, block) for block in range(len(keys), tokens // TOKENS)]
 
     def tokens(self, i: int, tokens: int) -> list[int]:
-        """Return a prompt whose tokens are equal where its blocks are; behind them, those of no other request."""
+        """Return a prompt whose tokens are equal where blocks are; behind the blocks, tokens that no other request has."""
         head = np.repeat(self._numbers(i, -(-tokens // TOKENS)), TOKENS)[:tokens]
         own = int(self.copy.max() + 1) * self.count + i
         return [*head.tolist(), *[own] * (tokens - len(head))]

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-import policies
 from client.workloads import traces
 from costs.cost import Cost, Host
 from scheduling.pages import PagePool
@@ -23,6 +22,7 @@ from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.result import tpots
+from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 
 Blocks = Rows[int]
@@ -145,7 +145,7 @@ class LivePool(PagePool):
             self._blank.append(self._forget())
 
     def warm(self, prompts: Rows[list[int]]) -> None:
-        """Serve prompts to fill the cache; those whose pages are evicted at the end in any case are left out."""
+        """Serve prompts to fill the cache, without those whose pages would be evicted by the end anyway."""
         last: list[tuple[list[bytes], list[int]]] = []
         known: set[bytes] = set()
         for prompt in reversed(prompts):
@@ -178,8 +178,7 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
 
 def serve(cost: Cost, served: Rows[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
     """Serve prompts that all arrive at once, first come first served, behind a trie."""
-    policy = policies.get_policy("dynamic", max_batch_size=slots)
-    scheduler = Scheduler(policy, None, 1 << 30)
+    scheduler = Engine(slots, 1 << 30).scheduler(Chosen("dynamic"))
     scheduler.batch.pages = TrieReservations(trie)
     return _burst(scheduler, served, cost, host)
 
@@ -189,10 +188,10 @@ def serve_live(
     order: str = "fcfs", host: Host | None = None,
 ) -> Run:  # fmt: skip
     """Serve prompts that all arrive at once behind a live cache of `tokens`, which saw others `before`."""
-    policy = policies.get_policy(f"dynamic+{order}", max_batch_size=slots)
     longest = max(len(prompt) + llm_mock_output(len(prompt)) for prompt in (*served, *before))
     pool = LivePool(slots * -(-longest // PAGE_SIZE), tokens // PAGE_SIZE)
     pool.warm(before)
+    policy = Chosen(f"dynamic+{order}").policy(slots)
     return _burst(Scheduler(policy, pool, 1 << 30), served, cost, host)
 
 

@@ -165,6 +165,7 @@ class Simulation(Driver):
         self.result = Run(scheduler.policy.name, list(self.arrivals), host)
         if self.arrivals:
             self.result.began = self.arrivals[0].arrived_at
+        # The scheduler sees a request alpha0 after it was sent; the figures of Run count from when it was sent.
         for seq in self.arrivals:
             seq.arrived_at += host.alpha0
         scheduler.record = records
@@ -198,6 +199,7 @@ class Simulation(Driver):
         result.drafts += sum(map(bool, plan.drafts))
         pages = self.scheduler.batch.pages
         swapping = pages.seconds() if isinstance(pages, SwapSpace) else 0.0
+        # Steps are equal only without a swap, which this step waits for, and records need each step on its own.
         if self._fast_forward and not self.records and not swapping:
             self._pass_equal_steps(plan)
         outputs = tokens_due(plan)

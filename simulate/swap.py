@@ -37,12 +37,13 @@ class SwapSpace(Reservations):
         computed = self._out.pop(seq, 0)
         tokens_out = in_whole_pages(computed, self.page_size)
         self._free += tokens_out
+        # The tokens that it finds in the prefix cache need not come back.
         if computed > seq.computed:
             self._moved += tokens_out - seq.computed
             seq.computed = computed
         return True
 
     def seconds(self) -> float:
-        """Return how long it takes to move what was moved since the last call."""
+        """Return how long the moves since the last call take."""
         moved, self._moved = self._moved, 0
         return self._transfer.seconds(moved)

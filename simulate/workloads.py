@@ -37,7 +37,8 @@ class Rows:
     before, None if the client named none, 0 for the output itself. `ids` are the
     prompts' tokens, equal where the texts are; in their place, `blocks` are those of a trace that names them. Without
     either prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
-    of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run.
+    of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run. With `open_ended`, no
+    request names a limit, whatever `limit` says of its length.
     """
 
     at: np.ndarray
@@ -54,6 +55,7 @@ class Rows:
     page_size: int = PAGE
     texts: list[str] | None = None
     arrivals: Arrivals | None = None
+    open_ended: bool = False
 
     def sequences(self) -> list[Sequence]:
         """Return a fresh sequence for each row."""
@@ -75,7 +77,7 @@ class Rows:
             seq = Sequence(
                 prompt, max(o, limit or 0), id=str(i), arrived_at=at, client=client, priority=priority,
                 deadline=None if slo is None else at + slo, session=client if self.keep_s else "", keep_s=keep_s,
-                open_ended=limit is None,
+                open_ended=self.open_ended or limit is None,
             )  # fmt: skip
             seq.end_after(o)
             if self.blocks is not None and self.by_number:
@@ -105,8 +107,7 @@ class Rows:
     def most(self) -> np.ndarray:
         """The most tokens of each request: its prompt, and its limit or output."""
         limits = np.array([limit or 0 for limit in self.limit or [0] * len(self.at)])
-        most: np.ndarray = self.prompt + np.maximum(self.output, limits)
-        return most
+        return np.asarray(self.prompt + np.maximum(self.output, limits))
 
     @property
     def has_contents(self) -> bool:
@@ -115,7 +116,7 @@ class Rows:
 
     @property
     def rate(self) -> float:
-        """Requests per second: what was asked for, or of a trace its own; infinite when all come at once."""
+        """Requests per second: the rate asked for, or the trace's own; infinite when all arrive at once."""
         if self.arrivals and math.isfinite(self.arrivals.rate):
             return self.arrivals.rate
         span = float(self.at[-1] - self.at[0])
@@ -144,26 +145,14 @@ class Rows:
 
     def only(self, chosen: np.ndarray, note: str = "") -> Rows:
         """Return the requests with these indices."""
-
-        def pick(column: list[Any] | None) -> list[Any] | None:
-            return column and [column[i] for i in chosen]
-
-        return Rows(
-            self.at[chosen],
-            self.prompt[chosen],
-            self.output[chosen],
-            client=pick(self.client),
-            notes=(*self.notes, note) if note else self.notes,
-            priority=pick(self.priority),
-            slo=pick(self.slo),
-            keep_s=pick(self.keep_s),
-            limit=pick(self.limit),
-            ids=pick(self.ids),
-            blocks=self.blocks and self.blocks.only(chosen),
-            page_size=self.page_size,
-            texts=pick(self.texts),
-            arrivals=self.arrivals,
-        )
+        columns: dict[str, Any] = {}
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                columns[name] = column[chosen]
+            elif isinstance(column, list):
+                columns[name] = [column[i] for i in chosen]
+        notes = (*self.notes, note) if note else self.notes
+        return replace(self, notes=notes, blocks=self.blocks and self.blocks.only(chosen), **columns)
 
     def copied(self, copies: int, seed: int) -> Rows:
         """Return `copies` copies of the requests at once, each with contents and clients of its own.
@@ -185,7 +174,7 @@ class Rows:
         return replace(rows, blocks=self.blocks and self.blocks.copied(row, copy))
 
     def fitting(self, context: int) -> Rows:
-        """Return the requests that fit a context, with a note about those that do not; ValueError if none fits."""
+        """Return the requests that fit a context, with a note about the others; ValueError if none fits."""
         fits = self.prompt + self.output <= context
         if not fits.any():
             shortest = int((self.prompt + self.output).min())
@@ -269,10 +258,8 @@ def draw(
     plan = catalog.draw(workload, count, process, seed, corpus.load(), context)
     texts = [planned.prompt for planned in plan.planned]
     ids = _numbered(map(corpus.split, texts))
-    if any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned):
-        return _agents(plan, ids, texts)
     clients = [planned.user for planned in plan.planned]
-    return Rows(
+    rows = Rows(
         np.array([planned.at for planned in plan.planned]),
         np.array([len(prompt) for prompt in ids]),
         np.array([planned.num_tokens for planned in plan.planned]),
@@ -282,9 +269,11 @@ def draw(
         texts=texts,
         arrivals=plan.arrivals,
     )
+    are_agents = any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned)
+    return _in_turns(rows, plan, ids) if are_agents else rows
 
 
-def _agents(plan: catalog.Plan, ids: list[list[int]], texts: list[str]) -> Rows:
+def _in_turns(rows: Rows, plan: catalog.Plan, ids: list[list[int]]) -> Rows:
     """Return the turns of agents: each begins with the turn before it and its answer, after which the tool ran."""
     at: list[float] = []
     for i, planned in enumerate(plan.planned):
@@ -294,19 +283,13 @@ def _agents(plan: catalog.Plan, ids: list[list[int]], texts: list[str]) -> Rows:
             # UNKNOWN_TOKEN is what a simulated answer consists of, so a prompt finds the pages of its answers.
             ids[i] = [*ids[before], *[UNKNOWN_TOKEN] * tokens, *ids[i]]
         at.append(planned.at if before < 0 else at[before] + tokens * AGENT_PACE + chat.think)
-    rows = Rows(
-        np.array(at),
-        np.array([len(prompt) for prompt in ids]),
-        np.array([planned.num_tokens for planned in plan.planned]),
-        client=[planned.user for planned in plan.planned],
-        notes=(
-            *plan.notes,
-            f"the next turn of an agent comes {AGENT_PACE:g} s per token of its answer and the pause later",
-        ),
+    pause = f"the next turn of an agent comes {AGENT_PACE:g} s per token of its answer and the pause later"
+    rows = replace(
+        rows,
+        at=np.array(at),
+        prompt=np.array([len(prompt) for prompt in ids]),
+        notes=(*rows.notes, pause),
         keep_s=[planned.chat.keep_s or 0.0 for planned in plan.planned if planned.chat],
-        ids=ids,
-        texts=texts,
-        arrivals=plan.arrivals,
     )
     return rows.only(np.argsort(rows.at, kind="stable"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import click
@@ -84,10 +85,8 @@ def top() -> click.Command:
 
 def simulate() -> click.Command:
     import simulate.__main__ as simulator
-    from simulate.commands import check
 
-    makers = {name: lambda name=name: simulator.build_command(name) for name in simulator.COMMANDS if name != "check"}
-    return Group("simulate", {**makers, "check": check.build_command})
+    return Group("simulate", {name: partial(simulator.build_command, name) for name in simulator.COMMANDS})
 
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {

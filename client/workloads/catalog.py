@@ -201,7 +201,8 @@ def check(spec: str) -> None:
         _parse(spec)
         return
     if not Path(file).is_file():
-        raise ValueError(f"{spec.partition(':')[0]} file {file!r} does not exist. Check the path in {form}")
+        problem = "is a folder. Use a file" if Path(file).is_dir() else "does not exist. Check the path"
+        raise ValueError(f"{spec.partition(':')[0]} file {file!r} {problem} in {form}")
 
 
 def is_chat(spec: str | None) -> bool:

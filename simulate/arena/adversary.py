@@ -61,7 +61,7 @@ class Duel:
     measure: str = "mean"
 
     def serve(self, sequences: Callable[[], list[Sequence]]) -> Finding:
-        """Return what comes of requests, of which fresh ones are made for each side; ValueError if some are refused."""
+        """Serve fresh requests on each side and compare; ValueError if some are refused."""
         own = self._latencies(self.policy, sequences())
         if self.rival is None:
             alike = [1.0] * len(own)
@@ -108,7 +108,7 @@ class Adversary:
         return self._of([self._drawn() for _ in range(self.requests)])
 
     def _of(self, requests: list[Request]) -> tuple[Finding, Case]:
-        """Return what comes of a trace, and the trace; one slot leaves no room to take away."""
+        """Serve a trace and return the finding with its case, whose single slot leaves the shrinker no room to take away."""
         case = Case(tuple(sorted(requests, key=lambda r: r.arrival)), slots=1)
         return self.duel.serve(partial(sequences_of, case)), case
 

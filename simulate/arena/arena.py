@@ -19,11 +19,11 @@ from scipy.special import stdtrit  # Student's t; scipy.stats takes a second lon
 
 import policies
 from costs import published
-from scheduling.pages import PagePool
 from scheduling.scheduler import PolicyError, Scheduler
 from simulate import workloads
 from simulate.arena.measures import Measures, measure
 from simulate.laws.trial import describe_crash
+from simulate.scenario import Chosen, Engine
 from simulate.simulator import PolicyHangs, simulate
 
 REFERENCE = "dynamic"
@@ -33,7 +33,6 @@ WORKLOADS = (
 )  # fmt: skip
 CLIENTS, PRIORITIES = 4, 3
 PATIENCE = (1.0, 4.0)  # deadlines, as multiples of the time that a request takes in a full batch
-PAGE = 16
 CONFIDENCE = 0.95
 
 
@@ -48,8 +47,7 @@ class Rules:
     load: float = 1.0
 
     def scheduler(self, policy: str) -> Scheduler:
-        instance = policies.get_policy(policy, max_batch_size=self.slots)
-        return Scheduler(instance, PagePool(self.kv_tokens // PAGE + 1, PAGE, prefix_cache=True))
+        return Engine(self.slots, kv_tokens=self.kv_tokens).scheduler(Chosen(policy))
 
 
 def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict[str, Measures], float]:
@@ -85,7 +83,7 @@ class Paired(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A policy's figures: means over all rounds, and what they are beside the reference's.
+    """A policy's figures: means over all rounds, and their comparison with the reference.
 
     `beside` holds logarithms of ratios, of `misses` differences.
     """
@@ -124,7 +122,7 @@ def rank(rounds: Mapping[tuple[str, int], Mapping[str, Measures]], by: str) -> l
 
 
 def _beside(found: Mapping[str, Measures], name: str, k: int) -> float:
-    """Return a figure beside that of the reference in the same round."""
+    """Return a figure relative to the reference's in the same round."""
     mine, other = found[name][k], found[REFERENCE][k]
     return mine - other if Measures._fields[k] == "misses" else math.log(mine / other)
 

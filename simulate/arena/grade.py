@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -72,35 +73,34 @@ def grade(
     task = LESSONS.get(lesson)
     if task is None:
         raise ValueError(f"there is no lesson {lesson!r}. Use one of: {', '.join(LESSONS)}")
+    serve = partial(_serve, task, f"{lesson}:{seed}")
     try:
         if policy.endswith(".py") and Path(policy).is_file():
             check_source(Path(policy))
         verdict = check(policy, cases, seed, make_scheduler=make_scheduler, large=large, progress=progress)
         if verdict.broken is not None:
             return Grade(policy, lesson, seed, str(verdict))
-        runs = _serve(task, policy, lesson, seed, make_scheduler)
+        runs = serve(policy, make_scheduler)
     except Broken as broken:
         return Grade(policy, lesson, seed, f"{policy} breaks a law ({broken.law}): {broken.words}")
     except ValueError as error:  # no such file, no class Policy in it
         return Grade(policy, lesson, seed, str(error))
-    best = {name: _figure(task, _serve(task, name, lesson, seed)) for name in task.best}
+    best = {name: _figure(task, serve(name)) for name in task.best}
     first = min(best, key=lambda name: best[name])
-    mine, fcfs = _figure(task, runs), _figure(task, _serve(task, task.base, lesson, seed))
+    mine, fcfs = _figure(task, runs), _figure(task, serve(task.base))
     return Grade(
         policy, lesson, seed, "", 100 * (fcfs - mine) / (fcfs - best[first]), mine, fcfs, best[first], first,
-        _bound(task, runs, lesson, seed, bounds),
+        _bound(task, runs, bounds),
     )  # fmt: skip
 
 
-def _serve(
-    task: Lesson, policy: str, lesson: str, seed: int, make_scheduler: Callable[..., Scheduler] = Scheduler
-) -> list[Run]:
+def _serve(task: Lesson, seed: str, policy: str, make_scheduler: Callable[..., Scheduler] = Scheduler) -> list[Run]:
     """Serve the lesson's lists of requests; Broken when the policy fails."""
     runs = []
     for number in range(LISTS):
         scheduler = task.scheduler(policy, make_scheduler)
         try:
-            runs.append(simulate(scheduler, task.sequences(f"{lesson}:{seed}:{number}"), COST))
+            runs.append(simulate(scheduler, task.sequences(f"{seed}:{number}"), COST))
         except Exception as error:  # the user's code may raise anything
             raise Broken("no crash", describe_crash(error, scheduler.policy)) from error
     return runs
@@ -110,7 +110,7 @@ def _figure(task: Lesson, runs: list[Run]) -> float:
     return fmean(getattr(measure(run), task.field) for run in runs)
 
 
-def _bound(task: Lesson, runs: list[Run], lesson: str, seed: int, bounds: Bounds | None) -> float | None:
+def _bound(task: Lesson, runs: list[Run], bounds: Bounds | None) -> float | None:
     """Return the mean of the bounds of the lists, None where the figure has none."""
     if bounds is None or task.field not in BOUNDS:
         return None

@@ -11,7 +11,6 @@ import ast
 import gc
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
@@ -23,7 +22,6 @@ from costs.cost import Host
 from scheduling.iteration import Iteration
 from scheduling.scheduler import PolicyError, Scheduler
 from scheduling.sequence import Sequence
-from scheduling.stretches import Stretches
 from simulate.arena import grade as grading
 from simulate.arena.lessons import LESSONS
 from simulate.laws import hook_results
@@ -49,7 +47,7 @@ BOUNDS = {
 
 
 class Recorded(Simulation):
-    """A run of which only the first steps are recorded, since the others pass faster then."""
+    """A run that records only its first steps, so that the later ones pass faster."""
 
     def record(self, iteration: Iteration) -> None:
         super().record(iteration)
@@ -86,7 +84,7 @@ def race(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         simulation.run()
         runs.append(simulation.result)
         closed.append(scheduler.policy.closed)
-    stretches = [_stretches(run.iterations) for run in runs]
+    stretches = [lanes.stretches(run.iterations) for run in runs]
     ends = [run.iterations[-1].t for run in runs if len(run.iterations) < run.steps]
     ends += [end for end in (lanes.cut(stretches, lanes.MAX_WEIGHT),) if end is not None]
     end = min(ends, default=None)
@@ -99,7 +97,7 @@ def race(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         ],
         "lanes": [
             {**_figures(run), "closed": is_closed,
-             "records": lanes.records((s for s in steps if end is None or s.t < end), {}, zero)}
+             "records": lanes.records(steps, zero, end)}
             for run, is_closed, steps in zip(runs, closed, stretches)
         ],
         "cut_s": None if end is None else round(end - zero, 6),
@@ -122,7 +120,7 @@ def laws(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def grade(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return whether the user's policy has a score in a lesson, and the score and what it is made of in words."""
+    """Return whether the user's policy has a score in a lesson, and the score with its parts in words."""
     found = grading.grade(
         _save(asked["text"], folder), asked["lesson"], asked["seed"], cases=asked["cases"], large=asked["large"]
     )
@@ -210,10 +208,3 @@ def _figures(run: Run) -> dict[str, Any]:
     tokens = sum(len(seq.output_ids) for seq in run.done)
     figures = {"policy": run.policy, "steps": run.steps, "makespan": run.makespan, "tokens": tokens}
     return {**figures, "ttft": firsts, "latency": ends}
-
-
-def _stretches(iterations: Iterable[Iteration]) -> list[Any]:
-    recorded = Stretches()
-    for iteration in iterations:
-        recorded.add(iteration)
-    return list(recorded.kept)

@@ -14,7 +14,6 @@ import policies
 from costs.cost import Cost
 from costs.published import VTC_A10G
 from scheduling.pages import PagePool
-from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
@@ -51,15 +50,10 @@ class Lesson:
             drawn.append(seq)
         return drawn
 
-    def policy(self, name: str) -> Policy:
-        return policies.get_policy(name, self.slots)
-
-    def pages(self) -> PagePool | None:
-        """Return fresh KV pages, None where there is no limit to them."""
-        return PagePool(self.kv_tokens // PAGE + 1, PAGE, prefix_cache=True, salt="lesson") if self.kv_tokens else None
-
     def scheduler(self, name: str, make_scheduler: Callable[..., Scheduler] = Scheduler) -> Scheduler:
-        return make_scheduler(self.policy(name), self.pages(), 2048)
+        """Return a fresh scheduler of a policy, with KV pages where the lesson limits them."""
+        pages = PagePool(self.kv_tokens // PAGE + 1, PAGE, salt="lesson") if self.kv_tokens else None
+        return make_scheduler(policies.get_policy(name, self.slots), pages, 2048)
 
 
 def _any(rng: random.Random) -> Sequence:

@@ -1,4 +1,4 @@
-"""What a run is judged by in the arena and in lessons: four figures, of which less is better.
+"""The four figures that judge a run in the arena and in lessons; less is better.
 
 Without numpy, because the page in the browser has none. This module must not know policies or where requests come from.
 """

@@ -32,7 +32,7 @@ from simulate.simulator import Run, simulate
 PARTS = ("wait_ms", "run_ms")
 MOST_REQUESTS = 400  # of a run in which each is left out once
 MOST_OTHERS = 100  # that are left out for the sake of one request
-MOST_CLIENTS = 8  # in a matrix; the others share a row and a column
+MOST_CLIENTS = 8  # in a matrix; all further clients share a row and a column
 UNNAMED = "unnamed"
 LEAST = 0.0005  # milliseconds of blame that are reported
 
@@ -53,9 +53,8 @@ class Blame:
 
     @property
     def residual(self) -> np.ndarray:
-        """What the others cost a victim together, less the blame of each."""
-        unexplained: np.ndarray = self.took - self.alone - self.by.sum(axis=1)
-        return unexplained
+        """The delay that all others together cause a victim, minus the blame of each."""
+        return np.asarray(self.took - self.alone - self.by.sum(axis=1))
 
     def of_request(self, names: Rows[str]) -> dict[str, Any]:
         """Describe the blame for the only victim in milliseconds, the worst culprit first; `names` has ids by number."""
@@ -77,7 +76,7 @@ class Blame:
         return {**totals, "others": others, "clients": clients, "left_out": self.left_out}
 
     def by_client(self) -> dict[str, Any]:
-        """Return the matrix of clients: milliseconds for a request of each row on average, because of those of a column."""
+        """Return the matrix of clients: by how many milliseconds a request of the row is delayed, on average, by the column."""
         known = Counter(seq.client or UNNAMED for seq in self.victims)
         names = sorted(name for name, _ in known.most_common(MOST_CLIENTS))
         place = {name: k for k, name in enumerate(names)}
@@ -112,43 +111,41 @@ def of(
     everyone = run or simulate(*again(), cost, host)
 
     def times(ids: Collection[str]) -> dict[str, np.ndarray]:
+        """Return the seconds of both parts of each request when these requests are the only ones."""
         served = everyone
         if len(ids) < len(everyone.sequences):
             scheduler, sequences = again()
             served = simulate(scheduler, [seq for seq in sequences if seq.id in ids], cost, host)
         return {seq.id: _times(seq) for seq in served.done}
 
+    together_in: dict[str, set[str]] = {}  # by request: the ids of its busy period
     took: dict[str, np.ndarray] = {}
-    blame: dict[tuple[str, str], np.ndarray] = {}
-    victims: list[Sequence] = []
-    culprits: list[Sequence] = []
-    left_out = 0
     for period in busy_periods(everyone):
         ids = {seq.id for seq in period}
-        if asked and asked not in ids:
-            continue
-        took |= (base := times(ids))
-        mine = [seq for seq in period if seq.id in base and asked in ("", seq.id)]
-        others = nearest(mine[0], period) if asked and mine else period
-        chosen = others[: MOST_OTHERS if asked else None]
-        left_out += len(others) - len(chosen)
-        for number, culprit in enumerate(chosen, len(culprits) + 1):
-            without = times(ids - {culprit.id})
-            for seq in mine:
-                if seq is not culprit and together(seq, culprit) > 0:
-                    blame[seq.id, culprit.id] = base[seq.id] - without.get(seq.id, base[seq.id])
-            progress(number)
-        victims += mine
-        culprits += chosen
+        if not asked or asked in ids:
+            together_in |= dict.fromkeys(ids, ids)
+            took |= times(ids)
+    culprits = [seq for seq in everyone.sequences if seq.id in together_in]
+    victims = [seq for seq in culprits if seq.id in took and asked in ("", seq.id)]
     if not victims:
         raise ValueError("no request has an answer in the simulation. Choose another request")
-    none = np.zeros(len(PARTS))
-    by = [[blame.get((seq.id, culprit.id), none) for culprit in culprits] for seq in victims]
+    left_out = 0
+    if asked:
+        others = nearest(victims[0], culprits)
+        culprits, left_out = others[:MOST_OTHERS], len(others[MOST_OTHERS:])
+    by = np.zeros((len(victims), len(culprits), len(PARTS)))
+    for number, culprit in enumerate(culprits):
+        without = times(together_in[culprit.id] - {culprit.id})
+        for victim, seq in enumerate(victims):
+            # Requests of different periods are never together.
+            if seq is not culprit and together(seq, culprit) > 0:
+                by[victim, number] = took[seq.id] - without.get(seq.id, took[seq.id])
+        progress(number + 1)
     return Blame(
         victims, culprits,
         took=np.array([took[seq.id] for seq in victims]),
         alone=np.array([times({seq.id}).get(seq.id, took[seq.id]) for seq in victims]),
-        by=np.array(by).reshape(len(victims), len(culprits), len(PARTS)),
+        by=by,
         left_out=left_out,
     )  # fmt: skip
 
@@ -166,7 +163,7 @@ def busy_periods(run: Run) -> list[list[Sequence]]:
 
 
 def nearest(victim: Sequence, period: Rows[Sequence]) -> list[Sequence]:
-    """Return the others that were in the server with the victim, the longest first."""
+    """Return the requests that were in the server together with the victim, the longest together first."""
     others = (seq for seq in period if seq is not victim and together(victim, seq) > 0)
     return sorted(others, key=lambda seq: -together(victim, seq))
 

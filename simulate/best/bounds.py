@@ -173,7 +173,7 @@ def least_weighted(jobs: Jobs, weights: np.ndarray) -> float:
 
 
 def answers_by_steps(jobs: Jobs) -> np.ndarray:
-    """Return when the first, second, ... answer can be there at the soonest, as the costs of whole steps have it."""
+    """Return the earliest times of the first, second, ... answer, by the costs of whole steps."""
     n = len(jobs.work)
     soonest = np.zeros(n)
     arrivals = np.unique(jobs.arrival)
@@ -210,7 +210,7 @@ def _late_in_intervals(arrival: np.ndarray, work: np.ndarray, deadline: np.ndarr
     best = np.zeros(len(deadline) + 1, int)  # by the number of deadlines that have passed
     for start in sorted(set(arrival.tolist())):
         base = int(best[np.searchsorted(deadline, start, side="right")])
-        inside: list[float] = []  # a heap of negative shares: those that are on time
+        inside: list[float] = []  # a heap of the negative shares of the requests that are on time
         total, late = 0.0, 0
         for k in range(len(deadline)):
             if arrival[k] >= start:

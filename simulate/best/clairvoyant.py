@@ -15,7 +15,7 @@ bound's own gap count in none. The rest, which may be negative, is "other". This
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from costs.cost import Cost, Host
@@ -32,7 +32,7 @@ Again = Callable[[], tuple[Scheduler, list[Sequence]]]
 
 
 class KnownHits(Reservations):
-    """Pages in which each prompt finds what is known beforehand: `hits` tokens by request id.
+    """Pages in which each prompt finds a known number of tokens: `hits` by request id.
 
     Only a preempted request finds more: itself, as far as its pages were not needed.
     """
@@ -72,27 +72,20 @@ def _ordered(run: Run, cost: Cost, again: Again) -> Iterator[tuple[Scheduler, li
     scheduler, sequences = again()
     policy = scheduler.policy
     alone = {seq.id: seconds_alone(seq, cost, run.host) for seq in run.sequences}
-
-    def order(self: Policy, waiting: Collection[Sequence], now: float) -> list[Sequence]:
-        return sorted(waiting, key=lambda seq: alone[seq.id])
-
-    policy.__class__ = _changed(policy, order=order)
+    # Hooks are looked up in the class, and a policy keeps what its constructor noted, so its class is changed.
+    policy.__class__ = _changed(policy, order=_ascending(alone))
     scheduler.switch(policy, 0.0)
     yield scheduler, sequences
 
 
 def _admitted(run: Run, again: Again) -> Iterator[tuple[Scheduler, list[Sequence]]]:
-    joined = {seq.id: seq.scheduled_at or 0.0 for seq in run.sequences}
-
-    def order(self: Policy, waiting: Collection[Sequence], now: float) -> list[Sequence]:
-        return sorted(waiting, key=lambda seq: joined[seq.id])
-
+    joined = _ascending({seq.id: seq.scheduled_at or 0.0 for seq in run.sequences})
     totals = {seq.id: seq.length for seq in run.sequences}
     slots = again()[0].policy.slots
     for most in dict.fromkeys(max(1, slots // part) for part in (1, 2, 4)):
         scheduler, sequences = again()
         plain = Policy(most)
-        plain.__class__ = _changed(plain, order=order, reserve_tokens=lambda self, seq: totals[seq.id])
+        plain.__class__ = _changed(plain, order=joined, reserve_tokens=lambda self, seq: totals[seq.id])
         scheduler.switch(plain, 0.0)
         yield scheduler, sequences
 
@@ -110,6 +103,11 @@ def _cached(run: Run, again: Again) -> Iterator[tuple[Scheduler, list[Sequence]]
         seen.update(seq.hashes)
     scheduler.batch.pages = KnownHits(pool, hits)
     yield scheduler, sequences
+
+
+def _ascending(values: Mapping[str, float]) -> Callable[..., list[Sequence]]:
+    """Return a hook `order` that sorts requests by a value of each."""
+    return lambda self, waiting, now: sorted(waiting, key=lambda seq: values[seq.id])
 
 
 def _changed(policy: Policy, **hooks: Any) -> type[Policy]:

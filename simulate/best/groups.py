@@ -28,7 +28,7 @@ from simulate.best.shares import shares_of, unwrapped
 
 LARGEST = 3  # requests of a group
 FIRST_TOKENS = 4
-MOST_REQUESTS = 16  # more take too long, and with more the machine is busy, of which other bounds know more
+MOST_REQUESTS = 16  # more take too long, and keep the machine busy, where the other bounds are tighter
 
 
 def least_in_groups(sequences: Many[Sequence], cost: Cost, slots: int, host: Host, weights: np.ndarray) -> float:

@@ -11,7 +11,7 @@ def completions(arrival: np.ndarray, work: np.ndarray) -> np.ndarray:
     """Return the completion times, in order, of one machine that always takes the job with the least work left."""
     ends: list[float] = []
     now = 0.0
-    open_jobs: list[float] = []  # a heap of what is left
+    open_jobs: list[float] = []  # a heap of the work left in each
     order = np.argsort(arrival, kind="stable")
     starts = arrival[order].tolist()
     for at, job, until in zip(starts, work[order].tolist(), [*starts[1:], np.inf]):

@@ -102,7 +102,7 @@ class Optimum:
                 self._search(tuple(after), end, total + finished)
 
     def _choices(self, done: tuple[int, ...], ready: list[int]) -> list[tuple[int, ...]]:
-        """Return which sequences may compute: of those that are alike in all respects, any is as good as another."""
+        """Return which sequences may compute together; sequences that are alike are interchangeable, so one choice is enough."""
         choices: dict[tuple[tuple[float, ...], ...], tuple[int, ...]] = {}
         ready = sorted(ready, key=lambda j: self.output[j] - done[j])
         for size in range(min(self.slots, len(ready)), 0, -1):

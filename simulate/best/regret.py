@@ -1,4 +1,4 @@
-"""How far a simulated run is from what is possible on its requests. This module must not know how bounds are found."""
+"""How far a simulated run is from the optimum on its requests. This module must not know how bounds are found."""
 
 from __future__ import annotations
 

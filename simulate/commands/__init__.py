@@ -1,1 +1,1 @@
-"""The commands of the simulator, one file each: its options, what it does and prints, and the object for stdout."""
+"""The commands of the simulator, one file each: options, work, printed tables, and the object for stdout."""

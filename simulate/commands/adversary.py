@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 
 import policies
-from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.arena.adversary import MEASURES, Adversary, Duel, Finding
-from simulate.commands.arguments import engine_options, read_pairs, refuse
+from simulate.commands import option_checks
+from simulate.commands.arguments import Sections, engine_options, read_pairs
 from simulate.commands.inputs import make_cost
-from simulate.commands.option_checks import check_engine
-from simulate.commands.prepared import Sections
+from simulate.commands.option_checks import refuse
 from simulate.laws.case import Case
+from simulate.scenario import Chosen, Engine
 from terminal.console import say, table_of
 from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values
 
@@ -51,11 +51,11 @@ def options() -> Sections:
 
 
 def run(args: Values, console: Console) -> dict[str, Any]:
-    """Search, write the trace, and report what comes of the file."""
+    """Search, write the trace, and report how the file is served."""
     duel, names = make_duel(args)
     path: Path = args.replay or args.out
     if args.replay:
-        refuse(args, SEARCH, "has no effect with --replay. Leave one out")
+        refuse(args, [(" ".join(SEARCH), "has no effect with --replay. Leave one out")])
     else:
         if path.is_dir():
             raise UsageError(f"--out is {str(path)!r}, which is a folder. Use {path / 'adversary.csv'}")
@@ -86,16 +86,15 @@ def make_duel(args: Values) -> tuple[Duel, tuple[str, str]]:
         raise UsageError(f"--against {args.against} is {rival} itself. Use --against bound")
     if rival == "bound" and args.measure != "mean":
         raise UsageError(f"--measure {args.measure} has no bound. Use --measure mean, or --against fcfs")
-    makers = [policies.policy_maker(name) for name in (args.policy, rival) if name != "bound"]
-    known = {info.option for info in policies.describe(rival)} if len(makers) > 1 else set()
-    shared = [values, {name: value for name, value in values.items() if name in known}]
-
-    def scheduler(i: int) -> Scheduler:
-        return Scheduler(makers[i](args.max_batch_size, shared[i]), None, args.max_tokens_per_step)
-
-    check_engine(args, cost, [scheduler(i).policy for i in range(len(makers))])
-    against = partial(scheduler, 1) if len(makers) > 1 else None
-    return Duel(partial(scheduler, 0), against, cost, host, args.measure), (args.policy, rival)
+    sides = [Chosen(args.policy, values)]
+    if rival != "bound":
+        known = {info.option for info in policies.describe(rival)}
+        sides.append(Chosen(rival, {name: value for name, value in values.items() if name in known}))
+    asked = [side.policy(args.max_batch_size) for side in sides]
+    refuse(args, option_checks.of_cost(cost, args, ", ".join(side.name for side in sides), asked))
+    engine = Engine(args.max_batch_size, args.max_tokens_per_step)
+    own, *others = [partial(engine.scheduler, side) for side in sides]
+    return Duel(own, others[0] if others else None, cost, host, args.measure), (args.policy, rival)
 
 
 def as_csv(case: Case) -> str:

@@ -20,7 +20,7 @@ from simulate.arena import arena
 from simulate.arena.arena import REFERENCE, Paired, Rules, Standing
 from simulate.arena.measures import Measures
 from simulate.commands import pictures
-from simulate.commands.prepared import Sections
+from simulate.commands.arguments import Sections
 from simulate.hook_limit import HookTimeout
 from terminal.console import say, table_of
 from terminal.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values

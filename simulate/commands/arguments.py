@@ -1,11 +1,8 @@
-"""The options that commands share, those of the engine and of the arrivals, and how they are refused.
-
-An option is used or rejected: one that can have no effect beside the others is an error.
-"""
+"""The options that commands share: those of the engine and of the arrivals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,9 @@ from client.workloads import catalog
 from scheduling.speculation import MOST
 from simulate import workloads
 from terminal.option_types import Type
-from terminal.options import FILE, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
+from terminal.options import FILE, POSITIVE, Argument, Choice, Number, Option, Parameter, UsageError, Values
+
+Sections = dict[str, Sequence[Parameter]]
 
 
 def read_pairs(pairs: Sequence[str], flag: str) -> dict[str, str]:
@@ -148,21 +147,6 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
         ),
         Option("--seed", "random seed", Number(0), default=0),
     ]  # fmt: skip
-
-
-def refuse(args: Values, names: Iterable[str], why: str) -> None:
-    """Raise UsageError for the first of these options that is on the command line."""
-    for name in names:
-        if args.is_given(name):
-            value = getattr(args, name)
-            shown = "" if value is True else " " + _shown(value)
-            raise UsageError(f"--{name.replace('_', '-')}{shown} {why}")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_shown, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def config_of(args: Values) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from costs import cost as costs
-from simulate.commands.arguments import now
-from simulate.commands.prepared import Sections
+from simulate.commands.arguments import Sections, now
 from simulate.measured import calibrate
 from terminal.console import say
 from terminal.options import FILE, Choice, Number, Option, UsageError, Values

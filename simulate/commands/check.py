@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
-from collections.abc import Sequence
 
 from rich.console import Console
 
 import policies
 from scheduling.reservations import ENDLESS
-from simulate.commands.arguments import pairs, read_pairs, refuse
+from simulate.commands.arguments import Sections, pairs, read_pairs
+from simulate.commands.option_checks import refuse
 from simulate.laws.check import CASES, LARGE_CASES, check, check_exhaustively
 from simulate.laws.exhaustive import DEFAULT_SCOPE, Scope
 from terminal.console import say
-from terminal.options import Argument, Command, Number, Option, Parameter, UsageError, read
+from terminal.options import Argument, Command, Number, Option, UsageError, Values
 from terminal.progress import counted
 
 DESCRIPTION = """\
@@ -53,7 +52,7 @@ def describe_options() -> str:
 
 def build_command() -> Command:
     """Return the command line."""
-    sections: dict[str, Sequence[Parameter]] = {
+    sections: Sections = {
         "arguments": [Argument("policy", "a policy name, loop+order, the path of a file, or a dotted module name",
                                required=True)],
         "options": [
@@ -70,23 +69,18 @@ def build_command() -> Command:
     return Command("python -m simulate check", DESCRIPTION, sections, more)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line: 0 when every law is kept, 1 when one is broken, 2 when there is no such policy."""
-    try:
-        args = read(build_command(), sys.argv[1:] if argv is None else argv)
-        if not args.cases + args.large_cases:
-            raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
-        values = read_pairs(args.policy_option, "--policy-option")
-        if args.exhaustive:
-            refuse(args, ("cases", "large_cases", "seed"), "has no effect with --exhaustive. Leave one out")
-            with counted(Console(stderr=True), None, "runs so far") as progress:
-                verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values, progress)
-        else:
-            refuse(args, ("requests", "longest"), "has no effect without --exhaustive. Add it")
-            with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
-                verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
-    except ValueError as error:
-        say(Console(stderr=True), f"error: {error}")
-        return 2
+def run(args: Values, console: Console) -> int:
+    """Print the verdict on stdout; return 0 when every law is kept, 1 when one is broken."""
+    if not args.cases + args.large_cases:
+        raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
+    values = read_pairs(args.policy_option, "--policy-option")
+    if args.exhaustive:
+        refuse(args, [("cases large_cases seed", "has no effect with --exhaustive. Leave one out")])
+        with counted(console, None, "runs so far") as progress:
+            verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values, progress)
+    else:
+        refuse(args, [("requests longest", "has no effect without --exhaustive. Add it")])
+        with counted(console, args.cases + args.large_cases, "cases tested") as progress:
+            verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
     say(Console(), str(verdict))
     return 0 if verdict.broken is None else 1

@@ -1,8 +1,10 @@
-"""Serve a workload with many replicas behind a router, of which there may be more and fewer as the load asks."""
+"""Serve a workload with many replicas behind a router; an autoscaler may change their number with the load."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Many
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -10,20 +12,22 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-import policies
-from costs.cost import Cost, Host, Sizes, Transfer
+from costs.cost import Sizes, Transfer
 from fleet import autoscalers, bodies
 from fleet.autoscalers import AUTOSCALERS, Bounds
 from fleet.routers import ROUTERS, Asked
+from scheduling.policy import Policy
+from scheduling.scheduler import Scheduler
 from simulate.commands import pictures
-from simulate.commands.arguments import arrival_options, engine_options, policies_argument, refuse
-from simulate.commands.inputs import make_scheduler
-from simulate.commands.prepared import Sections, prepare
-from simulate.fleet.disaggregated import Disaggregated
+from simulate.commands.arguments import Sections, arrival_options, engine_options, policies_argument
+from simulate.commands.inputs import make_scenario
+from simulate.commands.option_checks import refuse
+from simulate.fleet.disaggregated import Disaggregated, ImportingPool
 from simulate.fleet.fleet import Asks, Fleet
 from simulate.fleet.fleet_run import FleetRun
 from simulate.fleet.instances import Instances
 from simulate.fleet.scaling import ScaledFleet, Scaling
+from simulate.scenario import Chosen, Scenario
 from simulate.workloads import Rows
 from terminal.console import say, table_of
 from terminal.option_types import Type
@@ -31,7 +35,7 @@ from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values,
 
 NEED_CACHE, NEED_CLIENTS = {"prefix-aware"}, {"session-sticky"}
 SHARED = "shared-queue"  # no router at all
-CHANCELESS = {"round-robin", SHARED}  # the others break ties, or choose, at random
+CHANCELESS = {"round-robin", SHARED}  # all other routers choose, or break ties, at random
 TTFT = 1.0  # seconds: the limit where none is given
 
 
@@ -90,55 +94,61 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         check_router(args, name)
     draws = any(name not in CHANCELESS for name in args.router or ROUTERS)
     heeded = {"client"} if NEED_CLIENTS & set(args.router or ROUTERS) else set()
-    cost, host, rows = prepare(args, console, reported=heeded, draws_more=draws)
-    routers = routers_of(args, rows)
+    scenario = make_scenario(args, console, reported=heeded, draws_more=draws)
+    check_loops(args, scenario.asked)
+    routers = routers_of(args, scenario.rows)
     limits = {name: getattr(args, name) for name in ("ttft", "tpot", "e2el")}
     if not any(limits.values()):
         limits["ttft"] = TTFT
     runs, drawn = [], {}
-    for policy in args.policies:
+    for chosen in scenario.policies:
         measured: list[dict[str, Any]] = []
         for scaler, prefill in product(args.autoscaler or [""], [0, *args.prefill_replicas]):
             for name in routers:
-                result = serve(args, policy, scaler, prefill, name, rows, cost, host)
-                drawn[", ".join(filter(None, (policy, name, scaler)))] = result
+                result = serve(args, scenario, chosen, scaler, prefill, name)
+                drawn[", ".join(filter(None, (chosen.name, name, scaler)))] = result
                 labels = {"router": name, **({"autoscaler": scaler} if scaler else {})}
                 if args.prefill_replicas:
                     decode = args.replicas.most - prefill
                     labels["pools"] = f"{prefill} + {decode}" if prefill else f"{decode} mixed"
                 measured.append({**labels, **figures(result, limits)})
                 if measured[-1]["refused"]:
-                    say(console, f"note: {policy} behind {name} refused {measured[-1]['refused']:,} requests")
-        runs.append({"replicas": shown(args.replicas), "policy": policy, "routers": measured})
-    show(console, args, runs, limits, cached=bool(args.kv_tokens) and rows.has_contents)
+                    say(console, f"note: {chosen.name} behind {name} refused {measured[-1]['refused']:,} requests")
+        runs.append({"replicas": shown(args.replicas), "policy": chosen.name, "routers": measured})
+    show(console, args, runs, limits, cached=bool(args.kv_tokens) and scenario.rows.has_contents)
     if args.out:
-        pictures.draw(pictures.replicas, (drawn, rows.at), args.out, console)
+        pictures.draw(pictures.replicas, (drawn, scenario.rows.at), args.out, console)
     return runs[0] if len(runs) == 1 else {"runs": runs}
 
 
-def serve(
-    args: Values, policy: str, scaler: str, prefill: int, router: str, rows: Rows, cost: Cost, host: Host
-) -> FleetRun:
+def serve(args: Values, scenario: Scenario[Rows], chosen: Chosen, scaler: str, prefill: int, router: str) -> FleetRun:
     """Serve the requests with one policy and router, with an autoscaler or `prefill` replicas for prompts alone."""
-    make = partial(make_scheduler, args, policy, prefix_cache=bool(args.kv_tokens) and rows.has_contents)
+    rows, machine = scenario.rows, (scenario.cost, scenario.host)
+    most = args.replicas.most
+
+    def make(count: int) -> list[Scheduler]:
+        return [scenario.engine.scheduler(chosen) for _ in range(count)]
+
     fleet: Fleet
     if scaler:
         delays = args.startup, args.upscale_delay, args.downscale_delay, args.average
-        fleet = ScaledFleet(make, Scaling(autoscalers.make(scaler), args.replicas, *delays), cost, host, gaps=False)
+        scaling = Scaling(autoscalers.make(scaler), args.replicas, *delays)
+        fleet = ScaledFleet(partial(scenario.engine.scheduler, chosen), scaling, *machine, gaps=False)
     elif prefill:
-        decode = [make_scheduler(args, policy, importing=True) for _ in range(args.replicas.most - prefill)]
+        importing = replace(scenario.engine, prefix_cache=False)
+        decode = [importing.scheduler(chosen, ImportingPool) for _ in range(most - prefill)]
         transfer = Transfer(args.kv_bytes, args.transfer_gbps * 1e9 / 8)
         route = ROUTERS["least-loaded"](random.Random(args.seed + 1))
-        fleet = Disaggregated([make() for _ in range(prefill)], decode, route, transfer, cost, host, gaps=False)
+        fleet = Disaggregated(make(prefill), decode, route, transfer, *machine, gaps=False)
     elif router == SHARED:
-        return Instances([make() for _ in range(args.replicas.most)], cost, host, gaps=False).run(rows.arriving())
+        return Instances(make(most), *machine, gaps=False).run(rows.arriving())
     else:
-        fleet = Fleet([make() for _ in range(args.replicas.most)], cost, host, gaps=False)
+        fleet = Fleet(make(most), *machine, gaps=False)
     return fleet.run(rows.arriving(), ROUTERS[router](random.Random(args.seed)), asking(rows))
 
 
 def asking(rows: Rows) -> Asks | None:
-    """Return what is known of each request: the blocks of its text, as in front of real servers, or those of the trace."""
+    """Return what a router knows of each request: the blocks of its text, as before real servers, or of its trace."""
     texts, named = rows.texts, rows.blocks
     if texts is not None:
         return lambda seq: Asked(bodies.blocks(texts[int(seq.id)]), seq.client)
@@ -148,7 +158,7 @@ def asking(rows: Rows) -> Asks | None:
 
 
 def figures(run: FleetRun, limits: dict[str, float | None]) -> dict[str, Any]:
-    """Return what is printed of a run."""
+    """Return the figures of a run that are printed."""
     return {
         "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
         "p99_e2el_s": float(np.percentile(run.latency, 99)), "p99_ttft_s": float(np.percentile(run.ttft, 99)),
@@ -165,13 +175,9 @@ def show(
     """Print a line for each run, with the columns in which runs differ."""
     slo = ", ".join(f"{name.upper()} up to {limit:g} s" for name, limit in limits.items() if limit)
     every = [{"policy": run["policy"], **row} for run in runs for row in run["routers"]]
-    names = [name for name in ("policy", "pools", "autoscaler", "router") if len({row.get(name) for row in every}) > 1]
-    names = names or ["policy"]
-    same = [
-        str(every[0][name])
-        for name in ("policy", "pools", "autoscaler", "router")
-        if name not in names and name in every[0]
-    ]
+    labels = ("policy", "pools", "autoscaler", "router")
+    names = [name for name in labels if len({row.get(name) for row in every}) > 1] or ["policy"]
+    same = [str(every[0][name]) for name in labels if name not in names and name in every[0]]
     heads = {"E2E mean": "mean_e2el_s", "E2E p99": "p99_e2el_s", "TTFT p99": "p99_ttft_s"}
     shares = {"SLO met": "slo", **({"cache hits": "hit_rate"} if cached else {})}
     hours = {"replicas": "mean_replicas", "replica-h": "replica_hours"} if args.autoscaler else {}
@@ -190,15 +196,12 @@ def shown(bounds: Bounds) -> int | str:
 
 
 def check_scaling(args: Values) -> None:
-    """Raise UsageError for options of an autoscaler that there is not, and for an autoscaler without bounds."""
+    """Raise UsageError for an autoscaler's options without one, and for an autoscaler without a range of replicas."""
     for text in args.autoscaler or ():
         autoscalers.make(text)
     if not args.autoscaler:
-        refuse(
-            args,
-            ("startup", "upscale_delay", "downscale_delay", "average", "out"),
-            "has no effect. Use --autoscaler tokens",
-        )
+        why = "has no effect. Use --autoscaler tokens"
+        refuse(args, [("startup upscale_delay downscale_delay average out", why)])
         if args.replicas.least < args.replicas.most:
             raise UsageError(f"--replicas {shown(args.replicas)} requires an autoscaler. Use --autoscaler tokens")
     elif args.replicas.least == args.replicas.most:
@@ -209,25 +212,33 @@ def check_scaling(args: Values) -> None:
 
 
 def check_pools(args: Values) -> None:
-    """Raise UsageError for pools that cannot be, and for options of a transfer that there is not."""
+    """Raise UsageError for impossible pools, and for options of a transfer without pools."""
     if not args.prefill_replicas:
-        refuse(args, ("transfer_gbps", "kv_bytes"), "has no effect. Use --prefill-replicas 2")
+        refuse(args, [("transfer_gbps kv_bytes", "has no effect. Use --prefill-replicas 2")])
         return
     if args.autoscaler:
-        refuse(args, ("prefill_replicas",), "cannot be combined with --autoscaler. Leave one out")
+        refuse(args, [("prefill_replicas", "cannot be combined with --autoscaler. Leave one out")])
     if max(args.prefill_replicas) >= args.replicas.most:
         raise UsageError(
             f"--prefill-replicas {max(args.prefill_replicas)} leaves none of {args.replicas.most} replicas for the other "
             f"tokens. Use at most {args.replicas.most - 1}, or more --replicas"
         )
-    for name in args.policies:
-        policy = policies.get_policy(name, max_batch_size=args.max_batch_size)
-        if policy.padded or policy.closed:
+
+
+def check_loops(args: Values, asked: Many[Policy]) -> None:
+    """Raise UsageError for a loop that cannot compute prompts alone, or cannot share a queue."""
+    for name, policy in zip(args.policies, asked):
+        if args.prefill_replicas and (policy.padded or policy.closed):
             raise UsageError(f"--prefill-replicas: {name} computes prompts and answers in one batch. Use dynamic")
+        if SHARED in (args.router or ()) and not policy.closed:
+            raise UsageError(
+                f"router {SHARED!r} needs a loop that lets no request join a running batch, which {name} does. "
+                "Use triton or static"
+            )
 
 
 def routers_of(args: Values, rows: Rows) -> list[str]:
-    """Return the routers that are named, or those that these requests tell apart."""
+    """Return the routers that are named, or all that can tell these requests apart."""
     if not rows.client and NEED_CLIENTS & set(args.router or ()):
         raise UsageError("router 'session-sticky' has no effect on requests without clients. Use --clients 100")
     without = (set() if args.kv_tokens else NEED_CACHE) | (set() if rows.client else NEED_CLIENTS)
@@ -242,12 +253,6 @@ def check_router(args: Values, name: str) -> None:
             raise UsageError(
                 f"router {SHARED!r} needs a fixed number of equal replicas. Leave --autoscaler and --prefill-replicas out"
             )
-        for policy in args.policies:
-            if not policies.get_policy(policy, args.max_batch_size).closed:
-                raise UsageError(
-                    f"router {SHARED!r} needs a loop that lets no request join a running batch, which {policy} does. "
-                    "Use triton or static"
-                )
         return
     if name not in ROUTERS:
         known = [*ROUTERS, SHARED]

@@ -25,7 +25,7 @@ from scheduling.scheduler import Scheduler
 from simulate.arena.grade import CASES, LARGE_CASES, WORDS, Grade, grade
 from simulate.arena.lessons import LESSONS, Lesson
 from simulate.best import regret
-from simulate.commands.prepared import Sections
+from simulate.commands.arguments import Sections
 from simulate.laws.check import Progress
 from terminal.console import say, table_of, writable
 from terminal.options import FILE, Argument, Choice, Number, Option, Values
@@ -124,7 +124,7 @@ def _grade_here(sender: Connection, stack: str, policy: str, lesson: str, seed: 
         signal.setitimer(signal.ITIMER_PROF, limit)  # for the file's own statements
         try:
             found = grade(policy, lesson, seed, make_scheduler=make_scheduler, bounds=regret.of, progress=sender.send)
-        except BaseException as error:  # SystemExit, or what else a policy raises to leave
+        except BaseException as error:  # SystemExit, or whatever a policy raises to leave
             found = Grade(policy, lesson, seed, f"{policy} raised {type(error).__name__}: {error}")
         signal.setitimer(signal.ITIMER_PROF, 0)
         sender.send(found)

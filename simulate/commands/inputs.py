@@ -1,25 +1,68 @@
-"""What the options of a command line describe: the cost of a step, a scheduler, and the requests that arrive."""
+"""What the options of a command line describe: the scenario of a run, or its parts; checked here, and nowhere else."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
+from rich.console import Console
 
-import policies
 from client.workloads.arrivals import check_span
 from client.workloads.corpus import USUAL_CONTEXT
 from costs import drafting, published
-from costs.cost import Aligned, Cost, Host, Padded, Ragged, Transfer
+from costs.cost import Aligned, Cost, Host, Padded, Ragged
 from costs.steps import decoding, prefilling
-from scheduling.pages import PagePool
-from scheduling.scheduler import Scheduler
+from scheduling.policy import Policy
+from scheduling.speculation import Speculator
 from simulate import workloads
-from simulate.commands.arguments import read_pairs, refuse
-from simulate.fleet.disaggregated import ImportingPool
-from simulate.swap import SwapSpace
+from simulate.commands import option_checks
+from simulate.commands.arguments import read_pairs
+from simulate.commands.option_checks import check_once, refuse
+from simulate.measured.intervals import Noise, of_cost
+from simulate.scenario import Chosen, Engine, Scenario
+from terminal.console import say
 from terminal.options import UsageError, Values
+
+
+def make_scenario(
+    args: Values, console: Console, *, reported: Collection[str] = (), unit: bool = False, draws_more: bool = False
+) -> Scenario[workloads.Rows]:
+    """Return what the options describe, after all that every command has were checked; print notes about the requests.
+
+    The command's result reports the hints in `reported` for every policy. `unit` asks for one request a second, for a
+    command that looks for a rate; `draws_more` says that it has another use for --seed than to draw requests.
+    """
+    chosen, asked = make_policies(args, reported)
+    cost, host = make_cost(args)
+    refuse(args, option_checks.of_cost(cost, args, ", ".join(args.policies), asked))
+    rows = _rows(args, unit=unit, draws_more=draws_more)
+    for note in option_checks.notes(args, asked, rows):
+        say(console, f"note: {note}")
+
+    def speculator() -> Speculator | None:
+        return None if args.acceptance is None else drafting.speculator(args.acceptance, args.drafts, args.seed)
+
+    engine = Engine(
+        args.max_batch_size, args.max_tokens_per_step, args.kv_tokens, args.page_size, rows.has_contents,
+        speculator=speculator,
+    )  # fmt: skip
+    return Scenario(chosen, engine, cost, host, rows, asked)
+
+
+def make_policies(args: Values, reported: Collection[str] = ()) -> tuple[tuple[Chosen, ...], tuple[Policy, ...]]:
+    """Return the policies, and one of each for each number of slots, to be asked what it does."""
+    check_once("policy", args.policies)
+    options = read_pairs(args.policy_option, "--policy-option")
+    loops = {name.partition("+")[0] for name in args.policies}
+    if "dynamic" in loops and options.get("reserve") == "prompt" and not getattr(args, "kv_tokens", True):
+        raise UsageError(f"--policy-option reserve=prompt {option_checks.UNLIMITED} 65536")
+    chosen = tuple(Chosen(name, options) for name in args.policies)
+    sizes = getattr(args, "slots", None) or [args.max_batch_size]
+    asked = tuple(each.policy(slots) for slots in sizes for each in chosen)
+    refuse(args, option_checks.of_policies(args, asked, reported))
+    return chosen, asked
 
 
 def make_cost(args: Values) -> tuple[Cost, Host]:
@@ -54,31 +97,15 @@ def _check_cost(name: str, cost: Cost) -> None:
         )
 
 
-def make_scheduler(
-    args: Values,
-    policy: str,
-    slots: int = 0,
-    *,
-    prefix_cache: bool = False,
-    importing: bool = False,
-    evict: str = "lru",
-) -> Scheduler:
-    """Return a scheduler as the options describe it; `prefix_cache` needs prompts with contents.
-
-    `importing`: of a decode replica, which gets prompts with their keys and values.
-    """
-    values = read_pairs(args.policy_option, "--policy-option")
-    instance = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=values)
-    size = args.page_size if args.kv_tokens else 0
-    pool = ImportingPool if importing else PagePool
-    chosen = policies.get_eviction(evict)
-    pages = pool(args.kv_tokens // size + 1, size, prefix_cache=prefix_cache, evict=chosen) if size else None
-    speculator = None if args.acceptance is None else drafting.speculator(args.acceptance, args.drafts, args.seed)
-    scheduler = Scheduler(instance, pages, args.max_tokens_per_step, speculator=speculator)
-    if getattr(args, "preemption", "") == "swap":
-        transfer = Transfer(args.kv_bytes, args.swap_gbps * 1e9 / 8)
-        scheduler.batch.pages = SwapSpace(pages, transfer, int(args.swap_space * 2**30 / args.kv_bytes))
-    return scheduler
+def noise_of(cost: str, console: Console) -> Noise | None:
+    """Return what a cost model leaves unexplained; print why predictions by an older file have no intervals."""
+    noise = of_cost(cost)
+    if noise is None and cost.endswith(".json"):
+        say(
+            console,
+            f"note: {cost} lacks the errors of points left out of its fit, so predictions have no intervals. Calibrate again",
+        )
+    return noise
 
 
 def has_own_rate(args: Values) -> bool:
@@ -90,36 +117,21 @@ def _replays_workload(args: Values) -> bool:
     return args.workload.startswith("trace:") and not args.is_given("arrivals")
 
 
-def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> workloads.Rows:
-    """Return the requests that the options describe; `unit`: at one a second, for a command that looks for a rate.
-
-    `draws_more` says that the command has another use for --seed than to draw requests.
-    """
-    if has_own_rate(args) and not unit:
-        remedy = "Use --speed" if args.trace else "Leave it out"
-        refuse(args, ("rate",), f"has no effect on arrivals that have their own rate. {remedy}")
+def _rows(args: Values, *, unit: bool, draws_more: bool) -> workloads.Rows:
+    """Return the requests that the options describe."""
     if args.trace:
-        refuse(args, ("workload", "arrivals"), "has no effect with --trace. Leave one out")
-        if not (draws_more or args.clients or args.priorities or args.slo or args.copies > 1):
-            refuse(args, ("seed",), "has no effect: nothing in --trace is random. Leave it out")
         rows = workloads.read(args.trace)
     else:
-        refuse(args, ("speed",), "requires --trace. Add it, or use --rate")
-        refuse(args, ("copies",), "requires --trace. Add it, or use a larger --num")
-        if args.arrivals == "burst" and not unit:
-            refuse(args, ("rate",), "has no effect: in a burst all arrive at once. Leave it out")
         replays = _replays_workload(args)
         count = None if replays and not args.is_given("num") else args.num
         arrivals = "trace" if replays else args.arrivals
         context = max(args.context, USUAL_CONTEXT)
         rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals, context)
-    if rows.client:
-        source = "--trace" if args.trace else f"--workload {args.workload}"
-        refuse(args, ("clients",), f"has no effect: {source} names its clients. Leave it out")
-    if rows.priority:
-        refuse(args, ("priorities",), "has no effect: --trace has priorities. Leave it out")
+    own_rate = has_own_rate(args)
+    refuse(args, option_checks.of_arrivals(args, rows, own_rate=own_rate, unit=unit, draws_more=draws_more))
     if args.context:
         rows = rows.fitting(args.context)
+    # The order matters: --num counts only requests that fit the context, and each copy has all that it took.
     if args.trace:
         if args.is_given("num"):
             rows = rows.only(np.arange(min(args.num, len(rows.at))))
@@ -128,17 +140,10 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
         if args.copies > 1:
             rows = rows.copied(args.copies, args.seed)
     rows = rows.hinted(args.seed, args.clients, args.priorities, args.slo)
-    _check_kv(args, int(rows.most.max()))
-    return replace(rows, page_size=args.page_size)
-
-
-def _check_kv(args: Values, longest: int) -> None:
-    """Reject KV pages that do not hold the longest request, and a page size where there are no pages."""
-    size = args.page_size
-    if not args.kv_tokens:
-        refuse(args, ("page_size",), "has no effect while KV memory is unlimited. Use --kv-tokens 65536")
-    elif -(-longest // size) > args.kv_tokens // size:
+    size, longest = args.page_size, int(rows.most.max())
+    if args.kv_tokens and -(-longest // size) > args.kv_tokens // size:
         raise UsageError(
             f"--kv-tokens is {args.kv_tokens:,}, and the longest request has {longest:,} tokens. "
             f"Use --kv-tokens {-(-longest // size) * size} or more, or leave out the requests that are longer, with --context"
         )
+    return replace(rows, page_size=size, open_ended=getattr(args, "open_ended", False))

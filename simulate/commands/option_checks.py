@@ -1,17 +1,23 @@
-"""Whether each option of a command line has an effect on the policies that are to run, and what they cannot tell apart."""
+"""Which options of a command line have no effect beside the others, and what its policies cannot tell apart.
+
+An option is used or refused. The tables here are generators of rows: the names of options, and why they have no effect.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import policies
 from costs.cost import Aligned, Cost, Padded, Ragged
 from costs.steps import decoding, prefilling
 from scheduling.policy import Policy
-from simulate.commands.arguments import read_pairs, refuse
 from simulate.workloads import Rows
 from terminal.options import UsageError, Values
+
+Reasons = Iterable[tuple[str, str]]
+UNLIMITED = "has no effect while KV memory is unlimited. Use --kv-tokens"
 
 
 class Hint(NamedTuple):
@@ -37,6 +43,22 @@ HINTS = {
 }  # fmt: skip
 
 
+def refuse(args: Values, reasons: Reasons) -> None:
+    """Raise UsageError for the first of these options that is on the command line."""
+    for names, why in reasons:
+        for name in names.split():
+            if args.is_given(name):
+                value = getattr(args, name)
+                shown = "" if value is True else " " + _shown(value)
+                raise UsageError(f"--{name.replace('_', '-')}{shown} {why}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def check_once(what: str, names: list[str]) -> None:
     """Reject a name that is given twice."""
     for name in names:
@@ -44,90 +66,84 @@ def check_once(what: str, names: list[str]) -> None:
             raise UsageError(f"{what} {name} is given twice. Name it once")
 
 
-def check_policies(args: Values, reported: Collection[str] = ()) -> list[Policy]:
-    """Return the policies as they will run; reject options that none of them uses.
-
-    The command's result reports the hints in `reported` for every policy.
-    """
-    check_once("policy", args.policies)
-    chosen = read_pairs(args.policy_option, "--policy-option")
+def of_policies(args: Values, asked: Sequence[Policy], reported: Collection[str]) -> Reasons:
+    """Yield the options that change nothing for these policies; hints in `reported` change what the command prints."""
     named = ", ".join(args.policies)
-    loops = {name.partition("+")[0] for name in args.policies}
-    if "dynamic" in loops and chosen.get("reserve") == "prompt" and not getattr(args, "kv_tokens", True):
-        raise UsageError(
-            "--policy-option reserve=prompt has no effect while KV memory is unlimited. Use --kv-tokens 65536"
-        )
-    every: list[Policy] = []
-    for slots in getattr(args, "slots", None) or [args.max_batch_size]:
-        some = [policies.get_policy(name, max_batch_size=slots, options=chosen) for name in args.policies]
-        if all(policy.max_batch_size < slots for policy in some):
-            most = max(policy.max_batch_size for policy in some)
+    for slots, some in groupby(asked, key=lambda policy: policy.slots):
+        most = max(policy.max_batch_size for policy in some)
+        if most < slots:
             why = f"has no effect: {named} never runs more than {most} at once. Leave it out"
-            refuse(args, ("max_batch_size", "slots"), why)
-        every += some
-    _check_tokens_per_step(args, named, every)
-    _check_speculation(args, named, every)
-    _check_hints(args, named, every, reported)
-    return every
-
-
-def _check_tokens_per_step(args: Values, named: str, every: Iterable[Policy]) -> None:
-    ragged = [policy.max_batch_size for policy in every if not policy.padded]
+            yield "max_batch_size slots", why
+    ragged = [policy.max_batch_size for policy in asked if not policy.padded]
     if not ragged:
-        why = f"has no effect: {named} pads prompts and splits none. Leave it out"
-        refuse(args, ("max_tokens_per_step",), why)
+        yield "max_tokens_per_step", f"has no effect: {named} pads prompts and splits none. Leave it out"
+        yield "acceptance", f"has no effect: {named} pads, and computes no draft tokens. Use dynamic"
     elif (most := max(ragged)) > args.max_tokens_per_step:
         why = f"is too few: {most} running requests compute a token each. Use {most} or more, or fewer slots"
-        refuse(args, ("max_tokens_per_step",), why)
-
-
-def _check_speculation(args: Values, named: str, every: Iterable[Policy]) -> None:
+        yield "max_tokens_per_step", why
     if getattr(args, "acceptance", None) is None:
-        refuse(args, ("drafts",), "has no effect without draft tokens. Use --acceptance 0.7")
-    elif all(policy.padded for policy in every):
-        refuse(args, ("acceptance",), f"has no effect: {named} pads, and computes no draft tokens. Use dynamic")
-
-
-def _check_hints(args: Values, named: str, every: Sequence[Policy], reported: Collection[str]) -> None:
+        yield "drafts", "has no effect without draft tokens. Use --acceptance 0.7"
     known = {*policies.names(), *policies.order_names()}
     if not all(part in known for name in args.policies for part in name.split("+")):
         return  # a policy from a user's file may use any hint
     loop = args.policies[0].partition("+")[0]
     for hint, (option, words, order, _) in HINTS.items():
-        if hint not in reported and not any(hint in policy.claims.heeds for policy in every):
-            why = f"has no effect: {named} does not use {words}. Use {loop}+{order}, or leave it out"
-            refuse(args, (option,), why)
+        if hint not in reported and not any(hint in policy.claims.heeds for policy in asked):
+            yield option, f"has no effect: {named} does not use {words}. Use {loop}+{order}, or leave it out"
 
 
-def notes(args: Values, chosen: Iterable[Policy], rows: Rows) -> Iterator[str]:
-    """Yield notes about the requests, and about the orders that cannot tell them apart."""
-    yield from rows.notes
-    differ_in = rows.differ_in if args.kv_tokens else rows.differ_in - {"prefix"}
-    for policy in {policy.name: policy for policy in chosen}.values():
-        heeds = policy.claims.heeds
-        if heeds and not differ_in & set(heeds):
-            hint = HINTS[heeds[0]]
-            yield f"{policy.name} orders by {hint.words}, which is the same for all these requests. {hint.remedy}"
-
-
-def check_engine(args: Values, cost: Cost, chosen: Iterable[Policy]) -> None:
-    """Reject an --engine that changes the time of no step of these policies."""
+def of_cost(cost: Cost, args: Values, named: str, asked: Iterable[Policy]) -> Reasons:
+    """Yield --engine if it changes the time of no step of these policies."""
     uneven = decoding(2, 100, 64)
     if isinstance(cost, Aligned) and cost.seconds(uneven) == cost.law.seconds(uneven):
-        why = f"has no effect: {args.cost} takes the same time for all contexts. Use another --cost"
-        refuse(args, ("engine",), why)
+        yield "engine", f"has no effect: {args.cost} takes the same time for all contexts. Use another --cost"
     if not isinstance(cost, Ragged | Padded):
         return
     law = cost.law
     pads = law.seconds(prefilling(16, 64)) != law.seconds(prefilling(16, 64, padded=True))
     holds = law.seconds(decoding(2, 128, 64)) != law.seconds(decoding(1, 64, 64))
-    padded = {policy.padded for policy in chosen if policy.max_batch_size > 1}
+    padded = {policy.padded for policy in asked if policy.max_batch_size > 1}
     if isinstance(cost, Ragged) and True not in padded:
-        why = f"has no effect: {', '.join(args.policies)} does not pad. Leave it out"
+        yield "engine", f"has no effect: {named} does not pad. Leave it out"
     elif isinstance(cost, Padded) and False not in padded:
-        why = f"has no effect: {', '.join(args.policies)} pads already. Leave it out"
+        yield "engine", f"has no effect: {named} pads already. Leave it out"
     elif not (pads or (holds and isinstance(cost, Ragged))):
-        why = f"has no effect: {args.cost} takes the same time with and without padding. Use another --cost"
+        yield "engine", f"has no effect: {args.cost} takes the same time with and without padding. Use another --cost"
+
+
+def of_arrivals(args: Values, drawn: Rows, *, own_rate: bool, unit: bool, draws_more: bool) -> Reasons:
+    """Yield the options that change nothing about requests that were `drawn` or read, before these get their hints.
+
+    `own_rate` says that --rate cannot set their rate, `unit` that the command looks for a rate, and `draws_more` that it
+    has another use for --seed than to draw requests.
+    """
+    if own_rate and not unit:
+        remedy = "Use --speed" if args.trace else "Leave it out"
+        yield "rate", f"has no effect on arrivals that have their own rate. {remedy}"
+    if args.trace:
+        yield "workload arrivals", "has no effect with --trace. Leave one out"
+        if not (draws_more or args.clients or args.priorities or args.slo or args.copies > 1):
+            yield "seed", "has no effect: nothing in --trace is random. Leave it out"
     else:
-        return
-    refuse(args, ("engine",), why)
+        yield "speed", "requires --trace. Add it, or use --rate"
+        yield "copies", "requires --trace. Add it, or use a larger --num"
+        if args.arrivals == "burst" and not unit:
+            yield "rate", "has no effect: in a burst all arrive at once. Leave it out"
+    if drawn.client:
+        source = "--trace" if args.trace else f"--workload {args.workload}"
+        yield "clients", f"has no effect: {source} names its clients. Leave it out"
+    if drawn.priority:
+        yield "priorities", "has no effect: --trace has priorities. Leave it out"
+    if not args.kv_tokens:
+        yield "page_size", f"{UNLIMITED} 65536"
+
+
+def notes(args: Values, asked: Iterable[Policy], rows: Rows) -> Iterator[str]:
+    """Yield notes about the requests, and about the orders that cannot tell them apart."""
+    yield from rows.notes
+    differ_in = rows.differ_in if args.kv_tokens else rows.differ_in - {"prefix"}
+    for policy in {policy.name: policy for policy in asked}.values():
+        heeds = policy.claims.heeds
+        if heeds and not differ_in & set(heeds):
+            hint = HINTS[heeds[0]]
+            yield f"{policy.name} orders by {hint.words}, which is the same for all these requests. {hint.remedy}"

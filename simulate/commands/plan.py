@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
 
 from simulate import workloads
 from simulate.commands import pictures
-from simulate.commands.arguments import arrival_options, engine_options, policies_argument, refuse
-from simulate.commands.inputs import has_own_rate, make_scheduler
-from simulate.commands.prepared import Sections, noise_of, prepare
+from simulate.commands.arguments import Sections, arrival_options, engine_options, policies_argument
+from simulate.commands.inputs import has_own_rate, make_scenario, noise_of
+from simulate.commands.option_checks import refuse
 from simulate.fleet import plan
 from terminal.console import say, table_of
 from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values
@@ -51,7 +50,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     """Bisect the rate of each policy at each batch size."""
     limits = limits_of(args)
     check_plan(args)
-    cost, host, rows = prepare(args, console, unit=True, draws_more=args.shortest_queue > 0)
+    scenario = make_scenario(args, console, unit=True, draws_more=args.shortest_queue > 0)
+    rows = scenario.rows
     if rows.rate == math.inf:
         raise UsageError(
             f"all {len(rows.at):,} requests arrive at once, so they have no rate. Use another --num or --trace"
@@ -62,21 +62,20 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             f"note: capacities from {len(rows.at):,} requests come out too low. Use --num {FEWEST_REQUESTS} or more",
         )
     own_rate = has_own_rate(args)
-    unit = rows.faster(1 / rows.rate) if own_rate else rows
+    scenario = replace(scenario, rows=rows.faster(1 / rows.rate) if own_rate else rows)
     wanted = rows.rate if own_rate and not args.is_given("rate") else args.rate
     source = args.trace.name if args.trace else args.workload
     noise = noise_of(args.cost, console)
     capacities, lines = [], []
-    for policy in args.policies:
+    for chosen in scenario.policies:
         for slots in args.slots or [args.max_batch_size]:
-            make = partial(make_scheduler, args, policy, slots, prefix_cache=rows.has_contents)
-            find = partial(plan.capacity, make, unit, limits=limits, host=host)
-            capacity = find(cost)
-            interval = plan.interval(find, capacity, cost, noise)
+            policy, sized = chosen.name, replace(scenario, engine=replace(scenario.engine, slots=slots))
+            capacity = plan.capacity(sized, chosen, limits)
+            interval = plan.interval(sized, chosen, limits, capacity, noise)
             replicas = capacity.replicas(wanted)
             shortest = None
             if 0 < replicas <= args.shortest_queue:
-                shortest = plan.shortest_queue_replicas(make, unit, cost, wanted, replicas, limits, host, args.seed)
+                shortest = plan.shortest_queue_replicas(sized, chosen, limits, wanted, replicas, args.seed)
             elif args.shortest_queue and replicas:
                 say(console, f"note: {policy} with {slots} slots needs {replicas} replicas, more than "
                              f"--shortest-queue {args.shortest_queue} lets it try")  # fmt: skip
@@ -106,11 +105,11 @@ def limits_of(args: Values) -> list[plan.Limit]:
 def check_plan(args: Values) -> None:
     """Refuse options of `plan` that contradict each other."""
     if args.slots:
-        refuse(args, ("max_batch_size",), "has no effect with --slots. Leave one out")
+        refuse(args, [("max_batch_size", "has no effect with --slots. Leave one out")])
     if args.arrivals.partition(":")[0] in plan.UNSTEADY:
         steady = ", ".join(name for name in workloads.ARRIVALS if name not in plan.UNSTEADY)
         raise UsageError(f"--arrivals {args.arrivals} has no steady rate to search for. Use {steady}")
     if args.is_given("rate"):
-        refuse(args, ("speed",), "has no effect: --rate sets the rate. Leave one out")
+        refuse(args, [("speed", "has no effect: --rate sets the rate. Leave one out")])
     if args.out:
         pictures.check(args.out)

@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from client.report import tables
-from simulate.commands.prepared import Sections, noise_of
+from simulate.commands.arguments import Sections
+from simulate.commands.inputs import noise_of
 from simulate.measured import predict
 from terminal.console import say, table_of
 from terminal.options import FOLDER, Argument, Option, Values

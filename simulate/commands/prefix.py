@@ -10,8 +10,8 @@ from rich.console import Console
 from costs import published
 from simulate import prefix
 from simulate.commands import pictures
-from simulate.commands.arguments import refuse
-from simulate.commands.prepared import Sections
+from simulate.commands.arguments import Sections
+from simulate.commands.option_checks import refuse
 from terminal.console import table_of
 from terminal.options import FILE, FOLDER, Choice, Number, Option, UsageError, Values
 
@@ -49,7 +49,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         raise UsageError(f"--out is {str(args.out)!r}, which is a file. Use a folder")
     blocks = prefix.read_blocks(args.trace) if args.trace else []
     if not any(args.sizes):
-        refuse(args, ("train",), "has no effect: a cache of size 0 holds nothing. Use --sizes 1000")
+        refuse(args, [("train", "has no effect: a cache of size 0 holds nothing. Use --sizes 1000")])
     cost, host = published.make(args.cost), published.host_of(args.cost)
     result: dict[str, Any] = {"cost": args.cost, "train": args.train}
     for share in args.share:

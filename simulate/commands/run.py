@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,15 +13,16 @@ from rich.console import Console
 import policies
 from client import ending
 from client.report import store, tables
-from costs.cost import Sizes
+from costs.cost import Sizes, Transfer
+from scheduling.hooks import Hooks
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import result, workloads
 from simulate.best import blame, regret
-from simulate.commands.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
-from simulate.commands.inputs import make_scheduler
-from simulate.commands.option_checks import check_once
-from simulate.commands.prepared import Sections, prepare
+from simulate.commands.arguments import Sections, arrival_options, config_of, engine_options, now, policies_argument
+from simulate.commands.inputs import make_scenario
+from simulate.commands.option_checks import UNLIMITED, Reasons, check_once, refuse
+from simulate.scenario import Chosen, Scenario
 from simulate.simulator import simulate
 from terminal.console import say, table_of
 from terminal.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
@@ -83,51 +85,21 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve one workload with each policy."""
-    if not args.out:
-        refuse(args, ("no_plots", "no_records"), "requires --out. Use --out DIR")
-    cost, host, rows = prepare(args, console, reported=("client", "deadline"))
-    if args.open_ended:
-        check_open_ended(args)
-    if args.blame and len(rows.at) > blame.MOST_REQUESTS:
+    scenario = make_scenario(args, console, reported=("client", "deadline"))
+    refuse(args, without_effect(args, scenario))
+    check_evict(args, scenario.rows)
+    if args.blame and len(scenario.rows.at) > blame.MOST_REQUESTS:
         raise UsageError(
-            f"--blame takes at most {blame.MOST_REQUESTS} requests, not {len(rows.at):,}. Use --num {blame.MOST_REQUESTS}"
+            f"--blame takes at most {blame.MOST_REQUESTS} requests, not {len(scenario.rows.at):,}. Use --num {blame.MOST_REQUESTS}"
         )
-    check_evict(args, rows)
-    check_preemption(args)
-    folder = make_store(args, rows) if args.out else None
+    if args.preemption == "swap":
+        transfer, room = Transfer(args.kv_bytes, args.swap_gbps * 1e9 / 8), int(args.swap_space * 2**30 / args.kv_bytes)
+        scenario = replace(scenario, engine=replace(scenario.engine, swap=(transfer, room)))
+    folder = make_store(args, scenario.rows) if args.out else None
     results = []
-    for policy, evict in product(args.policies, args.evict):
-
-        def fresh(policy: str = policy, evict: str = evict) -> tuple[Scheduler, list[Sequence]]:
-            sequences = rows.sequences()
-            for seq in sequences:
-                seq.open_ended |= args.open_ended
-            scheduler = make_scheduler(args, policy, prefix_cache=rows.has_contents, evict=evict)
-            if len(args.evict) > 1:
-                scheduler.policy.name += f" {evict}"
-            foresee(scheduler, sequences)
-            return scheduler, sequences
-
-        scheduler, sequences = fresh()
-        began = time.perf_counter()
-        records = folder is not None and not args.no_records
-        run = simulate(scheduler, sequences, cost, host, records=records)
-        seconds = time.perf_counter() - began
-        limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
-        numbers = result.result(
-            run, config={**config_of(args), "policies": [policy], "evict": evict}, seed=args.seed, limits=limits,
-            arrivals=rows.arrivals, trace_sha256=rows.sha256, date=now(),
-        )  # fmt: skip
-        pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
-        say(console, f"{scheduler.policy.name}: {pace}{hint_words(numbers['simulation'])}")
-        numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
-        if args.blame:
-            with counted(console, run.requests, "requests left out once, for --blame") as progress:
-                found = blame.of(fresh, cost, host, run=run, progress=progress)
-            numbers["simulation"]["blame"] = found.by_client()
-        if folder:
-            result.keep(folder, load_of(args, rows), run, numbers)
-        results.append(numbers)
+    for chosen, evict in product(scenario.policies, args.evict):
+        evicting = replace(scenario, engine=replace(scenario.engine, evict=evict))
+        results.append(serve(args, console, evicting, chosen, folder))
     show_runs(console, results)
     if folder:
         folder.close()
@@ -139,50 +111,68 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     return short[0] if len(short) == 1 else {"runs": short}
 
 
-def check_evict(args: Values, rows: workloads.Rows) -> None:
-    """Reject an --evict that is given twice, or would be the same as lru."""
-    check_once("--evict", args.evict)
+def serve(
+    args: Values, console: Console, scenario: Scenario[workloads.Rows], chosen: Chosen, folder: store.Store | None
+) -> dict[str, Any]:
+    """Serve the requests with one policy; return the result, and keep it in the folder if there is one."""
+    evict, rows = scenario.engine.evict, scenario.rows
+
+    def fresh() -> tuple[Scheduler, list[Sequence]]:
+        scheduler, sequences = scenario.fresh(chosen)
+        if len(args.evict) > 1:
+            scheduler.policy.name += f" {evict}"
+        return scheduler, sequences
+
+    scheduler, sequences = fresh()
+    began = time.perf_counter()
+    records = folder is not None and not args.no_records
+    run = simulate(scheduler, sequences, scenario.cost, scenario.host, records=records)
+    seconds = time.perf_counter() - began
+    numbers = result.result(
+        run, config={**config_of(args), "policies": [chosen.name], "evict": evict}, seed=args.seed,
+        limits={"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}, arrivals=rows.arrivals,
+        trace_sha256=rows.sha256, date=now(),
+    )  # fmt: skip
+    pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
+    say(console, f"{run.policy}: {pace}{hint_words(numbers['simulation'])}")
+    numbers["simulation"] |= regret.of(run, scenario.cost, scheduler, fresh)
+    if args.blame:
+        with counted(console, run.requests, "requests left out once, for --blame") as progress:
+            found = blame.of(fresh, scenario.cost, scenario.host, run=run, progress=progress)
+        numbers["simulation"]["blame"] = found.by_client()
+    if folder:
+        result.keep(folder, load_of(args, rows), run, numbers)
+    return numbers
+
+
+def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
+    """Yield the options of this command that have no effect beside the others."""
+    named = ", ".join(args.policies)
+    if not args.out:
+        yield "no_plots no_records", "requires --out. Use --out DIR"
     if not args.kv_tokens:
-        refuse(args, ("evict",), "has no effect while KV memory is unlimited. Use --kv-tokens 4096")
-    if not rows.has_contents:
-        refuse(args, ("evict",), "has no effect: no prompts share a beginning. Use --workload agent")
+        yield "open_ended", f"{UNLIMITED} 65536"
+        yield "evict", f"{UNLIMITED} 4096"
+    if all(policy.padded or policy.closed for policy in scenario.asked):
+        yield "open_ended", f"has no effect: {named} always reserves the whole answer. Use dynamic, or leave it out"
+    if not scenario.rows.has_contents:
+        yield "evict", "has no effect: no prompts share a beginning. Use --workload agent"
+    if args.preemption == "recompute":
+        yield "swap_gbps swap_space kv_bytes", "has no effect. Use --preemption swap"
+        return
+    endless = Sequence([0], 1 << 30, open_ended=args.open_ended)
+    outgrows = args.kv_tokens and any(policy.reserve_tokens(endless) < endless.total for policy in scenario.asked)
+    if not outgrows and not any(Hooks.of(policy).preempts for policy in scenario.asked):
+        why = f"has no effect: {named} never preempts a request. Use --kv-tokens 65536 --open-ended"
+        yield "preemption", why
+
+
+def check_evict(args: Values, rows: workloads.Rows) -> None:
+    """Reject an --evict that is given twice, or goes by sessions that the requests do not have."""
+    check_once("--evict", args.evict)
     heeding = [name for name in args.evict if policies.get_eviction(name).heeds]
     if heeding and not rows.keep_s:
         raise UsageError(f"--evict {heeding[0]} has no effect: the requests have no session. Use --workload agent")
-
-
-def check_preemption(args: Values) -> None:
-    """Reject --preemption swap where no request is ever preempted, and its options without it."""
-    if args.preemption == "recompute":
-        refuse(args, ("swap_gbps", "swap_space", "kv_bytes"), "has no effect. Use --preemption swap")
-        return
-    answer = Sequence([0], 1 << 30, open_ended=args.open_ended)
-    chosen = [make_scheduler(args, name) for name in args.policies]
-    if not any(
-        made.hooks.preempts or (args.kv_tokens and made.policy.reserve_tokens(answer) < answer.total) for made in chosen
-    ):
-        why = f"has no effect: {', '.join(args.policies)} never preempts a request. Use --kv-tokens 65536 --open-ended"
-        refuse(args, ("preemption",), why)
-
-
-def foresee(scheduler: Scheduler, sequences: Rows[Sequence]) -> None:
-    """Let an eviction that knows the future see all requests."""
-    if scheduler.pages is not None and scheduler.pages.evict.clairvoyant:
-        for seq in sequences:
-            scheduler.batch.pages.hash(seq)
-        scheduler.pages.evict.foresee(sequences)
-
-
-def check_open_ended(args: Values) -> None:
-    """Reject --open-ended where every request gets the pages of its whole answer at once."""
-    if not args.kv_tokens:
-        refuse(args, ("open_ended",), "has no effect while KV memory is unlimited. Use --kv-tokens 65536")
-    chosen = [policies.get_policy(name, args.max_batch_size) for name in args.policies]
-    if all(policy.padded or policy.closed for policy in chosen):
-        why = (
-            f"has no effect: {', '.join(args.policies)} always reserves the whole answer. Use dynamic, or leave it out"
-        )
-        refuse(args, ("open_ended",), why)
 
 
 def hint_words(simulation: dict[str, Any]) -> str:

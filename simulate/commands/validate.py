@@ -13,11 +13,11 @@ from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
 from costs import mock
 from costs.cost import Cost
-from simulate.commands.arguments import engine_options, policies_argument, read_pairs, refuse
+from simulate.commands import option_checks
+from simulate.commands.arguments import Sections, engine_options, policies_argument
 from simulate.commands.calibrate import report
-from simulate.commands.inputs import make_cost, with_engine
-from simulate.commands.option_checks import check_engine, check_policies
-from simulate.commands.prepared import Sections, noise_of
+from simulate.commands.inputs import make_cost, make_policies, noise_of, with_engine
+from simulate.commands.option_checks import refuse
 from simulate.measured import calibrate, comparison, intervals, validate
 from simulate.measured.intervals import Interval, Noise
 from terminal.console import say, table_of
@@ -51,17 +51,18 @@ def options() -> Sections:
                 "--server-flag", "flag of the server, as in --server-flag=--model=bard; may be repeated", metavar="FLAG",
                 repeat=True, default=[],
             ),
-            *validate.server_options(),
+            # The server's own flags, which are passed on to it.
+            *(Option(config.flag(name), "", hidden=True) for name in validate.SERVER),
         ],
     }  # fmt: skip
 
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve the same arrivals by a real server and by the simulator; `good` is false when an error exceeds its bound."""
-    flags = validate.server_flags(args)
-    reference = check_policies(args)
+    flags = server_flags(args)
+    chosen, asked = make_policies(args)
     cost, noise = _cost_to_validate(args, validate.settings(flags), console)
-    check_engine(args, cost, reference)
+    refuse(args, option_checks.of_cost(cost, args, ", ".join(args.policies), asked))
     if args.learn and (noise is None or not args.cost):
         raise UsageError(
             "--learn needs the file of a calibration. Use --cost FILE.json, made by 'python -m simulate calibrate'"
@@ -69,11 +70,10 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     learn = Path(args.cost) if args.learn else None
     trace = validate.draw(args.rate, args.num, args.seed)
     runs, beyond = [], []
-    for policy in args.policies:
-        chosen = read_pairs(args.policy_option, "--policy-option")
-        validation = validate.validate(policy, cost, trace, flags, chosen, console, noise, learn)
+    for each in chosen:
+        validation = validate.validate(each, cost, trace, flags, console, noise, learn)
         show(console, validation)
-        beyond += [(policy, c) for c in validation.compared if not c.good]
+        beyond += [(each.name, c) for c in validation.compared if not c.good]
         runs.append(validation.to_dict())
     say(console, f"bounds: {comparison.BOUNDS}")
     for policy, c in beyond:
@@ -83,11 +83,21 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     return {"good": not beyond, "runs": runs}
 
 
+def server_flags(args: Values) -> list[str]:
+    """Return the flags that the server is started with, beside its policy's options."""
+    own = ["--max-batch-size", str(args.max_batch_size)]
+    own += ["--max-tokens-per-step", str(args.max_tokens_per_step)]
+    passed = [
+        word for name in validate.SERVER if args.is_given(name) for word in (config.flag(name), getattr(args, name))
+    ]
+    return [*own, *passed, *args.server_flag]
+
+
 def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[Cost, Noise | None]:
     """Return the cost model of --cost, or of a mock server, or one fitted to the server's engine now, with its noise."""
     if args.cost:
         return make_cost(args)[0], noise_of(args.cost, console)
-    refuse(args, ("cost_option",), "has no effect without --cost. Add it")
+    refuse(args, [("cost_option", "has no effect without --cost. Add it")])
     if not server.model:
         raise UsageError(
             "--cost is missing. Use a file of 'python -m simulate calibrate', or --model NAME to time that engine first"

@@ -46,6 +46,7 @@ class Disaggregated(Fleet):
         return self.pool if replica.number < len(self._free_at) else self._decode
 
     def admit(self, pool: Pool, replica: Replica, seq: Sequence) -> None:
+        # The step that ends a prompt yields the first token, so that is all that a prefill replica computes.
         if pool is self.pool:
             self._wanted[seq] = seq.max_tokens
             seq.max_tokens = min(1, seq.max_tokens)

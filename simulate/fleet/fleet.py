@@ -141,6 +141,7 @@ class Fleet:
             self.admit(self.pool, replica, seq)
         self.over = True
         self._drain(last)
+        # A request that went on to another replica while they drained ended its draining, so all are told once more.
         self._drain(result.ended)
         for replica in self.replicas:
             if not replica.scheduler.is_idle:
@@ -198,6 +199,7 @@ class Fleet:
                 continue
             replica = self.replicas[i]
             if version:
+                # An arrival that cut a stretch short gave its end a new version; the event of the old end is void.
                 if version != replica.version:
                     continue
                 self._commit(replica, at)

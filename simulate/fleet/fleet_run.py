@@ -12,7 +12,8 @@ from scheduling.sequence import Sequence
 from simulate.result import tpots
 from simulate.simulator import Run
 
-COLUMNS = ("arrived", "scheduled", "first", "finished", "prompt", "output", "cached", "replica")
+TIMES = ("scheduled_at", "first_token_at", "finished_at")
+COLUMNS = ("arrived_at", *TIMES, "prompt", "output", "cached", "replica")
 
 
 @dataclass
@@ -34,22 +35,21 @@ class FleetRun(Run):
         for name in COLUMNS:
             self.columns[name].append(math.nan)
         number = self.requests - 1
-        self.columns["arrived"][number] = seq.arrived_at
+        self.columns["arrived_at"][number] = seq.arrived_at
         self.columns["prompt"][number] = len(seq.prompt_ids)
         self.columns["replica"][number] = replica
 
     def finish(self, number: int, seq: Sequence) -> None:
         """Note the answer of the request that was the `number`-th to arrive, from 0."""
         columns = self.columns
-        columns["scheduled"][number] = seq.scheduled_at or 0.0
-        columns["first"][number] = seq.first_token_at or 0.0
-        columns["finished"][number] = seq.finished_at or 0.0
+        for name in TIMES:
+            columns[name][number] = getattr(seq, name) or 0.0
         columns["output"][number] = len(seq.output_ids)
         columns["cached"][number] = seq.cached
 
     @property
     def requests(self) -> int:
-        return len(self.columns["arrived"])
+        return len(self.columns["arrived_at"])
 
     @property
     def answered(self) -> int:
@@ -57,22 +57,17 @@ class FleetRun(Run):
 
     @property
     def _is_answered(self) -> np.ndarray:
-        answered: np.ndarray = ~np.isnan(np.array(self.columns["finished"]))
-        return answered
+        return np.asarray(~np.isnan(np.array(self.columns["finished_at"])))
 
     def _of_answered(self, name: str) -> np.ndarray:
-        column: np.ndarray = np.array(self.columns[name])[self._is_answered]
-        return column
+        return np.asarray(np.array(self.columns[name])[self._is_answered])
 
     @property
     def arrival(self) -> np.ndarray:
-        arrival: np.ndarray = self._of_answered("arrived") - self.host.alpha0
-        return arrival
+        return np.asarray(self._of_answered("arrived_at") - self.host.alpha0)
 
     def _since_arrival(self, name: str, more: float = 0.0) -> np.ndarray:
-        column = {"finished_at": "finished", "first_token_at": "first", "scheduled_at": "scheduled"}[name]
-        since: np.ndarray = self._of_answered(column) + more - self.arrival
-        return since
+        return np.asarray(self._of_answered(name) + more - self.arrival)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -100,7 +95,7 @@ class FleetRun(Run):
         return self.replica_seconds / 3600
 
     def share_within(self, ttft: float | None, tpot: float | None, e2el: float | None) -> float:
-        """Return the share of requests that meet all the limits given (seconds); those that were refused do not."""
+        """Return the share of requests that meet all the limits given (seconds); refused ones do not."""
         good = np.ones(self.answered, bool)
         for limit, values in ((ttft, self.ttft), (tpot, tpots(self)), (e2el, self.latency)):
             if limit is not None:

@@ -29,7 +29,7 @@ class Instances(Fleet):
             other.share_queue(first)
         super().__init__([first, *others], cost, host, gaps=gaps)
         self._ordered = getattr(first.policy, "preserve_ordering", False)
-        self._done: dict[Sequence, bool] = {}  # whether it has its answer, for those that have arrived and not left
+        self._done: dict[Sequence, bool] = {}  # for each request inside: whether it has its answer
 
     def run(self, arrivals: Iterable[Sequence], route: Router | None = None, asks: Asks | None = None) -> FleetRun:
         """Serve all arrivals, which are sorted by time."""
@@ -47,7 +47,7 @@ class Instances(Fleet):
         self._done[seq] = False
 
     def _leave(self, replica: Replica, left: list[Sequence]) -> None:
-        """Answer those that have left an engine or the queue, and those that waited for them."""
+        """Answer the requests that have left, and then the later ones that waited for them."""
         self.pool.load[0] -= len(left)
         for seq in left:
             self.result.columns["replica"][self._numbers[seq]] = replica.number

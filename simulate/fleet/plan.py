@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from costs.cost import Cost, Host, Scaled
+from costs.cost import Scaled
 from fleet.routers import least_loaded
-from scheduling.scheduler import Scheduler
 from simulate import result, workloads
 from simulate.fleet.fleet import Fleet
 from simulate.measured.intervals import SHARES, Interval, Noise
-from simulate.simulator import Run, simulate
+from simulate.scenario import Chosen, Scenario
+from simulate.simulator import Run
 
 UNSTEADY = ("burst", "ramp")  # arrivals without a rate that could be held
 WARM_UP = 0.1  # of the requests
+TOLERANCE = 0.02  # of the highest rate
 SEGMENTS = 20
 STUDENT = 2.10  # two-sided 95 % with 18 degrees of freedom
 
@@ -101,10 +101,6 @@ class Capacity:
     binds: str
     runs: int = 0
 
-    @property
-    def rate(self) -> float:
-        return self.low
-
     def replicas(self, rate: float) -> int:
         """Return how many replicas sustain `rate` when requests are split at random, so that each stream is Poisson."""
         return math.ceil(rate / self.low - 1e-9) if self.low else 0
@@ -123,57 +119,51 @@ def breaks(run: Run, limits: Rows[Limit]) -> str:
     return ""
 
 
-def capacity(
-    make: Callable[[], Scheduler],
-    unit: workloads.Rows,
-    cost: Cost,
-    limits: Rows[Limit] = DEFAULT_LIMITS,
-    host: Host | None = None,
-    tolerance: float = 0.02,
-) -> Capacity:
-    """Return the highest rate that meets all limits; `unit` is the schedule at one request a second.
+def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit] = DEFAULT_LIMITS) -> Capacity:
+    """Return the highest rate at which a policy meets all limits; the requests come at one a second.
 
     The search begins at the rate at which a backlog is served, which no sustained rate can much exceed.
     """
-    burst = replace(unit, at=np.zeros(len(unit.at)))
-    flood = simulate(make(), burst.sequences(), cost, host)
+
+    def serve(rows: workloads.Rows) -> Run:
+        return replace(scenario, rows=rows).serve(chosen)
+
+    unit = scenario.rows
+    flood = serve(replace(unit, at=np.zeros(len(unit.at))))
     runs, low, high, binds = 1, 0.0, 1.5 * len(flood.done) / flood.makespan, "the queue grows"
     at = high / 2
-    while low < (1 - tolerance) * high and at > 1e-6 * high:
+    while low < (1 - TOLERANCE) * high and at > 1e-6 * high:
         runs += 1
-        broken = breaks(simulate(make(), unit.faster(at).sequences(), cost, host), limits)
+        broken = breaks(serve(unit.faster(at)), limits)
         if broken:
             high, binds = at, broken
         else:
             low = at
+        # Rates are bisected as ratios, once some rate holds.
         at = math.sqrt(low * high) if low else high / 2
         if not low and high < 1e-4:
             break
     return Capacity(low, high, binds, runs)
 
 
-def interval(find: Callable[[Cost], Capacity], found: Capacity, cost: Cost, noise: Noise | None) -> Interval:
-    """Return where the capacity is: between the rates that `find` gives on a slow and on a fast machine.
+def interval(
+    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit], found: Capacity, noise: Noise | None
+) -> Interval:
+    """Return the interval of the capacity: from the one found on a slow machine to the one on a fast machine.
 
     These are the quantiles of the drift. Residuals of single steps hardly move a rate held for thousands of them. An exact
     law leaves the bounds of the search.
     """
     low, high = found.low, found.high
     if noise is not None:
-        fast, slow = noise.factors(SHARES) ** noise.widening
-        low, high = min(low, find(Scaled(cost, slow)).low), max(high, find(Scaled(cost, fast)).high)
+        factors = noise.factors(SHARES) ** noise.widening
+        fast, slow = (capacity(replace(scenario, cost=Scaled(scenario.cost, f)), chosen, limits).low for f in factors)
+        low, high = min(low, slow), max(high, fast)
     return Interval(low, high)
 
 
 def shortest_queue_replicas(
-    make: Callable[[], Scheduler],
-    unit: workloads.Rows,
-    cost: Cost,
-    rate: float,
-    most: int,
-    limits: Rows[Limit] = DEFAULT_LIMITS,
-    host: Host | None = None,
-    seed: int = 0,
+    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit], rate: float, most: int, seed: int = 0
 ) -> int:
     """Return how many replicas sustain `rate` when each request joins the shortest queue; `most` are enough.
 
@@ -182,8 +172,8 @@ def shortest_queue_replicas(
     low, high = 0, most
     while high - low > 1:
         n = (low + high) // 2
-        fleet = Fleet([make() for _ in range(n)], cost, host)
-        if breaks(fleet.run(unit.faster(rate).sequences(), least_loaded(random.Random(seed))), limits):
+        fleet = Fleet([scenario.engine.scheduler(chosen) for _ in range(n)], scenario.cost, scenario.host)
+        if breaks(fleet.run(scenario.rows.faster(rate).sequences(), least_loaded(random.Random(seed))), limits):
             low = n
         else:
             high = n

@@ -31,7 +31,7 @@ class Replica:
         self.number = number
         self.name = f"replica-{number}"
         self.scheduler = scheduler
-        self.place = -1  # among those that get new requests; -1: it gets none
+        self.place = -1  # in the pool that gets new requests; -1: not in it
         self.version = 0  # of its end: an event with another one is out of date
         self.steps = self.batches = 0
         self.busy = 0.0
@@ -83,6 +83,7 @@ class Replica:
         self.catch_up(now)
         if len(self._ends) < 2:
             return False
+        # The policy may treat the step after an arrival differently, so only the current step is certain.
         del self._ends[1:], self._seconds[1:]
         self.version += 1
         return True

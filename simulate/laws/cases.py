@@ -70,7 +70,7 @@ def _varied(requests: list[Request], seed: str) -> tuple[Request, ...]:
 
 
 def _rivals(rng: random.Random) -> list[Request]:
-    """Return the requests of two clients with many each, of other shapes, of whom one may come later or rest."""
+    """Return many requests of two clients with different shapes; one client may begin later or pause."""
     shapes = [(12, 1), (1, 8), (6, 3)]
     rng.shuffle(shapes)
     requests = []

@@ -7,16 +7,18 @@ with many running, or in long prompts. The case that breaks a law is made as sma
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import inf
 
 import policies
 from scheduling.claims import Claims
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
-from simulate.laws import claimed
+from simulate.laws import fairness, laws, overtaking
 from simulate.laws.case import Case
 from simulate.laws.cases import describe, make_cases, make_large_cases
 from simulate.laws.exhaustive import DEFAULT_SCOPE, Scope, explore
@@ -27,6 +29,7 @@ from simulate.laws.trial import try_case
 
 CASES = 2000
 LARGE_CASES = 8
+WIDTH = 79
 TWICE = 4  # one small case in this many runs twice, to see whether the second run equals the first
 
 Progress = Callable[[int], None]
@@ -54,7 +57,7 @@ class Verdict:
             where = f"{self.cases:,} small and {self.large:,} large cases"
             if self.scope is not None:
                 where = f"{self.scope}: {self.states:,} states, {self.cases:,} runs"
-            claims = claimed.describe(self.claims) if self.claims is not None else []
+            claims = describe_claims(self.claims) if self.claims is not None else []
             return "\n".join([f"{self.policy} keeps every law in {where}", *claims])
         lines = [f"{self.policy} breaks a law ({self.broken.law}): {self.broken.words}"]
         if self.case is not None:
@@ -65,20 +68,34 @@ class Verdict:
         return "\n".join(lines)
 
 
-def first_broken(
-    name: str, cases: int, options: Mapping[str, object] | None, is_over: Callable[[], bool]
-) -> Verdict | None:
-    """Return which law one of the first cases breaks, as it is, None if none does; no case begins when `is_over`."""
-    make: Maker = partial(policies.policy_maker(name), options=options)
-    try:
-        check_purity(make(4))
-        for case in make_cases(cases, 0):
-            if is_over():
-                break
-            try_case(make, case, twice=False)
-    except Broken as broken:
-        return Verdict(name, cases, broken=broken)
-    return None
+def describe_claims(claims: Claims) -> list[str]:
+    """Return lines for people with the laws that depend on claims: those that are claimed, and the others."""
+    kept = _laws_of(claims)
+    claimed = [law + (f" ({words})" if words else "") for law, words in kept.items() if words is not None]
+    others = [law for law, words in kept.items() if words is None]
+    if overtaking.LAW in others:
+        others[others.index(overtaking.LAW)] += " (any amount of later work may pass a request)"
+    lines = (f"{head}: {'; '.join(items) or 'none'}" for head, items in (("claimed", claimed), ("not claimed", others)))
+    return [textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="    ") for line in lines]
+
+
+def _laws_of(claims: Claims) -> dict[str, str | None]:
+    """Return each such law with what else is claimed about it, or None if the law is not claimed."""
+    has_guard, has_window = claims.guard < inf, claims.overtakes < inf
+    tokens = claims.overtaking_tokens
+    bound = f"at most {tokens:,g} tokens of later work pass a request" if tokens else "no later work passes a request"
+    bound += f" that has waited for {claims.guard:g}" if has_guard else ""
+    bound += f", not counting arrivals within {claims.overtakes:g} of it" if has_window else ""
+    return {
+        laws.WORK: "" if claims.conserving else None,
+        overtaking.LAW: bound if claims.overtaking_tokens < inf else None,
+        laws.GUARD: f"after {claims.guard:g}" if has_guard else None,
+        fairness.LAW: "" if claims.fair else None,
+        laws.ONCE: "" if claims.computes_once else None,
+        laws.REFUSED: None if claims.refuses else "",
+        **({laws.LATE: "" if claims.refuses_only_late else None} if claims.refuses else {}),
+        **({laws.WINDOW: f"by arrivals within {claims.overtakes:g}"} if has_window else {}),
+    }
 
 
 def check(
@@ -92,20 +109,16 @@ def check(
 ) -> Verdict:
     """Test the policy with this name, or in this file, on `cases` and `large` cases; ValueError if it does not exist."""
     make: Maker = partial(policies.policy_maker(name), options=options)
-    policy = make(4)
+    policy, number, case = make(4), 0, None
     try:
         check_purity(policy)
-    except Broken as broken:
-        return Verdict(name, 0, 0, broken)
-    every_case = chain(make_cases(cases, seed), make_large_cases(large, seed))
-    for number, case in enumerate(every_case, 1):
-        try:
+        for number, case in enumerate(chain(make_cases(cases, seed), make_large_cases(large, seed)), 1):
             try_case(make, case, make_scheduler, number % TWICE == 0 or number > cases)
-        except Broken as broken:
-            smallest = _smallest(make, make_scheduler, case, broken)
-            return Verdict(name, min(number, cases), max(0, number - cases), *smallest)
-        if progress is not None:
-            progress(number)
+            if progress is not None:
+                progress(number)
+    except Broken as broken:
+        smallest = (broken, None) if case is None else _smallest(make, make_scheduler, case, broken)
+        return Verdict(name, min(number, cases), max(0, number - cases), *smallest)
     return Verdict(name, cases, large, claims=policy.claims)
 
 

@@ -37,9 +37,9 @@ from simulate.laws.case import Case, Request
 from simulate.laws.laws import Broken
 from simulate.laws.trial import Trial, laws_named
 
-START = 1_000_000  # when a run begins, so that what is remembered as a number of this size is a time
+START = 1_000_000  # when a run begins: a number of this size that a policy remembers is a time
 PAUSE = 10  # until the next request comes to a policy that would wait for it forever
-Script = tuple[tuple[str, int], ...]  # what was chosen, and how
+Script = tuple[tuple[str, int], ...]  # pairs of a question and the answer chosen
 LENGTHS = ("prompt_ids", "max_tokens")
 TIMES = ("arrived_at", "scheduled_at", "first_token_at", "last_token_at", "deadline")
 ASKED = (*TIMES, "client", "priority", "id")
@@ -114,7 +114,7 @@ for _name in ASKED:
 
 
 class ScriptedTrial(Trial):
-    """A run that makes its choices from a script; `ahead` gets the scripts of the others, `seen` the states."""
+    """A run that makes its choices from a script; it adds the other choices to `ahead` and its states to `seen`."""
 
     def __init__(
         self, scheduler: Scheduler, scope: Scope, left: int, script: Script, seen: set[Hashable], ahead: list[Script],
@@ -242,15 +242,19 @@ class ScriptedTrial(Trial):
         )  # fmt: skip
 
     def _frozen(self, value: Any) -> Any:
-        """Return a value with the same content, in which times count from now; what has none equals only itself."""
+        """Return what stands for a value in the key of a state.
+
+        Invariant: two values that differ in a way that a policy can see have different keys, or a state with another future
+        would end a run and hide a broken law. The reverse need not hold: a key that is too fine only costs runs. Only three
+        differences are dropped, which no policy that keeps the laws goes by: when now is, which requests have left, and
+        where objects lie in memory.
+        """
         if isinstance(value, bool | str | bytes | type(None)):
             return value
         if isinstance(value, int | float):
-            if not isfinite(value) or value > START**2:  # a limit that is not set
-                return value
-            times = round(value / START)
-            return (times, value - times * self.now) if times else value
+            return self._frozen_number(value)
         if isinstance(value, Sequence):
+            # A request that is inside has a place in the key; of one that has left, the content still matters.
             rank = self._ranks.get(value)
             return (value.id, self._content(value)) if rank is None else (Sequence, rank)
         if isinstance(value, dict):
@@ -261,13 +265,27 @@ class ScriptedTrial(Trial):
             return frozenset(map(self._frozen, value))
         if isinstance(value, count):
             return repr(value)
+        return self._frozen_object(value)
+
+    def _frozen_number(self, value: float) -> Any:
+        """Return a number, as its distance from now if it is a time or a sum of times.
+
+        A run begins at START, and no number that is not a time comes near it: neither tokens nor differences of times.
+        """
+        if not isfinite(value) or value > START**2:  # a limit that is not set
+            return value
+        times = round(value / START)
+        return (times, value - times * self.now) if times else value
+
+    def _frozen_object(self, value: Any) -> Any:
+        """Return the type and content of an object, or for one that was met before, which one it is."""
         if id(value) in self._met:
             return (type(value), self._met[id(value)][0])
-        self._met[id(value)] = (len(self._met), value)
+        self._met[id(value)] = (len(self._met), value)  # which keeps it alive, so that its id stays its own
         try:
             made = value.__reduce_ex__(2)
         except TypeError:
-            return value
+            return value  # without a content to compare, it equals only itself
         return value if callable(value) or isinstance(made, str) else (type(value), *map(self._frozen, made[1:3]))
 
     def as_case(self, slots: int) -> Case:

@@ -1,4 +1,4 @@
-"""What the hooks of a policy take and return, held against what the scheduler can use: errors name hook, line and remedy.
+"""Check the arguments and results of a policy's hooks: errors name the hook, the line and the remedy.
 
 This module must not know laws of scheduling: that requests join once, or that slots are free.
 """
@@ -53,7 +53,7 @@ RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def watch(policy: Policy) -> None:
-    """Raise Broken where a hook is misspelled or takes other arguments than are passed, and let each do so for what it returns."""
+    """Raise Broken for a hook that is misspelled or takes wrong arguments; from now on, each hook checks its results."""
     if type(policy) not in _checked:
         _check(policy)
         _checked.add(type(policy))

@@ -156,7 +156,7 @@ def check_guard(scheduler: Scheduler, plan: Plan, oldest: Sequence | None) -> No
 
 
 def check_overtaking(scheduler: Scheduler, plan: Plan) -> None:
-    """A request joins before those that arrived at most as long before it as the policy claims."""
+    """A request overtakes only requests that arrived shortly before it, within the window that the policy claims."""
     joined = [seq for seq in plan.joined if not seq.preemptions]
     last = max(joined, key=lambda seq: seq.arrived_at, default=None)
     first = min(scheduler.waiting, key=lambda seq: seq.arrived_at, default=None)
@@ -222,8 +222,9 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
     if reason == "kv_full" and policy.claims.limits_kv:
         return
     if reason == "kv_full" and pages is not None:
+        # At least one token is left to compute, so the page of the last one is never shared.
         findable = first.hashes[: (first.length - 1) // pages.page_size]
-        if pages.reserve(findable, tokens_to_reserve(policy, first)) is None:
+        if pages.shareable(findable, tokens_to_reserve(policy, first)) is None:
             return
     elif reason == "token_budget":
         tokens, budget = sum(plan.counts) - sum(map(len, plan.drafts)), scheduler.token_budget
@@ -268,7 +269,7 @@ def check_answers(scheduler: Scheduler, iteration: Iteration, answered: list[Seq
 
 
 def check_resources(scheduler: Scheduler, iteration: Iteration) -> None:
-    """Slot-steps add up to the slots, and the pages in use are those of the running sequences."""
+    """Slot-steps add up to the slots, and only running sequences hold pages."""
     spent, slots, pages = iteration.slot_steps, scheduler.policy.slots, scheduler.pages
     if abs(sum(spent) - slots) > 1e-9 or min(spent) < -1e-12:
         raise Broken("slot-steps add up", f"{spent} of {slots} slots")

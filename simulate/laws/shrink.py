@@ -1,4 +1,4 @@
-"""Make a case smaller, as long as it still shows what it was found for: a broken law, or a slow policy."""
+"""Make a case smaller as long as it still shows its finding: a broken law, or a slow policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def effort(case: Case) -> int:
 
 
 class Shrinker(Generic[Found]):
-    """Takes away from a case whatever can go while `again`, which tries a simpler one, still returns what it shows."""
+    """Removes parts of a case; a part stays out if `again`, which tries the simpler case, still returns a finding."""
 
     def __init__(self, again: Callable[[Case], Found | None], case: Case, found: Found) -> None:
         self.again = again
@@ -43,7 +43,7 @@ class Shrinker(Generic[Found]):
         return self.found, self.case
 
     def _simplify_all(self, finest: int) -> None:
-        """Leave requests out, at first half of them and at last `finest` at a time; then simplify those that are left."""
+        """Leave requests out, half of them at first and `finest` at a time at last; then simplify the remaining ones."""
         size = max(1, len(self.case.requests) // 2)
         while size >= finest:
             start = 0

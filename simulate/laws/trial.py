@@ -161,7 +161,7 @@ class Trial(Driver):
         super().sleep()
 
     def check_plan(self, plan: Plan) -> None:
-        """Hold what is about to be computed against the laws."""
+        """Check the plan of a step before it is computed."""
         laws.check_guard(self.scheduler, plan, self._oldest)
         laws.check_overtaking(self.scheduler, plan)
         laws.check_blocks(self.scheduler, plan)
@@ -208,7 +208,7 @@ class Trial(Driver):
             raise Broken("no request starves", f"unfinished after {self._limit} steps: {names(inside)}")
 
     def check_record(self, iteration: Iteration, answered: list[Sequence]) -> None:
-        """Hold what was computed, and who is answered, against the laws."""
+        """Check the record of a step, and the requests that it answered."""
         self._books.check_conservation(self.scheduler)
         laws.check_answers(self.scheduler, iteration, answered, self.now)
         laws.check_resources(self.scheduler, iteration)
@@ -225,7 +225,8 @@ def try_case(
     if twice and trials[0].records != trials[1].records:
         step = next(i for i, (x, y) in enumerate(zip(*(t.records for t in trials))) if x != y)
         raise Broken("repeatable", f"step {step + 1} differs when the case is run again")
-    if trials[0].policy.claims.refuses_only_late and not case.cancels:  # who is cancelled makes others earlier
+    # A cancellation makes other requests earlier, so with one a refused request could have been on time.
+    if trials[0].policy.claims.refuses_only_late and not case.cancels:
         refused = [seq for seq in trials[0].sequences if seq.finish_reason == "refused" and seq.scheduled_at is None]
         for seq in refused[:REPLAYS]:
             laws.check_is_late(_trial(make, case, case.sequences(), make_scheduler, accepted=seq.id).sequences, seq.id)
@@ -273,7 +274,7 @@ def _law_of(words: str) -> str:
 
 
 def describe_crash(error: BaseException, policy: Policy | None) -> str:
-    """Return what was raised, and the last line of the policy that was reached, or else of any file."""
+    """Describe an error, with the last line of the policy that was reached, or else of any file."""
     assert error.__traceback__ is not None
     frames = inspect.getinnerframes(error.__traceback__)
     own = {

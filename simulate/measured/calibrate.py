@@ -79,7 +79,7 @@ class Fit:
 def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Point]:
     """Return the points to time; `small` for a CPU, `full` for a GPU; no step has more than `most` prompt tokens.
 
-    No sequence is longer than `context`. Points beyond the usual contexts have no more tokens in all than the others.
+    No sequence is longer than `context`. Points beyond the usual contexts have at most as many tokens in all as the largest usual one.
     """
     small = size == "small"
     batches = (1, 2, 4, 8, 16, 32) if small else (1, 2, 4, 8, 16, 32, 64, 128)
@@ -134,7 +134,7 @@ def cross_validate(
 
 
 def interpolated(steps: Rows[Step], seconds: np.ndarray) -> Interpolated:
-    """Fit the fallback: the context and pair terms of the default law, and a monotone curve of what is left."""
+    """Fit the fallback: the context and pair terms of the default law, and a monotone curve of the rest."""
     from scipy.optimize import isotonic_regression
 
     law = fit(steps, seconds)
@@ -176,7 +176,7 @@ def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
 
 
 def calibrate(measure: Measure, points: Rows[Point]) -> tuple[Fit, list[dict[str, Any]]]:
-    """Time each point twice, in random order at different times, and fit; return the fit and what was measured.
+    """Time each point twice, in random order at different times, and fit; return the fit and the timings.
 
     `drift` is the median difference between the two times; above 5 % other programs used the machine.
     """
@@ -190,19 +190,11 @@ def calibrate(measure: Measure, points: Rows[Point]) -> tuple[Fit, list[dict[str
     seconds = both.mean(axis=0)
     steps = [point.step for point in points]
     fit = choose(steps, seconds, drift)
-    predicted = predict(fit.cost, steps)
-    held_out = seconds * (1 + fit.errors)
-    rows = [
-        {
-            **asdict(p),
-            "seconds": float(t),
-            "first": float(a),
-            "second": float(b),
-            "predicted": float(q),
-            "held_out": float(h),
-        }
-        for p, t, a, b, q, h in zip(points, seconds, *both, predicted, held_out)
-    ]
+    columns = {
+        "seconds": seconds, "first": both[0], "second": both[1], "predicted": predict(fit.cost, steps),
+        "held_out": seconds * (1 + fit.errors),
+    }  # fmt: skip
+    rows = [{**asdict(p), **{name: float(column[i]) for name, column in columns.items()}} for i, p in enumerate(points)]
     return fit, rows
 
 

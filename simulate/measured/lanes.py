@@ -5,14 +5,24 @@ It must not know who simulated the runs, or how a page draws them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
+from types import MappingProxyType
 from typing import Any
 
-from scheduling.stretches import WIDTH, Stretch
+from scheduling.iteration import Iteration
+from scheduling.stretches import WIDTH, Stretch, Stretches
 
 MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
 RECORD_WEIGHT = 4
+
+
+def stretches(iterations: Iterable[Iteration]) -> list[Stretch]:
+    """Return the steps of a run, equal ones together."""
+    recorded = Stretches()
+    for iteration in iterations:
+        recorded.add(iteration)
+    return list(recorded.kept)
 
 
 def cut(lanes: Iterable[Rows[Stretch]], limit: int) -> float | None:
@@ -29,10 +39,14 @@ def cut(lanes: Iterable[Rows[Stretch]], limit: int) -> float | None:
     return min(ends, default=None)
 
 
-def records(steps: Iterable[Stretch], names: dict[str, str], zero: float) -> list[dict[str, Any]]:
-    """Return the records of steps, with times since `zero`, and with the requests' new names."""
+def records(
+    steps: Iterable[Stretch], zero: float, end: float | None, names: Mapping[str, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Return the records of the steps until `end`, with times since `zero`, and with the requests' new names."""
     result = []
     for step in steps:
+        if end is not None and step.t >= end:
+            break
         record = step.to_dict()
         record["t"], record["seconds"] = round(step.t - zero, 6), round(record["seconds"], 7)
         for entry in (*record["members"], *record["left"]):

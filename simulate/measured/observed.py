@@ -1,7 +1,7 @@
-"""What a server has served, as its simulators see it: the requests, the engine, the policy, and the questions about them.
+"""What a server has served, as its simulators see it: the requests, the engine, the policy, and what its steps cost.
 
 A simulator is a process that answers questions, one after the other, until its input ends: lines of JSON with rows
-("requests" and "steps", in pieces) and then one with "ask". This module must not know the questions.
+("requests" and "steps", in pieces) and then a line with "ask". This module must not know the questions.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
-import policies
-from costs.cost import Cost, Host
 from costs.drafting import Recorded, RecordedDrafter
 from costs.steps import Step
 from scheduling.located import described, locate_error
-from scheduling.pages import PagePool
-from scheduling.policy import Policy
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from scheduling.stretches import Stretch
 from simulate.hook_limit import HookTimeout, limited
-from simulate.simulator import Run, simulate
+from simulate.measured.observed_law import law
+from simulate.scenario import Chosen, Engine, Scenario
 
 LOWEST_PRIORITY = 19
 
@@ -52,55 +49,58 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The engine: slots, tokens per step, KV pages (0: no pages), and draft tokens per sequence (None: what is worth it)."""
+class Trace:
+    """Finished requests, in order of arrival."""
 
-    slots: int
-    tokens_per_step: int = 2048
-    pages: int = 0
-    page_size: int = 16
-    drafts: int | None = 0
+    seen: Rows[Seen]
+
+    def sequences(self) -> list[Sequence]:
+        """Return fresh sequences, whose answers end after as many tokens as on the server."""
+        result = [
+            Sequence(
+                [0] * seen.prompt, max(seen.tokens, seen.limit), id=str(i), arrived_at=seen.at, client=seen.client,
+                priority=seen.priority, deadline=seen.deadline, open_ended=seen.open_ended,
+                hashes=[page.to_bytes(8, "big") for page in seen.pages],
+            )
+            for i, seen in enumerate(self.seen)
+        ]  # fmt: skip
+        for seq, seen in zip(result, self.seen):
+            seq.end_after(seen.tokens)
+        return result
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A policy by its name, with its options."""
+class Observed:
+    """What a server has sent: the scenario of its policy on its requests, and the steps that it has timed.
 
-    name: str
-    options: dict[str, Any]
+    `basis` says what the scenario's cost rests on. `cost` names the server's cost model, "" if it has none. `ids` and
+    `stretches`, the requests' names and the steps that served them, are there for questions about single requests.
+    """
 
-    def policy(self, machine: Machine) -> Policy:
-        """Return a new policy for the slots of an engine."""
-        return policies.get_policy(self.name, machine.slots, self.options)
+    scenario: Scenario[Trace]
+    timed: Rows[tuple[Step, float]]
+    basis: dict[str, Any]
+    cost: str
+    ids: list[str]
+    stretches: list[Stretch]
 
+    @classmethod
+    def of(cls, rows: dict[str, list[Any]], ask: dict[str, Any]) -> Observed:
+        """Read what a server has sent (`observe/replay/question.py`)."""
+        trace = Trace([Seen(*row) for row in rows["requests"]])
+        timed = [(Step(*row[:-1]), row[-1]) for row in rows["steps"]]
+        cost, host, basis = law(timed, ask["sigma"], ask["cost"])
+        slots, tokens_per_step, pages, page_size, drafts = ask["machine"]
 
-def sequences(trace: Rows[Seen]) -> list[Sequence]:
-    """Return fresh sequences, whose answers end after as many tokens as on the server."""
-    result = [
-        Sequence(
-            [0] * seen.prompt, max(seen.tokens, seen.limit), id=str(i), arrived_at=seen.at, client=seen.client,
-            priority=seen.priority, deadline=seen.deadline, open_ended=seen.open_ended,
-            hashes=[page.to_bytes(8, "big") for page in seen.pages],
-        )
-        for i, seen in enumerate(trace)
-    ]  # fmt: skip
-    for seq, seen in zip(result, trace):
-        seq.end_after(seen.tokens)
-    return result
+        def speculator() -> Speculator | None:
+            drafter = RecordedDrafter({str(i): Recorded.of(seen.drafts) for i, seen in enumerate(trace.seen)})
+            return None if drafts == 0 else Speculator(drafter, drafts)
 
-
-def fresh(trace: Rows[Seen], policy: Chosen, machine: Machine) -> tuple[Scheduler, list[Sequence]]:
-    """Return a new scheduler of an engine, and fresh sequences, with the draft tokens that they had."""
-    pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
-    drafter = RecordedDrafter({str(i): Recorded.of(seen.drafts) for i, seen in enumerate(trace)})
-    speculator = None if machine.drafts == 0 else Speculator(drafter, machine.drafts)
-    scheduler = Scheduler(policy.policy(machine), pages, machine.tokens_per_step, speculator=speculator)
-    return scheduler, sequences(trace)
-
-
-def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host, *, records: bool = False) -> Run:
-    """Simulate one policy on the trace; with `records`, keep the Iteration of each step."""
-    return simulate(*fresh(trace, policy, machine), cost, host, records=records)
+        engine = Engine(slots, tokens_per_step, pages * page_size, page_size, speculator=speculator)
+        served = Chosen(*ask["served"])
+        scenario = Scenario((served,), engine, cost, host, trace, (served.policy(slots),))
+        stretches = [Stretch(*row) for row in rows.get("stretches", ())]
+        return cls(scenario, timed, basis, ask["cost"], rows.get("ids", []), stretches)
 
 
 def converse(
@@ -118,6 +118,7 @@ def converse(
                 rows[name] += piece
             continue
         try:
+            # JSON has no NaN: a browser could read nothing of an answer with one.
             with limited():
                 text = json.dumps(answer_from(rows, message["ask"]), allow_nan=False)
         except HookTimeout as error:
@@ -129,14 +130,9 @@ def converse(
 
 
 def problem(error: Exception) -> str:
-    """Return the type of an error and what it says; of a policy's, with the hook, file and line that raised it."""
+    """Describe an error by its type and text; if a policy raised it, with the hook, file and line."""
     words = described(error)
     place = locate_error(error)
     if place is None or place.hook == "__init__":  # options are refused there
         return words
     return f"PolicyFailed: the policy failed in the simulation, in {place}: {words}. Correct it, or use another policy"
-
-
-def seen_in(rows: dict[str, list[Any]]) -> tuple[list[Seen], list[tuple[Step, float]]]:
-    """Return the requests and the measured steps that a server has sent."""
-    return [Seen(*row) for row in rows["requests"]], [(Step(*row[:-1]), row[-1]) for row in rows["steps"]]

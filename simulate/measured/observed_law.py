@@ -42,7 +42,7 @@ def law(steps: Rows[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost,
 
 
 def noise(cost: Cost, steps: Rows[tuple[Step, float]], basis: dict[str, Any], file: str) -> Noise | None:
-    """Return what a law of `law` leaves unexplained: that of its `file`, nothing of an exact law, or that of its own steps.
+    """Return the noise of a law that `law` found: of its `file`, none for an exact law, or of its own steps.
 
     The drift is how far a fitted law is off for steps of one size: another policy takes other sizes.
     """

@@ -18,14 +18,11 @@ from typing import Any
 
 import numpy as np
 
-import policies
 from client.report import store
 from costs import drafting, published
 from costs.cost import Cost, Host
 from costs.steps import Step, step_of_members
 from scheduling.iteration import Member, Plan
-from scheduling.pages import PagePool
-from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST
@@ -33,6 +30,7 @@ from simulate.best import blame, regret
 from simulate.best.clairvoyant import KnownHits
 from simulate.measured import calibrate, intervals
 from simulate.measured.intervals import Noise
+from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 
 FEWEST_STEPS = 30  # a fit needs this many
@@ -43,7 +41,7 @@ COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "l
 OWN = "each run's own steps"
 Record = Mapping[str, Any]
 Line = Mapping[str, str]
-Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens behind it with the rejected ones
+Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens after it, rejected ones included
 
 
 class Recorded(Cost):
@@ -105,19 +103,20 @@ def law_of(records: Rows[Record], padded: bool) -> Cost:
     return calibrate.choose(steps, np.array([timed[i]["seconds"] for i in at])).cost
 
 
-def scheduler_of(policy: Policy, engine: Record, hits: Mapping[str, int]) -> Scheduler:
-    """Return the scheduler of a server with this engine (of `/stats`): its KV pages and tokens per step."""
-    kv = engine.get("kv")
-    pages = PagePool(kv["pages_total"] + 1, kv["page_size"]) if kv else None
-    scheduler = Scheduler(policy, pages, engine.get("max_tokens_per_step") or STEP_TOKENS)
-    scheduler.batch.pages = KnownHits(pages, hits)
+def scheduler_of(chosen: Chosen, engine: Record, hits: Mapping[str, int]) -> Scheduler:
+    """Return the scheduler of a server with this engine (of `/stats`): its slots, KV pages and tokens per step."""
+    kv = engine.get("kv") or {"pages_total": 0, "page_size": 1}
+    tokens_per_step = engine.get("max_tokens_per_step") or STEP_TOKENS
+    kv_tokens = kv["pages_total"] * kv["page_size"]
+    scheduler = Engine(engine["max_batch_size"], tokens_per_step, kv_tokens, kv["page_size"]).scheduler(chosen)
+    scheduler.batch.pages = KnownHits(scheduler.pages, hits)
     return scheduler
 
 
 def sequences(
     lines: Iterable[Line], records: Iterable[Record], arrivals: Mapping[str, float] | None = None
 ) -> list[Sequence]:
-    """Return the requests that were answered; those with an unknown prompt length or arrival are left out.
+    """Return the answered requests, except those with an unknown prompt length or arrival.
 
     They arrive when the client sent them, or at `arrivals`. As on the server, the scheduler knows the limit of a request,
     which may be the end of the context, and not where the model will end the answer.
@@ -140,7 +139,7 @@ def sequences(
 
 
 def replay(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost) -> tuple[Run, dict[str, Any]]:
-    """Simulate a run on the server's clock; return the run, and how many steps equal those of the server.
+    """Simulate a run on the server's clock; return the run, and how many of its steps equal the server's.
 
     Its other steps take the time of `law`.
     """
@@ -210,10 +209,8 @@ def _scheduler(run: Record, lines: Iterable[Line]) -> Scheduler:
     engine = server.get("engine")
     if not engine:
         raise ValueError("the server reports neither policy nor slots (/stats)")
-    policy = policies.get_policy(
-        server["policy"], max_batch_size=engine["max_batch_size"], options=engine.get("policy_options") or {}
-    )
-    return scheduler_of(policy, engine, {line["id"]: int(line["cached_tokens"] or 0) for line in lines})
+    chosen = Chosen(server["policy"], engine.get("policy_options") or {})
+    return scheduler_of(chosen, engine, {line["id"]: int(line["cached_tokens"] or 0) for line in lines})
 
 
 def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:

@@ -6,18 +6,18 @@ one too, whose error shows how reliable the rest is. It must not know HTTP, thre
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from costs.steps import Step
-from simulate.measured.observed import Chosen, Machine, Seen, converse, seen_in, serve
-from simulate.measured.observed_law import law, noise
+from simulate.measured.observed import Observed, Trace, converse
+from simulate.measured.observed_law import noise
+from simulate.scenario import Chosen
 from simulate.simulator import Run
 
-DRAWS = 8  # simulations for the intervals: few, since a server's processor waits for none of them
+DRAWS = 8  # simulations for the intervals: few, because they share a processor with a server
 
 
 def figures(at: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
@@ -33,57 +33,43 @@ def figures(at: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dict[str
     }
 
 
-def figures_of(run: Run, trace: Rows[Seen]) -> dict[str, float]:
+def figures_of(run: Run, trace: Trace) -> dict[str, float]:
     """Return the figures of a simulated run, over the requests that the server answered completely."""
-    whole = np.array([trace[int(seq.id)].latency is not None for seq in run.done], bool)
+    whole = np.array([trace.seen[int(seq.id)].latency is not None for seq in run.done], bool)
     return figures(run.arrival[whole], run.latency[whole], run.tokens[whole])
 
 
-def answer(
-    trace: Rows[Seen], steps: Rows[tuple[Step, float]], *, shadow: Chosen, served: Chosen,
-    machine: Machine, sigma: float = 0.0, cost: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    """Return the figures of `shadow`, of `served` as it was and as it is simulated, and what they rest on (see `law`)."""
-    trace = sorted(trace, key=lambda seen: seen.at)
-    cost_of, host, basis = law(steps, sigma, cost)
-    timed = [seen for seen in trace if seen.latency is not None]
+def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of the shadow and of the served policy, measured and simulated, and the basis of the cost."""
+    server, shadow = Observed.of(rows, ask), Chosen(*ask["shadow"])
+    scenario, trace = server.scenario, server.scenario.rows
+    timed = [seen for seen in trace.seen if seen.latency is not None]
     real = figures(*(np.array([getattr(s, name) for s in timed]) for name in ("at", "latency", "tokens")))
-    other, own = (serve(trace, policy, machine, cost_of, host) for policy in (shadow, served))
-    simulated = figures_of(own, trace)
+    other = scenario.serve(shadow)
+    simulated = figures_of(scenario.serve(*scenario.policies), trace)
     error = {name: simulated[name] / real[name] - 1 for name in real}
-    unexplained = noise(cost_of, steps, basis, cost)
+    unexplained = noise(scenario.cost, server.timed, server.basis, server.cost)
     intervals = {}
     if unexplained:
         intervals = unexplained.intervals(
-            lambda law: serve(trace, shadow, machine, law, host),
-            cost_of,
+            lambda law: replace(scenario, cost=law).serve(shadow),
+            scenario.cost,
             other,
             partial(figures_of, trace=trace),
             DRAWS,
         )
-    seen_rows = max((step.rows for step, _ in steps), default=0)
+    seen_rows = max((step.rows for step, _ in server.timed), default=0)
     return {
         **figures_of(other, trace),
         "requests": len(timed),
         "real": real,
         "served-simulated": simulated,
         "error": error,
-        # Beyond the law's noise, the simulation of the served policy shows what else it does not know.
+        # The error of the served policy's simulation adds to the noise of the law.
         "intervals": {n: (i.low / (1 + abs(error[n])), i.high * (1 + abs(error[n]))) for n, i in intervals.items()},
-        "cost": basis,
-        "extrapolates": not cost and max(seq.batch_max for seq in other.sequences) > seen_rows,
+        "cost": server.basis,
+        "extrapolates": not server.cost and max(seq.batch_max for seq in other.sequences) > seen_rows,
     }
-
-
-def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
-    return answer(
-        *seen_in(rows),
-        shadow=Chosen(*ask["shadow"]),
-        served=Chosen(*ask["served"]),
-        machine=Machine(*ask["machine"]),
-        sigma=ask["sigma"],
-        cost=ask["cost"],
-    )
 
 
 if __name__ == "__main__":

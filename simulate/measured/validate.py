@@ -21,7 +21,6 @@ import numpy as np
 from rich.console import Console
 
 import config
-import policies
 from client.data import Planned
 from client.display import Display
 from client.report.measure import Outcome
@@ -31,21 +30,20 @@ from client.send.events import EventRecorder
 from client.send.target import Target, fetch_stats
 from costs import drafting, mock
 from costs.cost import Cost, Host
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from simulate.measured import comparison, intervals
 from simulate.measured.comparison import Comparison, Record
 from simulate.measured.intervals import Interval, Noise
 from simulate.measured.predict import scheduler_of
+from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
-from terminal.options import Option, Values
 from terminal.progress import counted
 
 ALONE = (4, 32)  # tokens of the requests that are sent one at a time
 TIMES = 5
 WORDS = ("the", "king", "of", "this", "house", "is", "not", "a", "man", "who", "will", "go")
-# Settings of the server that this command has options of its own for, or decides.
+# Settings of the server that this command decides, or has its own options for.
 OWN = ("policy", "policy_option", "max_batch_size", "max_tokens_per_step", "host", "port", "api_key")
 SERVER = [item.name for item in fields(config.Config) if item.name not in OWN]
 
@@ -84,7 +82,7 @@ class Validation:
         return comparison.compare(self.run, self.served.outcomes, self.served.records, self.intervals)
 
     def scores(self, noise: Noise) -> list[float]:
-        """Return how much wider the intervals of this noise had to be to hold what was measured."""
+        """Return how much wider the intervals of this noise had to be to hold the measurements."""
         return [noise.score(c.predicted, c.interval, c.measured) for c in self.compared if c.interval]
 
     @property
@@ -108,19 +106,6 @@ class Validation:
             "batch_sizes": {side: dict(sorted(count.items())) for side, count in sizes.items()},
             "agreement": self.agreement,
         }
-
-
-def server_options() -> list[Option]:
-    """Return the server's own flags, hidden in the help; they are passed on to it."""
-    return [Option(config.flag(name), "", hidden=True) for name in SERVER]
-
-
-def server_flags(args: Values) -> list[str]:
-    """Return the flags that the server is started with, beside its policy's options."""
-    own = ["--max-batch-size", str(args.max_batch_size)]
-    own += ["--max-tokens-per-step", str(args.max_tokens_per_step)]
-    passed = [word for name in SERVER if args.is_given(name) for word in (config.flag(name), getattr(args, name))]
-    return [*own, *passed, *args.server_flag]
 
 
 def settings(flags: Rows[str]) -> config.Config:
@@ -151,7 +136,7 @@ def server(policy: str, flags: Rows[str], console: Console) -> Iterator[Target]:
 
 
 def observe(target: Target, policy: str, trace: Rows[Planned], console: Console | None, single: Single) -> Served:
-    """Send a trace to a server and return what it did; RuntimeError when a request fails."""
+    """Send a trace to a server and return its outcomes and steps; RuntimeError when a request fails."""
     lines = io.StringIO()
     events = EventRecorder(target, lines)
     events.start()
@@ -194,7 +179,7 @@ def send(target: Target, trace: Rows[Planned], console: Console | None = None) -
 
 
 def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculator | None:
-    """Return the speculator that stands for a server's: that of its mock model, or one with the drafts of its records."""
+    """Return a speculator like the server's: as its mock model has it, or with the drafts of its records."""
     if server.speculate == "off" or server.drafts == "0":
         return None
     if mock.is_mock(server.model):
@@ -206,7 +191,7 @@ def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculat
 
 def alone(cost: Cost, prompt: int, tokens: int, speculator: Speculator | None = None) -> Run:
     """Simulate one request on its own."""
-    scheduler = Scheduler(policies.get_policy("nobatch", max_batch_size=1), speculator=speculator)
+    scheduler = Engine(1, speculator=lambda: speculator).scheduler(Chosen("nobatch"))
     return simulate(scheduler, [Sequence([0] * prompt, tokens)], cost)
 
 
@@ -241,8 +226,7 @@ def measure_alone(target: Target, console: Console) -> Single:
 
 
 def simulated(
-    policy: str,
-    options: dict[str, str],
+    chosen: Chosen,
     served: Served,
     trace: Rows[Planned],
     cost: Cost,
@@ -252,8 +236,7 @@ def simulated(
     records: bool = True,
 ) -> Run:
     """Simulate the requests with the slots, tokens per step and KV pages of the server."""
-    instance = policies.get_policy(policy, served.engine["max_batch_size"], options)
-    scheduler = scheduler_of(instance, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
+    scheduler = scheduler_of(chosen, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
     scheduler.speculator = speculator
     sequences = [
         Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
@@ -263,11 +246,10 @@ def simulated(
 
 
 def validate(
-    policy: str,
+    chosen: Chosen,
     cost: Cost,
     trace: Rows[Planned],
     flags: Rows[str],
-    options: dict[str, str],
     console: Console,
     noise: Noise | None = None,
     learn: Path | None = None,
@@ -276,18 +258,18 @@ def validate(
 
     The file `learn` of a calibration keeps how far the run is from its prediction.
     """
-    chosen = [f"{name}={value}" for name, value in options.items()]
-    flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
-    served = serve(policy, flags, trace, console)
+    options = [word for name, value in chosen.options.items() for word in ("--policy-option", f"{name}={value}")]
+    flags = [*flags, *options]
+    served = serve(chosen.name, flags, trace, console)
     server = settings(list(map(str, flags)))
     host = fit_host(cost, served.single, server)
 
     def replay(law: Cost, records: bool = False) -> Run:
         speculator = speculator_of(server, served.records)
-        return simulated(policy, options, served, trace, law, host, speculator, records=records)
+        return simulated(chosen, served, trace, law, host, speculator, records=records)
 
     run = replay(cost, records=True)
-    found = Validation(policy, host, run, served, noise.intervals(replay, cost, run) if noise else {})
+    found = Validation(chosen.name, host, run, served, noise.intervals(replay, cost, run) if noise else {})
     if noise and learn:
         intervals.keep(learn, found.scores(noise))
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,11 @@ from costs import mock
 from costs.cost import Cost, Host, Scaled
 from costs.steps import Step, step_of_members
 from scheduling.iteration import SlotSteps
-from scheduling.stretches import Stretch, Stretches
+from scheduling.stretches import Stretch
 from simulate.best import blame, regret
-from simulate.measured.lanes import MAX_WEIGHT, cut, records
-from simulate.measured.observed import Chosen, Machine, Seen, converse, fresh, seen_in, serve
-from simulate.measured.observed_law import law
+from simulate.measured.lanes import MAX_WEIGHT, cut, records, stretches
+from simulate.measured.observed import Observed, Seen, Trace, converse
+from simulate.scenario import Chosen, Scenario
 from simulate.simulator import simulate
 
 MOST_STRANGE = 0.05  # of the steps of a lane may have sizes that were not measured
@@ -89,56 +89,74 @@ def seen_at(trace: Rows[Seen], ids: Rows[str], steps: Iterable[Stretch]) -> list
     return seen
 
 
-def seen_then(trace: Rows[Seen], at: Rows[float]) -> list[Seen]:
+@dataclass(frozen=True)
+class Lane:
+    """One policy on the requests: its figures, as the answer has them, and its steps."""
+
+    figures: dict[str, Any]
+    steps: Rows[Stretch]
+
+
+def moved(trace: Trace, at: Iterable[float]) -> Trace:
     """Return the requests with these arrivals."""
-    return [one._replace(at=time) for one, time in zip(trace, at)]
+    return Trace([one._replace(at=time) for one, time in zip(trace.seen, at)])
 
 
-def bound(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host) -> dict[str, Any] | None:
-    """Return how far a policy is from the lower bound of the mean latency, as simulated; None where there is no bound."""
-    scheduler, served = fresh(trace, policy, machine)
-    again = partial(fresh, trace, policy, machine)
-    figures = regret.of(simulate(scheduler, served, cost, host), cost, scheduler, again)
+def as_it_was(server: Observed) -> Scenario[Trace]:
+    """Return the scenario in which the requests arrive when the loop saw them, and its steps take as long as they did."""
+    scenario, steps = server.scenario, server.stretches
+    cost, host = scenario.cost, scenario.host
+    if not server.cost or mock.is_mock(server.cost):
+        cost, host = adjusted(cost, host, steps, scenario.asked[0].padded, is_known=bool(server.cost))
+    at = seen_at(scenario.rows.seen, server.ids, steps)
+    return replace(scenario, cost=cost, host=host, rows=moved(scenario.rows, at))
+
+
+def bound(scenario: Scenario[Trace]) -> dict[str, Any] | None:
+    """Return how far the served policy is from the lower bound of the mean latency, as simulated; None without a bound."""
+    again = partial(scenario.fresh, *scenario.policies)
+    scheduler, sequences = again()
+    run = simulate(scheduler, sequences, scenario.cost, scenario.host)
+    figures = regret.of(run, scenario.cost, scheduler, again)
     if not figures:
         return None
     shares = {"above": figures["above_least_mean_e2el"], "above_by": figures.get("above_by")}
     return {"latency_mean_s": figures["least_mean_e2el_ms"] / 1000, **shares}
 
 
-def measured(trace: Rows[Seen], ids: Rows[str], steps: Rows[Stretch]) -> dict[str, Any]:
+def measured(server: Observed) -> Lane:
     """Return the lane of what the server did; without slot shares if the first of its steps are no longer recorded."""
+    trace, steps = server.scenario.rows.seen, server.stretches
     timed = [seen for seen in trace if seen.latency is not None]
     ends = [seen.at + seen.latency for seen in timed if seen.latency is not None]
-    joined = {id for step in steps for id in step.joined}
-    whole = joined.issuperset(ids)
+    whole = {id for step in steps for id in step.joined}.issuperset(server.ids)
     times = np.array([seen.latency for seen in timed], float)
-    makespan = max(ends) - trace[0].at
-    return {
-        "measured": True, "whole": whole, **times_of(times, sum(seen.tokens for seen in trace), makespan),
+    figures = {
+        "policy": server.scenario.asked[0].name, "measured": True, "whole": whole,
+        **times_of(times, sum(seen.tokens for seen in trace), max(ends) - trace[0].at),
         **shares_of(steps if whole else ()),
     }  # fmt: skip
+    return Lane(figures, steps)
 
 
-def simulated(
-    trace: Rows[Seen], at: Rows[float], policy: Chosen, machine: Machine, cost: Cost, host: Host
-) -> tuple[dict[str, Any], list[Stretch]]:
-    """Return the lane of a policy that sees the requests at these times, and its steps.
+def simulated(server: Observed, scenario: Scenario[Trace], chosen: Chosen, trace: Trace) -> Lane:
+    """Return the lane of a policy in a scenario in which the requests of `trace` arrive when the loop sees them.
 
     The figures are about the requests that the measured ones are about.
     """
-    run = serve(seen_then(trace, at), policy, machine, cost, host, records=True)
-    recorded = Stretches()
-    for iteration in run.iterations:
-        recorded.add(iteration)
-    done = [(seq.finished_at or 0.0, trace[int(seq.id)]) for seq in run.done]
+    run = scenario.serve(chosen, records=True)
+    steps = stretches(run.iterations)
+    done = [(seq.finished_at or 0.0, trace.seen[int(seq.id)]) for seq in run.done]
     latency = np.array([end - one.at for end, one in done if one.latency is not None])
     if not len(latency):
         raise ValueError(f"{run.policy} served none of the requests. Choose another policy")
-    lane = {
-        "policy": run.policy, "measured": False, "whole": len(run.done) == len(trace),
-        **times_of(latency, int(run.tokens.sum()), run.ended - trace[0].at), **shares_of(recorded.kept),
+    padded = chosen.policy(scenario.engine.slots).padded
+    figures = {
+        "policy": run.policy, "measured": False, "whole": len(run.done) == len(trace.seen),
+        **times_of(latency, int(run.tokens.sum()), run.ended - trace.seen[0].at), **shares_of(steps),
+        "extrapolates": not server.cost and extrapolates(steps, padded, (step for step, _ in server.timed)),
     }  # fmt: skip
-    return lane, list(recorded.kept)
+    return Lane(figures, steps)
 
 
 def times_of(latency: np.ndarray, tokens: int, makespan: float) -> dict[str, float]:
@@ -164,94 +182,64 @@ def shares_of(steps: Iterable[Stretch]) -> dict[str, Any]:
     }
 
 
-def draw(name: str, rate: float, count: int, seed: int, context: int) -> list[Seen]:
+def draw(name: str, rate: float, count: int, seed: int, context: int) -> Trace:
     """Return the requests of a named workload."""
-    from simulate import workloads
+    from simulate import workloads  # which most questions do not need
 
     rows = workloads.draw(name, rate, count, seed, context=context)
     columns = zip(rows.at.tolist(), rows.prompt.tolist(), rows.output.tolist())
-    return [Seen(at, prompt, tokens, 0.0) for at, prompt, tokens in columns]
+    return Trace([Seen(at, prompt, tokens, 0.0) for at, prompt, tokens in columns])
 
 
-def as_it_was(
-    trace: Rows[Seen], rows: dict[str, list[Any]], padded: bool, cost: Cost, host: Host, name: str
-) -> tuple[list[float], list[Stretch], Cost, Host]:
-    """Return when the loop saw the requests, its steps, and the law with which these take as long as they did."""
-    steps = [Stretch(*row) for row in rows["stretches"]]
-    if not name or mock.is_mock(name):
-        cost, host = adjusted(cost, host, steps, padded, is_known=bool(name))
-    return seen_at(trace, rows["ids"], steps), steps, cost, host
-
-
-def blame_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
+def blame_from(server: Observed, id: str) -> dict[str, Any]:
     """Return which others made a request wait or slowed its tokens, as simulated, and how long it really took."""
-    trace, timed = seen_in(rows)
-    machine, served = Machine(*ask["machine"]), Chosen(*ask["served"])
-    cost, host, basis = law(timed, ask["sigma"], ask["cost"])
-    padded = served.policy(machine).padded
-    at, _, cost, host = as_it_was(trace, rows, padded, cost, host, ask["cost"])
-    place = rows["ids"].index(ask["blame"])
-    found = blame.of(partial(fresh, seen_then(trace, at), served, machine), cost, host, str(place))
-    one = trace[place]
-    latency = {"measured": one.latency, "simulated": float(found.took.sum()) + at[place] - one.at}
+    scenario, place = as_it_was(server), server.ids.index(id)
+    again = partial(scenario.fresh, *scenario.policies)
+    found = blame.of(again, scenario.cost, scenario.host, str(place))
+    one = server.scenario.rows.seen[place]
+    waited = scenario.rows.seen[place].at - one.at  # until the loop saw it
+    latency = {"measured": one.latency, "simulated": float(found.took.sum()) + waited}
     return {
-        "id": ask["blame"], "client": one.client, "policy": served.policy(machine).name,
+        "id": id, "client": one.client, "policy": scenario.asked[0].name,
         "latency_ms": {name: 1000 * seconds for name, seconds in latency.items() if seconds is not None},
-        **found.of_request(rows["ids"]), "cost": basis,
+        **found.of_request(server.ids), "cost": server.basis,
     }  # fmt: skip
 
 
 def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
-    """Return the lanes: of the served policy as it was (unless a workload is named) and as simulated, and of the others."""
+    """Return a lane for each policy; the served one has two, measured (unless a workload is named) and simulated."""
+    server = Observed.of(rows, ask)
     if "blame" in ask:
-        return blame_from(rows, ask)
-    trace, timed = seen_in(rows)
-    machine, served = Machine(*ask["machine"]), Chosen(*ask["served"])
-    cost, host, basis = law(timed, ask["sigma"], ask["cost"])
-    lanes: list[tuple[dict[str, Any], list[Stretch]]] = []
+        return blame_from(server, ask["blame"])
     if ask["workload"] is not None:
         trace = draw(**ask["workload"])
-        ids, at = [str(i) for i in range(len(trace))], [one.at for one in trace]
+        ids, scenario, lanes = [str(i) for i in range(len(trace.seen))], replace(server.scenario, rows=trace), []
     else:
-        ids, policy = rows["ids"], served.policy(machine)
-        at, steps, cost, host = as_it_was(trace, rows, policy.padded, cost, host, ask["cost"])
-        lanes.append(({"policy": policy.name, **measured(trace, ids, steps)}, steps))
-    for chosen in distinct([served, *(Chosen(name, {}) for name in ask["policies"])], machine):
-        lane, steps = simulated(trace, at, chosen, machine, cost, host)
-        padded = chosen.policy(machine).padded
-        lane["extrapolates"] = not ask["cost"] and extrapolates(steps, padded, (step for step, _ in timed))
-        lanes.append((lane, steps))
-    zero = trace[0].at
-    end = cut((steps for _, steps in lanes), MAX_WEIGHT)
+        trace, ids, scenario, lanes = server.scenario.rows, server.ids, as_it_was(server), [measured(server)]
+    wanted = [*scenario.policies, *(Chosen(name) for name in ask["policies"])]
+    distinct: dict[str, Chosen] = {}  # by name: the question may name the served policy, too
+    for chosen in wanted:
+        distinct.setdefault(chosen.policy(scenario.engine.slots).name, chosen)
+    lanes += [simulated(server, scenario, chosen, trace) for chosen in distinct.values()]
+    zero, end = trace.seen[0].at, cut((lane.steps for lane in lanes), MAX_WEIGHT)
     names = {id: str(i) for i, id in enumerate(ids)}
+    error = None
+    if ask["workload"] is None:
+        real, again = lanes[0].figures, lanes[1].figures
+        error = {name: again[name] / real[name] - 1 for name in COMPARED}
     return {
-        "served": lanes[0][0]["policy"],
-        "slots": machine.slots,
+        "served": scenario.asked[0].name,
+        "slots": scenario.engine.slots,
         "requests": [
             {"id": id, "t": round(one.at - zero, 6), "prompt_tokens": one.prompt, "output_tokens": one.tokens}
-            for id, one in zip(ids, trace)
+            for id, one in zip(ids, trace.seen)
         ],
-        "lanes": [
-            lane | {"records": records((s for s in steps if end is None or s.t < end), names, zero)}
-            for lane, steps in lanes
-        ],
-        "bound": bound(seen_then(trace, at), served, machine, cost, host),
-        "error": _error(*(lane for lane, _ in lanes[:2])) if lanes[0][0]["measured"] else None,
+        "lanes": [lane.figures | {"records": records(lane.steps, zero, end, names)} for lane in lanes],
+        "bound": bound(scenario),
+        "error": error,
         "cut_s": None if end is None else round(end - zero, 6),
-        "cost": basis,
+        "cost": server.basis,
     }  # fmt: skip
-
-
-def distinct(wanted: Iterable[Chosen], machine: Machine) -> list[Chosen]:
-    """Return the policies without repetitions, such as the served one among those of the question."""
-    first: dict[str, Chosen] = {}
-    for chosen in wanted:
-        first.setdefault(chosen.policy(machine).name, chosen)
-    return list(first.values())
-
-
-def _error(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, float]:
-    return {name: simulated[name] / real[name] - 1 for name in COMPARED}
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ from scheduling.sequence import Sequence
 from simulate.hook_limit import limited
 from simulate.measured import observed, observed_law
 from simulate.measured import shadow as simulated
-from simulate.measured.observed import Chosen, Machine, Seen
+from simulate.measured.observed import Seen, Trace
+from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import Run, simulate
 
 
@@ -291,9 +292,9 @@ def test_a_single_outlier_does_not_change_the_fit() -> None:
 
 
 def test_incomplete_requests_are_load_but_not_in_the_figures() -> None:
-    trace = [Seen(0.0, 5, 30, None), Seen(0.0, 5, 10, 1.0), Seen(0.5, 5, 10, 1.0)]
-    nobatch = Chosen("nobatch", {})
-    run = observed.serve(trace, nobatch, Machine(8), Affine(base=0.1), Host())
+    trace = Trace([Seen(0.0, 5, 30, None), Seen(0.0, 5, 10, 1.0), Seen(0.5, 5, 10, 1.0)])
+    nobatch = Chosen("nobatch")
+    run = Scenario((nobatch,), Engine(8), Affine(base=0.1), Host(), trace).serve(nobatch)
     assert len(run.done) == 3
     assert simulated.figures_of(run, trace)["latency-p50"] > 3.0
 

@@ -16,7 +16,7 @@ import policies
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.commands.check import main
+from simulate.__main__ import main
 from simulate.laws.case import Case, Request
 from simulate.laws.cases import describe, make_cases, make_large_cases
 from simulate.laws.check import Verdict, check, check_exhaustively
@@ -251,7 +251,7 @@ def test_large_cases_are_large() -> None:
 
 
 def test_the_smallest_case_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([planted("starves_a_client"), "--cases", "200"]) == 1
+    assert main(["check", planted("starves_a_client"), "--cases", "200"]) == 1
     told = capsys.readouterr().out
     assert "starves_a_client.py breaks a law" in told
     assert told.count(" arrives at ") == 1
@@ -260,14 +260,14 @@ def test_the_smallest_case_is_told_in_words(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.full
 def test_a_fault_that_takes_a_hundred_requests_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([planted("loses_one_after_100_joins"), "--cases", "0"]) == 1
+    assert main(["check", planted("loses_one_after_100_joins"), "--cases", "0"]) == 1
     told = capsys.readouterr().out
     assert "r0 to r100 arrive at 0: prompt 1, output 1, client a" in told
     assert len(told.splitlines()) == 5
 
 
 def test_a_fault_of_long_prompts_is_told_with_the_shortest_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([planted("refuses_long_prompts"), "--cases", "0"]) == 1
+    assert main(["check", planted("refuses_long_prompts"), "--cases", "0"]) == 1
     assert "r0 arrives at 0: prompt 13, output 1, client a" in capsys.readouterr().out
 
 
@@ -282,7 +282,7 @@ def test_a_case_that_stays_large_is_summed_up() -> None:
 
 def test_the_command_passes_a_good_policy_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--cases", "30", "--large-cases", "1"]
-    assert main(["window", *few, "--policy-option", "delay=20"]) == 0
+    assert main(["check", "window", *few, "--policy-option", "delay=20"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("window keeps every law in 30 small and 1 large cases\n")
     assert max(map(len, told.splitlines())) <= 80
@@ -316,7 +316,7 @@ def test_a_check_reports_each_case_that_it_has_tested() -> None:
 
 def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["--help"])
+        main(["check", "--help"])
     told = capsys.readouterr().out
     known = {info.option for name in [*LOOPS, *ORDERS] for info in policies.describe(name)}
     assert known <= {line.split(":")[0].strip() for line in told.splitlines()}
@@ -338,5 +338,5 @@ def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(capsys: py
 def test_the_command_says_what_is_wrong_with_itself(
     argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(argv) == 2
+    assert main(["check", *argv]) == 2
     assert words in capsys.readouterr().err

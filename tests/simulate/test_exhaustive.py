@@ -11,7 +11,7 @@ from test_check import EVERY, LOOPS, ORDERS
 
 from scheduling.policy import Policy
 from scheduling.sequence import Sequence
-from simulate.commands.check import main
+from simulate.__main__ import main
 from simulate.laws.check import check, check_exhaustively
 from simulate.laws.exhaustive import Explored, Scope, explore
 
@@ -146,8 +146,8 @@ def test_what_a_policy_asks_of_a_request_only_at_the_end_tells_states_apart(
 
 
 def test_the_command_goes_through_a_scope(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dynamic", "--exhaustive", "--requests", "2", "--longest", "2"]) == 0
+    assert main(["check", "dynamic", "--exhaustive", "--requests", "2", "--longest", "2"]) == 0
     assert "all arrivals of up to 2 requests" in capsys.readouterr().out
-    assert main([str(RARE / "blocks_at_the_last_token.py"), "--exhaustive", "--requests", "2"]) == 1
-    assert main(["dynamic", "--requests", "2"]) == 2
-    assert main(["dynamic", "--exhaustive", "--cases", "2"]) == 2
+    assert main(["check", str(RARE / "blocks_at_the_last_token.py"), "--exhaustive", "--requests", "2"]) == 1
+    assert main(["check", "dynamic", "--requests", "2"]) == 2
+    assert main(["check", "dynamic", "--exhaustive", "--cases", "2"]) == 2

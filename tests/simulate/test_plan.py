@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from support_simulate import agrees, make_scheduler, replicate, run_poisson
 
 import policies
 from costs import published
-from costs.cost import Host, Phases
+from costs.cost import Cost, Host, Phases
 from costs.published import Constant
 from fleet.routers import ROUTERS, least_loaded, round_robin
 from scheduling.pages import PagePool
@@ -22,6 +23,7 @@ from simulate import workloads
 from simulate.fleet import plan
 from simulate.fleet.fleet import Fleet
 from simulate.fleet.plan import Capacity, Limit, capacity, parse_limit
+from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import PolicyHangs, simulate
 
 MS = Phases(token=1e-3)  # a prompt of n tokens and one token out: a job of n ms
@@ -38,10 +40,18 @@ def nobatch() -> Scheduler:
     return make_scheduler("nobatch", 1)
 
 
+def alone(
+    unit: workloads.Rows, cost: Cost = MS, policy: str = "nobatch", slots: int = 1
+) -> tuple[Scenario[workloads.Rows], Chosen]:
+    """Return a scenario of one policy without a limit to the tokens of a step, and this policy."""
+    chosen = Chosen(policy)
+    return Scenario((chosen,), Engine(slots, 1 << 30), cost, Host(), unit), chosen
+
+
 @pytest.mark.full
 def test_the_capacity_of_m_m_1_under_a_p99_limit() -> None:
-    found = capacity(nobatch, jobs(8000, 1000.0, 3), MS, [Limit("e2el", "p99", 10.0)])
-    assert found.rate == pytest.approx(0.5395, rel=0.08)
+    found = capacity(*alone(jobs(8000, 1000.0, 3)), [Limit("e2el", "p99", 10.0)])
+    assert found.low == pytest.approx(0.5395, rel=0.08)
     assert found.binds == "p99 e2el <= 10 s"
     assert found.low < found.high <= found.low / 0.97
 
@@ -52,8 +62,8 @@ def test_a_hundred_requests_a_second_need_186_such_servers() -> None:
 
 @pytest.mark.full
 def test_the_capacity_of_m_d_1_under_a_mean_limit() -> None:
-    found = capacity(nobatch, jobs(6000, None, 1), MS, [Limit("e2el", "mean", 3.0)])
-    assert found.rate == pytest.approx(0.8, rel=0.05)
+    found = capacity(*alone(jobs(6000, None, 1)), [Limit("e2el", "mean", 3.0)])
+    assert found.low == pytest.approx(0.8, rel=0.05)
 
 
 def test_one_queue_before_eight_servers_is_erlang_c() -> None:
@@ -76,7 +86,7 @@ def test_a_stricter_limit_never_raises_capacity() -> None:
     unit = workloads.draw("clipped-normal", 1.0, 300, seed=2)
     cost = published.make("oracle-a")
     found = [
-        capacity(lambda: make_scheduler("dynamic", 16), unit, cost, [Limit("ttft", "p99", bound)]).rate
+        capacity(*alone(unit, cost, "dynamic", 16), [Limit("ttft", "p99", bound)]).low
         for bound in (0.02, 0.1, 0.5, 2.0)
     ]
     assert found == sorted(found)
@@ -91,12 +101,12 @@ def test_a_queue_that_grows_fails_whatever_its_percentiles_say() -> None:
     assert not plan.queue_grows(steady.arrival, steady.latency)
     assert plan.breaks(growing, []) == "the queue grows"
     assert plan.breaks(steady, []) == ""
-    assert capacity(nobatch, unit, MS, []).rate == pytest.approx(1.0, rel=0.08)
+    assert capacity(*alone(unit), []).low == pytest.approx(1.0, rel=0.08)
 
 
 def test_a_limit_that_nobody_meets_gives_no_capacity() -> None:
-    found = capacity(nobatch, jobs(300, None), MS, [Limit("e2el", "mean", 0.5)])
-    assert found.rate == 0
+    found = capacity(*alone(jobs(300, None)), [Limit("e2el", "mean", 0.5)])
+    assert found.low == 0
     assert found.binds == "mean e2el <= 0.5 s"
     assert found.replicas(10) == 0
 
@@ -175,10 +185,10 @@ def test_a_random_split_leaves_each_replica_a_queue_of_its_own() -> None:
 @pytest.mark.full
 def test_joining_the_shortest_queue_saves_replicas() -> None:
     limits = [Limit("e2el", "mean", 3.0)]
-    alone = capacity(nobatch, jobs(4000, 1000.0, 1), MS, limits)
+    scenario, chosen = alone(jobs(4000, 1000.0, 1))
     rate = 6.0
-    by_chance = alone.replicas(rate)
-    shortest = plan.shortest_queue_replicas(nobatch, jobs(4000, 1000.0, 1), MS, rate, by_chance, limits)
+    by_chance = capacity(scenario, chosen, limits).replicas(rate)
+    shortest = plan.shortest_queue_replicas(scenario, chosen, limits, rate, by_chance)
     assert rate < shortest < by_chance
 
 
@@ -204,7 +214,7 @@ def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
         served = Fleet([make() for _ in range(replicas)], cost)
         return limit.value(served.run(unit.faster(rate).sequences(), least_loaded(random.Random(0))), 50)
 
-    found = plan.shortest_queue_replicas(make, unit, cost, rate, 40, [limit])
+    found = plan.shortest_queue_replicas(*alone(unit, cost, "dynamic", 64), [limit], rate, 40)
     assert 1 < found < 40
     assert value(found) <= limit.bound < value(found - 1)
 
@@ -212,11 +222,10 @@ def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
 @pytest.mark.full
 def test_the_overheads_of_the_host_are_in_what_the_shortest_queue_needs() -> None:
     unit, cost = workloads.draw("clipped-normal", 1.0, 400, seed=3), published.make("oracle-a")
+    scenario, chosen = alone(unit, cost, "dynamic", 32)
     needed = [
-        plan.shortest_queue_replicas(
-            lambda: make_scheduler("dynamic", 32), unit, cost, 30.0, 40, [Limit("itl", "p99", 0.03)], host
-        )
-        for host in (None, Host(sigma=0.01))
+        plan.shortest_queue_replicas(replace(scenario, host=host), chosen, [Limit("itl", "p99", 0.03)], 30.0, 40)
+        for host in (Host(), Host(sigma=0.01))
     ]
     assert needed[0] < needed[1]
 

@@ -44,6 +44,7 @@ MISTAKES = [
     ("run dynamic --rate 1e-320", "poisson", "Use a higher rate"),
     ("run dynamic --trace HERE/none.csv", "none.csv", "No such file"),
     ("run dynamic --trace HERE", "HERE", "directory"),
+    ("run dynamic --workload trace:HERE", "HERE", "folder"),
     ("run dynamic --trace HERE/bytes.csv", "bytes.csv", "arrival_s, prompt_tokens"),
     ("run dynamic --trace HERE/empty.csv", "empty.csv", "arrival_s, prompt_tokens"),
     ("run dynamic --out HERE/empty.csv/x", "empty.csv", "directory"),
@@ -65,6 +66,7 @@ MISTAKES = [
     ("validate nope", "'nope'", "dynamic"),
     ("validate dynamic --rate 0", "--rate", "above 0"),
     ("predict HERE/none", "none", "client.compare"),
+    ("adversary dynamic+sjf --engine ragged", "--engine ragged", "does not pad"),
     ("arena --only", "--only", "my_policy.py"),
     ("arena nope --only", "'nope'", "dynamic"),
     ("arena --workloads orka", "orka", "Did you mean 'orca'?"),
@@ -89,7 +91,7 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(
     assert err.count("\n") == 1
     assert named.replace("HERE", str(tmp_path)) in err
     assert more in err
-    assert any(remedy in err for remedy in ("Use ", "Add ", "Change ", "Check ", "Name ", "Make ", "Run "))
+    assert any(remedy in err for remedy in ("Use ", "Add ", "Change ", "Check ", "Name ", "Make ", "Run ", "Leave "))
 
 
 @pytest.mark.parametrize(

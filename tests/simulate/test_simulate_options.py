@@ -290,8 +290,7 @@ def figures(told: Any) -> Any:
 
 
 def options_of(command: str) -> Iterator[str]:
-    line = check.build_command() if command == "check" else build_command(command)
-    for option in line.params:
+    for option in build_command(command).params:
         yield from (name for name in option.opts if name.startswith("--"))
 
 

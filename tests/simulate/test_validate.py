@@ -18,6 +18,7 @@ from simulate.measured import comparison, validate
 from simulate.measured.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
 from simulate.measured.validate import Served, Single, Validation, fit_host, simulated
 from simulate.result import chunks_of, outcome
+from simulate.scenario import Chosen
 from simulate.simulator import Run
 
 ENGINE = {"max_batch_size": 8, "max_tokens_per_step": 256, "kv": None}
@@ -30,7 +31,7 @@ def run_of(policy: str, cost: Cost, trace: Rows[Planned], engine: dict[str, Any]
         outcome(i, Sequence([0] * (5 + i % 9), p.num_tokens, id=f"r{i}", arrived_at=p.at), Run("", []), {})
         for i, p in enumerate(trace)
     ]
-    return simulated(policy, {}, Served(outcomes, [], engine, single_of(cost)), trace, cost, Host())
+    return simulated(Chosen(policy), Served(outcomes, [], engine, single_of(cost)), trace, cost, Host())
 
 
 def single_of(cost: Cost) -> Single:
@@ -51,7 +52,7 @@ def both(predicted: Cost, measured: Cost, rate: float, policy: str = "dynamic") 
     """Validate one cost model against a server that takes what another says; the host takes no time."""
     trace = validate.draw(rate, 60, seed=1)
     served = served_by(policy, measured, trace)
-    run = simulated(policy, {}, served, trace, predicted, Host())
+    run = simulated(Chosen(policy), served, trace, predicted, Host())
     return Validation(policy, Host(), run, served)
 
 
@@ -152,7 +153,7 @@ def test_prompts_that_the_server_had_cached_are_not_computed_by_the_simulator_ei
     again = outcome(0, sent, Run("", []), {})
     law = published.make("affine", {"base": 0.0, "token": 1.0, "row": 0.0})
     seconds = [
-        simulated("dynamic", {}, Served([o], [], ENGINE, single_of(LAW)), trace, law, Host()).busy
+        simulated(Chosen("dynamic"), Served([o], [], ENGINE, single_of(LAW)), trace, law, Host()).busy
         for o in (seen, again)
     ]
     assert seconds == pytest.approx([53, 5])

@@ -1,0 +1,102 @@
+"""A run of the simulator as one value: the policies, the engine, what a step costs, and the requests.
+
+It must not know command lines: `simulate/commands/inputs.py` makes a scenario from the options and checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import policies
+from costs.cost import Cost, Host, Transfer
+from scheduling.pages import PagePool
+from scheduling.policy import Policy
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
+from simulate.simulator import Run, simulate
+from simulate.swap import SwapSpace
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A policy by its name, with its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def policy(self, slots: int) -> Policy:
+        """Return a new policy for so many slots."""
+        return policies.get_policy(self.name, slots, self.options)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What serves the requests.
+
+    Without `kv_tokens` memory is unlimited. `speculator` makes what proposes draft tokens. `swap` says how the pages of a
+    preempted request move to the host's memory and how many tokens fit there; without it they are computed again.
+    """
+
+    slots: int
+    tokens_per_step: int = 2048
+    kv_tokens: int = 0
+    page_size: int = 16
+    prefix_cache: bool = True
+    evict: str = "lru"
+    speculator: Callable[[], Speculator | None] = lambda: None
+    swap: tuple[Transfer, int] | None = None
+
+    def scheduler(self, chosen: Chosen, pool: type[PagePool] = PagePool) -> Scheduler:
+        """Return a new scheduler with a new policy; `pool` keeps its pages."""
+        pages = None
+        if self.kv_tokens:
+            evict = policies.get_eviction(self.evict)
+            count = self.kv_tokens // self.page_size + 1  # page 0 is for padding
+            pages = pool(count, self.page_size, prefix_cache=self.prefix_cache, evict=evict)
+        policy, speculator = chosen.policy(self.slots), self.speculator()
+        scheduler = Scheduler(policy, pages, self.tokens_per_step, speculator=speculator)
+        if self.swap is not None:
+            scheduler.batch.pages = SwapSpace(pages, *self.swap)
+        return scheduler
+
+
+class Requests(Protocol):
+    """Requests that can be served again and again."""
+
+    def sequences(self) -> list[Sequence]:
+        """Return fresh sequences."""
+        ...
+
+
+R = TypeVar("R", bound=Requests)
+
+
+@dataclass(frozen=True)
+class Scenario(Generic[R]):
+    """The policies serve the same requests, each alone on an engine of its own.
+
+    `asked` are instances of the policies, only to be asked what they do: a run needs a fresh one.
+    """
+
+    policies: tuple[Chosen, ...]
+    engine: Engine
+    cost: Cost
+    host: Host
+    rows: R
+    asked: tuple[Policy, ...] = ()
+
+    def fresh(self, chosen: Chosen) -> tuple[Scheduler, list[Sequence]]:
+        """Return a new scheduler of a policy, and fresh requests, which an eviction that knows the future has seen."""
+        scheduler, sequences = self.engine.scheduler(chosen), self.rows.sequences()
+        if scheduler.pages is not None and scheduler.pages.evict.clairvoyant:
+            for seq in sequences:
+                scheduler.batch.pages.hash(seq)
+            scheduler.pages.evict.foresee(sequences)
+        return scheduler, sequences
+
+    def serve(self, chosen: Chosen, *, records: bool = False) -> Run:
+        """Serve the requests with one policy; with `records`, keep the Iteration of each step."""
+        return simulate(*self.fresh(chosen), self.cost, self.host, records=records)
