@@ -199,10 +199,6 @@ class BatchingManager:
             return Sequence([0], 1)
         return self._make_inference("", 1, [0], seed=0).sequence
 
-    def retry_after(self) -> int:
-        """Return the seconds after which a rejected client should retry: the time to compute the queue."""
-        return self.inbox.retry_after()
-
     def waited(self, inference: Inference) -> dict[str, tuple[int, float]]:
         """Return the iterations and seconds that an inference has waited so far, by reason."""
         seq, scheduler = inference.sequence, self.scheduler
@@ -221,7 +217,7 @@ class BatchingManager:
     @property
     def max_queue(self) -> int:
         """The number of requests that may wait while the batch is full."""
-        return self.inbox.limit - self.max_batch_size
+        return self.inbox.places.limit - self.max_batch_size
 
     @property
     def waiting(self) -> int:

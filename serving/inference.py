@@ -102,7 +102,7 @@ class Inference:
     no length. `slo_s`, `queue_timeout` and `request_timeout` are seconds from its arrival: in which the answer is wanted,
     and after which it times out in the queue and as a whole, if the server's own limits are not shorter. `owner` is whose
     request it is, for what owners do not share. With `is_background` it is computed while the server has nothing else to
-    do, takes no place from others, and has no deadline. Deduplication sets `first`: the inference whose answer it gets too.
+    do, takes no place from others, and has no deadline. With `has_place`, its HTTP request holds a place for it. Deduplication sets `first`: the inference whose answer it gets too.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class Inference:
         adapter: Loaded | None = None,
         owner: str = "",
         is_background: bool = False,
+        has_place: bool = False,
     ) -> None:
         self.id = id or uuid.uuid4().hex
         self.prompt = prompt
@@ -141,6 +142,7 @@ class Inference:
         self.scores_prompt = scores_prompt
         self.owner = owner
         self.is_background = is_background
+        self.has_place = has_place
         self.first: Inference | None = None
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
@@ -168,8 +170,8 @@ class Inference:
 
     @property
     def places(self) -> int:
-        """The places that it takes among the requests that are queued or running."""
-        return 0 if self.is_background else 1
+        """The places that the inbox takes for it."""
+        return 0 if self.is_background or self.has_place else 1
 
     @property
     def queue_tokens(self) -> int:

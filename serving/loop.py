@@ -96,7 +96,7 @@ class Loop:
 
     def _follow(self, slots: int, left: list[Sequence]) -> None:
         """Let as many requests wait as under the old policy, which had so many slots, and complete those that left."""
-        self.inbox.limit += self.scheduler.policy.max_batch_size - slots
+        self.inbox.places.limit += self.scheduler.policy.max_batch_size - slots
         self._complete(left)
         notify(self.fallback.listeners)
 
