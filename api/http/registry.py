@@ -46,7 +46,6 @@ class RequestContext:
         self.left = not has_client
         self.streams = False
         self.watched: int | None = None
-        self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -64,18 +63,6 @@ class RequestContext:
 
     def end(self, error: InferenceError) -> None:
         cancel_all((inference, error) for inference in self.inferences)
-
-    def leave(self) -> bool:
-        """Cancel what its client can no longer read; return False if that has already been done."""
-        with self._lock:
-            if self.left:
-                return False
-            self.left = True
-        if self.is_open:  # the handler ended, so no client will read the answer
-            self.gone = self.gone or self.streams
-            kind = "cancelled" if self.gone else "abandoned"
-            self.end(InferenceError(kind, "the request was abandoned"))
-        return True
 
 
 class RequestRegistry:
@@ -160,13 +147,18 @@ class RequestRegistry:
         """End a request; return False if it has already ended."""
         if context.watched is not None:
             self._watcher.remove(context.watched)
-        if not context.leave():
-            return False
         with self._lock:
+            if context.left:
+                return False
+            context.left = True
             if context.running == 0:
                 self._close(context)
                 if context.name not in self._done:  # it was rejected, so there is no record of it
                     self._forget(context.id, context.name)
+        if context.is_open:  # the handler ended, so no client will read the answer
+            context.gone = context.gone or context.streams
+            kind = "cancelled" if context.gone else "abandoned"
+            context.end(InferenceError(kind, "the request was abandoned"))
         return True
 
     def _keep(self, context: RequestContext) -> None:
