@@ -21,13 +21,12 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from serving.completion import Listener, Observer, complete, notify
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
 from serving.fallback import Fallback
 from serving.inbox import Inbox
 from serving.inference import Inference, InferenceError, outcome
-from serving.loop import Loop
+from serving.loop import Listener, Loop, Observer, complete, notify
 from serving.recovery import EngineBroken, Model, Recovery
 
 __all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError", "Model", "outcome"]
@@ -164,7 +163,7 @@ class BatchingManager:
     def give_up(self, reason: str) -> None:
         """End all requests with an error because the loop failed, and call `on_death`; only the first call acts."""
         with self._failing:
-            if self.failure is not None:
+            if self.inbox.failure is not None:
                 return
             self.inbox.failure = reason
         # If the loop hangs while it holds the lock, the process must still exit.
@@ -237,11 +236,6 @@ class BatchingManager:
     def heartbeat(self) -> float:
         """The time of the loop's last iteration."""
         return self.inbox.heartbeat
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why the loop failed, if it did."""
-        return self.inbox.failure
 
     @property
     def is_alive(self) -> bool:

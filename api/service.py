@@ -182,7 +182,7 @@ class Service:
         if self.engine is None:
             return "loading", "the model is loading"
         if not self.engine.manager.is_alive:
-            return "dead", self.engine.manager.failure or "the batching loop has ended"
+            return "dead", self.engine.manager.inbox.failure or "the batching loop has ended"
         age = self.heartbeat_age()
         if age is not None and age > self.stall_seconds:
             return "stalled", f"the batching loop has not completed a step for {age:.0f} s"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterable
 
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
-from serving.completion import publish_tokens
 from serving.inbox import Inbox
 from serving.inference import Inference
 
@@ -97,8 +96,8 @@ class Dedup:
             self._finish(copy)
             return True
         _follow(seq, first)
-        if copy.wakeup is not None and seq.output_ids and not first.is_finished:
-            publish_tokens(copy)
+        if seq.output_ids and not first.is_finished:
+            copy.publish_tokens()
         return False
 
     def publish(self, plan: Plan) -> None:
@@ -109,8 +108,8 @@ class Dedup:
                 continue
             for copy in group.copies.values():
                 _follow(copy.sequence, first)
-                if copy.wakeup is not None and not first.is_finished:
-                    publish_tokens(copy)
+                if not first.is_finished:
+                    copy.publish_tokens()
 
     def settle(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Return sequences that left the scheduler with those of their copies, which end as they did."""

@@ -235,11 +235,16 @@ class Inference:
             self.wakeup.notify()
 
     def publish_tokens(self) -> None:
-        """Publish the tokens so far to the reader; the loop calls this after each step with a new token."""
+        """Publish the tokens so far to the reader of a stream; the loop calls this after each step with a new token."""
+        if self.wakeup is None:
+            return
         # Tokens are appended before `ready` grows, so a reader needs no lock for those below it.
         self.ready = len(self.sequence.output_ids)
-        if self.wakeup is not None:
+        try:
             self.wakeup.notify_tokens()
+        except Exception as error:  # of one reader, which the loop and the other requests must survive
+            log.exception("cannot notify the reader of a stream")
+            self.cancel(failure(error))
 
     def finished(self, error: InferenceError | None = None) -> bool:
         """End the inference and wake its waiters; return False if it has already ended."""

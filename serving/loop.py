@@ -5,24 +5,30 @@ This module must not know HTTP, tensors, threads other than its own, or which po
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import ParamSpec
 
 from scheduling.iteration import Iteration, Plan
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from serving.background import Background
-from serving.completion import Observer, complete, notify, publish_tokens
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
 from serving.fallback import Fallback, switch_problem
 from serving.inbox import MAX_RETRY_SECONDS, Inbox
-from serving.inference import Inference, InferenceError
+from serving.inference import Inference, InferenceError, failure
 from serving.recovery import Recovery
 
+log = logging.getLogger(__name__)
+
+Observer = Callable[[Iteration | None, list[Inference]], None]
+Listener = Callable[[Inference], None]
+P = ParamSpec("P")
 MAX_IDLE_SECONDS = 1.0  # between two heartbeats
 
 
@@ -195,8 +201,8 @@ class Loop:
         """Notify the readers of streams about new tokens; completing a request notifies its reader as well."""
         for seq in plan.sequences:
             inference = self.inbox.open.get(seq)
-            if inference is not None and inference.wakeup is not None and not seq.is_finished:
-                publish_tokens(inference)
+            if inference is not None and not seq.is_finished:
+                inference.publish_tokens()
         if self.dedup is not None:
             self.dedup.publish(plan)
 
@@ -207,3 +213,21 @@ class Loop:
         left = self.inbox.finish(sequences) if sequences else []
         notify(self.observers, iteration, left)
         complete(left)
+
+
+def notify(callbacks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call each callback; log its exception and go on."""
+    for callback in callbacks:
+        try:
+            callback(*args, **kwargs)
+        except Exception:
+            log.exception("%s failed", getattr(callback, "__qualname__", callback))
+
+
+def complete(inferences: list[Inference]) -> None:
+    """End each inference with its sequence's error, if there is one."""
+    for inference in inferences:
+        try:
+            inference.finished(failure(inference.sequence.error))
+        except Exception:  # the others must end too
+            log.exception("cannot complete an inference")
