@@ -16,7 +16,7 @@ from api.http.owner import is_background
 from api.http.registry import RequestContext
 from api.service import Service
 
-PLACE = "effective_batching.place"  # in the WSGI environment: what the worker has lent to this request, or None
+PLACE = "effective_batching.place"  # in the WSGI environment: the place that the worker has taken for this request
 
 
 def check(service: Service) -> Callable[[], None]:
@@ -38,10 +38,10 @@ def check(service: Service) -> Callable[[], None]:
 
 
 def enter(service: Service) -> RequestContext:
-    """Take a place for the current request, which keeps it until its last byte is sent."""
+    """Take a place for the current request, which keeps it until its last byte is sent and the loop has let go of it."""
     if service.draining:
         raise ApiError("the server is shutting down. Try again later, or use another server", type="unavailable_error")
-    if service.engine is None:
+    if service.engine is None:  # there is no inbox to have places in
         status, reason = service.status()
         raise ApiError(f"the server is {status}: {reason}. Try again", type="unavailable_error")
     place = None

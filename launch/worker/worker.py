@@ -26,9 +26,9 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from api.hooks.admission import PLACE
 from api.http.deferral import Exchange
-from launch.callbacks import Callbacks, Outcome
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
+from launch.worker.callbacks import Callbacks, Outcome
 from launch.worker.connections import ClosingConnections, peek_request, send_response
 from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
 from serving.deadlines import TokenBucket
@@ -43,7 +43,11 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
-    """A gthread worker that never waits for a client in its main thread, and drains before it exits."""
+    """A gthread worker that never waits for a client in its main thread, and drains before it exits.
+
+    Only the main thread touches the poller, the connections that wait in it, and `nr_conns`. Handlers and the completer
+    own one connection at a time, and hand it back through `method_queue`.
+    """
 
     _is_quick = False
     _paused_until = 0.0
@@ -166,6 +170,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _dispatch_waiting(self) -> None:
         """Hand waiting requests to threads in their order: those with a place, and those whose rejection is due."""
+        # Before the body is read: a full server must not read, check and tokenize what it will refuse.
         places: Places = self._service.engine.manager.inbox.places
         while self._waiting:
             place = places.lend()
@@ -185,15 +190,15 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _serve(self, conn: TConn, place: Place | None = None) -> None:
         """Answer the next request of a connection; called in a thread of the pool."""
-        conn.place = place  # for `handle_request`, which gunicorn calls
+        conn.place = place  # for `handle_request`, which gunicorn's `handle` calls
         try:
             result = self.handle(conn)
         except BaseException:  # the connection must not leak, whatever happened
             self._finish(conn, False)
             raise
         finally:
-            # Here, because it may be unused for many reasons: the request could not be read, its key is wrong, ...
-            # If the registry has claimed it, the request may be pending, and may even have ended in another thread.
+            # Given back here unless the request got as far as the registry, which many do not: some cannot be read, some
+            # have no key. `conn` may not be asked: once a request is pending, the connection belongs to other threads.
             if place is not None and not place.is_claimed:
                 place.give_back()
         if result is not PENDING:
@@ -218,7 +223,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         exchange = Exchange(self.wsgi, environ, resp.start_response)
         work = exchange.begin()
         if work is not None:
-            # From here on the completer's thread owns the connection, and may already have answered.
+            # The completer's thread owns the connection from here on, and may have answered before this returns.
             self._service.completer.wait(work, partial(self._complete, conn, exchange, resp))
             return PENDING
         try:
@@ -236,7 +241,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _complete(self, conn: TConn, exchange: Exchange, resp: Any) -> None:
         """Send the answer of a request that was PENDING; called in the completer's thread, which must not block."""
-        keeps = False
         if self._service.draining:
             resp.force_close()
         try:
@@ -246,11 +250,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 self.method_queue.defer(self.tpool.submit, self._send_rest, conn, unsent, keeps)
                 return
             keeps = self._keepalive_after(conn, keeps)
-        except OSError:  # the client has disconnected
+        except Exception as error:
             keeps = False
-        except Exception:
-            self.log.exception("Error handling request")
-            keeps = False
+            if not isinstance(error, OSError):  # which means that the client has disconnected
+                self.log.exception("Error handling request")
         self._finish(conn, keeps)
 
     def _send_rest(self, conn: TConn, unsent: bytes, keeps: bool) -> None:
