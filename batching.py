@@ -141,15 +141,6 @@ class BatchingManager:
         self._thread = thread
         return thread
 
-    def switch(self, policy: Policy, timeout: float | None = None) -> None:
-        """Switch to `policy` at the next iteration, and return after the switch.
-
-        No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
-        InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds, or when
-        the policy fails at once. If it fails later, the loop goes back to the policy before.
-        """
-        self.inbox.switch(policy, timeout)
-
     def stop(self, patience: float | None = None) -> None:
         """Stop the loop; open requests end with an error.
 

@@ -121,8 +121,13 @@ class Inbox:
             self._ended += ended
             self._changed.notify()
 
-    def switch(self, policy: Policy, timeout: float | None) -> None:
-        """Have the loop switch to `policy`, and return after the switch; raise InferenceError if it does not."""
+    def switch(self, policy: Policy, timeout: float | None = None) -> None:
+        """Have the loop switch to `policy` before its next step, and return after the switch.
+
+        No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
+        InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds, or when
+        the policy fails at once. If it fails later, the loop goes back to the policy before.
+        """
         done: Future[None] = Future()
         with self._changed:
             if self.is_closed or self.is_stopping:

@@ -293,9 +293,7 @@ class Inference:
             self.cancel(timeout_error(timeout or 0.0))
         if self.error is not None:
             raise self.error
-        completion = self.completion
-        assert completion is not None
-        return completion
+        return self.prompt + self.answer
 
     def cancel(self, error: InferenceError | None = None) -> None:
         """End it now; its slot and pages are freed within one iteration."""
