@@ -30,9 +30,9 @@ class Inbox:
     """A bounded queue of inferences for one loop: at most `limit` queued or running, with `max_tokens` queued tokens.
 
     Any thread may check, reserve and deliver inferences, remove ended ones, switch the policy, stop and close. Only the
-    loop's thread calls wait, take, switch_policies, start and finish, between two steps. Nothing here calls out
-    while it holds the lock. `failure`, the reason why the loop failed, is set before `close` and without the lock: the
-    loop may hang while it holds the lock.
+    loop's thread calls wait, take, switch_policies, start and finish, between two steps. While the lock is held, only that
+    of `places` is taken, and nothing else is called; that of `Dedup` is taken before it. `failure`, the reason why the
+    loop failed, is set before `close` and without the lock: the loop may hang while it holds the lock.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Inbox:
         pages: PagePool | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.places = Places(limit)  # also of requests that are not here yet: their body is being read
+        # An HTTP request takes its places before its body is read, and keeps them until its last byte is sent. For all
+        # others `reserve` takes them.
+        self.places = Places(limit)
         self.max_tokens = max_tokens
         self.heartbeat = clock()  # time of the loop's last iteration
         self.rate = Rate()  # of the loop's work
@@ -100,7 +102,7 @@ class Inbox:
                     f"{self.max_tokens:,}. Try again later, or raise --max-queue-tokens",
                     self.retry_after(),
                 )
-            # Last, because nothing after it may fail: these places are given back by `finish`, `close` or `deliver`.
+            # Last, because nothing may fail after it: from here on `deliver`, `close` or `finish` gives the places back.
             if count and not self.places.take(count):
                 raise self.full_error(count)
             self.queued_tokens += tokens
@@ -191,7 +193,8 @@ class Inbox:
                     done.set_exception(error)
                 else:
                     done.set_result(None)
-            self._switches.popleft()  # not before, so that `close` ends a switch that failed
+            # Not earlier: if the loop fails in `switch`, `close` must still find the caller that waits.
+            self._switches.popleft()
 
     def start(self, plan: Plan) -> None:
         """Record which sequences leave the queue for their first step; called by the loop."""
@@ -214,7 +217,7 @@ class Inbox:
             self.places.give_back(count)
 
     def has_lost(self, inference: Inference) -> bool:
-        """Return whether the loop finished an inference's sequence and holds it no longer."""
+        """Return whether the loop has finished an inference's sequence and no longer holds it."""
         return inference.sequence.state == "finished" and inference.sequence not in self.open
 
     def retry_after(self) -> int:

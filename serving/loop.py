@@ -59,7 +59,8 @@ class Loop:
         plan = self._plan()
         self.is_idle = plan is None
         if plan is not None:
-            self.inbox.start(plan)  # before the step, so that the queue has room while it is computed
+            # Before the step, so that the queue has room for tokens while it is computed.
+            self.inbox.start(plan)
             outputs = self.recovery.compute(self.scheduler, plan)
             iteration = self.scheduler.commit(plan, outputs, self.clock())
             self.inbox.rate.add(iteration.tokens, iteration.seconds)
@@ -101,7 +102,8 @@ class Loop:
         self._follow(slots, left)
 
     def _follow(self, slots: int, left: list[Sequence]) -> None:
-        """Let as many requests wait as under the old policy, which had so many slots, and complete those that left."""
+        """Let as many requests wait as under the old policy, which had `slots`, and complete the sequences that left."""
+        # Only the loop's thread changes the limit. It may fall below what is taken; then nobody enters for a while.
         self.inbox.places.limit += self.scheduler.policy.max_batch_size - slots
         self._complete(left)
         notify(self.fallback.listeners)
@@ -112,6 +114,7 @@ class Loop:
         if self.is_idle:
             self.inbox.wait(self._idle_seconds(now))
             self.inbox.heartbeat = now = self.clock()
+        # Arrivals first: an inference may have been canceled before the loop knew it, and must be known to be removed.
         arrived, ended = self.inbox.take()
         for inference in arrived:
             self._receive(inference)
@@ -122,6 +125,7 @@ class Loop:
         self.deadlines.prune(len(self.inbox.open))
         if ended:
             self._remove(ended, now)
+        # After the removals, so that a new policy does not take over what has ended.
         self.inbox.switch_policies(self._switch)
         if self.background.waiting or self.background.admitted:
             self._complete(self.background.yield_slots(self.scheduler, now, self._add))
@@ -140,7 +144,7 @@ class Loop:
             return now
 
     def _receive(self, inference: Inference) -> None:
-        """Pass an inference that arrived to the part that will have it computed."""
+        """Hand an arrival to the scheduler, to deduplication or to background work."""
         if not inference.is_background:
             self.deadlines.add(inference)
         if inference.first is not None and self.dedup is not None:
@@ -166,7 +170,8 @@ class Loop:
 
     def _accepts(self, seq: Sequence) -> bool:
         """Add a sequence to the scheduler; return False if the policy refuses it."""
-        while seq not in self.scheduler.waiting:  # where it may be although a hook failed
+        # A hook may fail after the sequence has entered the queue; adding it again would queue it twice.
+        while seq not in self.scheduler.waiting:
             try:
                 return self.scheduler.add(seq)
             except Exception as error:
@@ -211,6 +216,7 @@ class Loop:
         if self.dedup is not None:
             sequences = self.dedup.settle(sequences)
         left = self.inbox.finish(sequences) if sequences else []
+        # Observers first: when a handler wakes up, its request has been counted and recorded.
         notify(self.observers, iteration, left)
         complete(left)
 
