@@ -21,13 +21,12 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from serving.completion import Listener, Observer, complete, notify
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
 from serving.fallback import Fallback
 from serving.inbox import Inbox
 from serving.inference import Inference, InferenceError, outcome
-from serving.loop import Loop
+from serving.loop import Listener, Loop, Observer, complete, notify
 from serving.recovery import EngineBroken, Model, Recovery
 
 __all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError", "Model", "outcome"]
@@ -142,15 +141,6 @@ class BatchingManager:
         self._thread = thread
         return thread
 
-    def switch(self, policy: Policy, timeout: float | None = None) -> None:
-        """Switch to `policy` at the next iteration, and return after the switch.
-
-        No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
-        InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds, or when
-        the policy fails at once. If it fails later, the loop goes back to the policy before.
-        """
-        self.inbox.switch(policy, timeout)
-
     def stop(self, patience: float | None = None) -> None:
         """Stop the loop; open requests end with an error.
 
@@ -164,7 +154,7 @@ class BatchingManager:
     def give_up(self, reason: str) -> None:
         """End all requests with an error because the loop failed, and call `on_death`; only the first call acts."""
         with self._failing:
-            if self.failure is not None:
+            if self.inbox.failure is not None:
                 return
             self.inbox.failure = reason
         # If the loop hangs while it holds the lock, the process must still exit.
@@ -199,10 +189,6 @@ class BatchingManager:
             return Sequence([0], 1)
         return self._make_inference("", 1, [0], seed=0).sequence
 
-    def retry_after(self) -> int:
-        """Return the seconds after which a rejected client should retry: the time to compute the queue."""
-        return self.inbox.retry_after()
-
     def waited(self, inference: Inference) -> dict[str, tuple[int, float]]:
         """Return the iterations and seconds that an inference has waited so far, by reason."""
         seq, scheduler = inference.sequence, self.scheduler
@@ -221,7 +207,7 @@ class BatchingManager:
     @property
     def max_queue(self) -> int:
         """The number of requests that may wait while the batch is full."""
-        return self.inbox.limit - self.max_batch_size
+        return self.inbox.places.limit - self.max_batch_size
 
     @property
     def waiting(self) -> int:
@@ -241,11 +227,6 @@ class BatchingManager:
     def heartbeat(self) -> float:
         """The time of the loop's last iteration."""
         return self.inbox.heartbeat
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why the loop failed, if it did."""
-        return self.inbox.failure
 
     @property
     def is_alive(self) -> bool:

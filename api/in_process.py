@@ -7,7 +7,6 @@ WSGI environment, beside the headers. This module must not know what a batch is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,7 +50,7 @@ class InProcess:
     def _begin(self, line: Line, owner: str, id: str, done: Done) -> None:
         call = Call(self._app, line, owner, id, done)
         try:
-            work = call.exchange.run(call.exchange.begin)
+            work = call.exchange.begin()
             if work is not None:
                 self._service.completer.wait(work, call.finish)
                 return
@@ -93,23 +92,11 @@ class Call:
     def finish(self) -> None:
         """Pass on the answer."""
         try:
-            body = self.exchange.run(self._read)
+            body = self.exchange.answer(b"".join)
         except Exception as error:
             self.fail(error)
             return
         self._done(self._status, self._id, body)
-
-    def _read(self) -> bytes:
-        try:
-            parts: Iterable[bytes] = self.exchange.answer()
-            try:
-                return b"".join(parts)
-            finally:
-                close = getattr(parts, "close", None)
-                if close is not None:
-                    close()
-        finally:
-            self.exchange.end()
 
     def fail(self, error: Exception) -> None:
         """Pass on that no answer could be made."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from api.http.deferral import Completer
 from api.http.openapi import Operation
-from api.http.registry import Places, RequestRegistry
+from api.http.registry import RequestRegistry
 from api.http.watcher import Watcher
 from api.socket_writer import SocketWriter
 from batch_files.runner import Runner
@@ -159,7 +159,6 @@ class Service:
         self.feed = Feed(show_text=config.dashboard_show_text)
         self.access_log = QueuedLog(sys.stdout)
         self.operations: list[Operation] = []
-        self.places = Places(config.max_open_requests)
         self.watcher = Watcher()
         self.requests = RequestRegistry(self.watcher)
         self.meters = Meters()
@@ -183,7 +182,7 @@ class Service:
         if self.engine is None:
             return "loading", "the model is loading"
         if not self.engine.manager.is_alive:
-            return "dead", self.engine.manager.failure or "the batching loop has ended"
+            return "dead", self.engine.manager.inbox.failure or "the batching loop has ended"
         age = self.heartbeat_age()
         if age is not None and age > self.stall_seconds:
             return "stalled", f"the batching loop has not completed a step for {age:.0f} s"
@@ -211,10 +210,6 @@ class Service:
     def heartbeat_age(self) -> float | None:
         """Return the seconds since the loop's last iteration, or None before there is a loop."""
         return None if self.engine is None else time.perf_counter() - self.engine.manager.heartbeat
-
-    def retry_after(self) -> int:
-        """Return the seconds after which a rejected client should retry."""
-        return 1 if self.engine is None else self.engine.manager.retry_after()
 
     def dropped(self) -> int:
         """Return the number of log lines dropped because their reader was too slow."""

@@ -15,7 +15,7 @@ from serving.inference import Inference
 
 
 class Background:
-    """The background inferences of one loop: outside of the scheduler, or in it."""
+    """The background inferences of one loop: those outside of the scheduler (`waiting`), and those in it (`admitted`)."""
 
     def __init__(self) -> None:
         self.waiting: dict[Sequence, Inference] = {}

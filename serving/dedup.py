@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterable
 
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
-from serving.completion import publish_tokens
 from serving.inbox import Inbox
 from serving.inference import Inference
 
@@ -33,7 +32,7 @@ class Group:
 class Dedup:
     """The groups of one loop; `key_of` returns equal keys for inferences that have equal answers.
 
-    `copies` counts the inferences that were not computed, and `tokens` those that they were answered with.
+    `copies` counts the inferences that were not computed, and `tokens` the tokens of their answers.
     """
 
     def __init__(self, inbox: Inbox, key_of: Callable[[Inference], Hashable]) -> None:
@@ -41,7 +40,9 @@ class Dedup:
         self.tokens = 0
         self._inbox = inbox
         self._key_of = key_of
-        self._lock = threading.Lock()  # of the two dicts, and of `coming`
+        # Of the two dicts, and of `coming`. Threads that enqueue take the inbox's lock while they hold it; the loop never
+        # takes it while it holds the inbox's.
+        self._lock = threading.Lock()
         self._by_key: dict[Hashable, Group] = {}
         self._by_sequence: dict[Sequence, Group] = {}
 
@@ -51,6 +52,7 @@ class Dedup:
         A copy takes a place in the queue, because it has a client that waits, but no queued tokens.
         """
         keys = [self._key_of(inference) for inference in inferences]
+        # Joining and reserving are one step: a first that does not get in must not have won copies meanwhile.
         with self._lock:
             for inference, key in zip(inferences, keys):
                 self._join(inference, key)
@@ -97,8 +99,8 @@ class Dedup:
             self._finish(copy)
             return True
         _follow(seq, first)
-        if copy.wakeup is not None and seq.output_ids and not first.is_finished:
-            publish_tokens(copy)
+        if seq.output_ids and not first.is_finished:
+            copy.publish_tokens()
         return False
 
     def publish(self, plan: Plan) -> None:
@@ -109,11 +111,11 @@ class Dedup:
                 continue
             for copy in group.copies.values():
                 _follow(copy.sequence, first)
-                if copy.wakeup is not None and not first.is_finished:
-                    publish_tokens(copy)
+                if not first.is_finished:
+                    copy.publish_tokens()
 
     def settle(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Return sequences that left the scheduler with those of their copies, which end as they did."""
+        """Return sequences that left the scheduler and those of their copies, which end in the same way."""
         left: list[Sequence] = []
         for first in sequences:
             left.append(first)
@@ -127,7 +129,7 @@ class Dedup:
         return left
 
     def release(self, ended: list[Inference], now: float) -> tuple[list[Inference], list[Sequence]]:
-        """Return of inferences that ended early those that are computed for no client, and the copies that leave."""
+        """Sort out inferences that ended early: return those that no client waits for any more, and the copies that leave."""
         alone: list[Inference] = []
         leaving: list[Sequence] = []
         for inference in dict.fromkeys(ended):
@@ -153,7 +155,7 @@ class Dedup:
             return True
 
     def _finish(self, copy: Inference) -> None:
-        """End the sequence of a copy as its first has ended."""
+        """End the sequence of a copy in the way in which its first ended."""
         assert copy.first is not None
         first, seq = copy.first.sequence, copy.sequence
         _follow(seq, first)
@@ -163,7 +165,7 @@ class Dedup:
 
 
 def _follow(seq: Sequence, first: Sequence) -> None:
-    """Bring what a copy knows of its computation up to date; nothing happens before the copy arrived."""
+    """Copy the progress of a first to its copy. No moment is before the copy's own arrival."""
     seq.state, seq.cached = first.state, first.cached
     seq.first_iteration, seq.last_iteration = first.first_iteration, first.last_iteration
     seq.batch_sum, seq.batch_max = first.batch_sum, first.batch_max

@@ -21,6 +21,7 @@ from scheduling.policy import Policy
 from scheduling.sequence import Sequence
 from serving.deadlines import Rate
 from serving.inference import Inference, InferenceError
+from serving.places import Places
 
 MAX_RETRY_SECONDS = 60
 
@@ -29,9 +30,9 @@ class Inbox:
     """A bounded queue of inferences for one loop: at most `limit` queued or running, with `max_tokens` queued tokens.
 
     Any thread may check, reserve and deliver inferences, remove ended ones, switch the policy, stop and close. Only the
-    loop's thread calls wait, take, switch_policies, start and finish, between two steps. Nothing here calls out
-    while it holds the lock. `failure`, the reason why the loop failed, is set before `close` and without the lock: the
-    loop may hang while it holds the lock.
+    loop's thread calls wait, take, switch_policies, start and finish, between two steps. While the lock is held, only that
+    of `places` is taken, and nothing else is called; that of `Dedup` is taken before it. `failure`, the reason why the
+    loop failed, is set before `close` and without the lock: the loop may hang while it holds the lock.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Inbox:
         pages: PagePool | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.limit = limit
+        # An HTTP request takes its places before its body is read, and keeps them until its last byte is sent. For all
+        # others `reserve` takes them.
+        self.places = Places(limit)
         self.max_tokens = max_tokens
         self.heartbeat = clock()  # time of the loop's last iteration
         self.rate = Rate()  # of the loop's work
@@ -54,7 +57,6 @@ class Inbox:
         self.open: dict[Sequence, Inference] = {}
         self._switches: deque[tuple[Policy, Future[None]]] = deque()
         self._ended: list[Inference] = []  # by their callers or deadlines
-        self.count = 0  # inferences that are queued or running, or have room reserved
         self.queued_tokens = 0  # of the prompts and answers in the queue
         self._pages = pages
         self._changed = threading.Condition()
@@ -93,13 +95,6 @@ class Inbox:
         with self._changed:
             if self.is_closed or self.is_stopping:
                 raise self.closed_error()
-            if self.count + count > self.limit:
-                raise InferenceError(
-                    "overloaded",
-                    f"the server is full ({self.count} requests queued or running, this one adds "
-                    f"{count}, limit {self.limit}). Try again later, or raise --max-queue",
-                    self.retry_after(),
-                )
             if self.queued_tokens and self.queued_tokens + tokens > self.max_tokens:
                 raise InferenceError(
                     "overloaded",
@@ -107,16 +102,20 @@ class Inbox:
                     f"{self.max_tokens:,}. Try again later, or raise --max-queue-tokens",
                     self.retry_after(),
                 )
-            self.count += count
+            # Last, because nothing may fail after it: from here on `deliver`, `close` or `finish` gives the places back.
+            if count and not self.places.take(count):
+                raise self.full_error(count)
             self.queued_tokens += tokens
 
     def deliver(self, inferences: list[Inference]) -> bool:
         """Pass inferences that have their room to the loop; return False when the loop has ended."""
         with self._changed:
-            if not self.is_closed:
-                self.arrived += inferences
-                self._changed.notify()
-            return not self.is_closed
+            if self.is_closed:
+                self._give_back(inferences)  # `close` has not seen them
+                return False
+            self.arrived += inferences
+            self._changed.notify()
+            return True
 
     def remove(self, ended: list[Inference]) -> None:
         """Have the loop release the slots and pages of these ended inferences."""
@@ -124,8 +123,13 @@ class Inbox:
             self._ended += ended
             self._changed.notify()
 
-    def switch(self, policy: Policy, timeout: float | None) -> None:
-        """Have the loop switch to `policy`, and return after the switch; raise InferenceError if it does not."""
+    def switch(self, policy: Policy, timeout: float | None = None) -> None:
+        """Have the loop switch to `policy` before its next step, and return after the switch.
+
+        No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
+        InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds, or when
+        the policy fails at once. If it fails later, the loop goes back to the policy before.
+        """
         done: Future[None] = Future()
         with self._changed:
             if self.is_closed or self.is_stopping:
@@ -154,7 +158,8 @@ class Inbox:
             self.is_closed = True
             unfinished, self.open = [*self.open.values(), *self.arrived], {}
             self.arrived = []
-            self.count = self.queued_tokens = 0
+            self.queued_tokens = 0
+            self._give_back(unfinished)
         for _, done in self._switches:
             with contextlib.suppress(InvalidStateError):  # its caller has timed out
                 done.set_exception(
@@ -188,7 +193,8 @@ class Inbox:
                     done.set_exception(error)
                 else:
                     done.set_result(None)
-            self._switches.popleft()  # not before, so that `close` ends a switch that failed
+            # Not earlier: if the loop fails in `switch`, `close` must still find the caller that waits.
+            self._switches.popleft()
 
     def start(self, plan: Plan) -> None:
         """Record which sequences leave the queue for their first step; called by the loop."""
@@ -201,17 +207,31 @@ class Inbox:
         """Free the room of sequences that left the scheduler, and return their inferences; called by the loop."""
         with self._changed:
             left = [self.open.pop(seq) for seq in sequences if seq in self.open]
-            self.count -= sum(inference.places for inference in left)
+            self._give_back(left)
             self.queued_tokens -= sum(i.queue_tokens for i in left if i.sequence.scheduled_at is None)
         return left
 
+    def _give_back(self, inferences: list[Inference]) -> None:
+        """Give back the places of inferences that leave, except those that an HTTP request holds until its last byte."""
+        if count := sum(inference.places for inference in inferences):
+            self.places.give_back(count)
+
     def has_lost(self, inference: Inference) -> bool:
-        """Return whether the loop finished an inference's sequence and holds it no longer."""
+        """Return whether the loop has finished an inference's sequence and no longer holds it."""
         return inference.sequence.state == "finished" and inference.sequence not in self.open
 
     def retry_after(self) -> int:
         """Return the seconds after which a rejected client should retry: the time to compute the queue."""
         return max(1, min(MAX_RETRY_SECONDS, math.ceil(self.rate.seconds_for(self.queued_tokens))))
+
+    def full_error(self, n: int) -> InferenceError:
+        """Return the error for a request that needs `n` places when fewer are left."""
+        return InferenceError(
+            "overloaded",
+            f"the server is full ({self.places.taken} requests queued or running, this one adds {n}, "
+            f"limit {self.places.limit}). Try again later, or raise --max-queue",
+            self.retry_after(),
+        )
 
     def closed_error(self) -> InferenceError:
         """Return the error for requests that arrive after the loop ended."""

@@ -65,8 +65,8 @@ class Owner(Protocol):
 class Wakeup:
     """Wakes the one reader of some streams. Notifying never blocks, and twice has the same effect as once.
 
-    A reader sets `wants_tokens`, checks for new tokens, and only then waits. Without `wants_tokens` only the end of an
-    inference wakes it.
+    A reader sets `wants_tokens`, checks for new tokens, and only then waits; in another order it could miss the last
+    ones. Without `wants_tokens` only the end of an inference wakes it.
     """
 
     __slots__ = ("_lock", "wants_tokens")
@@ -96,13 +96,16 @@ class Wakeup:
 class Inference:
     """One request as its handler sees it. It finishes exactly once: with a completion or an error.
 
-    With a `wakeup` its tokens can be read as they come: `ready` is the number of published tokens. `on_end` is called
-    in the thread that ends it, and must not block. With `scores_prompt` the whole prompt is computed, even if it is
-    cached, and `num_tokens` may be 0. With `open_ended`, `num_tokens` is what the context leaves, since the client named
-    no length. `slo_s`, `queue_timeout` and `request_timeout` are seconds from its arrival: in which the answer is wanted,
-    and after which it times out in the queue and as a whole, if the server's own limits are not shorter. `owner` is whose
-    request it is, for what owners do not share. With `is_background` it is computed while the server has nothing else to
-    do, takes no place from others, and has no deadline. Deduplication sets `first`: the inference whose answer it gets too.
+    * `wakeup`: its tokens can be read as they come; `ready` is the number of published tokens.
+    * `on_end` is called in the thread that ends it, and must not block.
+    * `scores_prompt`: the whole prompt is computed, even if it is cached, and `num_tokens` may be 0.
+    * `open_ended`: the client named no length, so `num_tokens` is the rest of the context.
+    * `slo_s`, `queue_timeout`, `request_timeout`: seconds from its arrival in which the answer is wanted, after which it
+      times out in the queue, and after which it times out as a whole. The server's limits apply if they are shorter.
+    * `owner`: whose request it is. Owners may be kept from sharing answers.
+    * `is_background`: it is computed while the server has nothing else to do, takes no place, and has no deadline.
+    * `has_place`: its HTTP request holds a place for it.
+    * `first` is set by deduplication: the inference whose answer it gets too.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Inference:
         adapter: Loaded | None = None,
         owner: str = "",
         is_background: bool = False,
+        has_place: bool = False,
     ) -> None:
         self.id = id or uuid.uuid4().hex
         self.prompt = prompt
@@ -141,6 +145,7 @@ class Inference:
         self.scores_prompt = scores_prompt
         self.owner = owner
         self.is_background = is_background
+        self.has_place = has_place
         self.first: Inference | None = None
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
@@ -168,8 +173,8 @@ class Inference:
 
     @property
     def places(self) -> int:
-        """The places that it takes among the requests that are queued or running."""
-        return 0 if self.is_background else 1
+        """The places that the inbox takes for it, and gives back when the loop has finished it."""
+        return 0 if self.is_background or self.has_place else 1
 
     @property
     def queue_tokens(self) -> int:
@@ -233,17 +238,24 @@ class Inference:
             self.wakeup.notify()
 
     def publish_tokens(self) -> None:
-        """Publish the tokens so far to the reader; the loop calls this after each step with a new token."""
+        """Publish the tokens so far to the reader of a stream; the loop calls this after each step with a new token."""
+        if self.wakeup is None:
+            return
         # Tokens are appended before `ready` grows, so a reader needs no lock for those below it.
         self.ready = len(self.sequence.output_ids)
-        if self.wakeup is not None:
+        try:
             self.wakeup.notify_tokens()
+        except Exception as error:  # of one reader, which the loop and the other requests must survive
+            log.exception("cannot notify the reader of a stream")
+            self.cancel(failure(error))
 
     def finished(self, error: InferenceError | None = None) -> bool:
         """End the inference and wake its waiters; return False if it has already ended."""
         return self._end(error, early=False)
 
     def _end(self, error: InferenceError | None, early: bool) -> bool:
+        # The loop, a deadline, a client that leaves and a waiter race to end it. The first one wins: the error and the
+        # number of tokens never change once `event_obj` is set, so that readers need no lock.
         with self._lock:
             if self.event_obj.is_set():
                 return False
@@ -251,6 +263,7 @@ class Inference:
             if early:
                 self._kept = len(self.sequence.output_ids)
             self.event_obj.set()
+        # Without the lock, because `on_end` runs code of the waiter.
         if self.wakeup is not None:
             self.wakeup.notify()
         if self._on_end is not None:
@@ -286,9 +299,7 @@ class Inference:
             self.cancel(timeout_error(timeout or 0.0))
         if self.error is not None:
             raise self.error
-        completion = self.completion
-        assert completion is not None
-        return completion
+        return self.prompt + self.answer
 
     def cancel(self, error: InferenceError | None = None) -> None:
         """End it now; its slot and pages are freed within one iteration."""

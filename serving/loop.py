@@ -5,24 +5,30 @@ This module must not know HTTP, tensors, threads other than its own, or which po
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import ParamSpec
 
 from scheduling.iteration import Iteration, Plan
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from serving.background import Background
-from serving.completion import Observer, complete, notify, publish_tokens
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
 from serving.fallback import Fallback, switch_problem
 from serving.inbox import MAX_RETRY_SECONDS, Inbox
-from serving.inference import Inference, InferenceError
+from serving.inference import Inference, InferenceError, failure
 from serving.recovery import Recovery
 
+log = logging.getLogger(__name__)
+
+Observer = Callable[[Iteration | None, list[Inference]], None]
+Listener = Callable[[Inference], None]
+P = ParamSpec("P")
 MAX_IDLE_SECONDS = 1.0  # between two heartbeats
 
 
@@ -53,7 +59,8 @@ class Loop:
         plan = self._plan()
         self.is_idle = plan is None
         if plan is not None:
-            self.inbox.start(plan)  # before the step, so that the queue has room while it is computed
+            # Before the step, so that the queue has room for tokens while it is computed.
+            self.inbox.start(plan)
             outputs = self.recovery.compute(self.scheduler, plan)
             iteration = self.scheduler.commit(plan, outputs, self.clock())
             self.inbox.rate.add(iteration.tokens, iteration.seconds)
@@ -95,8 +102,9 @@ class Loop:
         self._follow(slots, left)
 
     def _follow(self, slots: int, left: list[Sequence]) -> None:
-        """Let as many requests wait as under the old policy, which had so many slots, and complete those that left."""
-        self.inbox.limit += self.scheduler.policy.max_batch_size - slots
+        """Let as many requests wait as under the old policy, which had `slots`, and complete the sequences that left."""
+        # Only the loop's thread changes the limit. It may fall below what is taken; then nobody enters for a while.
+        self.inbox.places.limit += self.scheduler.policy.max_batch_size - slots
         self._complete(left)
         notify(self.fallback.listeners)
 
@@ -106,6 +114,7 @@ class Loop:
         if self.is_idle:
             self.inbox.wait(self._idle_seconds(now))
             self.inbox.heartbeat = now = self.clock()
+        # Arrivals first: an inference may have been canceled before the loop knew it, and must be known to be removed.
         arrived, ended = self.inbox.take()
         for inference in arrived:
             self._receive(inference)
@@ -116,6 +125,7 @@ class Loop:
         self.deadlines.prune(len(self.inbox.open))
         if ended:
             self._remove(ended, now)
+        # After the removals, so that a new policy does not take over what has ended.
         self.inbox.switch_policies(self._switch)
         if self.background.waiting or self.background.admitted:
             self._complete(self.background.yield_slots(self.scheduler, now, self._add))
@@ -134,7 +144,7 @@ class Loop:
             return now
 
     def _receive(self, inference: Inference) -> None:
-        """Pass an inference that arrived to the part that will have it computed."""
+        """Hand an arrival to the scheduler, to deduplication or to background work."""
         if not inference.is_background:
             self.deadlines.add(inference)
         if inference.first is not None and self.dedup is not None:
@@ -160,7 +170,8 @@ class Loop:
 
     def _accepts(self, seq: Sequence) -> bool:
         """Add a sequence to the scheduler; return False if the policy refuses it."""
-        while seq not in self.scheduler.waiting:  # where it may be although a hook failed
+        # A hook may fail after the sequence has entered the queue; adding it again would queue it twice.
+        while seq not in self.scheduler.waiting:
             try:
                 return self.scheduler.add(seq)
             except Exception as error:
@@ -195,8 +206,8 @@ class Loop:
         """Notify the readers of streams about new tokens; completing a request notifies its reader as well."""
         for seq in plan.sequences:
             inference = self.inbox.open.get(seq)
-            if inference is not None and inference.wakeup is not None and not seq.is_finished:
-                publish_tokens(inference)
+            if inference is not None and not seq.is_finished:
+                inference.publish_tokens()
         if self.dedup is not None:
             self.dedup.publish(plan)
 
@@ -205,5 +216,24 @@ class Loop:
         if self.dedup is not None:
             sequences = self.dedup.settle(sequences)
         left = self.inbox.finish(sequences) if sequences else []
+        # Observers first: when a handler wakes up, its request has been counted and recorded.
         notify(self.observers, iteration, left)
         complete(left)
+
+
+def notify(callbacks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call each callback; log its exception and go on."""
+    for callback in callbacks:
+        try:
+            callback(*args, **kwargs)
+        except Exception:
+            log.exception("%s failed", getattr(callback, "__qualname__", callback))
+
+
+def complete(inferences: list[Inference]) -> None:
+    """End each inference with its sequence's error, if there is one."""
+    for inference in inferences:
+        try:
+            inference.finished(failure(inference.sequence.error))
+        except Exception:  # the others must end too
+            log.exception("cannot complete an inference")

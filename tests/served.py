@@ -89,7 +89,7 @@ class Served:
 
     def is_empty(self) -> bool:
         manager = self.manager
-        idle = (manager.waiting, manager.running, manager.inbox.count, manager.inbox.open) == (0, 0, 0, {})
+        idle = (manager.waiting, manager.running, manager.inbox.places.taken, manager.inbox.open) == (0, 0, 0, {})
         return idle and self.pages.free == self.pages.total
 
 

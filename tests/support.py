@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flask import Flask
+
 import policies
 from api.service import Engine
 from batching import BatchingManager, Inference
@@ -160,6 +162,12 @@ def unchunked(data: bytes) -> bytes:
         assert data[n : n + 2] == b"\r\n"
         whole, data = whole + data[:n], data[n + 2 :]
     return whole
+
+
+def places_taken(app: Flask) -> int:
+    """Return how many places of the queue the requests of an app hold."""
+    taken: int = app.extensions["service"].engine.manager.inbox.places.taken
+    return taken
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:

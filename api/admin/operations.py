@@ -154,7 +154,7 @@ def _slots(service: Service, fail: str) -> list[dict[str, Any]]:
         raise ApiError(
             f"all {total} slots are in use. Try again later, or raise --max-batch-size",
             type="unavailable_error",
-            retry_after=service.retry_after(),
+            retry_after=1 if engine is None else engine.manager.inbox.retry_after(),
         )
     context = engine.context if engine is not None else 0
     return [_slot(number, by_slot.get(number), context) for number in range(total)]

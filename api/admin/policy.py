@@ -86,7 +86,7 @@ def blueprint(service: Service) -> Blueprint:
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
         policy = _create(known, params.policy, service.config.max_batch_size, params.options)
         try:
-            engine.manager.switch(policy, timeout=service.stall_seconds)
+            engine.manager.inbox.switch(policy, timeout=service.stall_seconds)
         except InferenceError as error:
             raise errors.from_inference(error) from None
         return body.name_ignored(jsonify(state(engine)), ignored)

@@ -1,7 +1,7 @@
 """Admission: each generating request takes a place before its body is read.
 
-A rejection is cheap and waits for nothing. There are as many places as requests may be queued or running, so HTTP
-threads remain for health checks and rejections. This module must not know what a request asks for.
+A rejection is cheap and waits for nothing. The places are those of the inbox: as many as requests may be queued or
+running, so HTTP threads remain for health checks and rejections. This module must not know what a request asks for.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from flask import g, request
 
-from api.http.errors import ApiError, shown
+from api.http.errors import ApiError, from_inference, shown
 from api.http.owner import is_background
 from api.http.registry import RequestContext
 from api.service import Service
 
-HAS_PLACE = "effective_batching.has_place"  # in the WSGI environment: the server has taken a place for this request
+PLACE = "effective_batching.place"  # in the WSGI environment: the place that the worker has taken for this request
 
 
 def check(service: Service) -> Callable[[], None]:
@@ -38,39 +38,29 @@ def check(service: Service) -> Callable[[], None]:
 
 
 def enter(service: Service) -> RequestContext:
-    """Take a place for the current request, which keeps it until its last byte is sent."""
+    """Take a place for the current request, which keeps it until its last byte is sent and the loop has let go of it."""
     if service.draining:
         raise ApiError("the server is shutting down. Try again later, or use another server", type="unavailable_error")
-    if is_background():
-        context = service.requests.enter(g.request_id, lambda places: None, is_background=True)
-        g.context = context
-        return context
-    if request.environ.get(HAS_PLACE):
-        request.environ[HAS_PLACE] = False  # the context releases it from now on
-    else:
-        take(service, 1)
-    context = service.requests.enter(g.request_id, service.places.give_back)
+    if service.engine is None:  # there is no inbox to have places in
+        status, reason = service.status()
+        raise ApiError(f"the server is {status}: {reason}. Try again", type="unavailable_error")
+    place = None
+    if not is_background():
+        inbox = service.engine.manager.inbox
+        place = request.environ.get(PLACE) or inbox.places.lend()
+        if place is None:
+            raise from_inference(inbox.full_error(1))
+    context = service.requests.enter(g.request_id, place, is_background=is_background())
     g.context = context
     return context
 
 
-def take(service: Service, n: int) -> None:
-    """Take `n` places, or raise ApiError with the time after which to retry."""
-    if not service.places.take(n):
-        raise ApiError(
-            f"the server is full ({service.places.taken} requests queued or running, this one adds {n}, "
-            f"limit {service.places.total}). Try again later, or raise --max-queue",
-            type="overloaded",
-            retry_after=service.retry_after(),
-        )
-
-
 def take_more(service: Service, n: int) -> None:
     """Take `n` more places for the other prompts and choices of the current request, all or none."""
-    context = g.get("context")
-    if context is not None and n > 0 and not context.is_background:
-        take(service, n)
-        context.places += n
+    place = g.context.place
+    if n > 0 and place is not None and not place.take_more(n):
+        assert service.engine is not None  # which lent the first place
+        raise from_inference(service.engine.manager.inbox.full_error(n))
 
 
 def _seconds(header: str) -> float:

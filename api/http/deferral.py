@@ -15,13 +15,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from flask import Flask, Response, request
 
 from serving.inference import CHECK_SECONDS
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 DEFERS = "effective_batching.defers"  # in the WSGI environment of a server that supports Deferred
 
 
@@ -62,9 +63,10 @@ class App(Flask):
 
 
 class Exchange:
-    """A request and its response, in two halves between which it holds no thread.
+    """A request and its response, in two halves between which it holds no thread: `begin` and `answer`.
 
-    Flask keeps the state of a request in context variables, so both halves run in one `contextvars.Context`.
+    Flask keeps the state of a request in context variables, so both halves run in one `contextvars.Context`. Each half
+    leaves the request's context if it fails, and the second half always does.
     """
 
     def __init__(self, app: App, environ: dict[str, Any], start_response: Any) -> None:
@@ -76,28 +78,35 @@ class Exchange:
         self._flask: Any = None
         self._result: Any = None
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function in the context of this request."""
-        return self._context.run(function, *args)
-
     def begin(self) -> Work | None:
         """Call the handler; return the work that must end before `answer` is called, if any."""
-        app = self._app
-        self._flask = app.request_context(self._environ)
+        return self._context.run(self._begin)
+
+    def answer(self, send: Callable[[Iterable[bytes]], T]) -> T:
+        """Make the response, and return what `send` returns for its body."""
+        return self._context.run(self._answer, send)
+
+    def _begin(self) -> Work | None:
+        self._flask = self._app.request_context(self._environ)
         self._flask.push()
-        self._result = self._guarded(self._dispatch)
+        try:
+            self._result = self._guarded(self._dispatch)
+        except BaseException:
+            self._flask.pop(None)
+            raise
         return self._result.work if isinstance(self._result, Deferred) else None
 
-    def answer(self) -> Iterable[bytes]:
-        """Make the response, and return its body."""
-        if isinstance(self._result, Deferred):
-            self._result = self._guarded(self._result.complete)
-        response = self._app.finalize_request(self._result)
-        return response(self._environ, self._start_response)
-
-    def end(self) -> None:
-        """Leave the request's context, whatever the outcome."""
-        if self._flask is not None:
+    def _answer(self, send: Callable[[Iterable[bytes]], T]) -> T:
+        try:
+            if isinstance(self._result, Deferred):
+                self._result = self._guarded(self._result.complete)
+            pieces = self._app.finalize_request(self._result)(self._environ, self._start_response)
+            try:
+                return send(pieces)
+            finally:
+                if hasattr(pieces, "close"):
+                    pieces.close()
+        finally:
             self._flask.pop(None)
 
     def _dispatch(self) -> Any:

@@ -1,8 +1,8 @@
-"""Large work of handlers: only one thread does any at a time, and its memory is returned to the system.
+"""Large work of handlers: only one thread at a time does any, and freed memory is returned to the system.
 
-Threads share the interpreter, so computing in parallel saves no time, but the loop would have to wait for each of them
-before it gets the interpreter back. And glibc keeps freed memory in an arena per thread: hundreds of megabytes in a few
-hundred threads that have each read a megabyte.
+Threads share the interpreter, so large work in parallel saves no time, but the loop would have to wait for each of these
+threads before it gets the interpreter back. And glibc keeps freed memory in an arena per thread: hundreds of megabytes in
+a few hundred threads that have each read a megabyte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _used = 0
 
 
 def alone(size: int) -> AbstractContextManager[None]:
-    """Return a context in which no other thread works on as many bytes, if `size` is large."""
+    """Return a context for work on `size` bytes: large work waits there for its turn, smaller work enters at once."""
     return _in_turn(size) if size > LARGE else nullcontext()
 
 

@@ -1,7 +1,6 @@
 """The registry of generating HTTP requests, from admission to the last byte, and the records of `/requests/<id>`.
 
-A request context owns its places in the queue, its inferences, and the watch on its client, and releases all of them exactly
-once. This module must not know how a request is computed, and keeps no text.
+A request context owns its place, its inferences, and the watch on its client, and releases all of them exactly once. This module must not know how a request is computed, and keeps no text.
 """
 
 from __future__ import annotations
@@ -19,88 +18,51 @@ from flask import g, has_request_context, request
 from api.http.watcher import Watcher
 from batching import Inference, InferenceError, outcome
 from serving.inference import cancel_all
+from serving.places import Place
 
 Waited = Callable[[Inference], Mapping[str, tuple[int, float]]]
 KEPT = 1000  # finished requests that can still be looked up
 PREFIXES = ("chatcmpl-", "cmpl-")  # of ids in OpenAI's answers
 
 
-class Places:
-    """A counter of places that any thread may take and give back."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.taken = 0
-        self._lock = threading.Lock()
-
-    def take(self, n: int = 1) -> bool:
-        """Take `n` places or none."""
-        with self._lock:
-            if self.taken + n > self.total:
-                return False
-            self.taken += n
-            return True
-
-    def give_back(self, n: int = 1) -> None:
-        with self._lock:
-            self.taken -= n
-
-
 class RequestContext:
     """One request: `name` is its id, made unique if another request has the same id.
 
-    A request of the server itself, such as one of the demo load, has no handler and no client, so it takes no place and
-    has left from the start.
+    A request of the server itself, such as one of the demo load, has no handler and no client, so it has left from the
+    start. Without a `place`, the inbox takes one for each inference.
     """
 
-    def __init__(
-        self, id: str, name: str, give_back: Callable[[int], None] | None, is_background: bool = False
-    ) -> None:
+    def __init__(self, id: str, name: str, place: Place | None, has_client: bool, is_background: bool) -> None:
         self.id = id
         self.is_background = is_background
         self.name = name
-        self.has_client = give_back is not None
-        self.places = 1
+        self.has_client = has_client
+        self.place = place
         self.inferences: list[Inference] = []
         self.running = 0  # inferences that the loop still has
         self.queue_timeout = math.inf  # seconds, where the client asks for less than the server grants
         self.request_timeout = math.inf
         self.gone = False
-        self.left = not self.has_client
+        self.left = not has_client
         self.streams = False
         self.watched: int | None = None
-        self._give_back = give_back
-        self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
         return any(not inference.is_finished for inference in self.inferences)
 
     def inference_options(self, index: int) -> dict[str, Any]:
-        """Return the id and the time limits of this request's inference `index`."""
+        """Return what this request's inference `index` has from it: an id, time limits, and its place."""
         return {
             "id": self.name if index == 0 else f"{self.name}/{index}",
             "queue_timeout": self.queue_timeout,
             "request_timeout": self.request_timeout,
-            **({"is_background": True} if self.is_background else {}),
+            "is_background": self.is_background,
+            "has_place": self.place is not None and index < self.place.count,
         }
 
     def end(self, error: InferenceError) -> None:
         cancel_all((inference, error) for inference in self.inferences)
-
-    def leave(self) -> bool:
-        """Release everything; return False if that has already been done."""
-        with self._lock:
-            if self.left:
-                return False
-            self.left = True
-        if self._give_back is not None:
-            self._give_back(self.places)
-        if self.is_open:  # the handler ended, so no client will read the answer
-            self.gone = self.gone or self.streams
-            kind = "cancelled" if self.gone else "abandoned"
-            self.end(InferenceError(kind, "the request was abandoned"))
-        return True
 
 
 class RequestRegistry:
@@ -125,14 +87,16 @@ class RequestRegistry:
             return sum(context.has_client for context in self._open.values())
 
     def enter(
-        self, id: str, give_back: Callable[[int], None] | None = None, is_background: bool = False
+        self, id: str, place: Place | None = None, *, has_client: bool = True, is_background: bool = False
     ) -> RequestContext:
-        """Return the context of a request that has taken a place, or of one of the server itself: with no `give_back`."""
+        """Return the context of a request, which holds the place that was lent to it."""
         with self._lock:
             taken = id in self._open or id in self._done
             name = f"{id}~{next(self._numbers)}" if taken else id  # no client's id has a tilde
-            context = self._open[name] = RequestContext(id, name, give_back, is_background)
+            context = self._open[name] = RequestContext(id, name, place, has_client, is_background)
             self._latest[id] = name
+            if place is not None:
+                place.is_claimed = True
         return context
 
     def rename(self, context: RequestContext, id: str) -> None:
@@ -145,7 +109,7 @@ class RequestRegistry:
     def on_arrival(self, inference: Inference) -> None:
         """Assign an accepted inference to the current request, or to one of its own; called in the sender's thread."""
         current: RequestContext | None = g.get("context") if has_request_context() else None
-        context = current or self.enter(inference.id)
+        context = current or self.enter(inference.id, has_client=False)
         with self._lock:
             self._of[inference.id] = context
             context.running += 1
@@ -183,23 +147,36 @@ class RequestRegistry:
         """End a request; return False if it has already ended."""
         if context.watched is not None:
             self._watcher.remove(context.watched)
-        if not context.leave():
-            return False
         with self._lock:
+            if context.left:
+                return False
+            context.left = True
             if context.running == 0:
-                self._open.pop(context.name, None)
+                self._close(context)
                 if context.name not in self._done:  # it was rejected, so there is no record of it
                     self._forget(context.id, context.name)
+        if context.is_open:  # the handler ended, so no client will read the answer
+            context.gone = context.gone or context.streams
+            kind = "cancelled" if context.gone else "abandoned"
+            context.end(InferenceError(kind, "the request was abandoned"))
         return True
 
     def _keep(self, context: RequestContext) -> None:
         self._done[context.name] = self._describe(context)
         self._done.move_to_end(context.name)
         if context.left:
-            self._open.pop(context.name, None)
+            self._close(context)
         while len(self._done) > KEPT:
             old, record = self._done.popitem(last=False)
             self._forget(record["id"], old)
+
+    def _close(self, context: RequestContext) -> None:
+        """Forget an open request that has neither a client nor an inference in the loop, and give back its place."""
+        # Both conditions: a client that hangs up leaves its inferences in the loop until the step has ended, and
+        # clients that connect and hang up must not fill the loop meanwhile.
+        self._open.pop(context.name, None)
+        if context.place is not None:
+            context.place.give_back()
 
     def _forget(self, id: str, name: str) -> None:
         """Remove the entry of an id if it refers to this request."""

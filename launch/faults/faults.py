@@ -8,28 +8,26 @@ HTTP or tensors.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Protocol, TextIO, get_args
+from typing import Any, ClassVar, Literal, TextIO, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from config import nearest
-from launch.faults.faulty import BrokenText, FaultyStream, lose_event, raise_in_sink
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
-from serving.inference import Inference
+from serving.inference import Inference, InferenceError
+from serving.recovery import Model
 
 VARIABLE = "EB_FAULTS"
 ENDLESS = 1 << 60
 Maker = Callable[..., Inference]
-
-
-class Model(Protocol):
-    def forward(self, plan: Plan) -> list[Output]: ...
 
 
 class Parameters(BaseModel):
@@ -285,3 +283,57 @@ class FaultyModel:
 
     def _has(self, seq: Sequence, text: str) -> bool:
         return text in self._decode(seq.prompt_ids)
+
+
+class BrokenText:
+    """The text of an answer, which fails when it is decoded."""
+
+    stop_reason: str | int | None = None
+
+    def __init__(self, text: Any) -> None:
+        self.watches = bool(text is not None and text.watches)
+
+    def feed(self, token: Any) -> Any:
+        raise ValueError("an armed fault: bad_detokenize")
+
+    def text(self, output_ids: list[int]) -> str:
+        raise ValueError("an armed fault: bad_detokenize")
+
+    def growing(self, follows_tokens: bool = False) -> BrokenText:
+        return self
+
+    def rest(self, whole: str) -> str:
+        raise ValueError("an armed fault: bad_detokenize")
+
+    @property
+    def shown_tokens(self) -> int:
+        return 0
+
+
+def lose_event(inference: Inference) -> None:
+    """Lose the first notification that the inference has ended."""
+
+    def lost(error: InferenceError | None = None) -> bool:
+        del inference.finished
+        return False
+
+    inference.finished = lost  # type: ignore[method-assign]
+
+
+def raise_in_sink(iteration: Any, left: list[Inference]) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class FaultyStream:
+    """A stream to a full disk, or to a reader that never reads."""
+
+    def __init__(self, blocks: bool) -> None:
+        self._blocks = blocks
+
+    def write(self, text: str) -> int:
+        if self._blocks:
+            threading.Event().wait()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def flush(self) -> None:
+        """Do nothing: all output is lost."""

@@ -12,14 +12,12 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from gunicorn import util
 from gunicorn.workers.gthread import TConn
-
-from api.http.deferral import Exchange
 
 LINGER_SECONDS = 5.0  # for a client to read its last response and close
 REQUEST_LINE_BYTES = 64  # enough for every path that generates text
@@ -48,26 +46,21 @@ def peek_request(client: socket.socket) -> str:
     return start.split(b"?", 1)[0].split(b" HTTP/", 1)[0].decode("latin-1")
 
 
-def send_response(exchange: Exchange, resp: Any) -> bytes:
+def send_response(resp: Any, pieces: Iterable[bytes]) -> bytes:
     """Send a response: a stream to its end, any other as far as the socket accepts it. Return the rest."""
-    pieces = exchange.answer()
+    if resp.response_length is None:
+        for piece in pieces:
+            resp.write(piece)
+        resp.close()
+        return b""
+    headers = "".join(f"{name}: {value}\r\n" for name, value in resp.headers)
+    head = "".join(resp.default_headers()) + headers + "\r\n"
+    resp.headers_sent = True
+    message = b"".join([head.encode("latin-1"), *pieces])  # in one packet, where it fits
     try:
-        if resp.response_length is None:
-            for piece in pieces:
-                resp.write(piece)
-            resp.close()
-            return b""
-        headers = "".join(f"{name}: {value}\r\n" for name, value in resp.headers)
-        head = "".join(resp.default_headers()) + headers + "\r\n"
-        resp.headers_sent = True
-        message = b"".join([head.encode("latin-1"), *pieces])  # in one packet, where it fits
-        try:
-            return message[resp.sock.send(message, socket.MSG_DONTWAIT) :]
-        except BlockingIOError:
-            return message
-    finally:
-        if hasattr(pieces, "close"):
-            pieces.close()
+        return message[resp.sock.send(message, socket.MSG_DONTWAIT) :]
+    except BlockingIOError:
+        return message
 
 
 def write_error(client: socket.socket, status: int, reason: str, message: str) -> None:

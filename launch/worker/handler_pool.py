@@ -29,7 +29,8 @@ class Turn:
 class HandlerPool:
     """Runs tasks in up to `most` threads: a few at once, and more when those block.
 
-    It costs a third of concurrent.futures' pool, because tasks have no result to wait for.
+    It costs a third of concurrent.futures' pool, because tasks have no result to wait for. All
+    fields are changed with the lock held.
     """
 
     def __init__(self, most: int) -> None:

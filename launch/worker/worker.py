@@ -24,14 +24,15 @@ from gunicorn.http import wsgi
 from gunicorn.http.errors import UnsupportedTransferCoding
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
-from api.hooks.admission import HAS_PLACE
+from api.hooks.admission import PLACE
 from api.http.deferral import Exchange
-from launch.callbacks import Callbacks, Outcome
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
+from launch.worker.callbacks import Callbacks, Outcome
 from launch.worker.connections import ClosingConnections, peek_request, send_response
 from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
 from serving.deadlines import TokenBucket
+from serving.places import Place, Places
 
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out
 REJECTIONS_PER_SECOND = 50
@@ -42,7 +43,11 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
-    """A gthread worker that never waits for a client in its main thread, and drains before it exits."""
+    """A gthread worker that never waits for a client in its main thread, and drains before it exits.
+
+    Only the main thread touches the poller, the connections that wait in it, and `nr_conns`. Handlers and the completer
+    own one connection at a time, and hand it back through `method_queue`.
+    """
 
     _is_quick = False
     _paused_until = 0.0
@@ -112,7 +117,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def enqueue_req(self, conn: TConn) -> None:
         """Hand a connection to a thread as soon as its first bytes have arrived."""
         if conn.initialized or conn.data_ready or not self.alive:
-            if self._generates_text(conn):
+            if self._needs_place(conn):
                 self._waiting.append(conn)
                 self._dispatch_waiting()
             else:
@@ -165,33 +170,37 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _dispatch_waiting(self) -> None:
         """Hand waiting requests to threads in their order: those with a place, and those whose rejection is due."""
+        # Before the body is read: a full server must not read, check and tokenize what it will refuse.
+        places: Places = self._service.engine.manager.inbox.places
         while self._waiting:
-            has_place = self._service.places.take()
-            if not has_place and not self._rejections.take(time.monotonic()):
+            place = places.lend()
+            if place is None and not self._rejections.take(time.monotonic()):
                 return
-            conn = self._waiting.popleft()
-            conn.has_place = has_place
-            self.tpool.submit(self._serve, conn)
+            self.tpool.submit(self._serve, self._waiting.popleft(), place)
 
-    def _generates_text(self, conn: TConn) -> bool:
-        """Whether the next request of a connection generates text."""
-        return self._service is not None and peek_request(conn.sock) in self._service.generating
+    def _needs_place(self, conn: TConn) -> bool:
+        """Whether the next request of a connection generates text; without an engine it is refused in any case."""
+        service = self._service
+        has_engine = service is not None and service.engine is not None
+        return has_engine and peek_request(conn.sock) in service.generating
 
     def get_thread_pool(self) -> HandlerPool:
         """Return the threads in which handlers run."""
         return HandlerPool(self.cfg.threads)
 
-    def _serve(self, conn: TConn) -> None:
+    def _serve(self, conn: TConn, place: Place | None = None) -> None:
         """Answer the next request of a connection; called in a thread of the pool."""
+        conn.place = place  # for `handle_request`, which gunicorn's `handle` calls
         try:
             result = self.handle(conn)
         except BaseException:  # the connection must not leak, whatever happened
             self._finish(conn, False)
             raise
         finally:
-            if getattr(conn, "has_place", False):  # the request could not be read
-                conn.has_place = False
-                self._service.places.give_back()
+            # Given back here unless the request got as far as the registry, which many do not: some cannot be read, some
+            # have no key. `conn` may not be asked: once a request is pending, the connection belongs to other threads.
+            if place is not None and not place.is_claimed:
+                place.give_back()
         if result is not PENDING:
             self._finish(conn, result)
 
@@ -210,14 +219,15 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         environ["wsgi.multithread"] = True
         if not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived:
             resp.force_close()  # the client's next connection may reach another server
-        environ[HAS_PLACE] = getattr(conn, "has_place", False)
-        conn.has_place = False
+        environ[PLACE] = conn.place
         exchange = Exchange(self.wsgi, environ, resp.start_response)
-        job = None
+        work = exchange.begin()
+        if work is not None:
+            # The completer's thread owns the connection from here on, and may have answered before this returns.
+            self._service.completer.wait(work, partial(self._complete, conn, exchange, resp))
+            return PENDING
         try:
-            job = exchange.run(exchange.begin)
-            if job is None:
-                unsent = exchange.run(send_response, exchange, resp)
+            unsent = exchange.answer(partial(send_response, resp))
         except OSError:  # of the client's socket: gunicorn handles it
             raise
         except Exception:
@@ -225,38 +235,25 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 raise
             self.log.exception("a response failed after it began")  # a second response would corrupt it
             return False
-        finally:
-            if environ[HAS_PLACE]:  # the request was rejected before it used its place
-                self._service.places.give_back()
-            if job is None:
-                exchange.run(exchange.end)
-        if job is not None:
-            self._service.completer.wait(job, partial(self._complete, conn, exchange, resp))
-            return PENDING
         if unsent:
             conn.sock.sendall(unsent)
         return not resp.should_close()
 
     def _complete(self, conn: TConn, exchange: Exchange, resp: Any) -> None:
         """Send the answer of a request that was PENDING; called in the completer's thread, which must not block."""
-        keeps = False
         if self._service.draining:
             resp.force_close()
         try:
-            try:
-                unsent = exchange.run(send_response, exchange, resp)
-            finally:
-                exchange.run(exchange.end)
+            unsent = exchange.answer(partial(send_response, resp))
             keeps = not resp.should_close()
             if unsent:
                 self.method_queue.defer(self.tpool.submit, self._send_rest, conn, unsent, keeps)
                 return
             keeps = self._keepalive_after(conn, keeps)
-        except OSError:  # the client has disconnected
+        except Exception as error:
             keeps = False
-        except Exception:
-            self.log.exception("Error handling request")
-            keeps = False
+            if not isinstance(error, OSError):  # which means that the client has disconnected
+                self.log.exception("Error handling request")
         self._finish(conn, keeps)
 
     def _send_rest(self, conn: TConn, unsent: bytes, keeps: bool) -> None:

@@ -16,7 +16,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
-from support import FakeModel, fake_engine, wait_until
+from support import FakeModel, fake_engine, places_taken, wait_until
 
 import app as application
 from api.http.errors import ApiError, shown
@@ -264,10 +264,10 @@ def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: Fake
         go.set()
         waiting.join(10)
     large = client.post("/tokenize", json={"inputs": "x" * 4000, "unknown": "x" * 20_000})
-    assert service.places.taken == 1  # until its last byte is out
+    assert places_taken(app) == 1  # until its last byte is out
     assert len(large.get_json()) == 4000
     large.close()
-    assert service.places.taken == 0
+    assert places_taken(app) == 0
     received = service.meters.http_totals()["received"]
     assert received == 1  # the others were no requests to generate
     engine.manager.stop()

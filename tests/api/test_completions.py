@@ -11,7 +11,7 @@ from calls import error
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import EOT_ID, ask, done, stream, texts
-from support import EOT, FakeModel
+from support import EOT, FakeModel, places_taken
 
 from app import connect, create_app
 from config import Config
@@ -79,7 +79,7 @@ def test_a_list_takes_places_all_or_none(client: FlaskClient, app: Flask) -> Non
     refusal = error(ask(client, prompt=["x"] * 17), 429)
     assert "this one adds 16, limit 16" in refusal["message"]
     assert app.extensions["service"].engine.tokenizer.encoded == 0
-    assert app.extensions["service"].places.taken == 0
+    assert places_taken(app) == 0
     assert len(texts(done(client, prompt=["x"] * 4, n=4))) == 16
 
 

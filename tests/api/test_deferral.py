@@ -123,14 +123,13 @@ def test_a_request_keeps_its_context_from_the_thread_that_began_it_to_the_one_th
     app.teardown_request(lambda error: ended.append(g.name))
     started: list[Any] = []
     first, second = (Exchange(app, environ("/later"), lambda *args: started.append(args)) for _ in range(2))
-    assert in_a_thread(lambda: first.run(first.begin)) is job
-    assert in_a_thread(lambda: second.run(second.begin)) is job
+    assert in_a_thread(first.begin) is job
+    assert in_a_thread(second.begin) is job
     assert ended == []
-    assert in_a_thread(lambda: b"".join(first.run(first.answer))) == b"mine /later"
+    assert in_a_thread(lambda: first.answer(b"".join)) == b"mine /later"
     assert dict(started[0][1])["X-Marked"] == "mine"
-    first.run(first.end)
     assert ended == ["mine"]
-    second.run(second.end)
+    second.answer(b"".join)
 
 
 def test_what_fails_in_the_second_half_is_answered_by_the_apps_error_handlers() -> None:
@@ -139,9 +138,8 @@ def test_what_fails_in_the_second_half_is_answered_by_the_apps_error_handlers() 
     app.add_url_rule("/bad", view_func=lambda: Deferred(job, lambda: Response(str(1 / 0))))
     job: Any = object()
     exchange = Exchange(app, environ("/bad"), lambda *args: None)
-    assert exchange.run(exchange.begin) is job
-    assert b"".join(exchange.run(exchange.answer)) == b"zero"
-    exchange.run(exchange.end)
+    assert exchange.begin() is job
+    assert exchange.answer(b"".join) == b"zero"
 
 
 def test_another_server_waits_for_the_job() -> None:

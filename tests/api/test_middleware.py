@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from support import places_taken
 
 from api.service import Service
 from app import create_app
@@ -111,4 +112,4 @@ def test_a_body_that_stalls_breaks_off_or_is_cut_is_the_clients_fault_and_its_pl
     reply = client.post("/inference", environ_overrides=environ)
     assert reply.status_code == status
     assert words in reply.get_json()["error"]["message"]
-    assert app.extensions["service"].places.taken == 0
+    assert places_taken(app) == 0

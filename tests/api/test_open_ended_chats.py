@@ -58,7 +58,7 @@ def test_64_chats_run_at_once_if_they_name_no_length(
     model.before = hold
     with ThreadPoolExecutor(CHATS) as pool:
         replies = [pool.submit(chat, app.test_client(), USER, max_tokens=max_tokens) for _ in range(CHATS)]
-        wait_until(lambda: engine.manager.inbox.count == CHATS)
+        wait_until(lambda: engine.manager.waiting + engine.manager.running == CHATS)
         arrived.set()
         wait_until(lambda: model.plans == 3)
         at_once = running(app.test_client())

@@ -15,17 +15,18 @@ import pytest
 from calls import service
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine, in_background, wait_until
+from support import FakeModel, fake_engine, in_background, places_taken, wait_until
 
 from api.hooks.admission import take_more
 from api.http import registry as visiting
 from api.http.errors import ApiError
-from api.http.registry import Places, RequestRegistry
+from api.http.registry import RequestRegistry
 from api.http.watcher import Watcher
 from api.service import GPU_STALL_SECONDS, STALL_SECONDS
 from app import connect, create_app
 from config import Config
 from observe.queued_log import QueuedLog
+from serving.places import Places
 
 
 @pytest.fixture
@@ -49,6 +50,12 @@ def gate(model: FakeModel) -> Iterator[threading.Event]:
 def ask(app: Flask, id: str = "", path: str = "/inference", **fields: Any) -> Any:
     body = {"prompt": "hi", "num_tokens": 3} | fields
     return app.test_client().post(path, json=body, headers={"X-Request-Id": id} if id else {})
+
+
+def in_the_loop(app: Flask) -> int:
+    engine = service(app).engine
+    assert engine is not None
+    return engine.manager.waiting + engine.manager.running
 
 
 # ---------------------------------------------------------------- health
@@ -79,7 +86,7 @@ def test_no_answer_waits_for_the_engine(
 ) -> None:
     with ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(ask, app, f"r{i}") for i in range(6)]
-        wait_until(lambda: service(app).places.taken == 6 and model.plans)
+        wait_until(lambda: places_taken(app) == 6 and model.plans)
         for path in ("/", "/health", "/ready", "/health/live", "/stats", "/metrics", "/slots",
                      "/requests/r0", "/openapi.json", "/docs", "/v1/models", "/info"):  # fmt: skip
             assert client.get(path).status_code == 200, path
@@ -141,7 +148,7 @@ def test_who_waits_is_told_so_and_then_why(
 ) -> None:
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(ask, app, f"r{i}", num_tokens=4) for i in range(2)]
-        wait_until(lambda: service(app).engine.manager.inbox.count == 2 and model.plans)  # type: ignore[union-attr]
+        wait_until(lambda: in_the_loop(app) == 2 and model.plans)
         jobs.append(pool.submit(ask, app, "late"))
         wait_until(lambda: (service(app).requests.find("late") or {}).get("arrived_at"))
         assert client.get("/requests/late").get_json()["state"] == "waiting"
@@ -162,7 +169,7 @@ def test_who_still_waits_is_told_why_and_for_how_many_steps(app: Flask, client: 
     model.before = lambda plan: steps.acquire(timeout=10) and None  # type: ignore[func-returns-value]
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, app, f"r{i}", num_tokens=5) for i in range(4)]
-        wait_until(lambda: service(app).engine.manager.inbox.count == 4 and model.plans)  # type: ignore[union-attr]
+        wait_until(lambda: in_the_loop(app) == 4 and model.plans)
         steps.release(3)
         wait_until(lambda: model.plans == 4)
         records = [client.get(f"/requests/r{i}").get_json() for i in range(4)]
@@ -235,43 +242,32 @@ def test_delete_ends_all_of_an_id_and_can_be_repeated(
 # ---------------------------------------------------------------- places
 
 
-def test_places_are_taken_all_or_none_from_any_thread() -> None:
-    places = Places(10)
-    assert places.take(10)
-    assert not places.take(1)
-    places.give_back(10)
-    assert not places.take(11)
-    with ThreadPoolExecutor(8) as pool:
-        took = list(pool.map(lambda _: places.take(3), range(64)))
-    assert (sum(took), places.taken) == (3, 9)
-
-
 def test_further_places_belong_to_the_same_request(app: Flask) -> None:
     with app.test_request_context("/inference", method="POST"):
         app.preprocess_request()
         take_more(service(app), 5)
-        assert service(app).places.taken == 6
+        assert places_taken(app) == 6
         with pytest.raises(ApiError, match="6 requests queued or running, this one adds 2, limit 6"):
             take_more(service(app), 2)
-    assert (service(app).places.taken, service(app).requests.open) == (0, 0)
+    assert (places_taken(app), service(app).requests.open) == (0, 0)
 
 
-def test_a_visit_leaves_once() -> None:
-    given: list[int] = []
-    registry = RequestRegistry(Watcher())
-    context = registry.enter("a", given.append)
+def test_a_request_leaves_once() -> None:
+    registry, places = RequestRegistry(Watcher()), Places(1)
+    context = registry.enter("a", places.lend())
+    assert places.lend() is None
     assert [registry.leave(context) for _ in range(3)] == [True, False, False]
-    assert (given, registry.open) == ([1], 0)
+    assert (places.taken, registry.open) == (0, 0)
 
 
 @pytest.mark.full
 def test_a_hundred_thousand_refused_requests_leave_nothing_behind() -> None:
-    registry = RequestRegistry(Watcher())
+    registry, places = RequestRegistry(Watcher()), Places(1)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for n in range(100_000):
-            context = registry.enter(f"request-{n}", lambda n: None)
+            context = registry.enter(f"request-{n}", places.lend())
             registry.rename(context, f"renamed-{n}")
             registry.leave(context)
         after, _ = tracemalloc.get_traced_memory()

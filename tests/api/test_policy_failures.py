@@ -109,7 +109,10 @@ class Machine:
         inbox, pages = self.manager.inbox, self.manager.pages
         assert pages is not None
         wait_until(
-            lambda: (inbox.count, inbox.queued_tokens, inbox.open, pages.used, self.manager.running) == (0, 0, {}, 0, 0)
+            lambda: (
+                (inbox.places.taken, inbox.queued_tokens, inbox.open, pages.used, self.manager.running)
+                == (0, 0, {}, 0, 0)
+            )
         )
         assert self.manager.scheduler is not None
         assert self.manager.scheduler.batch.free_slots == self.manager.max_batch_size

@@ -186,7 +186,7 @@ def test_a_step_that_does_not_end_leaves_the_policy_as_it_is(model: FakeModel) -
     one = manager.enqueue("hi", 4, prompt_ids=[1])
     assert entered.wait(10)
     with pytest.raises(InferenceError, match="has not ended within"):
-        manager.switch(policies.get_policy("static", 8), timeout=0.01)
+        manager.inbox.switch(policies.get_policy("static", 8), timeout=0.01)
     go.set()
     assert one.wait_for_completion(10)
     assert manager.policy_name == "dynamic"
@@ -198,7 +198,7 @@ def test_when_the_loop_has_ended_nobody_waits_for_a_switch(model: FakeModel) -> 
     manager.stop()
     wait_until(lambda: not manager.is_alive)
     with pytest.raises(InferenceError, match="shutting down"):
-        manager.switch(policies.get_policy("static", 8))
+        manager.inbox.switch(policies.get_policy("static", 8))
 
 
 def served(name: str, slots: int, step: float = 0.0) -> tuple[BatchingManager, MockModel]:
@@ -237,12 +237,12 @@ def test_under_load_all_policies_in_turn_lose_nobody_and_change_no_text() -> Non
         try:
             for name in [*ALL, *reversed(ALL)]:
                 before = manager.scheduler.number if manager.scheduler else 0
-                manager.switch(policies.get_policy(name, 4, options=QUICK.get(name)), timeout=30)
+                manager.inbox.switch(policies.get_policy(name, 4, options=QUICK.get(name)), timeout=30)
                 assert manager.policy_name == name
                 wait_until(lambda at=before: manager.scheduler.number > at + 3)
         finally:
             over.set()
-        manager.switch(policies.get_policy("dynamic", 4))  # one that waits for nobody
+        manager.inbox.switch(policies.get_policy("dynamic", 4))  # one that waits for nobody
         assert sum(done.result(30) for done in clients) > 12
     assert manager.pages is not None
     wait_until(lambda: manager.pages.used == 0 and manager.running == 0)
@@ -264,7 +264,7 @@ def test_a_real_model_says_the_same_under_whatever_policy(tmp_path: Path) -> Non
     wanted = [enqueue(prompt).wait_for_completion(60) for prompt in prompts]
     made = [enqueue(prompt) for prompt in prompts * 2]
     for name in ALL:
-        manager.switch(policies.get_policy(name, 4, options=QUICK.get(name)), timeout=60)
+        manager.inbox.switch(policies.get_policy(name, 4, options=QUICK.get(name)), timeout=60)
     assert [one.wait_for_completion(60) for one in made] == wanted * 2
     manager.stop()
 
@@ -285,7 +285,7 @@ def test_switches_at_any_moment_lose_nobody(switches: list[tuple[str, int]], req
     def change() -> None:
         made: list[Policy] = [policies.get_policy(name, slots, options=QUICK.get(name)) for name, slots in switches]
         for policy in [*made, policies.get_policy("dynamic", 3)]:
-            manager.switch(policy, timeout=30)
+            manager.inbox.switch(policy, timeout=30)
 
     with in_background(change):
         made = [manager.enqueue(Inference("", n, prompt)) for prompt, n in prompts]

@@ -14,7 +14,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import FakeModel, FakeTokenizer, fake_engine, in_background, wait_until
+from support import FakeModel, FakeTokenizer, fake_engine, in_background, places_taken, wait_until
 from werkzeug.test import TestResponse
 
 from api import streaming
@@ -265,8 +265,7 @@ def test_who_leaves_a_stream_frees_its_place(app: Flask, client: FlaskClient, mo
             assert next(chunks).startswith(b"data: ")
         assert manager.running == 3
         reply.close()
-        wait_until(lambda: manager.running + manager.waiting == 0)
-    assert app.extensions["service"].places.taken == 0
+        wait_until(lambda: (manager.running + manager.waiting, places_taken(app)) == (0, 0))
 
 
 def test_silence_is_filled_with_comments(

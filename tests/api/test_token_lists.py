@@ -41,11 +41,12 @@ def client() -> Iterator[FlaskClient]:
 
 def sent(client: FlaskClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the answer, or the events of a stream."""
-    reply = client.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    if reply.mimetype == "application/json":
-        return [reply.get_json()]
-    frames = [frame.removeprefix("data:").strip() for frame in reply.text.split("\n\n") if frame.startswith("data:")]
+    with client.post(path, json=body) as reply:  # a stream holds its place until it is closed
+        assert reply.status_code == 200, reply.text
+        if reply.mimetype == "application/json":
+            return [reply.get_json()]
+        text = reply.text
+    frames = [frame.removeprefix("data:").strip() for frame in text.split("\n\n") if frame.startswith("data:")]
     return [json.loads(frame) for frame in frames if frame != "[DONE]"]
 
 

@@ -42,7 +42,7 @@ def test_background_work_takes_no_place_from_others(serve: Serve) -> None:
     served = serve("dynamic", slots=1, max_queue=1, max_queue_tokens=10)
     served.hold()
     work = [served.ask(f"work{i}", 50, is_background=True) for i in range(20)]
-    assert (served.manager.inbox.count, served.manager.inbox.queued_tokens) == (1, 0)
+    assert (served.manager.inbox.places.taken, served.manager.inbox.queued_tokens) == (1, 0)
     live = served.ask("live", 3)
     served.model.gate.set()
     assert live.wait_for_completion(SOON) == expected("live", 3)

@@ -22,7 +22,7 @@ def test_requests_that_run_when_memory_ends_get_its_error_and_later_ones_their_t
         served.model.gate.set()
         assert {kind_of(one) for one in requests} == {"out_of_memory"}
     assert served.ask("last", 6).wait_for_completion(SOON) == expected("last", 6)
-    assert served.manager.failure is None
+    assert served.manager.inbox.failure is None
     assert served.is_empty()
 
 

@@ -126,7 +126,7 @@ def test_ten_thousand_requests_end_once_and_only_by_their_own_faults(policy: str
     assert set(crowd.left) == {inference.id for inference in crowd.sent}
     assert ends["server_error"] > REQUESTS / POISONED / 2
     assert ends["cancelled"] > REQUESTS / CANCELLED / 10
-    assert (manager.failure, manager.waiting, pages.free) == (None, 0, pages.total)
+    assert (manager.inbox.failure, manager.waiting, pages.free) == (None, 0, pages.total)
 
 
 passing, steps = st.sampled_from(["fail_once", "oom_once"]), st.integers(0, 30)

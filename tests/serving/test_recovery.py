@@ -157,7 +157,7 @@ def test_an_engine_that_cannot_compute_ends_every_request_with_the_reason(serve:
         assert (caught.value.kind, caught.value.retry_after) == ("unavailable_error", 5)
     served.thread.join(SOON)
     assert len(died) == 1
-    assert died[0] == served.manager.failure
+    assert died[0] == served.manager.inbox.failure
     assert "RuntimeError" in died[0]
     with pytest.raises(InferenceError, match="restarting"):
         served.ask("late", 1)

@@ -11,7 +11,7 @@ import pytest
 from served import SOON, Serve, expected, kind_of
 
 from batching import InferenceError
-from launch.faults.faulty import lose_event
+from launch.faults.faults import lose_event
 from scheduling.policy import Policy
 from serving.watchdog import CHECK_SECONDS, MAX_FAILURES, RestartLimiter, Watchdog
 

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 import pytest
-from support import ROOT, FakeModel, Server, fake_engine, wait_until
+from support import ROOT, FakeModel, Server, fake_engine, places_taken, wait_until
 
 from api.pages.demo import arrivals
 from api.schemas.demo import LoadRequest
@@ -123,7 +123,7 @@ def test_the_requests_of_a_load_are_found_and_cancelled_like_any_other() -> None
     wait_until(lambda: not client.get("/load").get_json()["active"])
     reasons = [client.get(f"/requests/{id}").get_json()["finish_reason"] for id in arrived]
     assert reasons == ["length", "length", "length", "cancelled"]
-    assert (client.get("/load").get_json()["done"], app.extensions["service"].places.taken) == (3, 0)
+    assert (client.get("/load").get_json()["done"], places_taken(app)) == (3, 0)
 
 
 def test_a_long_recording_is_cut_at_the_same_moment_for_all() -> None:

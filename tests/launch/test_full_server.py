@@ -1,0 +1,99 @@
+"""The places of a real server: one limit for HTTP and the loop, and all of them return whatever clients do."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from support import Answer, Server, read_answer, wait_until
+
+pytestmark = pytest.mark.process
+
+PLACES = 4  # one slot of nobatch, and a queue of three
+JSON = {"Content-Type": "application/json"}
+LONG = {"prompt": "x", "num_tokens": 900}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    argv = ("nobatch", "--model", "mock:llm-mock", "--max-queue", str(PLACES - 1), "--receive-timeout", "1")
+    with Server(tmp_path_factory.mktemp("places") / "log", *argv) as server:
+        yield server
+
+
+def begin(server: Server, path: str, body: bytes, length: int | None = None) -> socket.socket:
+    """Send a request, with as much of its body as there is."""
+    sock = socket.create_connection(("127.0.0.1", server.port), 60)
+    fields = {"Host": "x", "Connection": "close", "Content-Length": length or len(body), **JSON}
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items()) + "\r\n"
+    sock.sendall(head.encode() + body)
+    return sock
+
+
+def in_the_loop(server: Server) -> int:
+    stats = server.get("/stats").json
+    count: int = stats["requests-running"] + stats["requests-waiting"]
+    return count
+
+
+def refused_while_full(server: Server) -> Answer:
+    """Fill every place, and return the answer to one more request, which sends nothing of its body."""
+    wait_until(lambda: in_the_loop(server) == 0)
+    with ExitStack() as stack:
+        for _ in range(PLACES):
+            stack.enter_context(begin(server, "/inference", json.dumps(LONG).encode()))
+        wait_until(lambda: in_the_loop(server) == PLACES)
+        with begin(server, "/inference", b"", length=1000) as late:
+            return read_answer(late)
+
+
+def test_a_full_server_refuses_before_the_body_with_the_limit_of_its_policy(server: Server) -> None:
+    answer = refused_while_full(server)
+    assert (answer.status, answer.headers["Content-Type"]) == (429, "application/json")
+    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+    assert answer.json["error"] == {
+        "message": "the server is full (4 requests queued or running, this one adds 1, limit 4). "
+        "Try again later, or raise --max-queue",
+        "type": "overloaded",
+        "param": None,
+        "code": None,
+    }
+
+
+def test_every_place_returns_after_answers_refusals_and_disconnects(server: Server) -> None:
+    statuses = set()
+
+    def whole(path: str, body: bytes, length: int | None = None) -> None:
+        with begin(server, path, body, length) as sock:
+            statuses.add(read_answer(sock).status)
+
+    def leave(path: str, fields: dict[str, object]) -> None:
+        with begin(server, path, json.dumps(fields).encode()) as sock:
+            sock.recv(1)
+
+    stream = {"prompt": "x", "max_tokens": 900, "stream": True}
+    acts = [
+        lambda: whole("/inference", b'{"prompt": "x", "num_tokens": 1}'),
+        lambda: whole("/inference", b"{bad"),
+        lambda: whole("/inference", b"{", length=1000),  # until --receive-timeout
+        lambda: whole("/v1/completions", b'{"prompt": ["x", "y"], "n": 2, "max_tokens": 1}'),
+        lambda: whole("/v1/completions", b'{"prompt": ["x", "y", "z"], "n": 2, "max_tokens": 1}'),  # never fits
+        lambda: whole("/generate", b""),
+        lambda: leave("/v1/completions", stream),
+        lambda: leave("/v1/completions", stream | {"n": 2}),
+        lambda: begin(server, "/inference", json.dumps(LONG).encode()).close(),
+        lambda: begin(server, "/inference", b"{", length=1000).close(),
+    ]
+    wait_until(lambda: in_the_loop(server) == 0)
+    with ThreadPoolExecutor(3) as clients:
+        for future in [clients.submit(act) for act in acts * 3]:
+            future.result(60)
+    assert {200, 400, 408, 422, 429} <= statuses
+    assert refused_while_full(server).json["error"]["message"].startswith("the server is full (4 requests")
+    wait_until(lambda: in_the_loop(server) == 0)
+    body = {"prompt": ["x"] * PLACES, "max_tokens": 1}
+    wait_until(lambda: server.send("POST", "/v1/completions", json.dumps(body).encode(), **JSON).status == 200)
