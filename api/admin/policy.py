@@ -17,7 +17,7 @@ from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
 from api.schemas.policy import PolicyRequest
-from api.service import Engine, Policies, Service
+from api.service import Engine, Service
 from batching import InferenceError
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
@@ -66,7 +66,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/policy")
     def policy() -> Response:
-        engine, known = generation.ready_engine(service), _known(service)
+        engine, known = generation.ready_engine(service), service.policies
         loops, orders = known.names(), known.order_names()
         return jsonify(
             **state(engine),
@@ -82,7 +82,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.put("/policy")
     def switch() -> Response:
-        engine, known = generation.ready_engine(service), _known(service)
+        engine, known = generation.ready_engine(service), service.policies
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
         policy = _create(known, params.policy, service.config.max_batch_size, params.options)
         try:
@@ -94,7 +94,7 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def _create(known: Policies, name: str, slots: int, options: dict[str, Any]) -> Any:
+def _create(known: Any, name: str, slots: int, options: dict[str, Any]) -> Any:
     """Return a policy of this project; ApiError for a wrong name or wrong options."""
     try:
         known.check_name(name, own=False)
@@ -131,17 +131,9 @@ def state(engine: Engine) -> dict[str, Any]:
     """Return the active policy, its options and the number of slots."""
     manager = engine.manager
     options = {name: _plain(value) for name, value in manager.policy_options.items()}
-    return {"policy": engine.policy, "options": options, "max_batch_size": manager.max_batch_size}
+    return {"policy": manager.policy_name, "options": options, "max_batch_size": manager.max_batch_size}
 
 
 def _plain(value: Any) -> Any:
     """Return a JSON value for an option: infinite numbers become strings."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _known(service: Service) -> Policies:
-    if service.policies is None:
-        raise ApiError(
-            "this server was created without a choice of policies. Start it with ./server.sh", type="unavailable_error"
-        )
-    return service.policies

@@ -154,7 +154,7 @@ def statistics(service: Service) -> dict[str, Any]:
         "requests-waiting": engine.manager.waiting,
         "tokens-waiting": engine.manager.inbox.queued_tokens,
         "prompt-tokens-waiting": engine.manager.inbox.prompt_tokens,
-        "policy": engine.policy,
+        "policy": engine.manager.policy_name,
         "engine": {"model": engine.model_name, "device": engine.device, "dtype": engine.dtype,
                    "quantize": engine.quantize, "kv_dtype": engine.kv_dtype,
                    "max_batch_size": engine.manager.max_batch_size, "slot_cap": engine.manager.slot_cap,

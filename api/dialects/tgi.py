@@ -175,7 +175,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "version": VERSION,
         "sha": None,
         "docker_label": None,
-        "policy": engine.policy,
+        "policy": manager.policy_name,
         "policy_params": {"max_batch_size": manager.max_batch_size, **manager.policy_options},
         "max_batch_size": manager.max_batch_size,
         "sampling_defaults": dict(engine.sampling),

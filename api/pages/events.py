@@ -150,7 +150,7 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "version": VERSION,
         "epoch": time.time() - time.perf_counter(),
         "now": time.perf_counter(),
-        "policy": engine.policy,
+        "policy": manager.policy_name,
         "last_failure": last_failure(engine),
         "slots": engine.slots,
         "max_queue": manager.max_queue,

@@ -17,9 +17,9 @@ from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import body
 from api.schemas.what_if import WhatIfRequest
-from api.service import Policies, Service, WhatIf
+from api.service import Service
 from batching import InferenceError
-from observe.replay.what_if import Workload
+from observe.replay.what_if import WhatIf, Workload
 
 EXAMPLE = '{"policies": ["nobatch", "static"]}'
 NUMBER = {"type": "number"}
@@ -73,10 +73,10 @@ def install(routes: Blueprint, service: Service, load: Callable[[], tuple[float,
     @routes.post("/what-if")
     def what_if() -> Response:
         params, ignored = body.validate(WhatIfRequest, body.take(request, EXAMPLE))
-        simulator, policies = _simulator(service)
+        simulator = _simulator(service)
         for name in params.policies:
             try:
-                policies.get_policy(name, service.config.max_batch_size, {}, own=False)
+                service.policies.get_policy(name, service.config.max_batch_size, {}, own=False)
             except ValueError as error:
                 raise ApiError(str(error)[:2000], type="not_found_error", param="policies") from None
         span = load() if params.requests == "load" else None
@@ -88,15 +88,15 @@ def install(routes: Blueprint, service: Service, load: Callable[[], tuple[float,
 
     @routes.get("/requests/<path:id>/blame")
     def blame(id: str) -> Response:
-        simulator, _ = _simulator(service)
+        simulator = _simulator(service)
         return _answer(lambda: simulator.blame(id))
 
 
-def _simulator(service: Service) -> tuple[WhatIf, Policies]:
+def _simulator(service: Service) -> WhatIf:
     engine = generation.ready_engine(service)
-    if engine.what_if is None or service.policies is None:
+    if engine.what_if is None:
         raise ApiError("this server was created without a simulator. Start it with ./server.sh", type="not_found_error")
-    return engine.what_if, service.policies
+    return engine.what_if
 
 
 def _answer(simulate: Callable[[], bytes]) -> Response:
