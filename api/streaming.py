@@ -150,35 +150,68 @@ def frames(
     With `tokens_together` a frame has that many tokens, otherwise those of `INTERVAL`. With a `lent` socket, the writer
     sends what comes between the first frame and the last.
     """
+    written_here = _frames_written_here(generation, answers, tokens_together)
+    if lent is None:
+        yield from written_here
+        return
+    # The first token goes out from here: the writer might come to it only after other streams.
+    for frame in written_here:
+        yield frame
+        if frame is not PING:
+            break
+    yield from _frames_around_writer(generation, answers, lent)
+
+
+def _frames_written_here(generation: Generation, answers: Answers, tokens_together: int | None) -> Iterator[bytes]:
+    """Yield all frames; this handler sleeps while tokens are put together."""
     wakeup = generation.wakeup
     assert wakeup is not None
-    coalescer, pinged_at, begun = Coalescer(wakeup), time.perf_counter(), False
+    coalescer, spoke_at = Coalescer(wakeup), time.perf_counter()
     while answers.live:
-        lends = lent if begun else None
-        if lends is None and tokens_together is None:
+        if tokens_together is None:
             coalescer.wait(answers.unread)
-        wakeup.wants_tokens = lends is None
+        wakeup.wants_tokens = True  # before looking for tokens: one that comes later wakes this handler
         tokens = answers.unread
-        data = b"" if answers.has_fewer_than(tokens_together) else answers.read()
+        frame = b"" if answers.has_fewer_than(tokens_together) else answers.read()
         now = time.perf_counter()
-        if data:
-            wakeup.wants_tokens, begun = False, True
-            yield data
+        if frame:
+            wakeup.wants_tokens = False
+            yield frame
             coalescer.sent(tokens)
-            pinged_at = coalescer.sent_at
+            spoke_at = coalescer.sent_at
         elif generation.end_if_late(now):
             continue
-        elif now - pinged_at >= SILENCE:
-            pinged_at = now
+        elif now - spoke_at >= SILENCE:
+            spoke_at = now
             yield PING
         else:
-            seconds = min(pinged_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
-            if lends is None:
-                wakeup.wait(seconds)
-            else:
-                pinged_at = max(pinged_at, lends.lend(seconds))
-                lends.finish()
+            wakeup.wait(_patience(generation, spoke_at, now))
             answers.end_if_lost()
+
+
+def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSocket) -> Iterator[bytes]:
+    """Yield what the writer does not send: comments, and the frame with which the answers end."""
+    spoke_at = time.perf_counter()
+    while answers.live:
+        frame = answers.read()
+        now = time.perf_counter()
+        if frame:
+            yield frame
+            spoke_at = time.perf_counter()
+        elif generation.end_if_late(now):
+            continue
+        elif now - spoke_at >= SILENCE:
+            spoke_at = now
+            yield PING
+        else:
+            spoke_at = max(spoke_at, lent.lend(_patience(generation, spoke_at, now)))
+            lent.finish()
+            answers.end_if_lost()
+
+
+def _patience(generation: Generation, spoke_at: float, now: float) -> float:
+    """Return for how many seconds there is nothing to do but wait for tokens."""
+    return min(spoke_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
 
 
 def respond(
