@@ -9,17 +9,19 @@ import hashlib
 import math
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flask import g
+from flask import Response, g
 
 from api.http import errors
-from api.http.deferral import Ticket
+from api.http.deferral import Deferred, Ticket
 from api.http.errors import ApiError
 from api.http.owner import current_owner
 from api.http.registry import RequestContext
 from api.prompts import Prompt, resolve_max_tokens
+from api.schemas import body
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
@@ -245,6 +247,20 @@ def start_generation(
     if wakeup is not None and engine.manager.policy is not None and engine.manager.policy.estimates:
         generation.wait_until_received(wakeup)
     return generation
+
+
+def reply(
+    generation: Generation, write: Callable[[], Response], ignored: list[str], *, at_once: bool = False
+) -> Response | Deferred:
+    """Return the response that `write` makes, which names the ignored fields: of a stream now, otherwise at its end.
+
+    With `at_once` this thread waits for the end: for an answer too large for the thread that writes all others.
+    """
+
+    def response() -> Response:
+        return body.name_ignored(write(), ignored)
+
+    return response() if at_once or generation.wakeup is not None else Deferred(generation, response)
 
 
 def seed_of(seed: int, j: int) -> int:

@@ -22,7 +22,7 @@ from api.http.errors import ApiError
 from api.service import Service
 from api.socket_writer import INTERVAL, LentSocket
 from batching import Inference, InferenceError
-from observe.feed import dumps
+from observe.feed import data
 from serving.inference import CHECK_SECONDS, Wakeup
 
 log = logging.getLogger(__name__)
@@ -216,15 +216,19 @@ def _patience(generation: Generation, spoke_at: float, now: float) -> float:
 
 def respond(
     generation: Generation,
-    readers: list[StreamReader],
     encode: Callable[[Delta], bytes],
-    end: Callable[[], bytes],
+    end: Callable[[], bytes] = lambda: DONE,
     *,
-    space: bytes = b" ",
+    scored: bool = False,
     tokens_together: int | None = None,
+    event: Callable[[Any], bytes] = data,
 ) -> Response:
-    """Return the response that streams a generation's events; leaving the request cancels what has not ended."""
-    answers = Answers(readers, encode)
+    """Return the response that streams a generation's events; leaving the request cancels what has not ended.
+
+    `encode` writes what is new in a choice and `end` the last events of a success; `event` writes an error. A failed
+    stream ends without `end`, so that no client takes it for a whole answer.
+    """
+    answers = Answers([StreamReader(i, each, scored=scored) for i, each in enumerate(generation.inferences)], encode)
     lent = _lent_socket(generation, answers) if tokens_together is None else None
 
     def events() -> Iterator[bytes]:
@@ -234,14 +238,14 @@ def respond(
         except InferenceError as error:
             error.__traceback__ = None  # its frames refer to it, so both would live until the next GC
             generation.cancel(error)
-            yield event(errors.content(errors.from_inference(error)), space)
+            yield event(errors.content(errors.from_inference(error)))
         except OSError:  # of the client's socket: the HTTP server handles it
             raise
         except Exception:
             log.exception("a stream failed")
             generation.cancel()
             failed = ApiError("internal error on this request. Try another request", type="server_error")
-            yield event(errors.content(failed), space)
+            yield event(errors.content(failed))
 
     return event_stream(stream_with_context(events()))
 
@@ -270,8 +274,3 @@ def bare_socket() -> socket.socket | None:
     if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
         return None
     return sock
-
-
-def event(value: Any, space: bytes = b" ") -> bytes:
-    """Return one event whose data is JSON."""
-    return b"data:" + space + dumps(value).encode() + b"\n\n"

@@ -14,16 +14,17 @@ from api.generation import (
     adapter_of,
     ignored_hints,
     ready_engine,
+    reply,
     start_generation,
     timings,
 )
-from api.http.deferral import Deferred
 from api.http.openapi import Operation
 from api.prompts import Prompt, encode
 from api.schemas import body
 from api.schemas.native import InferenceRequest
 from api.service import Engine, Service
-from api.streaming import Delta, StreamReader
+from api.streaming import Delta
+from observe.feed import data
 
 EXAMPLE = '{"prompt": "ROMEO:", "num_tokens": 40}'
 NUMBER = {"type": ["number", "null"]}
@@ -68,9 +69,7 @@ def blueprint(service: Service) -> Blueprint:
         params, ignored = body.validate(InferenceRequest, fields)
         generation = start_generation(service, engine, generation_request(engine, params), streams=params.stream)
         ignored += ignored_hints(engine, params)
-        if params.stream:
-            return body.name_ignored(stream(generation), ignored)
-        return Deferred(generation, lambda: body.name_ignored(jsonify(answer(generation)), ignored))
+        return reply(generation, lambda: stream(generation) if params.stream else jsonify(answer(generation)), ignored)
 
     @routes.get("/stats")
     def stats() -> Response:
@@ -123,10 +122,9 @@ def stream(generation: Generation) -> Response:
 
     def encode_delta(delta: Delta) -> bytes:
         last = ending(generation) if delta.ended else {}
-        return streaming.event({"text": delta.text} | last)
+        return data({"text": delta.text} | last)
 
-    reader = StreamReader(0, generation.inferences[0], scored=False)
-    return streaming.respond(generation, [reader], encode_delta, lambda: streaming.DONE)
+    return streaming.respond(generation, encode_delta)
 
 
 def statistics(service: Service) -> dict[str, Any]:
