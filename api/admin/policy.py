@@ -7,16 +7,16 @@ this project can be named: no name from the network is looked up in the file sys
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from flask import Blueprint, Response, jsonify, request
+from pydantic import BaseModel, BeforeValidator, Field, StrictStr, WithJsonSchema
 
 from api import generation
 from api.http import errors
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.policy import PolicyRequest
 from api.service import Engine, Service
 from batching import InferenceError
 
@@ -47,6 +47,54 @@ KNOWN = {
         "last_failure": {"anyOf": [FAILURE, {"type": "null"}]},
     },
 }  # fmt: skip
+MOST_OPTIONS = 32
+LONGEST_VALUE = 256
+OPTIONS = 'an object with options of the policy, as in {"aging": 30}'
+
+
+def _options(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    if len(value) > MOST_OPTIONS:
+        raise ValueError(f"must have at most {MOST_OPTIONS} options, not {len(value):,}")
+    for name, option in value.items():
+        is_text = isinstance(option, str) and len(option) <= LONGEST_VALUE
+        if len(name) > LONGEST_VALUE or not (is_text or _is_number(option)):
+            raise ValueError(
+                f"must have numbers, true, false, or strings of at most {LONGEST_VALUE} characters, not "
+                f"{shown(option)} for {shown(name)}"
+            )
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1 << 63  # false for NaN
+
+
+Options = Annotated[
+    dict[str, Any],
+    BeforeValidator(_options),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MOST_OPTIONS,
+            "additionalProperties": {
+                "anyOf": [{"type": "string", "maxLength": LONGEST_VALUE}, {"type": "number"}, {"type": "boolean"}]
+            },
+        }
+    ),
+]
+
+
+class PolicyRequest(BaseModel):
+    """PUT /policy: the policy to switch to."""
+
+    policy: Annotated[StrictStr, Field(min_length=1, max_length=100)] = Field(
+        description="the name of a policy, or loop+order as in dynamic+sjf"
+    )
+    options: Options = Field({}, description=OPTIONS)
+
+
 OPERATIONS = [
     Operation(
         "get", "/policy", "the active policy and the available ones", "policy", answer=KNOWN, errors=(503,),

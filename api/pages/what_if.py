@@ -7,16 +7,17 @@ An answer is made by another process and goes to the client as it comes. This mo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from flask import Blueprint, Response, request
+from pydantic import BaseModel, Field, StrictStr
 
 from api import generation
 from api.http import errors
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.what_if import WhatIfRequest
+from api.schemas import fields as f
 from api.service import Service
 from batching import InferenceError
 from observe.replay.what_if import WhatIf, Workload
@@ -54,6 +55,35 @@ BLAME: dict[str, Any] = {
     "required": ["id", "client", "policy", "latency_ms", "wait_ms", "run_ms", "others", "clients", "left_out", "cost"],
     "properties": {"wait_ms": PART, "run_ms": PART, "others": ROWS, "clients": ROWS, "left_out": {"type": "integer"}},
 }
+MOST_REQUESTS = 400
+MOST_POLICIES = 6
+Name = Annotated[StrictStr, Field(min_length=1, max_length=100)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST_REQUESTS), f.INTEGER]
+Rate = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1000), f.NUMBER]
+
+
+class WhatIfRequest(BaseModel):
+    """POST /what-if: the policies to simulate, and the requests to simulate them on."""
+
+    policies: Annotated[list[Name], Field(max_length=MOST_POLICIES)] = Field(
+        ["nobatch", "static", "dynamic"],
+        description=f"a list of at most {MOST_POLICIES} names of policies, each also as loop+order as in dynamic+sjf",
+    )
+    requests: Literal["latest", "load"] = Field(
+        "latest",
+        description="'latest' (the requests after the last pause) or 'load' (those that arrived during the last POST /load)",
+    )
+    count: Count = Field(200, description=f"a whole number of requests at most, 1 to {MOST_REQUESTS}")
+    workload: Annotated[StrictStr, Field(max_length=40, pattern=r"^([a-z][a-z0-9-]*)?$")] = Field(
+        "",
+        description="the name of one of the client's workloads, as clipped-normal, to simulate instead of served requests",
+    )
+    rate: Rate = Field(4.0, description="a number of the workload's requests per second, above 0 and at most 1000")
+    seed: Annotated[int, Field(strict=True, ge=0, le=(1 << 32) - 1), f.INTEGER] = Field(
+        0, description="a whole number for the workload's random generator, 0 to 2^32 - 1"
+    )
+
+
 OPERATIONS = [
     Operation(
         "post", "/what-if", "simulate other policies on the requests that were just served", "live page",
