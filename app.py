@@ -39,7 +39,7 @@ from api.hooks import admission, auth, cors, middleware
 from api.http import errors
 from api.http.deferral import App
 from api.in_process import InProcess, read_line
-from api.pages import dashboard, docs, events, lab
+from api.pages import dashboard, docs, events
 from api.schemas import body
 from api.service import Engine, Service
 from batch_files.lines import Limits
@@ -80,7 +80,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.extensions["service"] = service
     if config.batch_folder:
         service.batches = batch_runner(app, service)
-    modules = (native, openai, chat, batches, tgi, tokens, adapters, operations, policy, events, dashboard, lab, docs)
+    modules = (native, openai, chat, batches, tgi, tokens, adapters, operations, policy, events, dashboard, docs)
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
     app.before_request(middleware.enter)
     cors.install(app, config.origins)

@@ -97,8 +97,8 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
-def install(routes: Blueprint, service: Service, load: Callable[[], tuple[float, float] | None]) -> None:
-    """Add the route; `load` returns when the first and the last request of the last load arrived."""
+def install(routes: Blueprint, service: Service) -> None:
+    """Add the routes."""
 
     @routes.post("/what-if")
     def what_if() -> Response:
@@ -109,7 +109,7 @@ def install(routes: Blueprint, service: Service, load: Callable[[], tuple[float,
                 service.policies.get_policy(name, service.config.max_batch_size, {}, own=False)
             except ValueError as error:
                 raise ApiError(str(error)[:2000], type="not_found_error", param="policies") from None
-        span = load() if params.requests == "load" else None
+        span = service.load.span() if params.requests == "load" else None
         if params.requests == "load" and span is None:
             raise ApiError("no load was sent to this server. Send POST /load first", type="not_found_error")
         workload = Workload(params.workload, params.rate, params.seed) if params.workload else None
