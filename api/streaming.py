@@ -20,7 +20,7 @@ from api.generation import Generation
 from api.http import errors
 from api.http.errors import ApiError
 from api.service import Service
-from api.socket_writer import INTERVAL, LentSocket
+from api.socket_writer import INTERVAL, LentSocket, Source
 from batching import Inference, InferenceError
 from observe.feed import data
 from serving.inference import CHECK_SECONDS, Wakeup
@@ -115,11 +115,6 @@ class Answers:
             return False
         return not any(r.inference.is_finished or r.unread >= tokens or (r.is_fresh and r.unread) for r in self.live)
 
-    def end_if_lost(self) -> None:
-        """End answers that the loop has lost."""
-        for reader in self.live:
-            reader.inference.end_if_lost()
-
 
 class Coalescer:
     """Puts tokens together that come within `INTERVAL` of the last send."""
@@ -186,7 +181,7 @@ def _frames_written_here(generation: Generation, answers: Answers, tokens_togeth
             yield PING
         else:
             wakeup.wait(_patience(generation, spoke_at, now))
-            answers.end_if_lost()
+            generation.end_if_lost()
 
 
 def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSocket) -> Iterator[bytes]:
@@ -206,7 +201,7 @@ def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSo
         else:
             spoke_at = max(spoke_at, lent.lend(_patience(generation, spoke_at, now)))
             lent.finish()
-            answers.end_if_lost()
+            generation.end_if_lost()
 
 
 def _patience(generation: Generation, spoke_at: float, now: float) -> float:
@@ -229,7 +224,8 @@ def respond(
     stream ends without `end`, so that no client takes it for a whole answer.
     """
     answers = Answers([StreamReader(i, each, scored=scored) for i, each in enumerate(generation.inferences)], encode)
-    lent = _lent_socket(generation, answers) if tokens_together is None else None
+    assert generation.wakeup is not None
+    lent = lent_socket(generation.wakeup, answers) if tokens_together is None else None
 
     def events() -> Iterator[bytes]:
         try:
@@ -258,19 +254,10 @@ def event_stream(frames: Iterator[bytes]) -> Response:
     return response
 
 
-def _lent_socket(generation: Generation, answers: Answers) -> LentSocket | None:
-    """Return the socket to lend to the writer, or None where only the handler can write."""
-    sock = bare_socket()
-    if sock is None:
-        return None
-    service: Service = current_app.extensions["service"]
-    assert generation.wakeup is not None
-    return LentSocket(service.socket_writer, sock, generation.wakeup, answers)
-
-
-def bare_socket() -> socket.socket | None:
-    """Return the socket of this request if gunicorn writes plain chunks to it (HTTP/1.1 without TLS)."""
+def lent_socket(wakeup: Wakeup, source: Source, *, paced: bool = False) -> LentSocket | None:
+    """Return the socket of this request to lend to the writer, if gunicorn writes plain chunks (HTTP/1.1 without TLS)."""
     sock = request.environ.get("gunicorn.socket")
     if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
         return None
-    return sock
+    service: Service = current_app.extensions["service"]
+    return LentSocket(service.socket_writer, sock, wakeup, source, paced)
