@@ -19,8 +19,9 @@ from api.hooks import admission
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.prompts import Prompt, check_size, encode, tokenizing
+from api.schemas import body
 from api.schemas.openai import TEMPLATE_FIELDS, ChatRequest, Message
-from api.schemas.unsupported import MESSAGE, PLAIN_MESSAGE, Unsupported, changes_nothing
+from api.schemas.unsupported import MESSAGE, PLAIN_MESSAGE
 from api.service import Engine, Service
 from api.streaming import Delta
 from serving.adapters import Loaded
@@ -59,7 +60,9 @@ def blueprint(service: Service) -> Blueprint:
 
 def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, keep: int | None = None) -> Prompt:
     """Return the prompt of a conversation, or its last `keep` tokens; with `answers` it ends where the answer begins."""
-    _refuse_unsupported(messages, MESSAGE if engine.chats else PLAIN_MESSAGE)
+    unsupported = MESSAGE if engine.chats else PLAIN_MESSAGE
+    for i, message in enumerate(messages):
+        body.refuse_unsupported(unsupported, message.model_extra or {}, f"messages.{i}.", " by this model")
     if not engine.chats:
         text = plain(messages, answers)
         return Prompt(text, encode(engine, text, special=engine.special_end, keep=keep, param="messages"))
@@ -68,16 +71,6 @@ def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, 
     with tokenizing(sum(len(message.content or "") for message in messages), "messages"):
         text, ids = engine.tokenizer.encode_chat([fields_of(message) for message in messages], answers)
     return Prompt(text, ids if keep is None else ids[-keep:])
-
-
-def _refuse_unsupported(messages: list[Message], unsupported: Unsupported) -> None:
-    for i, message in enumerate(messages):
-        for name, value in (message.model_extra or {}).items():
-            if name in unsupported and not changes_nothing(value, unsupported[name]):
-                raise ApiError(
-                    f"messages.{i}.{name} is {shown(value)}, which is not supported by this model. Leave it out",
-                    param="messages",
-                )
 
 
 def plain(messages: list[Message], answers: bool) -> str:
