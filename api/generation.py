@@ -22,7 +22,7 @@ from api.http.owner import current_owner
 from api.http.registry import RequestContext
 from api.prompts import Prompt, resolve_max_tokens
 from api.schemas import body
-from api.schemas.scheduling_hints import SchedulingHints
+from api.schemas.scheduling_hints import HINTS, SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 from serving.adapters import AdapterError, Loaded
@@ -133,20 +133,14 @@ class Generation:
 
     def wait(self) -> None:
         """Wait until all inferences have succeeded. If one fails, cancel the others and raise ApiError."""
-        own = self.own_limit
-        if own is not None and not self.is_over:
-            end = self.arrived_at + own
-            if not all(i.wait(end - time.perf_counter()) for i in self.inferences):
-                self.end_early()
-        end = self.arrived_at + self.limit
         for inference in self.inferences:
-            if not self.is_over and not inference.wait(end - time.perf_counter()):
-                inference.cancel(timeout_error(self.limit))
-            error = self.error
-            if error is not None:
-                # Not raised itself: it refers to the inferences, and a traceback would keep these frames until the GC.
-                self.cancel(error)
-                raise errors.from_inference(error)
+            while not self.is_over and not inference.wait(self.ends_at - time.perf_counter()):
+                self.end_if_late(time.perf_counter())
+        error = self.error
+        if error is not None:
+            # Not raised itself: it refers to the inferences, and a traceback would keep these frames until the GC.
+            self.cancel(error)
+            raise errors.from_inference(error)
 
 
 def ready_engine(service: Service) -> Engine:
@@ -196,16 +190,7 @@ def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> lis
     """Return the scheduling fields of a request that neither the active policy nor the eviction uses."""
     policy, pages = engine.manager.policy, engine.manager.pages
     heeds = (*(policy.claims.heeds if policy is not None else ()), pages.evict.heeds if pages is not None else "")
-    return [
-        path + name
-        for name, hint in (
-            ("priority", "priority"),
-            ("slo_s", "deadline"),
-            ("session", "session"),
-            ("keep_s", "keep_s"),
-        )
-        if name in hints.model_fields_set and hint not in heeds
-    ]
+    return [path + name for name, hint in HINTS.items() if name in hints.model_fields_set and hint not in heeds]
 
 
 def start_generation(
@@ -216,11 +201,7 @@ def start_generation(
     lengths = [resolve_max_tokens(engine, prompt, request.max_tokens, *names) for prompt in request.prompts]
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
-    options = dict(request.options)
-    if ticket is not None:
-        options["on_end"] = ticket.notify
-    if wakeup is not None:
-        options["wakeup"] = wakeup
+    options = {**request.options, "wakeup": wakeup, "on_end": ticket and ticket.notify}
     if service.config.dedup == "per-key":
         options["owner"] = current_owner()
     temperature = options.get("temperature", 1.0)

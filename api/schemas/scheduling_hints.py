@@ -9,6 +9,9 @@ from pydantic import Field
 from api.schemas import fields as f
 from api.schemas.unsupported import Refusing
 
+# Of the fields that have no effect without an order or an eviction that uses them: the name by which these know each.
+HINTS = {"priority": "priority", "slo_s": "deadline", "session": "session", "keep_s": "keep_s"}
+
 
 class SchedulingHints(Refusing):
     """The client, priority and deadline of a request, which orders such as vtc, priority and edf use.
