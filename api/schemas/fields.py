@@ -172,22 +172,9 @@ Digits = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_digits)]
 
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]
 StopList = Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_STOPS), at_most(MOST_STOPS)]
-Stops = Annotated[
-    StopList,
-    BeforeValidator(_list),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP},
-                {
-                    "type": "array",
-                    "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP},
-                    "maxItems": MOST_STOPS,
-                },
-            ]
-        }
-    ),
-]
+_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
+_STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}]}
+Stops = Annotated[StopList, BeforeValidator(_list), WithJsonSchema(_STOPS)]
 Token = Annotated[int, Field(strict=True, ge=0, lt=INT64), INTEGER, WithJsonSchema(_TOKEN)]
 Ids = Annotated[list[Token], Field(fail_fast=True, max_length=MOST_IDS), at_most(MOST_IDS)]
 
