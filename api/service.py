@@ -63,7 +63,7 @@ class Parts:
     quantize: str = "none"  # format of the weights of linear layers
     kv_dtype: str
     context: int
-    vocabulary: int = 0  # token ids of the model; 0: as many as the tokenizer has
+    vocabulary: int  # token ids of the model, which may have more than the tokenizer
     n_pages: int
     page_size: int
     tokens_per_step: int  # the default of --max-tokens-per-step

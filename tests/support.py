@@ -150,7 +150,8 @@ def fake_engine(
     wait_until(lambda: manager.is_alive)
     return Engine(
         manager=manager, make_inference=make_inference, model=manager.model, tokenizer=tokenizer, model_name="fake",
-        device="cpu", dtype="float32", kv_dtype="float32", context=context, n_pages=0, page_size=16, tokens_per_step=2048,
+        device="cpu", dtype="float32", kv_dtype="float32", context=context,
+        vocabulary=tokenizer.vocab_size, n_pages=0, page_size=16, tokens_per_step=2048,
     )  # fmt: skip
 
 
