@@ -45,6 +45,7 @@ from api.service import Engine, Service
 from batch_files.lines import Limits
 from batch_files.runner import Runner
 from batch_files.store import Store
+from batching import InferenceError
 from config import Config
 from launch import banner, demo
 from launch.command import main as main
@@ -91,6 +92,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     for module in modules:
         app.register_blueprint(module.blueprint(service))
     app.register_error_handler(errors.ApiError, errors.response)
+    app.register_error_handler(InferenceError, lambda e: errors.response(errors.from_inference(e)))
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
     app.register_error_handler(MemoryError, _out_of_memory)
     app.register_error_handler(Exception, _unexpected)

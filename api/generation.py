@@ -219,10 +219,7 @@ def start_generation(
                     **context.inference_options(len(inferences)), **options,
                 )
             )  # fmt: skip
-    try:
-        engine.manager.enqueue_all(inferences)
-    except InferenceError as error:
-        raise errors.from_inference(error) from None
+    engine.manager.enqueue_all(inferences)
     limit = math.inf if context.is_background else service.config.request_timeout
     generation = Generation(request, inferences, wakeup, limit, seeds, ticket)
     if wakeup is not None and engine.manager.policy is not None and engine.manager.policy.estimates:

@@ -13,12 +13,10 @@ from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel, BeforeValidator, Field, StrictStr, WithJsonSchema
 
 from api import generation
-from api.http import errors
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
 from api.service import Engine, Service
-from batching import InferenceError
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
 ANSWER = {
@@ -133,10 +131,7 @@ def blueprint(service: Service) -> Blueprint:
         engine, known = generation.ready_engine(service), service.policies
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
         policy = _create(known, params.policy, service.config.max_batch_size, params.options)
-        try:
-            engine.manager.switch(policy, timeout=service.stall_seconds)
-        except InferenceError as error:
-            raise errors.from_inference(error) from None
+        engine.manager.switch(policy, timeout=service.stall_seconds)
         return body.name_ignored(jsonify(state(engine)), ignored)
 
     return routes

@@ -6,20 +6,17 @@ An answer is made by another process and goes to the client as it comes. This mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel, Field, StrictStr
 
 from api import generation
-from api.http import errors
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import body
 from api.schemas import fields as f
 from api.service import Service
-from batching import InferenceError
 from observe.replay.what_if import WhatIf, Workload
 
 EXAMPLE = '{"policies": ["nobatch", "static"]}'
@@ -113,13 +110,12 @@ def install(routes: Blueprint, service: Service) -> None:
         if params.requests == "load" and span is None:
             raise ApiError("no load was sent to this server. Send POST /load first", type="not_found_error")
         workload = Workload(params.workload, params.rate, params.seed) if params.workload else None
-        answer = _answer(lambda: simulator.answer(params.policies, params.count, span=span, workload=workload))
-        return body.name_ignored(answer, ignored)
+        answer = simulator.answer(params.policies, params.count, span=span, workload=workload)
+        return body.name_ignored(Response(answer, mimetype="application/json"), ignored)
 
     @routes.get("/requests/<path:id>/blame")
     def blame(id: str) -> Response:
-        simulator = _simulator(service)
-        return _answer(lambda: simulator.blame(id))
+        return Response(_simulator(service).blame(id), mimetype="application/json")
 
 
 def _simulator(service: Service) -> WhatIf:
@@ -127,10 +123,3 @@ def _simulator(service: Service) -> WhatIf:
     if engine.what_if is None:
         raise ApiError("this server was created without a simulator. Start it with ./server.sh", type="not_found_error")
     return engine.what_if
-
-
-def _answer(simulate: Callable[[], bytes]) -> Response:
-    try:
-        return Response(simulate(), mimetype="application/json")
-    except InferenceError as error:
-        raise errors.from_inference(error) from None
