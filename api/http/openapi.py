@@ -212,7 +212,7 @@ def _written(schema: Any, vocabulary: int | None, chats: bool) -> Any:
         return [_written(item, vocabulary, chats) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    result: dict[str, Any] = {}
+    result: dict[Any, Any] = {}
     for word, value in schema.items():
         if word == "properties":
             result[word] = {name: _written(inner, vocabulary, chats) for name, inner in value.items()}
