@@ -37,9 +37,8 @@ SEED_BITS = 63
 class GenerationRequest:
     """A request in terms common to all dialects; `options` are those of `make_inference`.
 
-    `limit_name` and `prompt_name` are the dialect's fields for `max_tokens`, where None means all tokens that the context
-    leaves, and for the prompts.
-    Of the `best_of` answers to each prompt, the `n` with the highest scores are kept.
+    `max_tokens` is None for all tokens that the context leaves. `limit_name` and `prompt_name` are the names of the limit
+    and of the prompts in the dialect, for error messages. The `n` best of `best_of` answers to each prompt are kept.
     """
 
     prompts: list[Prompt]
@@ -112,18 +111,21 @@ class Generation:
             inference.end_if_lost()
 
     def cancel(self, error: InferenceError | None = None) -> None:
-        """Cancel what has not ended."""
+        """Cancel the inferences that have not ended."""
         for inference in self.inferences:
             if not inference.is_finished:
                 inference.cancel(error)
 
     def end_early(self) -> None:
-        """End what has not ended, with the tokens it has."""
+        """End the inferences that have not ended, with the tokens they have."""
         for inference in self.inferences:
             inference.end_early()
 
     def wait_until_received(self, wakeup: Wakeup) -> None:
-        """Wait until the loop has taken in a stream, whose headers say what is expected; raise ApiError if it refuses it."""
+        """Wait until the loop has taken in a stream; raise ApiError if it refuses it.
+
+        The headers of a stream are sent before its first token, and may say when that is expected.
+        """
         while not all(i.is_received for i in self.inferences) and not self.is_over:
             wakeup.wait(CHECK_SECONDS)
             self.end_if_lost()
@@ -134,6 +136,7 @@ class Generation:
     def wait(self) -> None:
         """Wait until all inferences have succeeded. If one fails, cancel the others and raise ApiError."""
         for inference in self.inferences:
+            # The clocks of the two waits differ: one may be over a moment before the other says that it is late.
             while not self.is_over and not inference.wait(self.ends_at - time.perf_counter()):
                 self.end_if_late(time.perf_counter())
         error = self.error
@@ -196,7 +199,7 @@ def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> lis
 def start_generation(
     service: Service, engine: Engine, request: GenerationRequest, *, streams: bool = False
 ) -> Generation:
-    """Put a request's inferences into the queue, all or none."""
+    """Put a request's inferences into the queue, all or none: half of an answer would be worth nothing."""
     names = request.limit_name, request.prompt_name
     lengths = [resolve_max_tokens(engine, prompt, request.max_tokens, *names) for prompt in request.prompts]
     wakeup = Wakeup() if streams else None

@@ -97,7 +97,7 @@ class Engine(Parts):
 
     @property
     def slots(self) -> int:
-        """The slots of the engine, of which the active policy may use fewer."""
+        """The slots of the engine; the active policy may use fewer."""
         policy = self.manager.policy
         return self.manager.max_batch_size if policy is None else policy.slots
 

@@ -45,7 +45,7 @@ class Delta(NamedTuple):
 class StreamReader:
     """Reads one answer as it grows.
 
-    With `scored` the tokens of a delta are those whose text is complete with it; there may be no text.
+    With `scored`, a delta lists each token when its text is complete, even if it has none.
     """
 
     def __init__(self, choice: int, inference: Inference, *, scored: bool) -> None:
@@ -149,7 +149,7 @@ def frames(
     if lent is None:
         yield from written_here
         return
-    # The first token goes out from here: the writer might come to it only after other streams.
+    # The head of the response goes out with the first frame: before it, the writer may not write to the socket.
     for frame in written_here:
         yield frame
         if frame is not PING:
@@ -185,7 +185,7 @@ def _frames_written_here(generation: Generation, answers: Answers, tokens_togeth
 
 
 def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSocket) -> Iterator[bytes]:
-    """Yield what the writer does not send: comments, and the frame with which the answers end."""
+    """Yield the frames that the writer does not send: comments, and the last one."""
     spoke_at = time.perf_counter()
     while answers.live:
         frame = answers.read()
@@ -199,13 +199,14 @@ def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSo
             spoke_at = now
             yield PING
         else:
+            # The writer gives the socket back when an answer has ended, has failed or is read too slowly.
             spoke_at = max(spoke_at, lent.lend(_patience(generation, spoke_at, now)))
             lent.finish()
             generation.end_if_lost()
 
 
 def _patience(generation: Generation, spoke_at: float, now: float) -> float:
-    """Return for how many seconds there is nothing to do but wait for tokens."""
+    """Return the seconds until the client must be told something, or the request is late, or may have been lost."""
     return min(spoke_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def load_model(config: Config, slots: int) -> Parts:
     """Load a model with KV pages for the whole contexts of `slots` sequences, or as many as fit into memory.
 
-    Where not one whole context fits, the context is cut to what does.
+    Where not even one whole context fits, the context is shortened to the pages there are.
     """
     from generate import machine, quantize
     from generate.cpu.linear import linear_name

@@ -165,7 +165,7 @@ def announce(service: Service, engine: Engine) -> None:
 
 
 def last_failure(engine: Engine) -> dict[str, Any] | None:
-    """Return what made the server go back from a policy the last time, None if nothing has."""
+    """Return the last failure of a policy after which the server went back to another, None if there was none."""
     last = engine.manager.fallback.last
     return None if last is None else last.to_dict()
 

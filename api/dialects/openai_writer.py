@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from flask import Response, current_app, g
 
 from api import streaming
-from api.dialects.logprobs import Logprobs, Scored, join, prompt_logprobs, prompt_scores
+from api.dialects.logprobs import Logprobs, Scored, prompt_logprobs, prompt_scores
 from api.generation import Generation, reply, total_score
 from api.http import parts
 from api.http.deferral import Deferred
@@ -209,6 +209,7 @@ class CompletionWriter(Writer[CompletionRequest]):
             seq = inference.sequence
             # What only begins a prompt, such as <s>, is not in the text that was sent.
             added = len(tokenizer.decode(seq.prompt_ids)) - begin
-            before = Logprobs(tokenizer, min(0, -added), most)
-            scores = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details), begin), scores)
+            of_prompt = Logprobs(tokenizer, min(0, -added), most)
+            before = of_prompt.write(prompt_scores(seq.prompt_ids, seq.prompt_details), begin)
+            scores = {name: before[name] + after for name, after in scores.items()}
         return scores

@@ -32,7 +32,7 @@ class TgiWriter:
 
     def __init__(self, engine: Engine, generation: Generation, params: GenerateRequest, began: float) -> None:
         self.tokenizer = engine.tokenizer
-        self.device = engine.device
+        self._headers_of_request = {"x-compute-type": engine.device, "x-compute-characters": str(len(params.inputs))}
         self.generation = generation
         self.inputs = params.inputs
         self.parameters = params.parameters or GenerateParameters()
@@ -100,8 +100,7 @@ class TgiWriter:
             "x-time-per-token": (total - queue) / max(1, tokens),
         }
         return {
-            "x-compute-type": self.device,
-            "x-compute-characters": str(len(self.inputs)),
+            **self._headers_of_request,
             **{name: str(round(1000 * value)) for name, value in seconds.items()},
             "x-prompt-tokens": str(len(inference.sequence.prompt_ids)),
             "x-generated-tokens": str(tokens),
@@ -111,8 +110,7 @@ class TgiWriter:
         """Return the answer as a stream."""
         self._tokens = Tokens(self.tokenizer, self.generation.inferences[0])
         response = streaming.respond(self.generation, self._events, lambda: b"", scored=True, event=event)
-        response.headers["x-compute-type"] = self.device
-        response.headers["x-compute-characters"] = str(len(self.inputs))
+        response.headers.update(self._headers_of_request)
         return response
 
     def _events(self, delta: Delta) -> bytes:
@@ -151,7 +149,7 @@ class Tokens:
         self._written = 0  # characters of the answer
 
     def write(self, start: int, stop: int, *, ended: bool) -> list[dict[str, Any]]:
-        """Return the tokens start..stop; those of an answer that has `ended` are its last."""
+        """Return the tokens start..stop, the last ones if the answer has `ended`."""
         seq, special, written = self._inference.sequence, self._tokenizer.special_ids, []
         last = max((i for i in range(stop) if seq.output_ids[i] not in special), default=None) if ended else None
         for at in range(start, stop):

@@ -132,7 +132,7 @@ def admit(service: Service) -> None:
 def pieces(tokenizer: Tokenizer, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
     """Yield TGI's form: each token with the characters start..stop that contain it.
 
-    Where the tokens stand for another text, such as a normalized one, the characters are those of that text.
+    Where the tokenizer has changed the text, as by normalizing it, the characters are of the changed text.
     """
     first = next((i for i, token in enumerate(ids) if token not in tokenizer.bos_ids), len(ids))
     for token in ids[:first]:

@@ -1,5 +1,5 @@
-"""POST /what-if, what other policies would have made of the requests that this server has just served, and
-GET /requests/{id}/blame, which of them made another one wait.
+"""POST /what-if simulates other policies on the requests that this server has just served, and
+GET /requests/{id}/blame tells which of them made another one wait.
 
 An answer is made by another process and goes to the client as it comes. This module must not know how it is made.
 """

@@ -9,7 +9,7 @@ from pydantic import Field
 from api.schemas import fields as f
 from api.schemas.unsupported import Refusing
 
-# Of the fields that have no effect without an order or an eviction that uses them: the name by which these know each.
+# The fields that have no effect unless the order or the eviction uses them, and the names by which these know them.
 HINTS = {"priority": "priority", "slo_s": "deadline", "session": "session", "keep_s": "keep_s"}
 
 
