@@ -39,12 +39,13 @@ from api.hooks import admission, auth, cors, middleware
 from api.http import errors
 from api.http.deferral import App
 from api.in_process import InProcess, read_line
-from api.pages import dashboard, docs, events, lab
+from api.pages import dashboard, docs, events
 from api.schemas import body
 from api.service import Engine, Service
 from batch_files.lines import Limits
 from batch_files.runner import Runner
 from batch_files.store import Store
+from batching import InferenceError
 from config import Config
 from launch import banner, demo
 from launch.command import main as main
@@ -80,7 +81,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.extensions["service"] = service
     if config.batch_folder:
         service.batches = batch_runner(app, service)
-    modules = (native, openai, chat, batches, tgi, tokens, adapters, operations, policy, events, dashboard, lab, docs)
+    modules = (native, openai, chat, batches, tgi, tokens, adapters, operations, policy, events, dashboard, docs)
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
     app.before_request(middleware.enter)
     cors.install(app, config.origins)
@@ -91,6 +92,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     for module in modules:
         app.register_blueprint(module.blueprint(service))
     app.register_error_handler(errors.ApiError, errors.response)
+    app.register_error_handler(InferenceError, lambda e: errors.response(errors.from_inference(e)))
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
     app.register_error_handler(MemoryError, _out_of_memory)
     app.register_error_handler(Exception, _unexpected)

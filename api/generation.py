@@ -9,18 +9,20 @@ import hashlib
 import math
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flask import g
+from flask import Response, g
 
 from api.http import errors
-from api.http.deferral import Ticket
+from api.http.deferral import Deferred, Ticket
 from api.http.errors import ApiError
 from api.http.owner import current_owner
 from api.http.registry import RequestContext
 from api.prompts import Prompt, resolve_max_tokens
-from api.schemas.scheduling_hints import SchedulingHints
+from api.schemas import body
+from api.schemas.scheduling_hints import HINTS, SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 from serving.adapters import AdapterError, Loaded
@@ -35,9 +37,8 @@ SEED_BITS = 63
 class GenerationRequest:
     """A request in terms common to all dialects; `options` are those of `make_inference`.
 
-    `limit_name` and `prompt_name` are the dialect's fields for `max_tokens`, where None means all tokens that the context
-    leaves, and for the prompts.
-    Of the `best_of` answers to each prompt, the `n` with the highest scores are kept.
+    `max_tokens` is None for all tokens that the context leaves. `limit_name` and `prompt_name` are the names of the limit
+    and of the prompts in the dialect, for error messages. The `n` best of `best_of` answers to each prompt are kept.
     """
 
     prompts: list[Prompt]
@@ -110,18 +111,21 @@ class Generation:
             inference.end_if_lost()
 
     def cancel(self, error: InferenceError | None = None) -> None:
-        """Cancel what has not ended."""
+        """Cancel the inferences that have not ended."""
         for inference in self.inferences:
             if not inference.is_finished:
                 inference.cancel(error)
 
     def end_early(self) -> None:
-        """End what has not ended, with the tokens it has."""
+        """End the inferences that have not ended, with the tokens they have."""
         for inference in self.inferences:
             inference.end_early()
 
     def wait_until_received(self, wakeup: Wakeup) -> None:
-        """Wait until the loop has taken in a stream, whose headers say what is expected; raise ApiError if it refuses it."""
+        """Wait until the loop has taken in a stream; raise ApiError if it refuses it.
+
+        The headers of a stream are sent before its first token, and may say when that is expected.
+        """
         while not all(i.is_received for i in self.inferences) and not self.is_over:
             wakeup.wait(CHECK_SECONDS)
             self.end_if_lost()
@@ -131,20 +135,15 @@ class Generation:
 
     def wait(self) -> None:
         """Wait until all inferences have succeeded. If one fails, cancel the others and raise ApiError."""
-        own = self.own_limit
-        if own is not None and not self.is_over:
-            end = self.arrived_at + own
-            if not all(i.wait(end - time.perf_counter()) for i in self.inferences):
-                self.end_early()
-        end = self.arrived_at + self.limit
         for inference in self.inferences:
-            if not self.is_over and not inference.wait(end - time.perf_counter()):
-                inference.cancel(timeout_error(self.limit))
-            error = self.error
-            if error is not None:
-                # Not raised itself: it refers to the inferences, and a traceback would keep these frames until the GC.
-                self.cancel(error)
-                raise errors.from_inference(error)
+            # The clocks of the two waits differ: one may be over a moment before the other says that it is late.
+            while not self.is_over and not inference.wait(self.ends_at - time.perf_counter()):
+                self.end_if_late(time.perf_counter())
+        error = self.error
+        if error is not None:
+            # Not raised itself: it refers to the inferences, and a traceback would keep these frames until the GC.
+            self.cancel(error)
+            raise errors.from_inference(error)
 
 
 def ready_engine(service: Service) -> Engine:
@@ -194,31 +193,18 @@ def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> lis
     """Return the scheduling fields of a request that neither the active policy nor the eviction uses."""
     policy, pages = engine.manager.policy, engine.manager.pages
     heeds = (*(policy.claims.heeds if policy is not None else ()), pages.evict.heeds if pages is not None else "")
-    return [
-        path + name
-        for name, hint in (
-            ("priority", "priority"),
-            ("slo_s", "deadline"),
-            ("session", "session"),
-            ("keep_s", "keep_s"),
-        )
-        if name in hints.model_fields_set and hint not in heeds
-    ]
+    return [path + name for name, hint in HINTS.items() if name in hints.model_fields_set and hint not in heeds]
 
 
 def start_generation(
     service: Service, engine: Engine, request: GenerationRequest, *, streams: bool = False
 ) -> Generation:
-    """Put a request's inferences into the queue, all or none."""
+    """Put a request's inferences into the queue, all or none: half of an answer would be worth nothing."""
     names = request.limit_name, request.prompt_name
     lengths = [resolve_max_tokens(engine, prompt, request.max_tokens, *names) for prompt in request.prompts]
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
-    options = dict(request.options)
-    if ticket is not None:
-        options["on_end"] = ticket.notify
-    if wakeup is not None:
-        options["wakeup"] = wakeup
+    options = {**request.options, "wakeup": wakeup, "on_end": ticket and ticket.notify}
     if service.config.dedup == "per-key":
         options["owner"] = current_owner()
     temperature = options.get("temperature", 1.0)
@@ -236,15 +222,26 @@ def start_generation(
                     **context.inference_options(len(inferences)), **options,
                 )
             )  # fmt: skip
-    try:
-        engine.manager.enqueue_all(inferences)
-    except InferenceError as error:
-        raise errors.from_inference(error) from None
+    engine.manager.enqueue_all(inferences)
     limit = math.inf if context.is_background else service.config.request_timeout
     generation = Generation(request, inferences, wakeup, limit, seeds, ticket)
     if wakeup is not None and engine.manager.policy is not None and engine.manager.policy.estimates:
         generation.wait_until_received(wakeup)
     return generation
+
+
+def reply(
+    generation: Generation, write: Callable[[], Response], ignored: list[str], *, at_once: bool = False
+) -> Response | Deferred:
+    """Return the response that `write` makes, which names the ignored fields: of a stream now, otherwise at its end.
+
+    With `at_once` this thread waits for the end: for an answer too large for the thread that writes all others.
+    """
+
+    def response() -> Response:
+        return body.name_ignored(write(), ignored)
+
+    return response() if at_once or generation.wakeup is not None else Deferred(generation, response)
 
 
 def seed_of(seed: int, j: int) -> int:

@@ -1,6 +1,6 @@
 """Requests of the server to itself: the lines of batches, computed as background work by the routes that clients use.
 
-They pass through all checks but those of the key and of the queue's places. No client can send one: the mark is in the
+They pass through all checks except the key and the queue's places. No client can send one: the mark is in the
 WSGI environment, beside the headers. This module must not know what a batch is.
 """
 

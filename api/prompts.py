@@ -61,7 +61,7 @@ def tokenizing(characters: int, param: str) -> Iterator[None]:
 
 def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
     """Raise ApiError for an id outside the model's vocabulary."""
-    size = engine.vocabulary or engine.tokenizer.vocab_size
+    size = engine.vocabulary
     bad = next((token for token in ids if not 0 <= token < size), None)
     if bad is not None:
         raise ApiError(

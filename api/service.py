@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from api.http.deferral import Completer
 from api.http.openapi import Operation
@@ -15,14 +15,18 @@ from api.http.registry import RequestRegistry
 from api.http.watcher import Watcher
 from api.socket_writer import SocketWriter
 from batch_files.runner import Runner
-from batching import BatchingManager, Inference
+from batching import BatchingManager, Inference, Model
 from config import Config
 from observe.feed import Feed
 from observe.meters import Meters
 from observe.queued_log import QueuedLog
-from serving.adapters import AdapterStore
+from serving.adapters import AdapterStore, Weights
 from serving.text_watch import TextWatch
 from stats import ServerStats
+
+if TYPE_CHECKING:  # the first imports the policies, which a handler must not load
+    from observe.replay.shadow import Shadow
+    from observe.replay.what_if import WhatIf
 
 
 class Tokenizer(Protocol):
@@ -44,89 +48,28 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes: ...
 
 
-class Policies(Protocol):
-    """The interface of the package `policies`, which handlers do not import."""
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What an engine has of its model, with weights or without.
 
-    def names(self) -> list[str]: ...
-    def order_names(self) -> list[str]: ...
-    def summary(self, name: str) -> str: ...
-    def order_summary(self, name: str) -> str: ...
-    def form_of(self, name: str, *, is_order: bool = False) -> list[dict[str, object]]: ...
-    def is_closed(self, name: str) -> bool: ...
-    def check_name(self, name: str, *, own: bool) -> None: ...
-    def get_policy(self, name: str, max_batch_size: int, options: Mapping[str, object], *, own: bool) -> Any: ...
+    The first of its `n_pages` KV pages is for padding.
+    """
 
-
-class Shadow(Protocol):
-    """The interface of the simulation of another policy on the same requests."""
-
-    def report(self) -> dict[str, Any]: ...
-    def start(self, tell: Callable[[dict[str, Any]], None]) -> None: ...
-    def stop(self) -> None: ...
-
-
-class WhatIf(Protocol):
-    """The interface of simulations on demand."""
-
-    def answer(self, policies: list[str], count: int, *, span: tuple[float, float] | None, workload: Any) -> bytes: ...
-    def blame(self, id: str) -> bytes: ...
-    def stop(self) -> None: ...
-
-
-class Load(Protocol):
-    """The interface of the load that the live page starts."""
-
-    def start(self, engine: Any, params: Any, wanted: Callable[[], bool]) -> bool: ...
-
-
-def served_name(name: str) -> str:
-    """Return the name that requests use for the model of this name."""
-    return name.removesuffix(" (random weights)")
-
-
-@dataclass(frozen=True)
-class Engine:
-    """A loaded model and its batching loop."""
-
-    manager: BatchingManager
+    model: Model  # computes the steps
     tokenizer: Tokenizer
-    make_inference: Callable[..., Inference]
     model_name: str
     device: str
     dtype: str
+    quantize: str = "none"  # format of the weights of linear layers
     kv_dtype: str
     context: int
+    vocabulary: int  # token ids of the model, which may have more than the tokenizer
+    n_pages: int
     page_size: int
-    vocabulary: int = 0  # token ids of the model; 0: as many as the tokenizer has
-    quantize: str = "none"  # format of the weights of linear layers
-    special_end: bool = True  # <|endoftext|> in a prompt is the special token, except on /inference
-    stall_seconds: float | None = None  # None: the default of the device
+    tokens_per_step: int  # the default of --max-tokens-per-step
     sampling: Mapping[str, float] = field(default_factory=dict)  # of OpenAI's dialect, where a request names none
     facts: dict[str, Any] = field(default_factory=dict)
-    loaded_at: float = field(default_factory=time.time)
-    shadow: Shadow | None = None
-    what_if: WhatIf | None = None
-    adapters: AdapterStore | None = None  # None for a server without any
-
-    @property
-    def slots(self) -> int:
-        """The slots of the engine, of which the active policy may use fewer."""
-        policy = self.manager.policy
-        return self.manager.max_batch_size if policy is None else policy.slots
-
-    @property
-    def policy(self) -> str:
-        """The name of the active policy."""
-        return self.manager.policy_name
-
-    @property
-    def sequences_that_fit(self) -> dict[int, int]:
-        """How many sequences of the context, its half, quarter and eighth the KV pages hold, by length in tokens."""
-        pages = self.manager.pages
-        if pages is None:
-            return {}
-        lengths = sorted({max(1, self.context >> shift) for shift in range(4)})
-        return {length: pages.total // pages.pages_for(length) for length in lengths}
+    read_adapter: Callable[[str], Weights] | None = None  # where adapters can be served
 
     @property
     def chats(self) -> bool:
@@ -136,7 +79,36 @@ class Engine:
     @property
     def served_name(self) -> str:
         """The name that requests use for the model."""
-        return served_name(self.model_name)
+        return self.model_name.removesuffix(" (random weights)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(Parts):
+    """A loaded model and its batching loop."""
+
+    manager: BatchingManager
+    make_inference: Callable[..., Inference]
+    special_end: bool = True  # <|endoftext|> in a prompt is the special token, except on /inference
+    stall_seconds: float | None = None  # None: the default of the device
+    loaded_at: float = field(default_factory=time.time)
+    shadow: Shadow | None = None
+    what_if: WhatIf | None = None
+    adapters: AdapterStore | None = None  # None for a server without any
+
+    @property
+    def slots(self) -> int:
+        """The slots of the engine; the active policy may use fewer."""
+        policy = self.manager.policy
+        return self.manager.max_batch_size if policy is None else policy.slots
+
+    @property
+    def sequences_that_fit(self) -> dict[int, int]:
+        """How many sequences of the context, its half, quarter and eighth the KV pages hold, by length in tokens."""
+        pages = self.manager.pages
+        if pages is None:
+            return {}
+        lengths = sorted({max(1, self.context >> shift) for shift in range(4)})
+        return {length: pages.total // pages.pages_for(length) for length in lengths}
 
 
 STALL_SECONDS = 300.0
@@ -148,11 +120,11 @@ STEP_SECONDS = 0.2  # to wait for the last step when the server stops
 class Service:
     """The state of the server: `engine` is None while it loads; `failure` is the reason when loading failed."""
 
-    def __init__(self, config: Config, policies: Policies | None = None) -> None:
+    def __init__(self, config: Config, policies: Any) -> None:
         self.config = config
         self.engine: Engine | None = None  # set by the composition root, which connects its loop to this object
         self.failure: str | None = None
-        self.policies = policies  # that /policy offers
+        self.policies = policies  # the package `policies`, which this one must not import
         self.draining = False
         self.serves = False  # True under gunicorn, if it writes an access log
         self.deaths: Callable[[], int] = lambda: 0  # engines that failed for good, in all worker processes
@@ -165,7 +137,7 @@ class Service:
         self.stats = ServerStats(self.meters)
         self.completer = Completer()
         self.socket_writer = SocketWriter()
-        self.load: Load | None = None
+        self.load: Any = None  # the `Load` of `api/pages/demo.py`, a layer above this one
         self.texts: TextWatch | None = None  # set when the engine has started
         self.batches: Runner | None = None  # None without a folder for them
         self._watched_at = time.monotonic()
@@ -211,18 +183,9 @@ class Service:
         """Return the seconds since the loop's last iteration, or None before there is a loop."""
         return None if self.engine is None else time.perf_counter() - self.engine.manager.heartbeat
 
-    def dropped(self) -> int:
-        """Return the number of log lines dropped because their reader was too slow."""
-        return self.access_log.dropped
-
-    @property
-    def viewers(self) -> int:
-        """The number of viewers of /events."""
-        return len(self.feed.viewers)
-
     def wants_load(self) -> bool:
         """Return whether an endless load should continue: while the page has viewers, and always in a demo."""
-        if self.viewers or self.config.demo:
+        if self.feed.viewers or self.config.demo:
             self._watched_at = time.monotonic()
         return not self.draining and time.monotonic() - self._watched_at < UNWATCHED_SECONDS
 

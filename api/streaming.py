@@ -20,9 +20,9 @@ from api.generation import Generation
 from api.http import errors
 from api.http.errors import ApiError
 from api.service import Service
-from api.socket_writer import INTERVAL, LentSocket
+from api.socket_writer import INTERVAL, LentSocket, Source
 from batching import Inference, InferenceError
-from observe.feed import dumps
+from observe.feed import data
 from serving.inference import CHECK_SECONDS, Wakeup
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Delta(NamedTuple):
 class StreamReader:
     """Reads one answer as it grows.
 
-    With `scored` the tokens of a delta are those whose text is complete with it; there may be no text.
+    With `scored`, a delta lists each token when its text is complete, even if it has none.
     """
 
     def __init__(self, choice: int, inference: Inference, *, scored: bool) -> None:
@@ -115,11 +115,6 @@ class Answers:
             return False
         return not any(r.inference.is_finished or r.unread >= tokens or (r.is_fresh and r.unread) for r in self.live)
 
-    def end_if_lost(self) -> None:
-        """End answers that the loop has lost."""
-        for reader in self.live:
-            reader.inference.end_if_lost()
-
 
 class Coalescer:
     """Puts tokens together that come within `INTERVAL` of the last send."""
@@ -150,49 +145,88 @@ def frames(
     With `tokens_together` a frame has that many tokens, otherwise those of `INTERVAL`. With a `lent` socket, the writer
     sends what comes between the first frame and the last.
     """
+    written_here = _frames_written_here(generation, answers, tokens_together)
+    if lent is None:
+        yield from written_here
+        return
+    # The head of the response goes out with the first frame: before it, the writer may not write to the socket.
+    for frame in written_here:
+        yield frame
+        if frame is not PING:
+            break
+    yield from _frames_around_writer(generation, answers, lent)
+
+
+def _frames_written_here(generation: Generation, answers: Answers, tokens_together: int | None) -> Iterator[bytes]:
+    """Yield all frames; this handler sleeps while tokens are put together."""
     wakeup = generation.wakeup
     assert wakeup is not None
-    coalescer, pinged_at, begun = Coalescer(wakeup), time.perf_counter(), False
+    coalescer, spoke_at = Coalescer(wakeup), time.perf_counter()
     while answers.live:
-        lends = lent if begun else None
-        if lends is None and tokens_together is None:
+        if tokens_together is None:
             coalescer.wait(answers.unread)
-        wakeup.wants_tokens = lends is None
+        wakeup.wants_tokens = True  # before looking for tokens: one that comes later wakes this handler
         tokens = answers.unread
-        data = b"" if answers.has_fewer_than(tokens_together) else answers.read()
+        frame = b"" if answers.has_fewer_than(tokens_together) else answers.read()
         now = time.perf_counter()
-        if data:
-            wakeup.wants_tokens, begun = False, True
-            yield data
+        if frame:
+            wakeup.wants_tokens = False
+            yield frame
             coalescer.sent(tokens)
-            pinged_at = coalescer.sent_at
+            spoke_at = coalescer.sent_at
         elif generation.end_if_late(now):
             continue
-        elif now - pinged_at >= SILENCE:
-            pinged_at = now
+        elif now - spoke_at >= SILENCE:
+            spoke_at = now
             yield PING
         else:
-            seconds = min(pinged_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
-            if lends is None:
-                wakeup.wait(seconds)
-            else:
-                pinged_at = max(pinged_at, lends.lend(seconds))
-                lends.finish()
-            answers.end_if_lost()
+            wakeup.wait(_patience(generation, spoke_at, now))
+            generation.end_if_lost()
+
+
+def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSocket) -> Iterator[bytes]:
+    """Yield the frames that the writer does not send: comments, and the last one."""
+    spoke_at = time.perf_counter()
+    while answers.live:
+        frame = answers.read()
+        now = time.perf_counter()
+        if frame:
+            yield frame
+            spoke_at = time.perf_counter()
+        elif generation.end_if_late(now):
+            continue
+        elif now - spoke_at >= SILENCE:
+            spoke_at = now
+            yield PING
+        else:
+            # The writer gives the socket back when an answer has ended, has failed or is read too slowly.
+            spoke_at = max(spoke_at, lent.lend(_patience(generation, spoke_at, now)))
+            lent.finish()
+            generation.end_if_lost()
+
+
+def _patience(generation: Generation, spoke_at: float, now: float) -> float:
+    """Return the seconds until the client must be told something, or the request is late, or may have been lost."""
+    return min(spoke_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
 
 
 def respond(
     generation: Generation,
-    readers: list[StreamReader],
     encode: Callable[[Delta], bytes],
-    end: Callable[[], bytes],
+    end: Callable[[], bytes] = lambda: DONE,
     *,
-    space: bytes = b" ",
+    scored: bool = False,
     tokens_together: int | None = None,
+    event: Callable[[Any], bytes] = data,
 ) -> Response:
-    """Return the response that streams a generation's events; leaving the request cancels what has not ended."""
-    answers = Answers(readers, encode)
-    lent = _lent_socket(generation, answers) if tokens_together is None else None
+    """Return the response that streams a generation's events; leaving the request cancels what has not ended.
+
+    `encode` writes what is new in a choice and `end` the last events of a success; `event` writes an error. A failed
+    stream ends without `end`, so that no client takes it for a whole answer.
+    """
+    answers = Answers([StreamReader(i, each, scored=scored) for i, each in enumerate(generation.inferences)], encode)
+    assert generation.wakeup is not None
+    lent = lent_socket(generation.wakeup, answers) if tokens_together is None else None
 
     def events() -> Iterator[bytes]:
         try:
@@ -201,14 +235,14 @@ def respond(
         except InferenceError as error:
             error.__traceback__ = None  # its frames refer to it, so both would live until the next GC
             generation.cancel(error)
-            yield event(errors.content(errors.from_inference(error)), space)
+            yield event(errors.content(errors.from_inference(error)))
         except OSError:  # of the client's socket: the HTTP server handles it
             raise
         except Exception:
             log.exception("a stream failed")
             generation.cancel()
             failed = ApiError("internal error on this request. Try another request", type="server_error")
-            yield event(errors.content(failed), space)
+            yield event(errors.content(failed))
 
     return event_stream(stream_with_context(events()))
 
@@ -221,24 +255,10 @@ def event_stream(frames: Iterator[bytes]) -> Response:
     return response
 
 
-def _lent_socket(generation: Generation, answers: Answers) -> LentSocket | None:
-    """Return the socket to lend to the writer, or None where only the handler can write."""
-    sock = bare_socket()
-    if sock is None:
-        return None
-    service: Service = current_app.extensions["service"]
-    assert generation.wakeup is not None
-    return LentSocket(service.socket_writer, sock, generation.wakeup, answers)
-
-
-def bare_socket() -> socket.socket | None:
-    """Return the socket of this request if gunicorn writes plain chunks to it (HTTP/1.1 without TLS)."""
+def lent_socket(wakeup: Wakeup, source: Source, *, paced: bool = False) -> LentSocket | None:
+    """Return the socket of this request to lend to the writer, if gunicorn writes plain chunks (HTTP/1.1 without TLS)."""
     sock = request.environ.get("gunicorn.socket")
     if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
         return None
-    return sock
-
-
-def event(value: Any, space: bytes = b" ") -> bytes:
-    """Return one event whose data is JSON."""
-    return b"data:" + space + dumps(value).encode() + b"\n\n"
+    service: Service = current_app.extensions["service"]
+    return LentSocket(service.socket_writer, sock, wakeup, source, paced)

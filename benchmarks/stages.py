@@ -24,7 +24,6 @@ import app as application
 from api.dialects import native
 from api.generation import start_generation
 from api.schemas import body
-from api.schemas.native import InferenceRequest
 from batching import BatchingManager
 from benchmarks import closed_loop
 from config import Config
@@ -90,7 +89,7 @@ def measure(model: str) -> dict[str, float]:
     with app.request_context(environ()):
         app.preprocess_request()
         fields = body.parse(BODY, "")
-        params, _ = body.validate(InferenceRequest, fields)
+        params, _ = body.validate(native.InferenceRequest, fields)
         wanted = native.generation_request(service.engine, params)
         generation = start_generation(service, service.engine, wanted)
         for inference in generation.inferences:
@@ -105,7 +104,7 @@ def measure(model: str) -> dict[str, float]:
             body.take(request, "", any_type=True)
 
         stages["read JSON"] = microseconds(read)
-        stages["validate"] = microseconds(lambda: body.validate(InferenceRequest, fields))
+        stages["validate"] = microseconds(lambda: body.validate(native.InferenceRequest, fields))
         stages["tokenize"] = microseconds(lambda: native.generation_request(service.engine, params))
         stages["enqueue"] = microseconds(lambda: start_generation(service, service.engine, wanted))
         stages["answer"] = microseconds(lambda: jsonify(native.answer(generation)).get_data())

@@ -47,7 +47,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     for text in facts.get("warnings", ()):
         _loud(text)
     rows = [
-        ("policy", f"{engine.policy}, {_slots(engine)}, queue of {engine.manager.max_queue:,}, "
+        ("policy", f"{engine.manager.policy_name}, {_slots(engine)}, queue of {engine.manager.max_queue:,}, "
                    f"{config.threads:,} HTTP threads"),
         *_computing(engine, fits),
         *([("drafts", _drafts(config))] if engine.manager.speculator is not None else []),

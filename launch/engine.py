@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import policies
-from api.service import Engine, served_name
+from api.service import Engine
 from batching import BatchingManager, Inference
 from config import Config
 from costs import mock
@@ -57,7 +57,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         parts.n_pages,
         parts.page_size,
         prefix_cache=config.prefix_cache,
-        salt=f"{parts.name} {parts.dtype} {parts.quantize} {parts.kv_dtype}",
+        salt=f"{parts.model_name} {parts.dtype} {parts.quantize} {parts.kv_dtype}",
         evict=policies.get_eviction(config.evict),
     )
     make_inference = armed.maker(inference_maker(parts.tokenizer))
@@ -74,7 +74,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         on_death=on_death,
         dedup=None if config.dedup == "off" else answer_key,
     )
-    adapters = make_store(config, parts.read_adapter, served_name(parts.name), manager)
+    adapters = make_store(config, parts.read_adapter, parts.served_name, manager)
     recording = Recording(lambda: manager.policy is not None and manager.policy.padded)
     manager.listeners.append(recording.on_arrival)
     manager.observers += [*armed.observers(), recording.observe]
@@ -83,21 +83,11 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
     cost = config.shadow_cost or (config.model if mock.is_mock(config.model) else "")  # a mock's is known
     server = Server(manager, recording, served=config.policy, slots=config.max_batch_size, cost=cost)
     return Engine(
+        **vars(parts),
         manager=manager,
-        tokenizer=parts.tokenizer,
         make_inference=make_inference,
-        model_name=parts.name,
-        device=parts.device,
-        dtype=parts.dtype,
-        quantize=parts.quantize,
-        kv_dtype=parts.kv_dtype,
-        context=parts.context,
-        page_size=parts.page_size,
-        vocabulary=parts.vocabulary,
-        sampling=parts.sampling,
         special_end=config.end_of_text == "special",
         stall_seconds=armed.stall_seconds,
-        facts=parts.facts,
         shadow=Shadow(config.shadow, server) if config.shadow else None,
         what_if=WhatIf(server, parts.context),
         adapters=adapters,

@@ -9,10 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 import policies
+from api.service import Parts
 from config import Config, ConfigError
 from costs.drafting import DrawnDrafter
 from costs.mock import MockModel
-from launch.load_model import Parts
 from scheduling.speculation import Drafter, Speculator
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def load_draft_model(config: Config, parts: Parts) -> ModelDrafter:
 
     resolved = catalog.resolve(config.draft_model, config.load_format)
     _check_tokens(
-        parts.tokenizer, load_tokenizer(resolved, config.tokenizer_file or None), config.draft_model, parts.name
+        parts.tokenizer, load_tokenizer(resolved, config.tokenizer_file or None), config.draft_model, parts.model_name
     )
     network = weights.load(resolved, parts.dtype)
     shape, device = network.config, network.head.device

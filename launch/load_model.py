@@ -6,11 +6,9 @@ Part of the composition root. Torch is imported inside the functions that load a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from api.service import Tokenizer
+from api.service import Parts
 from batching import Model
 from config import Config
 from costs import mock
@@ -18,7 +16,6 @@ from launch.adapters import reader
 from launch.command import RESOLVED
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
-from serving.adapters import Weights
 
 if TYPE_CHECKING:
     from generate.runner import Runner
@@ -26,31 +23,10 @@ if TYPE_CHECKING:
     from models.sources.resolved import ResolvedModel
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of an engine that depend on the kind of model; the first of its `n_pages` KV pages is for padding."""
-
-    model: Model
-    tokenizer: Tokenizer
-    name: str
-    device: str
-    dtype: str
-    quantize: str
-    kv_dtype: str
-    context: int
-    vocabulary: int
-    n_pages: int
-    page_size: int
-    tokens_per_step: int  # the default of --max-tokens-per-step
-    sampling: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    read_adapter: Callable[[str], Weights] | None = None  # where adapters can be served
-
-
 def load_model(config: Config, slots: int) -> Parts:
     """Load a model with KV pages for the whole contexts of `slots` sequences, or as many as fit into memory.
 
-    Where not one whole context fits, the context is cut to what does.
+    Where not even one whole context fits, the context is shortened to the pages there are.
     """
     from generate import machine, quantize
     from generate.cpu.linear import linear_name
@@ -83,7 +59,7 @@ def load_model(config: Config, slots: int) -> Parts:
     return Parts(
         model=runner,
         tokenizer=tokenizer,
-        name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
+        model_name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
         device=str(device),
         dtype=str(runner.dtype).removeprefix("torch."),
         quantize=config.quantize,
@@ -163,10 +139,9 @@ def load_mock(config: Config, slots: int) -> Parts:
     return Parts(
         model=model,
         tokenizer=tokenizer,
-        name=model.name,
+        model_name=model.name,
         device="none",
         dtype="none",
-        quantize="none",
         kv_dtype="none",
         context=model.sizes.context,
         vocabulary=tokenizer.vocab_size,

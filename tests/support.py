@@ -150,7 +150,11 @@ def fake_engine(
     )
     manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
     wait_until(lambda: manager.is_alive)
-    return Engine(manager, tokenizer, make_inference, "fake", "cpu", "float32", "float32", context, page_size=16)
+    return Engine(
+        manager=manager, make_inference=make_inference, model=manager.model, tokenizer=tokenizer, model_name="fake",
+        device="cpu", dtype="float32", kv_dtype="float32", context=context,
+        vocabulary=tokenizer.vocab_size, n_pages=0, page_size=16, tokens_per_step=2048,
+    )  # fmt: skip
 
 
 def unchunked(data: bytes) -> bytes:

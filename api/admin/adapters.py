@@ -1,4 +1,4 @@
-"""vLLM's routes that load and unload LoRA adapters while requests run, and what is shown of adapters.
+"""vLLM's routes that load and unload LoRA adapters while requests run, and the description of adapters in /info.
 
 They are off unless the server was started with --adapter-folder, and read nothing outside of these folders. The adapter is
 read in the handler's thread; the loop does not wait for it.
@@ -100,7 +100,7 @@ def _said(text: str, ignored: list[str]) -> Response:
 
 
 def listed(engine: Engine) -> list[dict[str, Any]]:
-    """Return what /info shows of each adapter."""
+    """Return the description of each adapter in /info."""
     store = engine.adapters
     if store is None:
         return []

@@ -146,9 +146,8 @@ class Exposition(Collector):
         rejected = m.rejected.copy()
         yield counters("eb_rejected", "Rejected requests by reason.", "reason", rejected)
         yield counter("eb_ignored_params", "Request fields that had no effect.", {}, m.ignored)
-        yield counter(
-            "eb_events_dropped", "Log lines dropped because their reader was too slow.", {}, self.service.dropped()
-        )
+        help = "Log lines dropped because their reader was too slow."
+        yield counter("eb_events_dropped", help, {}, self.service.access_log.dropped)
 
     def _server(self) -> Iterator[Metric]:
         service, engine = self.service, self.service.engine
@@ -166,7 +165,7 @@ class Exposition(Collector):
         yield counter("eb_deduplicated_tokens", help, {}, dedup.tokens if dedup else 0)
         help = "Policies that failed after a switch, so that the one before serves again."
         yield counter("eb_policy_failures", help, {}, manager.fallback.failures if manager else 0)
-        policy = {"policy": engine.policy if engine else service.config.policy}
+        policy = {"policy": manager.policy_name if manager else service.config.policy}
         yield gauge("eb_policy_info", "Active batching policy.", policy, 1)
         formats = {name: getattr(engine, name, "") for name in ("device", "dtype", "quantize", "kv_dtype")}
         formats["linear"] = str(engine.facts.get("linear", "")) if engine else ""
@@ -179,7 +178,7 @@ class Exposition(Collector):
         yield gauge("eb_slots", "Slots of the batch.", {}, slots)
         cap = manager.slot_cap if manager else slots
         yield gauge("eb_slot_cap", "Usable slots; fewer than eb_slots after memory ran out.", {}, cap)
-        yield gauge("eb_event_viewers", "Viewers of /events.", {}, service.viewers)
+        yield gauge("eb_event_viewers", "Viewers of /events.", {}, len(service.feed.viewers))
         store = engine.adapters if engine else None
         here = sum(entry.loaded is not None for entry in store.entries()) if store else 0
         yield gauge("eb_adapters", "LoRA adapters in memory.", {}, here)

@@ -113,7 +113,7 @@ def blueprint(service: Service) -> Blueprint:
 
 def _state(service: Service, status: str, reason: str | None) -> Response:
     engine = service.engine
-    policy = service.config.policy if engine is None else engine.policy
+    policy = service.config.policy if engine is None else engine.manager.policy_name
     body: dict[str, object] = {"status": status, "policy": policy}
     if reason:
         body["reason"] = reason

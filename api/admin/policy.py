@@ -7,18 +7,16 @@ this project can be named: no name from the network is looked up in the file sys
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from flask import Blueprint, Response, jsonify, request
+from pydantic import BaseModel, BeforeValidator, Field, StrictStr, WithJsonSchema
 
 from api import generation
-from api.http import errors
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.policy import PolicyRequest
-from api.service import Engine, Policies, Service
-from batching import InferenceError
+from api.service import Engine, Service
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
 ANSWER = {
@@ -47,6 +45,54 @@ KNOWN = {
         "last_failure": {"anyOf": [FAILURE, {"type": "null"}]},
     },
 }  # fmt: skip
+MOST_OPTIONS = 32
+LONGEST_VALUE = 256
+OPTIONS = 'an object with options of the policy, as in {"aging": 30}'
+
+
+def _options(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    if len(value) > MOST_OPTIONS:
+        raise ValueError(f"must have at most {MOST_OPTIONS} options, not {len(value):,}")
+    for name, option in value.items():
+        is_text = isinstance(option, str) and len(option) <= LONGEST_VALUE
+        if len(name) > LONGEST_VALUE or not (is_text or _is_number(option)):
+            raise ValueError(
+                f"must have numbers, true, false, or strings of at most {LONGEST_VALUE} characters, not "
+                f"{shown(option)} for {shown(name)}"
+            )
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1 << 63  # false for NaN
+
+
+Options = Annotated[
+    dict[str, Any],
+    BeforeValidator(_options),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MOST_OPTIONS,
+            "additionalProperties": {
+                "anyOf": [{"type": "string", "maxLength": LONGEST_VALUE}, {"type": "number"}, {"type": "boolean"}]
+            },
+        }
+    ),
+]
+
+
+class PolicyRequest(BaseModel):
+    """PUT /policy: the policy to switch to."""
+
+    policy: Annotated[StrictStr, Field(min_length=1, max_length=100)] = Field(
+        description="the name of a policy, or loop+order as in dynamic+sjf"
+    )
+    options: Options = Field({}, description=OPTIONS)
+
+
 OPERATIONS = [
     Operation(
         "get", "/policy", "the active policy and the available ones", "policy", answer=KNOWN, errors=(503,),
@@ -66,7 +112,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/policy")
     def policy() -> Response:
-        engine, known = generation.ready_engine(service), _known(service)
+        engine, known = generation.ready_engine(service), service.policies
         loops, orders = known.names(), known.order_names()
         return jsonify(
             **state(engine),
@@ -82,19 +128,16 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.put("/policy")
     def switch() -> Response:
-        engine, known = generation.ready_engine(service), _known(service)
+        engine, known = generation.ready_engine(service), service.policies
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
         policy = _create(known, params.policy, service.config.max_batch_size, params.options)
-        try:
-            engine.manager.inbox.switch(policy, timeout=service.stall_seconds)
-        except InferenceError as error:
-            raise errors.from_inference(error) from None
+        engine.manager.inbox.switch(policy, timeout=service.stall_seconds)
         return body.name_ignored(jsonify(state(engine)), ignored)
 
     return routes
 
 
-def _create(known: Policies, name: str, slots: int, options: dict[str, Any]) -> Any:
+def _create(known: Any, name: str, slots: int, options: dict[str, Any]) -> Any:
     """Return a policy of this project; ApiError for a wrong name or wrong options."""
     try:
         known.check_name(name, own=False)
@@ -122,7 +165,7 @@ def announce(service: Service, engine: Engine) -> None:
 
 
 def last_failure(engine: Engine) -> dict[str, Any] | None:
-    """Return what made the server go back from a policy the last time, None if nothing has."""
+    """Return the last failure of a policy after which the server went back to another, None if there was none."""
     last = engine.manager.fallback.last
     return None if last is None else last.to_dict()
 
@@ -131,17 +174,9 @@ def state(engine: Engine) -> dict[str, Any]:
     """Return the active policy, its options and the number of slots."""
     manager = engine.manager
     options = {name: _plain(value) for name, value in manager.policy_options.items()}
-    return {"policy": engine.policy, "options": options, "max_batch_size": manager.max_batch_size}
+    return {"policy": manager.policy_name, "options": options, "max_batch_size": manager.max_batch_size}
 
 
 def _plain(value: Any) -> Any:
     """Return a JSON value for an option: infinite numbers become strings."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _known(service: Service) -> Policies:
-    if service.policies is None:
-        raise ApiError(
-            "this server was created without a choice of policies. Start it with ./server.sh", type="unavailable_error"
-        )
-    return service.policies

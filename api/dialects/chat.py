@@ -12,17 +12,19 @@ from typing import Any
 from flask import Blueprint
 
 from api.dialects.logprobs import chat_logprobs
-from api.dialects.openai import USAGE, Kind, answer, min_tokens_error, options_of, token_limit
-from api.dialects.openai_writer import Writer
-from api.generation import Generation, GenerationRequest
+from api.dialects.openai import USAGE, begin, min_tokens_error, options_of, token_limit
+from api.dialects.openai_writer import Writer, is_large, scored_tokens
+from api.generation import Generation, GenerationRequest, start_generation
+from api.hooks import admission
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.prompts import Prompt, check_size, encode, tokenizing
+from api.schemas import body
 from api.schemas.openai import TEMPLATE_FIELDS, ChatRequest, Message
-from api.schemas.unsupported import MESSAGE, PLAIN_MESSAGE, Unsupported, changes_nothing
+from api.schemas.unsupported import MESSAGE, PLAIN_MESSAGE
 from api.service import Engine, Service
 from api.streaming import Delta
-from observe.feed import data
+from serving.adapters import Loaded
 from serving.inference import Inference
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Who are you?"}]}'
@@ -44,18 +46,23 @@ OPERATIONS = [
 def blueprint(service: Service) -> Blueprint:
     """Return the route."""
     routes = Blueprint("chat", __name__)
-    kind = Kind(ChatRequest, EXAMPLE, lambda params: params.n, generation_request, ChatWriter)
 
     @routes.post("/v1/chat/completions")
     def chat() -> Any:
-        return answer(service, kind)
+        engine, params, adapter, ignored = begin(service, ChatRequest, EXAMPLE)
+        admission.take_more(service, params.n - 1)
+        generating = generation_request(engine, params, adapter)
+        generation = start_generation(service, engine, generating, streams=params.stream)
+        return ChatWriter(engine, generation, params).reply(ignored)
 
     return routes
 
 
 def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, keep: int | None = None) -> Prompt:
     """Return the prompt of a conversation, or its last `keep` tokens; with `answers` it ends where the answer begins."""
-    _refuse_unsupported(messages, MESSAGE if engine.chats else PLAIN_MESSAGE)
+    unsupported = MESSAGE if engine.chats else PLAIN_MESSAGE
+    for i, message in enumerate(messages):
+        body.refuse_unsupported(unsupported, message.model_extra or {}, f"messages.{i}.", " by this model")
     if not engine.chats:
         text = plain(messages, answers)
         return Prompt(text, encode(engine, text, special=engine.special_end, keep=keep, param="messages"))
@@ -64,16 +71,6 @@ def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, 
     with tokenizing(sum(len(message.content or "") for message in messages), "messages"):
         text, ids = engine.tokenizer.encode_chat([fields_of(message) for message in messages], answers)
     return Prompt(text, ids if keep is None else ids[-keep:])
-
-
-def _refuse_unsupported(messages: list[Message], unsupported: Unsupported) -> None:
-    for i, message in enumerate(messages):
-        for name, value in (message.model_extra or {}).items():
-            if name in unsupported and not changes_nothing(value, unsupported[name]):
-                raise ApiError(
-                    f"messages.{i}.{name} is {shown(value)}, which is not supported by this model. Leave it out",
-                    param="messages",
-                )
 
 
 def plain(messages: list[Message], answers: bool) -> str:
@@ -112,7 +109,7 @@ def _is_call(call: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest:
+def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | None) -> GenerationRequest:
     """Return the request in common terms."""
     limits = [n for n in (params.max_completion_tokens, params.max_tokens) if n is not None]
     if len(set(limits)) > 1:
@@ -123,7 +120,7 @@ def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest
     most = token_limit(limits[0]) if limits else None
     if most is not None and params.min_tokens > most:
         raise min_tokens_error(params.min_tokens, most)
-    options = options_of(engine, params)
+    options = options_of(engine, params, adapter)
     if not engine.chats:
         options["stops"] = [*params.stop, STOP]
     if params.top_logprobs is not None and params.top_logprobs > 0 and not params.logprobs:
@@ -148,47 +145,13 @@ class ChatWriter(Writer[ChatRequest]):
     prefix = "chatcmpl-"
 
     def __init__(self, engine: Engine, generation: Generation, params: ChatRequest) -> None:
-        super().__init__(engine, generation, params)
-        self.is_large = self._is_large(bool(params.logprobs), params.return_token_ids)
+        scored = bool(params.logprobs)
+        large = is_large(generation, scored=scored, with_prompts=params.return_token_ids)
+        super().__init__(engine, generation, params, scored=scored, large=large)
 
-    def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            "message": {"role": "assistant", "content": inference.answer},
-            "logprobs": self._scores(inference, 0, len(inference.output_ids)),
-            "finish_reason": inference.finish_reason,
-            "stop_reason": inference.stop_reason,
-        }
-        if self.params.return_token_ids:
-            choice["token_ids"] = inference.output_ids
-        return choice
+    def _content(self, text: str, inference: Inference, is_first: bool) -> str:
+        role = '"role":"assistant",' if is_first else ""
+        return f'"{"delta" if self.params.stream else "message"}":{{{role}"content":{self._dumps(text)}}}'
 
-    def _needs_tokens(self) -> bool:
-        return bool(self.params.logprobs) or self.params.return_token_ids
-
-    def _scores(self, inference: Inference, start: int, stop: int) -> dict[str, Any] | None:
-        """Return the logprobs object of tokens start..stop, if requested."""
-        if not self.params.logprobs:
-            return None
-        scored = self._scored(inference, start, stop)
-        return chat_logprobs(self.engine.tokenizer, scored, self.params.top_logprobs or 0)
-
-    def _chunk(self, delta: Delta) -> bytes:
-        """Return the event of one choice. The first has role and text, so that it shows the time of the first token."""
-        inference = self.generation.inferences[delta.choice]
-        message: dict[str, Any] = {"content": delta.text}
-        if self.is_first(delta.choice):
-            message = {"role": "assistant"} | message
-        choice = {
-            "index": delta.choice,
-            "delta": message,
-            "logprobs": self._scores(inference, delta.start, delta.stop),
-            "finish_reason": inference.finish_reason if delta.ended else None,
-            "stop_reason": inference.stop_reason if delta.ended else None,
-        }
-        if self.params.return_token_ids:
-            choice["token_ids"] = inference.sequence.output_ids[delta.start : delta.stop]
-        chunk: dict[str, Any] = {**self.head, "choices": [choice]}
-        if self.usage_last:
-            chunk["usage"] = self.usage_so_far(delta) if self.usage_always else None
-        return data(chunk)
+    def _scores(self, delta: Delta, inference: Inference) -> dict[str, Any]:
+        return chat_logprobs(self.engine.tokenizer, scored_tokens(delta, inference), self.params.top_logprobs or 0)

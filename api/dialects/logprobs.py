@@ -92,11 +92,6 @@ def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int) -> 
     return {"content": content, "refusal": None}
 
 
-def join(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return the logprobs object of a text that continues another."""
-    return {key: first[key] + second[key] for key in first}
-
-
 def prompt_logprobs(
     tokenizer: Tokenizer, ids: Sequence[int], details: Sequence[Any], most: int
 ) -> list[dict[str, dict[str, Any]] | None]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from flask import Blueprint, Response, jsonify, request
+from pydantic import Field
 
 from api import streaming
 from api.admin import policy
@@ -14,19 +15,42 @@ from api.generation import (
     adapter_of,
     ignored_hints,
     ready_engine,
+    reply,
     start_generation,
     timings,
 )
-from api.http.deferral import Deferred
 from api.http.openapi import Operation
 from api.prompts import Prompt, encode
 from api.schemas import body
-from api.schemas.native import InferenceRequest
+from api.schemas import fields as f
+from api.schemas import unsupported as u
+from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
-from api.streaming import Delta, StreamReader
+from api.streaming import Delta
+from observe.feed import data
 
 EXAMPLE = '{"prompt": "ROMEO:", "num_tokens": 40}'
 NUMBER = {"type": ["number", "null"]}
+
+
+class InferenceRequest(SchedulingHints):
+    """The original project's request with its two fields, and optional extensions."""
+
+    unsupported: ClassVar = u.NATIVE
+
+    prompt: f.Text = Field(description=f.PROMPT)
+    num_tokens: f.Digits = Field(description="a whole number of tokens to generate, at least 1")
+    temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
+    top_k: f.TopK = Field(0, description=f.TOP_K)
+    top_p: f.TopP = Field(1.0, description=f.TOP_P)
+    seed: f.Int64 | None = Field(None, description=f.SEED)
+    stop: f.Stops = Field([], description=f.STOP)
+    ignore_eos: f.Flag = Field(True, description=f.FLAG)
+    stream: f.Flag = Field(False, description=f.FLAG)
+    adapter: f.Adapter | None = Field(None, description=f.ADAPTER)
+    timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
+
+
 OPERATIONS = [
     Operation(
         "post", "/inference", "complete a prompt (the original project's API)", "original",
@@ -68,9 +92,7 @@ def blueprint(service: Service) -> Blueprint:
         params, ignored = body.validate(InferenceRequest, fields)
         generation = start_generation(service, engine, generation_request(engine, params), streams=params.stream)
         ignored += ignored_hints(engine, params)
-        if params.stream:
-            return body.name_ignored(stream(generation), ignored)
-        return Deferred(generation, lambda: body.name_ignored(jsonify(answer(generation)), ignored))
+        return reply(generation, lambda: stream(generation) if params.stream else jsonify(answer(generation)), ignored)
 
     @routes.get("/stats")
     def stats() -> Response:
@@ -123,10 +145,9 @@ def stream(generation: Generation) -> Response:
 
     def encode_delta(delta: Delta) -> bytes:
         last = ending(generation) if delta.ended else {}
-        return streaming.event({"text": delta.text} | last)
+        return data({"text": delta.text} | last)
 
-    reader = StreamReader(0, generation.inferences[0], scored=False)
-    return streaming.respond(generation, [reader], encode_delta, lambda: streaming.DONE)
+    return streaming.respond(generation, encode_delta)
 
 
 def statistics(service: Service) -> dict[str, Any]:
@@ -154,7 +175,7 @@ def statistics(service: Service) -> dict[str, Any]:
         "requests-waiting": engine.manager.waiting,
         "tokens-waiting": engine.manager.inbox.queued_tokens,
         "prompt-tokens-waiting": engine.manager.inbox.prompt_tokens,
-        "policy": engine.policy,
+        "policy": engine.manager.policy_name,
         "engine": {"model": engine.model_name, "device": engine.device, "dtype": engine.dtype,
                    "quantize": engine.quantize, "kv_dtype": engine.kv_dtype,
                    "max_batch_size": engine.manager.max_batch_size, "slot_cap": engine.manager.slot_cap,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from api.dialects.openai_writer import CompletionWriter, Params, Writer
-from api.generation import Generation, GenerationRequest, check_model, ignored_hints, ready_engine, start_generation
+from api.dialects.openai_writer import CompletionWriter, Params
+from api.generation import GenerationRequest, check_model, ignored_hints, ready_engine, start_generation
 from api.hooks import admission
-from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.http.owner import is_reserved
@@ -20,7 +17,7 @@ from api.schemas import body
 from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
 from api.service import Engine, Service
 from config import VERSION
-from serving.adapters import Entry
+from serving.adapters import Entry, Loaded
 
 EXAMPLE = '{"prompt": "ROMEO:", "max_tokens": 40}'
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # what a model's authors may recommend
@@ -49,47 +46,26 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Kind(Generic[Params]):
-    """One of OpenAI's two kinds of generating requests.
-
-    `count` returns the number of answers to compute, and raises ApiError for fields that contradict each other.
-    """
-
-    schema: type[Params]
-    example: str
-    count: Callable[[Params], int]
-    to_request: Callable[[Engine, Params], GenerationRequest]
-    writer: Callable[[Engine, Generation, Params], Writer[Params]]
-
-
-def answer(service: Service, kind: Kind[Params]) -> Response | Deferred:
-    """Check the current request, start its generation, and return its answer."""
+def begin(service: Service, schema: type[Params], example: str) -> tuple[Engine, Params, Loaded | None, list[str]]:
+    """Check the current request; return the engine, the request, its adapter, and the names of fields without effect."""
     engine = ready_engine(service)
-    params, ignored = body.validate(kind.schema, body.take(request, kind.example))
+    params, ignored = body.validate(schema, body.take(request, example))
     adapter = check_model(engine, params.model)
     check_sampled(service, params)
-    admission.take_more(service, kind.count(params) - 1)
-    generating = kind.to_request(engine, params)
-    generating.options["adapter"] = adapter
-    generation = start_generation(service, engine, generating, streams=params.stream)
-    writer = kind.writer(engine, generation, params)
-    ignored += params.ignored(engine.chats) + ignored_hints(engine, params)
-    if params.stream:
-        return body.name_ignored(writer.stream(), ignored)
-    if writer.is_large:  # not in the thread that writes all other answers
-        return body.name_ignored(writer.whole(), ignored)
-    return Deferred(generation, lambda: body.name_ignored(writer.whole(), ignored))
+    return engine, params, adapter, ignored + params.ignored(engine.chats) + ignored_hints(engine, params)
 
 
 def blueprint(service: Service) -> Blueprint:
     """Return the routes of this dialect, except chat."""
     routes = Blueprint("openai", __name__)
-    kind = Kind(CompletionRequest, EXAMPLE, completion_count, completion_request, CompletionWriter)
 
     @routes.post("/v1/completions")
     def completions() -> Any:
-        return answer(service, kind)
+        engine, params, adapter, ignored = begin(service, CompletionRequest, EXAMPLE)
+        admission.take_more(service, completion_count(params) - 1)
+        generating = completion_request(engine, params, adapter)
+        generation = start_generation(service, engine, generating, streams=params.stream)
+        return CompletionWriter(engine, generation, params).reply(ignored)
 
     @routes.get("/v1/models")
     def models() -> Response:
@@ -180,7 +156,7 @@ def token_limit(max_tokens: int) -> int | None:
     return None if max_tokens == UNLIMITED else max_tokens
 
 
-def options_of(engine: Engine, params: Sampled) -> dict[str, Any]:
+def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[str, Any]:
     """Return the common fields of the dialect as options of `make_inference`.
 
     What the request does not name is as the model's authors recommend, where they do.
@@ -204,13 +180,14 @@ def options_of(engine: Engine, params: Sampled) -> dict[str, Any]:
         "min_tokens": params.min_tokens,
         "keep_stop": params.include_stop_str_in_output,
         "hide_special": params.skip_special_tokens,
+        "adapter": adapter,
         **params.scheduling_options(),
     }
 
 
-def completion_request(engine: Engine, params: CompletionRequest) -> GenerationRequest:
+def completion_request(engine: Engine, params: CompletionRequest, adapter: Loaded | None) -> GenerationRequest:
     """Return a completions request in common terms."""
-    options = options_of(engine, params)
+    options = options_of(engine, params, adapter)
     best_of = params.best_of or params.n
     if params.logprobs is not None or best_of > params.n:
         options["logprobs"] = params.logprobs or 0

@@ -6,19 +6,20 @@ This module must not know how a request is checked or computed.
 from __future__ import annotations
 
 import time
-from itertools import chain
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from flask import Response, g, jsonify
+from flask import Response, current_app, g
 
 from api import streaming
-from api.dialects.logprobs import Logprobs, Scored, join, prompt_logprobs, prompt_scores
-from api.generation import Generation, total_score
+from api.dialects.logprobs import Logprobs, Scored, prompt_logprobs, prompt_scores
+from api.generation import Generation, reply, total_score
 from api.http import parts
+from api.http.deferral import Deferred
 from api.schemas.openai import CompletionRequest, Sampled
 from api.service import Engine
-from api.streaming import Delta, StreamReader
-from observe.feed import data, dumps
+from api.streaming import Delta
+from observe.feed import dumps
 from serving.inference import Inference
 
 MOST_SCORED, MOST_TOKENS = 2048, 1 << 15  # of an answer that is written at once
@@ -47,85 +48,122 @@ def choose(generation: Generation) -> list[Inference]:
     return [inference for group in ranked for inference in group[: request.n]]
 
 
+def scored_tokens(delta: Delta, inference: Inference) -> list[Scored]:
+    """Return the tokens of a delta with their scores."""
+    seq, new = inference.sequence, slice(delta.start, delta.stop)
+    return [Scored(*pair) for pair in zip(seq.output_ids[new], seq.details[new])]
+
+
+def is_large(generation: Generation, *, scored: bool, with_prompts: bool) -> bool:
+    """Return whether an answer may have thousands of tokens with their scores, or many prompts.
+
+    Writing it at once would hold the interpreter for long.
+    """
+    sequences = [inference.sequence for inference in generation.inferences]
+    tokens = sum(seq.max_tokens + len(seq.prompt_ids) * with_prompts for seq in sequences)
+    return tokens > (MOST_SCORED if scored else MOST_TOKENS)
+
+
 class Writer(Generic[Params]):
-    """Writes the answer to one request, whole or in chunks; a subclass knows the form of a choice."""
+    """Writes the answer to one request, whole or in chunks; a subclass knows the form of a choice.
+
+    A whole choice is written as a chunk in which everything is new.
+    """
 
     kind = chunk_kind = prefix = ""
-    is_large = False  # whether writing it at once would hold the interpreter for long
 
-    def __init__(self, engine: Engine, generation: Generation, params: Params) -> None:
+    def __init__(self, engine: Engine, generation: Generation, params: Params, *, scored: bool, large: bool) -> None:
         self.engine = engine
         self.generation = generation
         self.params = params
-        self.head = {
+        self._is_scored = scored
+        self._is_large = large
+        # Small answers are in ASCII as those of all other routes.
+        self._dumps = dumps if params.stream or large else current_app.json.dumps
+        head = {
             "id": f"{self.prefix}{g.request_id}",
             "object": self.chunk_kind if params.stream else self.kind,
             "created": int(time.time()),
             "model": params.model or engine.served_name,
         }
+        if not params.stream:
+            head["system_fingerprint"] = None
+        self._start = self._dumps(head)[:-1] + ',"choices":['
         options = params.stream_options
-        self.usage_last = options is not None and options.include_usage
-        self.usage_always = self.usage_last and options is not None and options.continuous_usage_stats
-        self._begun: set[int] = set()
-        self._hidden = engine.tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        self._usage_last = options is not None and options.include_usage
+        self._usage_always = self._usage_last and options is not None and options.continuous_usage_stats
+        self._begun: set[int] = set()  # choices
+
+    def reply(self, ignored: list[str]) -> Response | Deferred:
+        """Return the answer, whole or as a stream; it names the ignored fields."""
+        if self.params.stream:
+            return reply(self.generation, self.stream, ignored)
+        return reply(self.generation, self.whole, ignored, at_once=self._is_large)
 
     def whole(self) -> Response:
-        """Wait for the answer and return it in one piece."""
+        """Wait for the answer and return it, written choice by choice if it is large."""
         self.generation.wait()
-        chosen = choose(self.generation)
-        choices = (self._choice(i, inference) for i, inference in enumerate(chosen))
-        head, total = {**self.head, "system_fingerprint": None}, usage(self.generation, chosen)
-        if not self.is_large:
-            return jsonify({**head, "choices": list(choices), "usage": total})
-        start, end = dumps(head)[:-1] + ',"choices":[', f'],"usage":{dumps(total)}}}\n'
-        return parts.response(chain([start], parts.items(choices, 1), [end]), is_large=True)
+        return parts.response(self._parts(choose(self.generation)), self._is_large)
 
-    def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _is_large(self, is_scored: bool, with_prompts: bool) -> bool:
-        """Return whether the answer may have thousands of tokens with their scores, or many prompts."""
-        sequences = [inference.sequence for inference in self.generation.inferences]
-        tokens = sum(seq.max_tokens + len(seq.prompt_ids) * with_prompts for seq in sequences)
-        return tokens > (MOST_SCORED if is_scored else MOST_TOKENS)
+    def _parts(self, chosen: list[Inference]) -> Iterator[str]:
+        yield self._start
+        for i, inference in enumerate(chosen):
+            choice = self._choice(Delta(i, inference.answer, 0, len(inference.output_ids), True), inference)
+            yield f",{choice}" if i else choice
+        yield f'],"usage":{self._dumps(usage(self.generation, chosen))}}}\n'
 
     def stream(self) -> Response:
         """Return the answer as a stream."""
-        readers = [
-            StreamReader(i, inference, scored=self._needs_tokens())
-            for i, inference in enumerate(self.generation.inferences)
-        ]
-        interval = self.params.stream_interval
-        return streaming.respond(self.generation, readers, self._chunk, self._end, tokens_together=interval)
-
-    def is_first(self, choice: int) -> bool:
-        """Return whether this is the first chunk of a choice."""
-        if choice in self._begun:
-            return False
-        self._begun.add(choice)
-        return True
-
-    def usage_so_far(self, delta: Delta) -> dict[str, int]:
-        """Return the usage of one choice up to the end of a chunk, as in vLLM: its own prompt and its own tokens."""
-        prompt = len(self.generation.inferences[delta.choice].sequence.prompt_ids)
-        return {"prompt_tokens": prompt, "completion_tokens": delta.stop, "total_tokens": prompt + delta.stop}
-
-    def _needs_tokens(self) -> bool:
-        """Return whether a chunk lists the tokens of its text."""
-        return self.params.return_token_ids
-
-    def _scored(self, inference: Inference, start: int, stop: int) -> list[Scored]:
-        seq = inference.sequence
-        return [Scored(*pair) for pair in zip(seq.output_ids[start:stop], seq.details[start:stop])]
+        return streaming.respond(
+            self.generation, self._chunk, self._end,
+            scored=self._is_scored or self.params.return_token_ids, tokens_together=self.params.stream_interval,
+        )  # fmt: skip
 
     def _chunk(self, delta: Delta) -> bytes:
+        """Return the event of one choice."""
+        inference, usage = self.generation.inferences[delta.choice], ""
+        if self._usage_always:  # as in vLLM: of this choice alone, up to the end of this chunk
+            n = len(inference.sequence.prompt_ids)
+            counts = {"prompt_tokens": n, "completion_tokens": delta.stop, "total_tokens": n + delta.stop}
+            usage = f',"usage":{self._dumps(counts)}'
+        elif self._usage_last:
+            usage = ',"usage":null'
+        return f"data: {self._start}{self._choice(delta, inference)}]{usage}}}\n\n".encode()
+
+    def _choice(self, delta: Delta, inference: Inference) -> str:
+        """Return what is new in a choice as JSON, formatted by hand: there is one for each step of each stream."""
+        is_first = delta.choice not in self._begun
+        self._begun.add(delta.choice)
+        scores, reason, stop_reason = "null", "null", "null"
+        if self._is_scored:
+            scores = self._dumps(self._scores(delta, inference))
+        if delta.ended:
+            reason, stop_reason = self._dumps(inference.finish_reason), self._dumps(inference.stop_reason)
+        more = self._prompt(inference) if is_first else ""
+        if self.params.return_token_ids:
+            more += f',"token_ids":{self._dumps(inference.sequence.output_ids[delta.start : delta.stop])}'
+        return (
+            f'{{"index":{delta.choice},{self._content(delta.text, inference, is_first)},"logprobs":{scores},'
+            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}'
+        )
+
+    def _content(self, text: str, inference: Inference, is_first: bool) -> str:
+        """Return the member of a choice that has its new text; the first one shows the time of the first token."""
         raise NotImplementedError
 
+    def _scores(self, delta: Delta, inference: Inference) -> dict[str, Any]:
+        """Return the logprobs object of the new tokens."""
+        raise NotImplementedError
+
+    def _prompt(self, inference: Inference) -> str:
+        """Return the members of a choice about its prompt, each after a comma."""
+        return ""
+
     def _end(self) -> bytes:
-        if not self.usage_last:
+        if not self._usage_last:
             return streaming.DONE
-        total = {**self.head, "choices": [], "usage": usage(self.generation, self.generation.inferences)}
-        return data(total) + streaming.DONE
+        total = usage(self.generation, self.generation.inferences)
+        return f'data: {self._start}],"usage":{self._dumps(total)}}}\n\n'.encode() + streaming.DONE
 
 
 class CompletionWriter(Writer[CompletionRequest]):
@@ -135,86 +173,43 @@ class CompletionWriter(Writer[CompletionRequest]):
     prefix = "cmpl-"
 
     def __init__(self, engine: Engine, generation: Generation, params: CompletionRequest) -> None:
-        super().__init__(engine, generation, params)
-        self._start = dumps(self.head)[:-1] + ',"choices":[{"index":'
-        self._logprobs: dict[int, Logprobs] = {}
-        is_scored = params.logprobs is not None or params.prompt_logprobs is not None
-        with_prompts = params.echo or params.return_token_ids or params.prompt_logprobs is not None
-        self.is_large = self._is_large(is_scored, with_prompts)
+        is_scored, scores_prompts = params.logprobs is not None, params.prompt_logprobs is not None
+        large = is_large(
+            generation,
+            scored=is_scored or scores_prompts,
+            with_prompts=params.echo or params.return_token_ids or scores_prompts,
+        )
+        super().__init__(engine, generation, params, scored=is_scored, large=large)
+        self._logprobs: dict[int, Logprobs] = {}  # by choice
+        self._hidden = engine.tokenizer.special_ids if params.skip_special_tokens else frozenset()
 
-    def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
-        text, logprobs = inference.answer, None
-        if self.params.logprobs is not None:
-            logprobs = self._scores(index, inference, 0, len(inference.output_ids), len(text))
-        if self.params.echo:
-            text = inference.prompt + text
-        choice = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": inference.finish_reason,
-            "stop_reason": inference.stop_reason,
-        }
+    def _content(self, text: str, inference: Inference, is_first: bool) -> str:
+        echo = inference.prompt if is_first and self.params.echo else ""
+        return f'"text":{self._dumps(echo + text)}'
+
+    def _prompt(self, inference: Inference) -> str:
+        seq, members = inference.sequence, ""
         if self.params.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._prompt_logprobs(inference, self.params.prompt_logprobs)
+            most = self.params.prompt_logprobs
+            scores = prompt_logprobs(self.engine.tokenizer, seq.prompt_ids, seq.prompt_details, most)
+            members = f',"prompt_logprobs":{self._dumps(scores)}'
         if self.params.return_token_ids:
-            choice["prompt_token_ids"] = inference.sequence.prompt_ids
-            choice["token_ids"] = inference.output_ids
-        return choice
+            members += f',"prompt_token_ids":{self._dumps(seq.prompt_ids)}'
+        return members
 
-    def _prompt_logprobs(self, inference: Inference, most: int) -> list[Any]:
-        seq = inference.sequence
-        return prompt_logprobs(self.engine.tokenizer, seq.prompt_ids, seq.prompt_details, most)
-
-    def _scores(self, index: int, inference: Inference, start: int, stop: int, end: int | None) -> dict[str, Any]:
-        """Return the logprobs object of tokens start..stop; the first of an echoed answer begins with the prompt's.
-
-        `end` is the length of the answer in characters, None before its end.
-        """
+    def _scores(self, delta: Delta, inference: Inference) -> dict[str, Any]:
+        """Return the logprobs object of the new tokens; the first of an echoed answer begins with the prompt's."""
         tokenizer, most, begin = self.engine.tokenizer, self.params.logprobs or 0, len(inference.prompt)
-        first = index not in self._logprobs
+        first = delta.choice not in self._logprobs
         if first:
-            self._logprobs[index] = Logprobs(tokenizer, begin, most, self._hidden)
-        end = None if end is None else begin + end
-        scores = self._logprobs[index].write(self._scored(inference, start, stop), end)
+            self._logprobs[delta.choice] = Logprobs(tokenizer, begin, most, self._hidden)
+        end = begin + len(inference.answer) if delta.ended else None  # where the text ends
+        scores = self._logprobs[delta.choice].write(scored_tokens(delta, inference), end)
         if first and self.params.echo:
             seq = inference.sequence
             # What only begins a prompt, such as <s>, is not in the text that was sent.
             added = len(tokenizer.decode(seq.prompt_ids)) - begin
-            before = Logprobs(tokenizer, min(0, -added), most)
-            scores = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details), begin), scores)
+            of_prompt = Logprobs(tokenizer, min(0, -added), most)
+            before = of_prompt.write(prompt_scores(seq.prompt_ids, seq.prompt_details), begin)
+            scores = {name: before[name] + after for name, after in scores.items()}
         return scores
-
-    def _needs_tokens(self) -> bool:
-        return self.params.logprobs is not None or self.params.return_token_ids
-
-    def _chunk(self, delta: Delta) -> bytes:
-        """Return the event of one choice, formatted by hand because there is one for each step of each stream."""
-        inference = self.generation.inferences[delta.choice]
-        text, logprobs, more = delta.text, "null", ""
-        if self.params.logprobs is not None:
-            end = len(inference.answer) if delta.ended else None
-            logprobs = dumps(self._scores(delta.choice, inference, delta.start, delta.stop, end))
-        if self.is_first(delta.choice):
-            if self.params.echo:
-                text = inference.prompt + text
-            if self.params.prompt_logprobs is not None:
-                scores = self._prompt_logprobs(inference, self.params.prompt_logprobs)
-                more = f',"prompt_logprobs":{dumps(scores)}'
-            if self.params.return_token_ids:
-                more += f',"prompt_token_ids":{dumps(inference.sequence.prompt_ids)}'
-        if self.params.return_token_ids:
-            ids = inference.sequence.output_ids[delta.start : delta.stop]
-            more += f',"token_ids":{dumps(ids)}'
-        reason, stop_reason = "null", "null"
-        if delta.ended:
-            reason, stop_reason = dumps(inference.finish_reason), dumps(inference.stop_reason)
-        return (
-            f'data: {self._start}{delta.choice},"text":{dumps(text)},"logprobs":{logprobs},'
-            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}]{self._usage(delta)}}}\n\n'
-        ).encode()
-
-    def _usage(self, delta: Delta) -> str:
-        if self.usage_always:
-            return f',"usage":{dumps(self.usage_so_far(delta))}'
-        return ',"usage":null' if self.usage_last else ""

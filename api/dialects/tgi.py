@@ -9,7 +9,7 @@ from flask import Blueprint, Response, g, jsonify, request
 
 from api.admin import adapters
 from api.dialects.tgi_writer import TgiWriter, samples
-from api.generation import GenerationRequest, adapter_of, ignored_hints, ready_engine, start_generation
+from api.generation import GenerationRequest, adapter_of, ignored_hints, ready_engine, reply, start_generation
 from api.hooks import admission
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
@@ -94,9 +94,7 @@ def _answer(
         ignored += ignored_hints(engine, parameters, "parameters.")
     generation = start_generation(service, engine, generation_request(engine, params, streams), streams=streams)
     writer = TgiWriter(engine, generation, params, began)
-    if streams:
-        return body.name_ignored(writer.stream(), ignored)
-    return Deferred(generation, lambda: body.name_ignored(writer.whole(in_list), ignored))
+    return reply(generation, writer.stream if streams else lambda: writer.whole(in_list), ignored)
 
 
 def without_effect(p: GenerateParameters, streams: bool) -> list[str]:
@@ -175,7 +173,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "version": VERSION,
         "sha": None,
         "docker_label": None,
-        "policy": engine.policy,
+        "policy": manager.policy_name,
         "policy_params": {"max_batch_size": manager.max_batch_size, **manager.policy_options},
         "max_batch_size": manager.max_batch_size,
         "sampling_defaults": dict(engine.sampling),

@@ -14,8 +14,9 @@ from api import streaming
 from api.dialects.logprobs import Pieces, prompt_scores
 from api.generation import Generation, mean_score, timings
 from api.schemas.tgi import GenerateParameters, GenerateRequest
-from api.service import Engine
-from api.streaming import Delta, StreamReader
+from api.service import Engine, Tokenizer
+from api.streaming import Delta
+from observe.feed import dumps
 from serving.inference import Inference
 
 
@@ -31,14 +32,12 @@ class TgiWriter:
 
     def __init__(self, engine: Engine, generation: Generation, params: GenerateRequest, began: float) -> None:
         self.tokenizer = engine.tokenizer
-        self.device = engine.device
+        self._headers_of_request = {"x-compute-type": engine.device, "x-compute-characters": str(len(params.inputs))}
         self.generation = generation
         self.inputs = params.inputs
         self.parameters = params.parameters or GenerateParameters()
         self.sampled = samples(params.parameters)
         self.began = began
-        self._pieces = Pieces(self.tokenizer)
-        self._streamed = 0  # characters
 
     def whole(self, in_list: bool) -> Response:
         """Wait for the answer and return it in one piece, in a list for `POST /`."""
@@ -65,33 +64,17 @@ class TgiWriter:
 
     def _details(self, index: int) -> dict[str, Any]:
         inference = self.generation.inferences[index]
-        details = inference.details
+        tokens = Tokens(self.tokenizer, inference).write(0, len(inference.output_ids), ended=True)
         result = {
             "finish_reason": finish_reason(inference),
             "generated_tokens": len(inference.output_ids),
             "seed": self._seed(index),
             "prefill": self._prefill(inference) if self.parameters.decoder_input_details else [],
-            "tokens": [
-                self._token(token, text, detail.logprob)
-                for token, text, detail in zip(inference.output_ids, self._texts(inference), details)
-            ],
+            "tokens": tokens,
         }
         if self.parameters.top_n_tokens:
-            result["top_tokens"] = [self._top(detail) for detail in details]
+            result["top_tokens"] = [self._top(detail) for detail in inference.details]
         return result
-
-    def _texts(self, inference: Inference) -> list[str]:
-        """Return the text that each token adds; the last one has the rest of the answer."""
-        pieces, ids = Pieces(self.tokenizer), inference.output_ids
-        texts = ["" if self._is_special(token) else pieces.add(token) for token in ids]
-        last = self._last_of_text(ids)
-        if last is not None:
-            texts[last] = inference.answer[len("".join(texts[:last])) :]
-        return texts
-
-    def _last_of_text(self, ids: list[int]) -> int | None:
-        """Return the place of the last token that has a part in the text."""
-        return max((i for i, token in enumerate(ids) if not self._is_special(token)), default=None)
 
     def _prefill(self, inference: Inference) -> list[dict[str, Any]]:
         pieces, seq = Pieces(self.tokenizer), inference.sequence
@@ -100,16 +83,8 @@ class TgiWriter:
             for token, detail in prompt_scores(seq.prompt_ids, seq.prompt_details)
         ]
 
-    def _is_special(self, token: int) -> bool:
-        return token in self.tokenizer.special_ids
-
-    def _token(self, token: int, text: str, logprob: float) -> dict[str, Any]:
-        special = self._is_special(token)
-        text = self.tokenizer.decode([token]) if special else text
-        return {"id": token, "text": text, "logprob": logprob, "special": special}
-
     def _top(self, detail: Any) -> list[dict[str, Any]]:
-        return [self._token(id, self.tokenizer.decode([id]), value) for id, value in detail.top]
+        return [entry(self.tokenizer, id, self.tokenizer.decode([id]), value) for id, value in detail.top]
 
     def _headers(self, inference: Inference) -> dict[str, str]:
         """Return TGI's response headers, with times in whole milliseconds."""
@@ -125,8 +100,7 @@ class TgiWriter:
             "x-time-per-token": (total - queue) / max(1, tokens),
         }
         return {
-            "x-compute-type": self.device,
-            "x-compute-characters": str(len(self.inputs)),
+            **self._headers_of_request,
             **{name: str(round(1000 * value)) for name, value in seconds.items()},
             "x-prompt-tokens": str(len(inference.sequence.prompt_ids)),
             "x-generated-tokens": str(tokens),
@@ -134,35 +108,22 @@ class TgiWriter:
 
     def stream(self) -> Response:
         """Return the answer as a stream."""
-        reader = StreamReader(0, self.generation.inferences[0], scored=True)
-        response = streaming.respond(self.generation, [reader], self._events, lambda: b"", space=b"")
-        response.headers["x-compute-type"] = self.device
-        response.headers["x-compute-characters"] = str(len(self.inputs))
+        self._tokens = Tokens(self.tokenizer, self.generation.inferences[0])
+        response = streaming.respond(self.generation, self._events, lambda: b"", scored=True, event=event)
+        response.headers.update(self._headers_of_request)
         return response
 
     def _events(self, delta: Delta) -> bytes:
-        """Return an event for each new token; their texts join to the answer, of which the last one has the rest."""
-        inference = self.generation.inferences[0]
-        seq, events = inference.sequence, []
-        last = self._last_of_text(seq.output_ids[: delta.stop]) if delta.ended else None
-        for at in range(delta.start, delta.stop):
-            token, detail = seq.output_ids[at], seq.details[at]
-            text = "" if self._is_special(token) else self._pieces.add(token)
-            if at == last:
-                text = inference.answer[self._streamed :]
-            self._streamed += len(text)
-            event: dict[str, Any] = {
-                "index": at + 1,
-                "token": self._token(token, text, detail.logprob),
-                "generated_text": None,
-                "details": None,
-            }
+        """Return an event for each new token."""
+        details = self.generation.inferences[0].sequence.details
+        events: list[dict[str, Any]] = []
+        for at, token in enumerate(self._tokens.write(delta.start, delta.stop, ended=delta.ended), delta.start):
+            events.append({"index": at + 1, "token": token, "generated_text": None, "details": None})
             if self.parameters.top_n_tokens:
-                event["top_tokens"] = self._top(detail)
-            events.append(event)
+                events[-1]["top_tokens"] = self._top(details[at])
         if delta.ended and events:
             events[-1] |= self._ending(delta)
-        return b"".join(streaming.event(event, b"") for event in events)
+        return b"".join(map(event, events))
 
     def _ending(self, delta: Delta) -> dict[str, Any]:
         inference = self.generation.inferences[0]
@@ -173,6 +134,44 @@ class TgiWriter:
             "input_length": len(inference.sequence.prompt_ids),
         }
         return {"generated_text": self._text(inference), "details": details}
+
+
+class Tokens:
+    """Writes the tokens of one answer, all at once or in pieces that continue each other.
+
+    Their texts join to the answer: the last token that has a part in it has the rest of it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, inference: Inference) -> None:
+        self._tokenizer = tokenizer
+        self._inference = inference
+        self._pieces = Pieces(tokenizer)
+        self._written = 0  # characters of the answer
+
+    def write(self, start: int, stop: int, *, ended: bool) -> list[dict[str, Any]]:
+        """Return the tokens start..stop, the last ones if the answer has `ended`."""
+        seq, special, written = self._inference.sequence, self._tokenizer.special_ids, []
+        last = max((i for i in range(stop) if seq.output_ids[i] not in special), default=None) if ended else None
+        for at in range(start, stop):
+            token = seq.output_ids[at]
+            text = "" if token in special else self._pieces.add(token)
+            if at == last:
+                text = self._inference.answer[self._written :]
+            self._written += len(text)
+            written.append(entry(self._tokenizer, token, text, seq.details[at].logprob))
+        return written
+
+
+def entry(tokenizer: Tokenizer, token: int, text: str, logprob: float) -> dict[str, Any]:
+    """Return the entry of a token; a special one has its own text, which is no part of the answer's."""
+    is_special = token in tokenizer.special_ids
+    text = tokenizer.decode([token]) if is_special else text
+    return {"id": token, "text": text, "logprob": logprob, "special": is_special}
+
+
+def event(value: Any) -> bytes:
+    """Return one event; unlike OpenAI's, TGI's have no space before their JSON."""
+    return b"data:" + dumps(value).encode() + b"\n\n"
 
 
 def finish_reason(inference: Inference) -> str:

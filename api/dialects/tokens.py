@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, ClassVar
 
 from flask import Blueprint, Response, request
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from api.dialects.chat import prompt_of
 from api.generation import check_model, ready_engine
@@ -20,13 +21,42 @@ from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.prompts import check_ids, encode
 from api.schemas import body
-from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from api.schemas import fields as f
+from api.schemas import unsupported as u
+from api.schemas.openai import MESSAGES, Messages
 from api.service import Engine, Service, Tokenizer
 from observe.feed import dumps
 
 EXAMPLE = '{"prompt": "ROMEO:"}'
 SMALL = 1 << 14  # bytes of a body that needs no place in the queue
 TOKENS, CHARACTERS = 256, 1 << 14  # written at once
+
+
+def _has(name: str, kind: str = "string") -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"type": kind}}}
+
+
+class TokenizeRequest(u.Refusing):
+    """A text to tokenize: vLLM's form has `prompt` or `messages`, TGI's has `inputs`."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [_has("prompt"), _has("messages", "array"), _has("inputs")]})
+    unsupported: ClassVar = u.TOKENIZE
+
+    model: f.Name | None = Field(None, description=f.MODEL)
+    prompt: StrictStr | None = Field(None, description="a string")
+    messages: Messages | None = Field(None, description=MESSAGES)
+    inputs: StrictStr | None = Field(None, description="a string")
+    add_generation_prompt: f.Flag = Field(True, description=f.FLAG)
+    add_special_tokens: f.Flag = Field(True, description=f.FLAG)
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids to convert to text."""
+
+    model: f.Name | None = Field(None, description=f.MODEL)
+    tokens: f.Ids = Field(description="a list of token ids")
+
+
 OPERATIONS = [
     Operation(
         "post", "/tokenize", "the token ids of a string, or of a chat: prompt or messages for vLLM's API, inputs for TGI's", "tokens",
@@ -102,7 +132,7 @@ def admit(service: Service) -> None:
 def pieces(tokenizer: Tokenizer, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
     """Yield TGI's form: each token with the characters start..stop that contain it.
 
-    Where the tokens stand for another text, such as a normalized one, the characters are those of that text.
+    Where the tokenizer has changed the text, as by normalizing it, the characters are of the changed text.
     """
     first = next((i for i, token in enumerate(ids) if token not in tokenizer.bos_ids), len(ids))
     for token in ids[:first]:

@@ -12,7 +12,7 @@ from api.http.owner import is_background
 from api.pages import dashboard
 
 OPEN = frozenset({"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"})
-PAGES = frozenset({"dashboard.asset", "dashboard.race", "lab.asset", "lab.page"})
+PAGES = frozenset({"dashboard.asset", "dashboard.race", "dashboard.lab", "dashboard.lab_asset"})
 
 
 def check(key: str) -> Callable[[], None]:

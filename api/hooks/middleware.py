@@ -104,7 +104,7 @@ def _name_ignored_queries(response: Response, known: Any) -> None:
 
 
 def abandon(service: Service) -> Callable[[BaseException | None], None]:
-    """Return a teardown hook that ends a request unless its response does."""
+    """Return a teardown hook that ends a request for which no response was made."""
 
     def teardown_request(error: BaseException | None) -> None:
         context: RequestContext | None = g.get("context")

@@ -106,11 +106,14 @@ def document(
     version: str,
     open_paths: frozenset[str],
     keyed: bool,
-    most_tokens: int | None = None,
+    *,
+    context: int | None,
+    vocabulary: int | None,
+    chats: bool,
 ) -> dict[str, Any]:
     """Return the OpenAPI document; with `keyed`, every path except the open ones requires the key.
 
-    `most_tokens` is the largest number of tokens that the context leaves for an answer; None until it is known.
+    `context` and `vocabulary` are numbers of tokens, None until the model is loaded.
     """
     words = [f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}" for op in operations if op.unlisted]
     models = {
@@ -122,7 +125,9 @@ def document(
     ordered = sorted(models, key=lambda model: model.__name__)
     references, definitions = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
     named = {model: reference for (model, _), reference in references.items()}
-    schemas = {name: _nullable(_plain(s), most_tokens) for name, s in definitions.get("$defs", {}).items()}
+    schemas = {
+        name: _nullable(_written(s, vocabulary, chats), context) for name, s in definitions.get("$defs", {}).items()
+    }
     schemas |= {"Error": ERROR, "TgiError": TGI_ERROR}
     paths: dict[str, dict[str, Any]] = {}
     unlisted: dict[str, dict[str, Any]] = {}
@@ -197,29 +202,40 @@ def _parameters(op: Operation) -> list[dict[str, Any]]:
     ]
 
 
-def _plain(schema: Any) -> Any:
-    """Return a schema in JSON Schema's keywords; pydantic leaves its own where a validator comes first."""
+def _written(schema: Any, vocabulary: int | None, chats: bool) -> Any:
+    """Return a schema in JSON Schema's keywords, with what the served model takes.
+
+    pydantic leaves its own keywords where a validator comes first. `x-token-id` marks token ids, and `x-needs-template` has
+    the values that only a model with a chat template takes.
+    """
     if isinstance(schema, list):
-        return [_plain(item) for item in schema]
+        return [_written(item, vocabulary, chats) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    result = {}
+    result: dict[Any, Any] = {}
     for word, value in schema.items():
         if word == "properties":
-            result[word] = {name: _plain(inner) for name, inner in value.items()}
+            result[word] = {name: _written(inner, vocabulary, chats) for name, inner in value.items()}
+        elif word not in ("x-token-id", "x-needs-template"):
+            result[BOUNDS.get(word, word)] = value if word in BY_VALUE else _written(value, vocabulary, chats)
+    if "x-token-id" in schema and vocabulary is not None:
+        if "pattern" in schema:
+            result["pattern"] = f"^[0-9]{{1,{len(str(vocabulary - 1)) - 1}}}$"
         else:
-            result[BOUNDS.get(word, word)] = value if word in BY_VALUE else _plain(value)
+            result["maximum"] = vocabulary - 1
+    if "x-needs-template" in schema and not chats:
+        result["enum"] = [value for value in schema["enum"] if value not in schema["x-needs-template"]]
     return result
 
 
-def _nullable(schema: dict[str, Any], most_tokens: int | None) -> dict[str, Any]:
+def _nullable(schema: dict[str, Any], context: int | None) -> dict[str, Any]:
     """Return the schema of an object in which null counts as absent, as in `body.validate`."""
     required = schema.get("required", ())
     properties = {}
     for name, value in schema.get("properties", {}).items():
         for kind in value.get("anyOf", [value]) if name in TOKEN_COUNTS else ():
-            if kind.get("type") == "integer" and most_tokens is not None:
-                kind.setdefault("maximum", most_tokens)
+            if kind.get("type") == "integer" and context is not None:
+                kind.setdefault("maximum", context - 1)  # a prompt has at least one
         optional = name not in required and not _takes_null(value)
         properties[name] = _or_null(value) if optional else value
     return schema | ({"properties": properties} if properties else {})

@@ -1,12 +1,17 @@
-"""The live page: its files, and the button that sends a load to this server.
+"""The live page: its files, and the button that sends a load to this server; and the files of the lab.
 
 A browser that requests `/` gets the page, every other client the answer of /health. Scripts and styles come from `/web/`
 under a content policy that lets the page run nothing else and connect to no other host.
+
+The lab runs a user's policy in a worker, and perhaps a stranger's, from a link. Its content policy allows WebAssembly but no
+JavaScript from text, and connects to no address but those of the lab: the routes of the server are not among them. Its
+files are where tools/build_lab.sh has put them.
 """
 
 from __future__ import annotations
 
 import mimetypes
+import re
 from pathlib import Path
 
 from flask import Blueprint, Response, jsonify, request
@@ -21,13 +26,19 @@ from api.pages.demo import Load
 from api.schemas import body
 from api.schemas.demo import LoadRequest
 from api.service import Service
-from config import ROOT
+from config import LAB_FOLDER, ROOT
 
 WEB = ROOT / "web"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'{others}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+LAB_POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
+    "connect-src {address}; worker-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-f:]+\](:\d+)?")
+ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 NEIGHBORS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
 EXAMPLE = '{"count": 40, "rate": 4}'
 NUMBER = {"type": "integer"}
@@ -49,6 +60,10 @@ OPERATIONS = [
     Operation("get", "/load", "progress of the load", TAG, answer=PROGRESS),
     Operation("delete", "/load", "stop sending the load", TAG, answer=PROGRESS),
     *what_if.OPERATIONS,
+    Operation("get", "/lab/", "a page on which policies are written and raced", "live page", media="text/html",
+              answer={"type": "string"}, errors=(404,)),
+    Operation("get", "/lab/{name}", "a file of the lab, with --lab", "live page", media="*/*", answer={"type": "string"},
+              errors=(404,)),
 ]  # fmt: skip
 
 
@@ -56,7 +71,7 @@ def blueprint(service: Service) -> Blueprint:
     """Return the routes of the page and of its load."""
     routes = Blueprint("dashboard", __name__)
     load = service.load = Load()
-    what_if.install(routes, service, load.span)
+    what_if.install(routes, service)
 
     @routes.get("/race")
     def race() -> Response:
@@ -87,6 +102,19 @@ def blueprint(service: Service) -> Blueprint:
     def stop() -> Response:
         load.stop()
         return jsonify(load.progress())
+
+    @routes.get("/lab/")
+    def lab() -> Response:
+        return lab_asset("index.html")
+
+    @routes.get("/lab/<path:name>")
+    def lab_asset(name: str) -> Response:
+        if not service.config.lab:
+            raise ApiError("this server does not serve the lab. Start it with --lab", type="not_found_error")
+        address = f"{request.host}/lab/" if HOST.fullmatch(request.host) else "'self'"
+        response = file_in(LAB_FOLDER, name, LAB_POLICY.format(address=address))
+        response.headers.update(ISOLATED)
+        return response
 
     return routes
 

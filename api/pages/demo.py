@@ -192,8 +192,8 @@ def arrivals(engine: Engine, params: LoadRequest) -> Iterator[Question]:
 def asked_by(user: int, engine: Engine, params: LoadRequest, load: int = 0) -> Iterator[Question]:
     """Yield the requests of a user of an endless load, the same for the same seed and user.
 
-    Only the number of the `load` differs, with which a prompt begins: nothing but what prompts share by intent is to be
-    found in the prefix cache.
+    Each prompt begins with the number of the `load`, so that the prefix cache has no more of it than prompts share by
+    intent.
     """
     random_state = random.Random(f"{params.seed} {user}")
     low, high = sorted((params.min_tokens, params.max_tokens))

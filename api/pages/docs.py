@@ -10,7 +10,6 @@ from flask import Blueprint, Response, jsonify
 
 from api.hooks.auth import OPEN
 from api.http.openapi import Operation, document
-from api.schemas.fields import for_model
 from api.schemas.openai import ChatRequest, CompletionRequest
 from api.service import Service
 from config import VERSION
@@ -35,11 +34,12 @@ def blueprint(service: Service) -> Blueprint:
 
     def described() -> dict[str, Any]:
         engine = service.engine
-        keyed = bool(service.config.api_key)
-        size = None if engine is None else engine.vocabulary or engine.tokenizer.vocab_size
-        most = None if engine is None else engine.context - 1
-        plain = document(service.operations, VERSION, OPEN, keyed, most_tokens=most)
-        result: dict[str, Any] = for_model(plain, size, chats=engine is None or engine.chats)
+        result = document(
+            service.operations, VERSION, OPEN, bool(service.config.api_key),
+            context=None if engine is None else engine.context,
+            vocabulary=None if engine is None else engine.vocabulary,
+            chats=engine is None or engine.chats,
+        )  # fmt: skip
         for schema in (CompletionRequest, ChatRequest):
             fields = result["components"]["schemas"][schema.__name__]["properties"]
             for name, value in ({} if engine is None else engine.sampling).items():

@@ -26,7 +26,7 @@ from api.http.openapi import Operation
 from api.pages.feed_reader import FeedReader, ViewerLeft
 from api.service import Engine, Service
 from api.socket_writer import LentSocket
-from api.streaming import bare_socket, event_stream
+from api.streaming import event_stream, lent_socket
 from config import VERSION
 from observe.feed import CAPACITY, Feed, Viewer, event
 from serving.inference import Wakeup
@@ -113,14 +113,14 @@ def _stream(service: Service, engine: Engine, after: int | None, last: int, deta
         feed.leave(viewer)
 
     reader = FeedReader(feed, viewer, after, last, detail=detail, compact=compact)
-    bare = bare_socket()
+    lent = lent_socket(Wakeup(), reader, paced=True)
 
     def frames() -> Iterator[bytes]:
         yield b"retry: 1000\n\n" + (event("state", state(service, engine)) if detail else b"")
-        if bare is None:
+        if lent is None:
             yield from reader.frames()
         else:
-            _lend(LentSocket(service.socket_writer, bare, Wakeup(), reader, paced=True), feed, viewer)
+            _lend(lent, feed, viewer)
 
     response = event_stream(frames())
     response.call_on_close(leave)
@@ -150,7 +150,7 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "version": VERSION,
         "epoch": time.time() - time.perf_counter(),
         "now": time.perf_counter(),
-        "policy": engine.policy,
+        "policy": manager.policy_name,
         "last_failure": last_failure(engine),
         "slots": engine.slots,
         "max_queue": manager.max_queue,

@@ -1,25 +1,23 @@
-"""POST /what-if, what other policies would have made of the requests that this server has just served, and
-GET /requests/{id}/blame, which of them made another one wait.
+"""POST /what-if simulates other policies on the requests that this server has just served, and
+GET /requests/{id}/blame tells which of them made another one wait.
 
 An answer is made by another process and goes to the client as it comes. This module must not know how it is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from flask import Blueprint, Response, request
+from pydantic import BaseModel, Field, StrictStr
 
 from api import generation
-from api.http import errors
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.what_if import WhatIfRequest
-from api.service import Policies, Service, WhatIf
-from batching import InferenceError
-from observe.replay.what_if import Workload
+from api.schemas import fields as f
+from api.service import Service
+from observe.replay.what_if import WhatIf, Workload
 
 EXAMPLE = '{"policies": ["nobatch", "static"]}'
 NUMBER = {"type": "number"}
@@ -54,6 +52,35 @@ BLAME: dict[str, Any] = {
     "required": ["id", "client", "policy", "latency_ms", "wait_ms", "run_ms", "others", "clients", "left_out", "cost"],
     "properties": {"wait_ms": PART, "run_ms": PART, "others": ROWS, "clients": ROWS, "left_out": {"type": "integer"}},
 }
+MOST_REQUESTS = 400
+MOST_POLICIES = 6
+Name = Annotated[StrictStr, Field(min_length=1, max_length=100)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST_REQUESTS), f.INTEGER]
+Rate = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1000), f.NUMBER]
+
+
+class WhatIfRequest(BaseModel):
+    """POST /what-if: the policies to simulate, and the requests to simulate them on."""
+
+    policies: Annotated[list[Name], Field(max_length=MOST_POLICIES)] = Field(
+        ["nobatch", "static", "dynamic"],
+        description=f"a list of at most {MOST_POLICIES} names of policies, each also as loop+order as in dynamic+sjf",
+    )
+    requests: Literal["latest", "load"] = Field(
+        "latest",
+        description="'latest' (the requests after the last pause) or 'load' (those that arrived during the last POST /load)",
+    )
+    count: Count = Field(200, description=f"a whole number of requests at most, 1 to {MOST_REQUESTS}")
+    workload: Annotated[StrictStr, Field(max_length=40, pattern=r"^([a-z][a-z0-9-]*)?$")] = Field(
+        "",
+        description="the name of one of the client's workloads, as clipped-normal, to simulate instead of served requests",
+    )
+    rate: Rate = Field(4.0, description="a number of the workload's requests per second, above 0 and at most 1000")
+    seed: Annotated[int, Field(strict=True, ge=0, le=(1 << 32) - 1), f.INTEGER] = Field(
+        0, description="a whole number for the workload's random generator, 0 to 2^32 - 1"
+    )
+
+
 OPERATIONS = [
     Operation(
         "post", "/what-if", "simulate other policies on the requests that were just served", "live page",
@@ -67,40 +94,32 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
-def install(routes: Blueprint, service: Service, load: Callable[[], tuple[float, float] | None]) -> None:
-    """Add the route; `load` returns when the first and the last request of the last load arrived."""
+def install(routes: Blueprint, service: Service) -> None:
+    """Add the routes."""
 
     @routes.post("/what-if")
     def what_if() -> Response:
         params, ignored = body.validate(WhatIfRequest, body.take(request, EXAMPLE))
-        simulator, policies = _simulator(service)
+        simulator = _simulator(service)
         for name in params.policies:
             try:
-                policies.get_policy(name, service.config.max_batch_size, {}, own=False)
+                service.policies.get_policy(name, service.config.max_batch_size, {}, own=False)
             except ValueError as error:
                 raise ApiError(str(error)[:2000], type="not_found_error", param="policies") from None
-        span = load() if params.requests == "load" else None
+        span = service.load.span() if params.requests == "load" else None
         if params.requests == "load" and span is None:
             raise ApiError("no load was sent to this server. Send POST /load first", type="not_found_error")
         workload = Workload(params.workload, params.rate, params.seed) if params.workload else None
-        answer = _answer(lambda: simulator.answer(params.policies, params.count, span=span, workload=workload))
-        return body.name_ignored(answer, ignored)
+        answer = simulator.answer(params.policies, params.count, span=span, workload=workload)
+        return body.name_ignored(Response(answer, mimetype="application/json"), ignored)
 
     @routes.get("/requests/<path:id>/blame")
     def blame(id: str) -> Response:
-        simulator, _ = _simulator(service)
-        return _answer(lambda: simulator.blame(id))
+        return Response(_simulator(service).blame(id), mimetype="application/json")
 
 
-def _simulator(service: Service) -> tuple[WhatIf, Policies]:
+def _simulator(service: Service) -> WhatIf:
     engine = generation.ready_engine(service)
-    if engine.what_if is None or service.policies is None:
+    if engine.what_if is None:
         raise ApiError("this server was created without a simulator. Start it with ./server.sh", type="not_found_error")
-    return engine.what_if, service.policies
-
-
-def _answer(simulate: Callable[[], bytes]) -> Response:
-    try:
-        return Response(simulate(), mimetype="application/json")
-    except InferenceError as error:
-        raise errors.from_inference(error) from None
+    return engine.what_if

@@ -1,1 +1,1 @@
-"""The schemas of requests in each dialect."""
+"""What a request may contain: types and limits for all dialects, and schemas that are too long to stand beside their route."""

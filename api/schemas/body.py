@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from api.http import large
 from api.http.errors import ApiError, shown
-from api.schemas.unsupported import changes_nothing
+from api.schemas.unsupported import Unsupported, changes_nothing
 from config import nearest
 from serving.headroom import check_headroom
 
@@ -207,7 +207,7 @@ def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str =
     own = schema.model_fields
     if unknown := [name for name in fields if name not in own]:
         unsupported = getattr(schema, "unsupported", {})
-        _refuse_unsupported(unsupported, fields, unknown, path)
+        refuse_unsupported(unsupported, {name: fields[name] for name in unknown}, path)
         ignored += islice((path + name for name in unknown if name not in unsupported), MOST_NAMES - len(ignored))
     known = {}
     for name, field in own.items():
@@ -219,13 +219,12 @@ def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str =
     return known
 
 
-def _refuse_unsupported(
-    unsupported: Mapping[str, tuple[Any, ...]], fields: dict[str, Any], names: list[str], path: str
-) -> None:
-    for name in names:
-        if name in unsupported and not changes_nothing(fields[name], unsupported[name]):
+def refuse_unsupported(unsupported: Unsupported, fields: Mapping[str, Any], path: str, by: str = "") -> None:
+    """Raise ApiError for a field that is unsupported with its value."""
+    for name, value in fields.items():
+        if name in unsupported and not changes_nothing(value, unsupported[name]):
             raise ApiError(
-                f"{path}{name} is {shown(fields[name])}, which is not supported. Leave it out",
+                f"{path}{name} is {shown(value)}, which is not supported{by}. Leave it out",
                 param=f"{path}{name}".partition(".")[0],
             )
 

@@ -115,28 +115,6 @@ BIAS_SCHEMA = {
 }
 
 
-def for_model(schema: Any, size: int | None, chats: bool) -> Any:
-    """Return a schema that fits the served model.
-
-    Token ids are limited to `size` of them; None until the model is loaded and its size is known. Without `chats`, the
-    model has no chat template, and the values that need one are left out.
-    """
-    if isinstance(schema, list):
-        return [for_model(item, size, chats) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result = {k: for_model(v, size, chats) for k, v in schema.items() if k not in ("x-token-id", "x-needs-template")}
-    if not chats and "x-needs-template" in schema:
-        result["enum"] = [value for value in schema["enum"] if value not in schema["x-needs-template"]]
-    if size is None or "x-token-id" not in schema:
-        return result
-    if "pattern" in schema:
-        result["pattern"] = f"^[0-9]{{1,{len(str(size - 1)) - 1}}}$"
-    else:
-        result["maximum"] = size - 1
-    return result
-
-
 def at_most(most: int) -> BeforeValidator:
     """Return the check of the length of a list or object, before its items are checked."""
 
@@ -172,22 +150,9 @@ Digits = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_digits)]
 
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]
 StopList = Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_STOPS), at_most(MOST_STOPS)]
-Stops = Annotated[
-    StopList,
-    BeforeValidator(_list),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP},
-                {
-                    "type": "array",
-                    "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP},
-                    "maxItems": MOST_STOPS,
-                },
-            ]
-        }
-    ),
-]
+_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
+_STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}]}
+Stops = Annotated[StopList, BeforeValidator(_list), WithJsonSchema(_STOPS)]
 Token = Annotated[int, Field(strict=True, ge=0, lt=INT64), INTEGER, WithJsonSchema(_TOKEN)]
 Ids = Annotated[list[Token], Field(fail_fast=True, max_length=MOST_IDS), at_most(MOST_IDS)]
 

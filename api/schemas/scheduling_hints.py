@@ -9,6 +9,9 @@ from pydantic import Field
 from api.schemas import fields as f
 from api.schemas.unsupported import Refusing
 
+# The fields that have no effect unless the order or the eviction uses them, and the names by which these know them.
+HINTS = {"priority": "priority", "slo_s": "deadline", "session": "session", "keep_s": "keep_s"}
+
 
 class SchedulingHints(Refusing):
     """The client, priority and deadline of a request, which orders such as vtc, priority and edf use.

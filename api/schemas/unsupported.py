@@ -103,6 +103,6 @@ class Refusing(BaseModel):
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler(core)
         refused = {name: [*neutral] for name, neutral in cls.unsupported.items() if name not in cls.model_fields}
-        # As properties they would make the document, and what reads it, several times as slow.
+        # As properties they would make the document, and its readers, several times as slow.
         handler.resolve_ref_schema(schema)["x-unsupported"] = refused
         return schema

@@ -278,9 +278,9 @@ def test_the_route_streams_steps_after_the_state_of_the_server(app: Flask) -> No
     assert state["data"]["slots"] == 8
     assert state["data"]["policy"] == "dynamic"
     assert ids(parse(next(chunks))) == [1, 2, 3, 4, 5, 6]
-    assert app.extensions["service"].viewers == 1
+    assert len(app.extensions["service"].feed.viewers) == 1
     reply.close()
-    assert app.extensions["service"].viewers == 0
+    assert len(app.extensions["service"].feed.viewers) == 0
 
 
 def test_the_header_goes_before_the_question(app: Flask) -> None:
@@ -312,7 +312,7 @@ def test_the_seventeenth_gets_503(app: Flask) -> None:
     assert int(replies[-1].headers["Retry-After"]) >= 1
     for reply in replies:
         reply.close()
-    assert app.extensions["service"].viewers == 0
+    assert len(app.extensions["service"].feed.viewers) == 0
 
 
 @pytest.mark.process

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from api.pages import lab
+from api.pages import dashboard
 from app import create_app
 from config import Config, ConfigError, load
 from launch import preflight
@@ -16,7 +16,7 @@ from launch import preflight
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "index.html").write_text("<title>lab</title>")
     (tmp_path / "worker.js").write_text("1")
-    monkeypatch.setattr(lab, "LAB_FOLDER", tmp_path)
+    monkeypatch.setattr(dashboard, "LAB_FOLDER", tmp_path)
     return tmp_path
 
 

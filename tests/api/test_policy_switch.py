@@ -176,7 +176,7 @@ def test_who_runs_goes_on_and_is_answered_in_full(client: FlaskClient, service: 
         assert replies[0].status_code == 200
     assert answers[0]["completion"] == "hiabcdef"
     assert service.engine is not None
-    assert service.engine.policy == "static"
+    assert service.engine.manager.policy_name == "static"
 
 
 def test_a_step_that_does_not_end_leaves_the_policy_as_it_is(model: FakeModel) -> None:

@@ -10,8 +10,8 @@ from openai_calls import USER
 from support import FakeModel
 from werkzeug.test import TestResponse
 
+from api.dialects.native import InferenceRequest
 from api.schemas import unsupported
-from api.schemas.native import InferenceRequest
 from api.schemas.openai import ChatRequest, CompletionRequest
 from api.schemas.tgi import GenerateParameters
 
