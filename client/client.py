@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,8 @@ from terminal.options import FILE, POSITIVE, Choice, Command, Number, Option, Re
 
 from . import data, flags, runs
 from .display import Display, guarded
-from .report import conversations, measure, store, tables, waste
+from .report import store, tables, waste
+from .report.measure import Outcome
 from .report.requests_csv import Record
 from .send.load import Failed, raise_for, send_all
 from .send.target import Target, check_chat, fetch_context, fetch_stats, known
@@ -129,24 +129,18 @@ class Settings:
     numsamples: int
     selection: str
     arrivals: Arrivals
-    seed: int
 
     def plan(self, context: int = corpus.USUAL_CONTEXT) -> catalog.Plan:
         """Return the requests of the run for a model with this context."""
+        read = self.flags
+        if read.workload:
+            count = read.numsamples if catalog.own_times(read.workload) else self.numsamples
+            return runs.draw(read, read.workload, count, self.arrivals, read.seed, context)
+        context = read.context or context
         try:
-            return self._plan(self.flags.context or context)
+            drawn = data.plan(self.numsamples, read.numtokens_range, self.selection, self.arrivals, read.seed, context)
         except ValueError as error:
             raise UsageError(str(error)) from error
-
-    def _plan(self, context: int) -> catalog.Plan:
-        if self.flags.workload:
-            text = corpus.load(Path(self.flags.text) if self.flags.text else None)
-            count = self.flags.numsamples
-            if not self.flags.workload.startswith("trace:"):
-                count = self.numsamples
-            return catalog.draw(self.flags.workload, count, self.arrivals, self.seed, text, context)
-        chosen = self.flags.numtokens_range
-        drawn = data.plan(self.numsamples, chosen, self.selection, self.arrivals, self.seed, context)
         return catalog.Plan(drawn, self.arrivals)
 
     def config(self, plan: catalog.Plan) -> dict[str, Any]:
@@ -174,10 +168,10 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     if catalog.has_turns(read.workload):
         read.stream = True  # the time to the first token of each turn is what such a run is for
     flags.check(read)
-    replayed = read.workload and read.workload.startswith("trace:")
-    usual = Arrivals("trace", 1.0) if replayed else Arrivals("poisson", flags.DEFAULT_RATE)
-    pace = Arrivals("poisson", read.rate) if read.rate else read.load or usual
-    if read.burst:
+    pace = read.load or catalog.own_times(read.workload) or Arrivals("poisson", flags.DEFAULT_RATE)
+    if read.rate:
+        pace = Arrivals("poisson", read.rate)
+    elif read.burst:
         pace = Arrivals("burst")
     elif read.wait is not None:
         pace = Arrivals("wait", read.wait)
@@ -187,7 +181,6 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         numsamples=read.numsamples or flags.DEFAULT_NUMSAMPLES,
         selection=read.selection or ("range" if read.numtokens_range else "normal"),
         arrivals=pace,
-        seed=secrets.randbits(32) if read.seed is None else read.seed,
     )
 
 
@@ -196,7 +189,7 @@ def run_single(settings: Settings, console: Console) -> int:
     read, target = settings.flags, settings.target
     if read.numsamples or read.wait is not None or read.numtokens_range or read.selection:
         say(console, "note: --prompt sends one request; the flags of a load run are ignored")
-    seed = {} if read.seed is None else {"seed": read.seed}
+    seed = {"seed": read.seed} if read.is_given("seed") else {}
     planned = data.Planned(0, 0.0, read.prompt, read.numtokens)
     try:
         (outcome,) = send_all(target, [planned], on_text=lambda piece: emit(piece, end=""), fields=seed)
@@ -218,7 +211,7 @@ def run_single(settings: Settings, console: Console) -> int:
 def run_load(settings: Settings, console: Console) -> int:
     """Send a load, then print and write its result."""
     read, target = settings.flags, settings.target
-    before = fetch_stats(target)
+    fetch_stats(target)  # raises if nothing listens there
     if catalog.is_chat(read.workload):
         check_chat(target, read.workload)
     plan = settings.plan(fetch_context(target) or corpus.USUAL_CONTEXT)
@@ -229,26 +222,20 @@ def run_load(settings: Settings, console: Console) -> int:
     say(
         console,
         f"{len(plan.planned)} requests to {target.url}, {plan.arrivals.describe()}, "
-        f"{config['workload']}, seed {settings.seed}",
+        f"{config['workload']}, seed {read.seed}",
     )
     warmup = runs.warm_up(target, plan.planned, read.warmup or 0)
     if warmup:
         say(console, f"warm-up: {warmup} requests before the run, not measured")
     with recording(read.csv) as record:
-        sent = runs.send(target, plan.planned, console, plan.arrivals, record)
-    after = runs.stats_or_none(target)
-    facts = runs.facts(
-        target, plan.planned, plan.arrivals, settings.seed, config, before, after,
-        slos=dict(read.goodput), warmup=warmup, stalls=sent.stalls,
-    )  # fmt: skip
-    numbers = conversations.result(sent.outcomes, facts)
+        numbers, sent = runs.measure(target, plan, read.seed, config, read, warmup, console, record)
     if read.verbose:
         for outcome in sorted(sent.outcomes, key=lambda outcome: outcome.index):
             say(console, f"--- request {outcome.index}\n{outcome.completion or outcome.error}")
     show(numbers, sent.outcomes, console)
     file = read.json
     if file is None and sys.stdout.isatty():
-        file = RESULTS / f"{numbers['date']}-client-{settings.seed}.json"
+        file = RESULTS / f"{numbers['date']}-client-{read.seed}.json"
     write_result(numbers, file, console)
     return SOME_FAILED if numbers["failed"] or numbers["unsent"] else FINE
 
@@ -263,7 +250,7 @@ def recording(path: Path | None) -> Iterator[Any]:
         yield Record(file).write
 
 
-def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], console: Console) -> None:
+def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Console) -> None:
     """Print the warnings and the tables."""
     for warning in tables.warnings_of(numbers, outcomes):
         say(console, f"warning: {warning}")

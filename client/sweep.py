@@ -11,11 +11,8 @@ later half takes much longer than the first, at two rates in a row. More users a
 
 from __future__ import annotations
 
-import copy
 import math
 import os
-import secrets
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +30,14 @@ from terminal.console import leave, say
 from terminal.option_types import Type
 from terminal.options import POSITIVE, Argument, Choice, Command, Number, Option, Parameter, UsageError, Values
 
-from . import compare, ending, flags, runs
+from . import ending, flags
 from .display import guarded
-from .experiment import DEFAULT_WARMUP, Experiment, draw
+from .experiment import Experiment, check_names, name_of, server_flags, without_key
+from .runs import draw
 from .send import servers
 from .send.target import Target
 from .workloads.arrivals import Arrivals
+from .workloads.corpus import USUAL_CONTEXT
 
 SERVED = 0.9
 OVERLOADED = 0.5  # too low to be the effect of the last answers of a short run
@@ -134,8 +133,8 @@ SWEPT = [
 def build_command() -> Command:
     what = Argument("what", "policies, or name=URL of running servers", nargs=-1, default=[])
     sections: dict[str, Sequence[Parameter]] = {
-        "arguments": [what], "sweep": SWEPT, "workload": flags.sent("as many as each step needs"), "servers to start": compare.STARTED,
-        "requests": compare.ASKED, "output": compare.OUTPUT,
+        "arguments": [what], "sweep": SWEPT, "workload": flags.sent("as many as each step needs"), "servers to start": flags.STARTED,
+        "requests": flags.ASKED, "output": flags.OUTPUT,
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0] + "\n\nBy default: static and dynamic with bard."
     return flags.command("python -m client.sweep", intro, sections, EXAMPLES)
@@ -145,7 +144,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     """Read the command line."""
     args = flags.parse(build_command(), argv, environ)
     args.what = args.what or ["static", "dynamic"]
-    compare.check_urls(args.what)
+    check_names(args.what)
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
     args.workload = args.workload or "original"
     axis = AXES[args.over]
@@ -208,57 +207,49 @@ class Sweep:
 
     def policy(self, word: str, progress: str) -> None:
         """Run one policy with the values until it is saturated; raise ServerUnreachable if it does not start."""
-        over, axis = self.args.over, AXES[self.args.over]
-        folder = self.experiment.store.folder
-        if over not in STARTING:
-            with compare.reached(word, self.args, folder) as target:
-                self.steps(word, target, self.args.sweep_values, progress)
-            return
-        for value in self.args.sweep_values:
-            changed = copy.copy(self.args)
-            changed.server = [*self.args.server, *axis.server(value)]
-            with compare.reached(word, changed, folder) as target:
-                self.steps(word, target, [value], progress)
+        values: list[float] = self.args.sweep_values
+        # A server of its own for each value that is one of its flags.
+        groups = [[value] for value in values] if self.args.over in STARTING else [values]
+        for group in groups:
+            with self.experiment.reached(word, AXES[self.args.over].server(group[0])) as target:
+                self.steps(name_of(word), target, group, progress)
             if self.experiment.interrupted:
                 return
 
-    def steps(self, word: str, target: Target, values: Sequence[float], progress: str) -> None:
+    def steps(self, name: str, target: Target, values: Sequence[float], progress: str) -> None:
         """Run the values on one server."""
-        over, axis, name = self.args.over, AXES[self.args.over], compare.name_of(word)
+        args, axis = self.args, AXES[self.args.over]
         history: list[dict[str, Any]] = []
         limit: float | None = None
         for value in values:
-            changed = copy.copy(self.args)
-            changed.load = [pace(self.args, value)]
-            workload = axis.workload(value) or self.args.workload
-            (load,) = draw(changed, self.experiment.seed, self.count(value), workload)
-            plan = load.plans[0]
-            labels = {"policy": name, "load": f"{over}:{shown(value)}", "repeat": 0, "value": value}
-            if over == "variance":
+            workload = axis.workload(value) or args.workload
+            plan = draw(args, workload, self.count(value), pace(args, value), args.seed, USUAL_CONTEXT)
+            labels = {"policy": name, "load": f"{args.over}:{shown(value)}", "repeat": 0, "value": value}
+            if args.over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
-            say(self.experiment.console, f"{progress}{name}, {over} {shown(value)}: {len(plan.planned)} requests")
-            count = DEFAULT_WARMUP if self.args.warmup is None else self.args.warmup
-            warmup = 0 if history else runs.warm_up(target, plan.planned, count)
+            text = f"{progress}{name}, {args.over} {shown(value)}: {len(plan.planned)} requests"
+            say(self.experiment.console, text)
+            warmup = 0 if history else self.experiment.warm_up(target, plan)
             numbers = self.experiment.one(labels, target, plan, warmup)
             history.append(numbers)
             if self.experiment.interrupted:
                 return
-            if not saturated(over, history, numbers["e2els"]):
+            if not saturated(args.over, history, numbers["e2els"]):
                 limit = None
-            elif limit is not None or over != "rate":
-                self.stop(name, over, value if limit is None else limit)
-                if not self.args.values:
+            elif limit is not None or args.over != "rate":
+                self.stop(name, value if limit is None else limit)
+                if not args.values:
                     return
             else:
                 limit = value  # an outlier, unless the next rate is too high as well
 
-    def stop(self, name: str, over: str, value: float) -> None:
+    def stop(self, name: str, value: float) -> None:
         """Record where a policy is saturated."""
         known = self.experiment.store.summary["sweep"]["saturation"]
         if name not in known:
             known[name] = value
             self.experiment.store.save()
-            say(self.experiment.console, f"{name} is saturated at {over} {value:g}")
+            say(self.experiment.console, f"{name} is saturated at {self.args.over} {value:g}")
 
     def count(self, value: float) -> int:
         """Return the number of requests of a step."""
@@ -274,25 +265,24 @@ class Sweep:
 
 def run(args: Values, console: Console, command: str) -> int:
     """Sweep every policy; print and write the results."""
-    seed = secrets.randbits(32) if args.seed is None else args.seed
     values = args.sweep_values if args.over in STARTING else args.sweep_values[:1]
     servers.check(
-        [word, *compare.server_flags(args), *AXES[args.over].server(value)]
+        [word, *server_flags(args), *AXES[args.over].server(value)]
         for word in args.what
         for value in values
         if "=http" not in word
     )
-    folder = compare.make_store(args, seed, command)
-    folder.summary["workload"] = SHOWN.get(args.over, args.workload)
-    folder.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
-    sweep = Sweep(args, Experiment(folder, console, args, seed))
-    say(console, f"{', '.join(map(compare.name_of, args.what))} over {args.over}, seed {seed}")
+    experiment = Experiment(args, console, command)
+    store = experiment.store
+    store.summary["workload"] = SHOWN.get(args.over, args.workload)
+    store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
+    say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")
     try:
-        sweep.experiment.each(args.what, sweep.policy)
+        experiment.each(Sweep(args, experiment).policy)
     finally:
-        folder.close()
-        ending.finish(folder.folder, console, not args.no_plots)
-    return sweep.experiment.exit_code()
+        store.close()
+        ending.finish(store.folder, console, not args.no_plots)
+    return experiment.exit_code()
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -300,8 +290,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command(console: Console) -> int:
-        text = shlex.join(["python", "-m", "client.sweep", *compare.hidden(arguments)])
-        return run(read(arguments, os.environ if environ is None else environ), console, text)
+        args = read(arguments, os.environ if environ is None else environ)
+        return run(args, console, without_key("client.sweep", arguments))
 
     return guarded(command, lambda: None)
 

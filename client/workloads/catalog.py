@@ -204,6 +204,11 @@ def check(spec: str) -> None:
         raise ValueError(f"{spec.partition(':')[0]} file {file!r} does not exist. Check the path in {form}")
 
 
+def own_times(spec: str | None) -> Arrivals | None:
+    """Return the arrival process of a workload that has its own times; None for the others."""
+    return Arrivals("trace", 1.0) if (spec or "").startswith("trace:") else None
+
+
 def is_chat(spec: str | None) -> bool:
     """Whether a workload sends chat messages."""
     return (spec or "").partition(":")[0] in (*OWN_LENGTHS, "agent", "sharegpt")
