@@ -33,7 +33,6 @@ from . import data, flags, runs
 from .display import Display, guarded
 from .report import store, tables, waste
 from .report.measure import Outcome
-from .report.requests_csv import Record
 from .send.load import Failed, raise_for, send_all
 from .send.target import Target, check_chat, fetch_context, fetch_stats, known
 from .workloads import catalog, corpus
@@ -247,7 +246,7 @@ def recording(path: Path | None) -> Iterator[Any]:
         yield lambda outcome: None
         return
     with path.open("w", newline="", encoding="utf-8") as file:
-        yield Record(file).write
+        yield store.Record(file).write
 
 
 def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Console) -> None:

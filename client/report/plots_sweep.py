@@ -42,7 +42,8 @@ def curves(album: Album) -> None:
         count = sum(r["num_prompts"] for r in album.results.runs)
         title = f"{measure} over {axis}"
         says = sentences.at_the_end(points, axis, TEXTS[label], scale)
-        with album.draw(f"sweep-{name}", title, count, ["policy", sweep["over"], *keys], says=says) as ((axes,), rows):
+        columns = ["policy", sweep["over"], *keys]
+        with album.draw(f"sweep-{name}", title, columns, says, count=count) as ((axes,), rows):
             for policy, line in points.items():
                 look = album.look(policy)
                 for i, part in enumerate(keys):
@@ -91,7 +92,7 @@ def throughput_latency(album: Album) -> None:
     count = sum(run["num_prompts"] for run in album.results.runs)
     columns = ["policy", sweep["over"], *keys]
     says = sentences.reached(points)
-    with album.draw("throughput-latency", "Latency over throughput", count, columns, says=says) as ((axes,), rows):
+    with album.draw("throughput-latency", "Latency over throughput", columns, says, count=count) as ((axes,), rows):
         for policy, line in points.items():
             look = album.look(policy)
             for i, style in ((2, "-"), (3, "--")):
