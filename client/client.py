@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ if not __package__:
 
 from rich.console import Console
 
-from terminal.console import FINE, SOME_FAILED, UNREACHABLE, USAGE, emit, emit_json, leave, say
+from terminal.console import FINE, SOME_FAILED, emit, emit_json, leave, say
 from terminal.options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
 
 from . import data, flags, runs
-from .display import Display, guarded
+from .display import guarded
 from .report import store, tables, waste
 from .report.measure import Outcome
 from .send.load import Failed, raise_for, send_all
@@ -38,7 +38,6 @@ from .send.target import Target, check_chat, fetch_context, fetch_stats, known
 from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
-__all__ = ["FINE", "SOME_FAILED", "UNREACHABLE", "USAGE", "Display", "main"]
 RESULTS = Path("results")  # where client.compare writes too
 FIRST = f"""\
 By default: {flags.DEFAULT_NUMSAMPLES} requests, about one per second (Poisson), num_tokens
@@ -226,7 +225,8 @@ def run_load(settings: Settings, console: Console) -> int:
     warmup = runs.warm_up(target, plan.planned, read.warmup or 0)
     if warmup:
         say(console, f"warm-up: {warmup} requests before the run, not measured")
-    with recording(read.csv) as record:
+    with read.csv.open("w", newline="", encoding="utf-8") if read.csv else contextlib.nullcontext() as file:
+        record = store.Record(file).write if file else lambda outcome: None
         numbers, sent = runs.measure(target, plan, read.seed, config, read, warmup, console, record)
     if read.verbose:
         for outcome in sorted(sent.outcomes, key=lambda outcome: outcome.index):
@@ -237,16 +237,6 @@ def run_load(settings: Settings, console: Console) -> int:
         file = RESULTS / f"{numbers['date']}-client-{read.seed}.json"
     write_result(numbers, file, console)
     return SOME_FAILED if numbers["failed"] or numbers["unsent"] else FINE
-
-
-@contextlib.contextmanager
-def recording(path: Path | None) -> Iterator[Any]:
-    """Yield a function that writes each outcome to a CSV file, if there is one."""
-    if path is None:
-        yield lambda outcome: None
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        yield store.Record(file).write
 
 
 def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Console) -> None:

@@ -198,69 +198,65 @@ def grows(e2els: Sequence[float | None]) -> bool:
     return half > 0 and float(np.median(known[half:])) > 1.2 * float(np.median(known[:half]))
 
 
-@dataclass(slots=True)
-class Sweep:
+class Sweep(Experiment):
     """Sweeps one policy after another."""
-
-    args: Values
-    experiment: Experiment
 
     def policy(self, word: str, progress: str) -> None:
         """Run one policy with the values until it is saturated; raise ServerUnreachable if it does not start."""
-        values: list[float] = self.args.sweep_values
-        # A server of its own for each value that is one of its flags.
-        groups = [[value] for value in values] if self.args.over in STARTING else [values]
+        values: list[float] = self.flags.sweep_values
+        # A value that is a flag of the server needs a server of its own.
+        groups = [[value] for value in values] if self.flags.over in STARTING else [values]
         for group in groups:
-            with self.experiment.reached(word, AXES[self.args.over].server(group[0])) as target:
+            with self.reached(word, AXES[self.flags.over].server(group[0])) as target:
                 self.steps(name_of(word), target, group, progress)
-            if self.experiment.interrupted:
+            if self.interrupted:
                 return
 
     def steps(self, name: str, target: Target, values: Sequence[float], progress: str) -> None:
         """Run the values on one server."""
-        args, axis = self.args, AXES[self.args.over]
+        flags, over = self.flags, self.flags.over
         history: list[dict[str, Any]] = []
         limit: float | None = None
         for value in values:
-            workload = axis.workload(value) or args.workload
-            plan = draw(args, workload, self.count(value), pace(args, value), args.seed, USUAL_CONTEXT)
-            labels = {"policy": name, "load": f"{args.over}:{shown(value)}", "repeat": 0, "value": value}
-            if args.over == "variance":
+            workload = AXES[over].workload(value) or flags.workload
+            plan = draw(flags, workload, self.count(value), pace(flags, value), flags.seed, USUAL_CONTEXT)
+            labels = {"policy": name, "load": f"{over}:{shown(value)}", "repeat": 0, "value": value}
+            if over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
-            text = f"{progress}{name}, {args.over} {shown(value)}: {len(plan.planned)} requests"
-            say(self.experiment.console, text)
-            warmup = 0 if history else self.experiment.warm_up(target, plan)
-            numbers = self.experiment.one(labels, target, plan, warmup)
+            say(self.console, f"{progress}{name}, {over} {shown(value)}: {len(plan.planned)} requests")
+            warmup = 0 if history else self.warm_up(target, plan)
+            numbers = self.one(labels, target, plan, warmup)
             history.append(numbers)
-            if self.experiment.interrupted:
+            if self.interrupted:
                 return
-            if not saturated(args.over, history, numbers["e2els"]):
+            if not saturated(over, history, numbers["e2els"]):
                 limit = None
-            elif limit is not None or args.over != "rate":
+            elif limit is not None or over != "rate":
                 self.stop(name, value if limit is None else limit)
-                if not args.values:
+                if not flags.values:
                     return
             else:
                 limit = value  # an outlier, unless the next rate is too high as well
 
     def stop(self, name: str, value: float) -> None:
         """Record where a policy is saturated."""
-        known = self.experiment.store.summary["sweep"]["saturation"]
+        known = self.store.summary["sweep"]["saturation"]
         if name not in known:
             known[name] = value
-            self.experiment.store.save()
-            say(self.experiment.console, f"{name} is saturated at {self.args.over} {value:g}")
+            self.store.save()
+            say(self.console, f"{name} is saturated at {self.flags.over} {value:g}")
 
     def count(self, value: float) -> int:
         """Return the number of requests of a step."""
-        if self.args.numsamples:
-            return int(self.args.numsamples)
-        if self.args.over == "rate":
-            seconds: float = self.args.seconds
+        flags = self.flags
+        if flags.numsamples:
+            return int(flags.numsamples)
+        if flags.over == "rate":
+            seconds: float = flags.seconds
             return max(MIN_REQUESTS, math.ceil(value * seconds))
-        if self.args.over == "speculate":
-            return max(MIN_REQUESTS, 2 * int(self.args.users))
-        return max(MIN_REQUESTS, math.ceil(2 * value)) if self.args.over == "users" else 64
+        if flags.over == "speculate":
+            return max(MIN_REQUESTS, 2 * int(flags.users))
+        return max(MIN_REQUESTS, math.ceil(2 * value)) if flags.over == "users" else 64
 
 
 def run(args: Values, console: Console, command: str) -> int:
@@ -272,17 +268,16 @@ def run(args: Values, console: Console, command: str) -> int:
         for value in values
         if "=http" not in word
     )
-    experiment = Experiment(args, console, command)
-    store = experiment.store
-    store.summary["workload"] = SHOWN.get(args.over, args.workload)
-    store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
+    sweep = Sweep(args, console, command)
+    sweep.store.summary["workload"] = SHOWN.get(args.over, args.workload)
+    sweep.store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
     say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")
     try:
-        experiment.each(Sweep(args, experiment).policy)
+        sweep.each(sweep.policy)
     finally:
-        store.close()
-        ending.finish(store.folder, console, not args.no_plots)
-    return experiment.exit_code()
+        sweep.store.close()
+        ending.finish(sweep.store.folder, console, not args.no_plots)
+    return sweep.exit_code()
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

@@ -25,19 +25,19 @@ def latency_over_tokens(album: Album, load: str) -> None:
     policies = album.policies(load)
     if not policies:
         return
-    title, says = "Latency over requested tokens", sentences.latency_over_tokens(album.results, load)
     columns = ["policy", "asked_tokens", "latency_s"]
+    points = {p: album.results.pairs(p, load, "asked_tokens", "latency_s") for p in policies}
+    title, says = "Latency over requested tokens", sentences.growing("A request's time", "its tokens", points)
     with album.draw("latency-over-tokens", title, columns, says, load=load) as ((axes,), rows):
-        for policy in policies:
-            x = album.results.column(policy, load, "asked_tokens")
-            y = album.results.column(policy, load, "latency_s")
+        for policy, pairs in points.items():
+            x, y = zip(*pairs)
             look = album.look(policy)
             if line := figures.fit(x, y):
                 slope, intercept, _ = line
                 ends = np.array([min(x), max(x)])
                 axes.plot(ends, intercept + slope * ends, color=look["color"], linestyle=look["linestyle"])
             axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=policy)
-            rows += [[policy, a, b] for a, b in zip(x, y)]
+            rows += [[policy, *pair] for pair in pairs]
         finish(axes, "requested tokens", "latency (s)")
 
 

@@ -17,7 +17,8 @@ def ttft_over_prompt(album: Album, load: str) -> None:
     points = {policy: pairs for policy, pairs in points.items() if pairs}
     if len({length for pairs in points.values() for length, _ in pairs}) < 2:
         return
-    title, says = "Time to first token over the prompt's length", sentences.ttft_over_prompt(points)
+    title = "Time to first token over the prompt's length"
+    says = sentences.growing("The time to the first token", "the prompt's length", points)
     count, columns = sum(map(len, points.values())), ["policy", "prompt_tokens", "ttft_s"]
     with album.draw("ttft-over-prompt", title, columns, says, load=load, count=count) as ((axes,), rows):
         for policy, pairs in points.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ def each(values: Mapping[str, str]) -> str:
     return joined(f"{text} ({policy})" for policy, text in values.items())
 
 
-def growing(thing: str, cause: str, pairs: Mapping[str, Pairs], unit: str) -> str:
-    """Report under which policies something grows with its cause, and under which it does not."""
+def growing(thing: str, cause: str, pairs: Mapping[str, Pairs]) -> str:
+    """Report under which policies a time grows with its cause, counted in tokens, and under which it does not."""
     kinds: dict[str, list[str]] = {}
     for policy, points in pairs.items():
         fitted = figures.fit(*zip(*points)) if len(points) > 1 else None
@@ -43,7 +44,7 @@ def growing(thing: str, cause: str, pairs: Mapping[str, Pairs], unit: str) -> st
             continue
         ms, r = 1000 * fitted[0], fitted[2]
         if r >= CLEAR:
-            pace = f"{shown(ms, 2 if ms < 1 else 1)} ms per {unit}"
+            pace = f"{shown(ms, 2 if ms < 1 else 1)} ms per token"
             kinds.setdefault("grows", []).append(f"{policy} ({pace}, r = {r:.2f})")
         else:
             kind = "loosely" if r >= LOOSE else "not" if r > -LOOSE else "falls"
@@ -57,27 +58,14 @@ def growing(thing: str, cause: str, pairs: Mapping[str, Pairs], unit: str) -> st
     return f"{thing} {joined(parts)}." if parts else ""
 
 
-def latency_over_tokens(results: Results, load: str) -> str:
-    pairs = {p: results.pairs(p, load, "asked_tokens", "latency_s") for p in results.policies}
-    return growing("A request's time", "its tokens", pairs, "token")
-
-
-def ttft_over_prompt(points: Mapping[str, Pairs]) -> str:
-    return growing("The time to the first token", "the prompt's length", points, "token")
-
-
 def answered(results: Results, loads: Sequence[str]) -> str:
     """Report when half of the requests were answered."""
     parts = []
     for load in loads:
         columns = {p: results.column(p, load, "latency_s") for p in results.policies}
         medians = {p: float(np.median(column)) for p, column in columns.items() if column}
-        parts.append(f"{each({p: seconds(v) for p, v in sorted(medians.items(), key=second)})} {under(load)}")
+        parts.append(f"{each({p: seconds(v) for p, v in sorted(medians.items(), key=itemgetter(1))})} {under(load)}")
     return f"Half of the requests were answered within {', and within '.join(parts)}."
-
-
-def second(pair: tuple[str, float]) -> float:
-    return pair[1]
 
 
 def first_tokens(results: Results, load: str) -> str:
