@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,13 +29,15 @@ from terminal.options import FOLDER, Argument, Command, Number, Option, Paramete
 from . import ending, flags
 from .display import guarded
 from .experiment import Experiment, check_names, name_of, server_flags, without_key
-from .report import simulated
+from .report import verdict as judge
 from .runs import allow_files, draw
 from .send import servers
 from .workloads import catalog
 from .workloads.arrivals import Arrivals
 from .workloads.corpus import USUAL_CONTEXT
 
+ROOT = Path(__file__).resolve().parents[1]
+SIMULATOR = ROOT / "simulate" / "__main__.py"  # started as a program: the client knows nothing else about it
 THREE = ("nobatch", "static", "dynamic")
 EXAMPLES = (
     "python -m client.compare --quick",
@@ -53,6 +56,17 @@ QUICK = {"model": "bard", "load_format": "auto", "workload": "original-buckets",
 QUICK_SLOTS = "16"
 FULL = {"model": "gpt2-medium", "load_format": "dummy", "workload": "original", "numsamples": 100,
         "load": [Arrivals("poisson", 1.0), Arrivals("burst")]}  # fmt: skip
+
+
+def check_cost(cost: str) -> str:
+    """Return the absolute path of a cost file, or a cost model's name; raise ValueError for a missing file."""
+    if not cost.endswith(".json"):
+        return cost
+    if not Path(cost).is_file():
+        raise ValueError(f"{cost!r} is not a file. Create one with python -m simulate calibrate --out FILE.json")
+    return str(Path(cost).resolve())
+
+
 COMPARED = [
     Option("--quick", "use bard, 16 slots and small loads: less than 3 minutes on two cores", None),
     Option("--load", "arrival processes, run one after another (see below)", flags.LOAD, several=True),
@@ -63,7 +77,7 @@ MORE_OUTPUT = [
     Option("--readme", "also copy the table and some plots for a README to this folder", FOLDER),
     Option(
         "--cost", "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
-        "(default: the measured steps of the servers)", Read(simulated.check, "FILE"),
+        "(default: the measured steps of the servers)", Read(check_cost, "FILE"),
     ),
 ]  # fmt: skip
 
@@ -125,17 +139,36 @@ def run(args: Values, console: Console, command: str) -> int:
     finally:
         store.close()
         if store.summary["runs"]:
-            simulated.predict(store.folder, args.cost, console)
+            predict(store.folder, args.cost, console)
         ending.finish(store.folder, console, not args.no_plots)
         if args.readme:
             ending.copy_for_readme(store.folder, args.readme, console)
     return experiment.exit_code()
 
 
+def predict(folder: Path, cost: str | None, console: Console) -> None:
+    """Simulate the same requests beside the measured ones; report what cannot be simulated."""
+    if not SIMULATOR.is_file():
+        if cost:
+            raise UsageError(f"--cost {cost} needs the simulator, but this client was installed without it")
+        return
+    command = [sys.executable, "-m", "simulate", "predict", str(folder.resolve())]
+    command += ["--cost", cost] if cost else []
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    if done.returncode:
+        say(console, f"note: no simulated times: {done.stderr.strip()}")
+    elif cost:
+        say(console, done.stderr.rstrip())
+    elif (folder / "simulated.json").is_file():
+        for run in json.loads((folder / "simulated.json").read_text("utf-8"))["compared"]:
+            say(console, f"{run['policy']}, {run['load']}, as simulated: {run['regret']}")
+
+
 def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
     """Compare two result files and print each measure with its difference."""
-    from .report import verdict as judge
-
     both = []
     for path in paths:
         try:

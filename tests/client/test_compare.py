@@ -15,7 +15,7 @@ import pytest
 from mock_server import MockServer, mock_server
 
 from client import compare, experiment, graph, sweep
-from client.report import figures, simulated, store, summary
+from client.report import figures, store, summary
 from client.send.servers import ServerFailed, free_port, started
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ SMALL = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200
 def _quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw few resamples, and ask no simulator: tests/simulate/test_predict.py does."""
     monkeypatch.setattr(figures, "MAX_RESAMPLES", 100)
-    monkeypatch.setattr(simulated, "is_here", lambda: False)
+    monkeypatch.setattr(compare, "SIMULATOR", Path("not here"))
 
 
 @pytest.fixture
