@@ -142,7 +142,7 @@ class Settings:
         return catalog.Plan(drawn, self.arrivals)
 
     def config(self, plan: catalog.Plan) -> dict[str, Any]:
-        """Return what is needed to repeat this run, without the key."""
+        """Return the settings that repeat this run, without the key."""
         dialect = self.target.dialect
         return {
             "numsamples": len(plan.planned),
@@ -164,7 +164,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Read flags, environment and client/.env (in this order of precedence) into settings."""
     read = flags.parse(build_command(), argv, environ)
     if catalog.has_turns(read.workload):
-        read.stream = True  # the time to the first token of each turn is what such a run is for
+        read.stream = True  # such a run is for the time to the first token of each turn
     flags.check(read)
     pace = read.load or catalog.own_times(read.workload) or Arrivals("poisson", flags.DEFAULT_RATE)
     if read.rate:

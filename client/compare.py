@@ -147,7 +147,7 @@ def run(args: Values, console: Console, command: str) -> int:
 
 
 def predict(folder: Path, cost: str | None, console: Console) -> None:
-    """Simulate the same requests beside the measured ones; report what cannot be simulated."""
+    """Simulate the same requests beside the measured ones; say why where that is impossible."""
     if not SIMULATOR.is_file():
         if cost:
             raise UsageError(f"--cost {cost} needs the simulator, but this client was installed without it")

@@ -54,7 +54,7 @@ def without_key(module: str, arguments: Sequence[str]) -> str:
 
 def server_flags(flags: Values) -> list[str]:
     """Return the flags of the servers to start."""
-    # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
+    # Without draft tokens, which some policies cannot have: a comparison of loops should show the effect of batching.
     return ["--model", flags.model, "--load-format", flags.load_format, "--speculate", "off", *flags.server]
 
 

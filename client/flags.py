@@ -64,7 +64,7 @@ LOAD = Read(arrivals.parse, "LOAD")
 
 
 def sent(numsamples: str, context: str = "1024", warmup: int = 3) -> list[Parameter]:
-    """Return the flags for what is sent, with a command's own defaults in their help."""
+    """Return the flags of the load, with a command's own defaults in their help."""
     return [
         Option("--workload", "name of the workload (see below)", Read(catalog.check, "NAME")),
         Option(

@@ -43,7 +43,7 @@ class Sent:
 
 
 def draw(flags: Values, workload: str, count: int | None, pace: Arrivals, seed: int, context: int) -> catalog.Plan:
-    """Draw the requests of a run; --context replaces `context`, and UsageError names what does not fit."""
+    """Draw the requests of a run; --context replaces `context`, and UsageError says why they cannot be drawn."""
     try:
         text = corpus.load(Path(flags.text) if flags.text else None)
         return catalog.draw(workload, count, pace, seed, text, flags.context or context)
@@ -62,7 +62,7 @@ def measure(
     on_outcome: Callable[[Outcome], None],
     settle: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Any], Sent]:
-    """Send a plan; return its result object, and what was sent.
+    """Send a plan; return its result object, and the outcomes.
 
     `warmup` is how many requests were sent before. `settle` returns when the server has recorded the last steps.
     """

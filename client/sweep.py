@@ -180,7 +180,7 @@ def pace(args: Values, value: float) -> Arrivals:
 
 
 def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]) -> bool:
-    """Return whether the server is saturated; `e2els` are those of the last run, in order of arrival."""
+    """Return whether the server is saturated; `e2els` are the latencies of the last run, in order of arrival."""
     last = history[-1]
     if over == "rate":
         share = (last["request_throughput"] or 0.0) / float(last["request_rate"])

@@ -39,7 +39,7 @@ MAX_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture: the name of its files, what it shows, what there is to see in this one, and of how many."""
+    """A drawn picture: the name of its files, its title, a sentence on its data, and the number of observations."""
 
     name: str
     title: str

@@ -75,7 +75,7 @@ def page(results: store.Results, pictures: list[Picture]) -> str:
 
 
 def head(results: store.Results, album: Album) -> str:
-    """Return the title, the verdict, and what was measured where."""
+    """Return the title, the verdict, and the facts of the measurement."""
     s = results.summary
     answer = "Nothing was measured."
     caption = str(s.get("name"))
@@ -87,7 +87,7 @@ def head(results: store.Results, album: Album) -> str:
 
 
 def title(results: store.Results) -> str:
-    """Return what was compared."""
+    """Return the names of the compared policies as a title."""
     names = sentences.joined(results.policies) if results.policies else str(results.summary.get("name"))
     sweep = results.summary.get("sweep")
     if sweep:
@@ -145,7 +145,7 @@ def folded(results: store.Results, pictures: list[Picture]) -> str:
 
 
 def figure(results: store.Results, picture: Picture) -> str:
-    """Return a picture as HTML, with its title, what it shows, and its data."""
+    """Return a picture as HTML, with its title, its sentence and its data."""
     path = results.folder / "plots" / picture.name
     drawn = path.with_name(f"{picture.name}.svg").read_text("utf-8")
     if len(drawn) <= MAX_INLINE:

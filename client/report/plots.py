@@ -1,4 +1,4 @@
-"""The plots of a comparison, one function each, from what the client measured.
+"""The plots of a comparison, one function each, from the client's measurements.
 
 They draw what the data allow and leave out the rest. Each also writes its points as CSV.
 """
@@ -237,7 +237,7 @@ def speculation(album: Album) -> None:
 
 
 def draw_all(results: Results) -> list[Picture]:
-    """Draw every plot that the data allow; return what was drawn."""
+    """Draw every plot that the data allow; return the pictures."""
     album = Album(results)
     comparison: list[Callable[[Album], None]] = [
         _by_load(latency_over_tokens), latency_cdf, _by_load(plots_steps.slots), _by_load(plots_steps.over_time), waste,

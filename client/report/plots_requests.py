@@ -55,7 +55,7 @@ def simulated_over_measured(album: Album, load: str) -> None:
 
 
 def blame(album: Album, load: str) -> None:
-    """Draw how long the requests of each client took because of those of each other, as a matrix for each policy."""
+    """Draw how much each client delayed each other client's requests, as a matrix for each policy."""
     known = {policy: found for policy in album.results.policies if (found := album.results.blame(policy, load))}
     if not known:
         return

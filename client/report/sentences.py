@@ -1,4 +1,4 @@
-"""One sentence for each picture of a comparison: what there is to see in this one, computed from its data. Pure."""
+"""One sentence for each picture of a comparison: its finding, computed from its data. Pure."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def slots(steps: Sequence[Mapping[str, Any]], recorded: int) -> str:
 
 
 def spent(results: Results, load: str) -> str:
-    """Report how much of the slots was filled, and how many rows were wasted."""
+    """Report the share of the slots that was filled, and the share of the rows that was wasted."""
     parts = []
     for policy in results.policies:
         steps = next((run.get("slot_steps") for run in results.of(policy, load)), None) or {}
@@ -139,7 +139,7 @@ def spent(results: Results, load: str) -> str:
 
 
 def predicted(errors: Mapping[str, float], bars: Sequence[Sequence[float]] = ()) -> str:
-    """Report how far the simulator's mean latency is from the measured one, and what the intervals of mean and p99 hold."""
+    """Report the error of the simulated mean latency, and how many intervals of mean and p99 hold the measurement."""
     text = f"The simulated mean latency is off by {each({p: f'{error:+.1%}' for p, error in errors.items()})}."
     held = sum(low <= measured <= high for measured, _, low, high in bars)
     return f"{text} {held} of {len(bars)} 90 % intervals of mean and p99 hold the measurement." if bars else text

@@ -118,7 +118,7 @@ class Store:
 
 
 def readings(numbers: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return what `/stats` said of the engine before and after a run; empty where it said nothing."""
+    """Return the engine's part of `/stats` before and after a run; empty if it is unknown."""
     before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
     return before, after
 
@@ -239,7 +239,7 @@ class Results:
         return steps
 
     def _predicted(self) -> list[dict[str, Any]]:
-        """Return what the simulator says of each run; empty if it was not asked."""
+        """Return the simulator's figures of each run; empty if there are none."""
         path = self.folder / "simulated.json"
         return list(json.loads(path.read_text("utf-8"))["compared"]) if path.is_file() else []
 

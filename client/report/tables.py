@@ -142,7 +142,7 @@ def fitted(fairness: Mapping[str, float | None]) -> str:
 
 
 def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
-    """Return what impairs the figures: failures by kind, a client that sent late, an interrupted run."""
+    """Return the reasons to doubt the figures: failures by kind, a client that sent late, an interrupted run."""
     warnings = []
     for kind, count in numbers["failures"].items():
         detail = next((o.detail for o in outcomes if o.error == kind and o.detail), "")
@@ -156,7 +156,7 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
 
 
 def lateness(numbers: Mapping[str, Any]) -> list[str]:
-    """Return what the client itself added to the measured times, where it is too much."""
+    """Warn if the client itself added too much to the measured times."""
     warnings = []
     lag = numbers["client_lag"]
     if lag["p99_ms"] is not None and lag["p99_ms"] > LAG_BOUND_MS:

@@ -31,9 +31,9 @@ class NoProgress(Exception):
 
 @dataclass(slots=True)
 class BatchRun:
-    """Sends lines and passes their answers, as lines of JSON, to `write(line, is_error)`, in the order of their end.
+    """Sends lines and passes their answers, as lines of JSON, to `write(line, is_error)`, as they end.
 
-    `patience` is for how many seconds nothing may be answered.
+    The run ends when nothing was answered for `patience` seconds.
     """
 
     target: Target

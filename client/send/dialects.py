@@ -1,4 +1,4 @@
-"""The dialects of requests: what is sent, and how answers and events are read.
+"""The dialects of requests: the bodies to send, and how answers and events are read.
 
 `inference` is the original's, `openai` is `/v1/completions`, `tgi` is `/generate`. Chat messages always go to
 `/v1/chat/completions`. Pure: this module must not know sockets or clocks.
@@ -47,7 +47,7 @@ class Answer:
     finish_reason: str = ""
     id: str = ""
     ended: bool = False
-    uncounted: bool = False  # a chunk came whose number of tokens is unknown
+    uncounted: bool = False  # the tokens of some chunk are unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _add_facts(content: Mapping[str, Any], answer: Answer) -> None:
     answer.id = str(content.get("id") or answer.id)
 
 
-# Each reader adds what a whole answer says of itself, and returns its text, which may be of any type.
+# Each reader takes the facts from a whole answer, and returns its text, which may be of any type.
 def _read_inference(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> Any:
     _add_facts(content, answer)
     return content.get("completion")

@@ -21,7 +21,7 @@ MAX_SETTLE_SECONDS = 5.0
 
 
 class NoEvents(Exception):
-    """The server answers `/events` with something else; the message says what."""
+    """The server's answer to `/events` is no stream of events; the message says why."""
 
 
 @contextlib.asynccontextmanager

@@ -65,7 +65,7 @@ class Events:
 
 
 def read_json(data: bytes) -> Any:
-    """Return what JSON holds; None if it is not valid."""
+    """Parse JSON; return None if it is not valid."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

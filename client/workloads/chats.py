@@ -1,4 +1,4 @@
-"""Chats whose answers end where the model ends them: single messages, conversations, and those of a ShareGPT file.
+"""Chats whose answers end where the model ends them: single messages, conversations, and the first messages of a ShareGPT file.
 
 The length of such an answer is the model's, so the simulator cannot know it before a run. This module must not know how
 a message is sent.
