@@ -33,6 +33,7 @@ from terminal.options import POSITIVE, Argument, Choice, Command, Number, Option
 from . import ending, flags
 from .display import guarded
 from .experiment import Experiment, check_names, name_of, server_flags, without_key
+from .report.tables import AUTO, swept
 from .runs import draw
 from .send import servers
 from .send.target import Target
@@ -46,7 +47,6 @@ MAX_STEPS = 12
 SECONDS = 20.0
 MIN_REQUESTS = 30
 MOST_DRAFTS = 8  # that a server takes
-AUTO = 99.0  # more draft tokens than any number of them, so that it is the last
 
 
 class Swept(Type):
@@ -75,12 +75,7 @@ class Axis:
 
 def drafting(drafts: float) -> list[str]:
     """Return the flags of a server with so many draft tokens."""
-    return ["--speculate", "auto", "--drafts", shown(drafts)] if drafts else ["--speculate", "off"]
-
-
-def shown(value: float) -> str:
-    """Return a swept value as it is typed."""
-    return "auto" if value == AUTO else f"{value:g}"
+    return ["--speculate", "auto", "--drafts", swept("speculate", drafts)] if drafts else ["--speculate", "off"]
 
 
 BURST = Arrivals("burst")
@@ -171,7 +166,7 @@ def check_values(args: Values) -> None:
                 f"--users {args.users} has no effect. Use --over speculate, or --over users --values {args.users}"
             )
     if wrong:
-        raise UsageError(f"--values {shown(wrong[0])} with --over {args.over}. Use {remedy}")
+        raise UsageError(f"--values {swept(args.over, wrong[0])} with --over {args.over}. Use {remedy}")
 
 
 def pace(args: Values, value: float) -> Arrivals:
@@ -220,10 +215,10 @@ class Sweep(Experiment):
         for value in values:
             workload = AXES[over].workload(value) or flags.workload
             plan = draw(flags, workload, self.count(value), pace(flags, value), flags.seed, USUAL_CONTEXT)
-            labels = {"policy": name, "load": f"{over}:{shown(value)}", "repeat": 0, "value": value}
+            labels = {"policy": name, "load": f"{over}:{swept(over, value)}", "repeat": 0, "value": value}
             if over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
-            say(self.console, f"{progress}{name}, {over} {shown(value)}: {len(plan.planned)} requests")
+            say(self.console, f"{progress}{name}, {over} {swept(over, value)}: {len(plan.planned)} requests")
             warmup = 0 if history else self.warm_up(target, plan)
             numbers = self.one(labels, target, plan, warmup)
             history.append(numbers)

@@ -11,7 +11,7 @@ import numpy as np
 from . import figures, waste
 from .store import Results
 from .summary import average, under
-from .tables import shown
+from .tables import shown, swept
 
 CLEAR, LOOSE = 0.7, 0.3  # correlations
 Pairs = Sequence[tuple[float, float]]
@@ -170,7 +170,7 @@ def reached(points: Mapping[str, Sequence[tuple[float, ...]]]) -> str:
 
 
 def at_the_end(
-    points: Mapping[str, Sequence[tuple[float, ...]]], axis: str, text: Callable[[float], str], scale: float
+    points: Mapping[str, Sequence[tuple[float, ...]]], over: str, axis: str, text: Callable[[float], str], scale: float
 ) -> str:
     """Report each policy's figures at the highest swept value that all of them have."""
     common = set.intersection(*({row[0] for row in rows} for rows in points.values()))
@@ -181,4 +181,4 @@ def at_the_end(
     parts = {policy: " and ".join(text(scale * value) for value in row[1:]) for policy, row in rows.items()}
     kind = " at p50 and p99" if any(len(row) > 2 for row in rows.values()) else ""
     listed = "; ".join(f"{policy} {values}" for policy, values in parts.items())
-    return f"At {'auto' if last == 99 and 'draft' in axis else format(last, 'g')} {axis.partition(' (')[0]}{kind}: {listed}."
+    return f"At {swept(over, last)} {axis.partition(' (')[0]}{kind}: {listed}."

@@ -134,7 +134,7 @@ def test_what_is_said_of_a_picture_is_true_of_its_data(folder: Path) -> None:
 def test_causes_are_told_from_chance() -> None:
     line = [(float(n), 0.002 * n) for n in range(20)]
     noise = [(float(n), float(n % 2)) for n in range(20)]
-    text = sentences.growing("Time", "length", {"a": line, "b": noise, "c": [(1.0, 1.0)]}, "token")
+    text = sentences.growing("Time", "length", {"a": line, "b": noise, "c": [(1.0, 1.0)]})
     assert text == "Time grows with length under a (2.0 ms per token, r = 1.00) and hardly under b (r = 0.09)."
 
 
