@@ -13,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,19 +26,18 @@ if not __package__:
 
 from rich.console import Console
 
-from terminal.console import FINE, SOME_FAILED, UNREACHABLE, USAGE, emit, emit_json, leave, say
+from terminal.console import FINE, SOME_FAILED, emit, emit_json, leave, say
 from terminal.options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
 
 from . import data, flags, runs
-from .display import Display, guarded
-from .report import conversations, measure, store, tables, waste
-from .report.requests_csv import Record
+from .display import guarded
+from .report import store, tables, waste
+from .report.measure import Outcome
 from .send.load import Failed, raise_for, send_all
 from .send.target import Target, check_chat, fetch_context, fetch_stats, known
 from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
-__all__ = ["FINE", "SOME_FAILED", "UNREACHABLE", "USAGE", "Display", "main"]
 RESULTS = Path("results")  # where client.compare writes too
 FIRST = f"""\
 By default: {flags.DEFAULT_NUMSAMPLES} requests, about one per second (Poisson), num_tokens
@@ -129,28 +127,22 @@ class Settings:
     numsamples: int
     selection: str
     arrivals: Arrivals
-    seed: int
 
     def plan(self, context: int = corpus.USUAL_CONTEXT) -> catalog.Plan:
         """Return the requests of the run for a model with this context."""
+        read = self.flags
+        if read.workload:
+            count = read.numsamples if catalog.own_times(read.workload) else self.numsamples
+            return runs.draw(read, read.workload, count, self.arrivals, read.seed, context)
+        context = read.context or context
         try:
-            return self._plan(self.flags.context or context)
+            drawn = data.plan(self.numsamples, read.numtokens_range, self.selection, self.arrivals, read.seed, context)
         except ValueError as error:
             raise UsageError(str(error)) from error
-
-    def _plan(self, context: int) -> catalog.Plan:
-        if self.flags.workload:
-            text = corpus.load(Path(self.flags.text) if self.flags.text else None)
-            count = self.flags.numsamples
-            if not self.flags.workload.startswith("trace:"):
-                count = self.numsamples
-            return catalog.draw(self.flags.workload, count, self.arrivals, self.seed, text, context)
-        chosen = self.flags.numtokens_range
-        drawn = data.plan(self.numsamples, chosen, self.selection, self.arrivals, self.seed, context)
         return catalog.Plan(drawn, self.arrivals)
 
     def config(self, plan: catalog.Plan) -> dict[str, Any]:
-        """Return what is needed to repeat this run, without the key."""
+        """Return the settings that repeat this run, without the key."""
         dialect = self.target.dialect
         return {
             "numsamples": len(plan.planned),
@@ -172,12 +164,12 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Read flags, environment and client/.env (in this order of precedence) into settings."""
     read = flags.parse(build_command(), argv, environ)
     if catalog.has_turns(read.workload):
-        read.stream = True  # the time to the first token of each turn is what such a run is for
+        read.stream = True  # such a run is for the time to the first token of each turn
     flags.check(read)
-    replayed = read.workload and read.workload.startswith("trace:")
-    usual = Arrivals("trace", 1.0) if replayed else Arrivals("poisson", flags.DEFAULT_RATE)
-    pace = Arrivals("poisson", read.rate) if read.rate else read.load or usual
-    if read.burst:
+    pace = read.load or catalog.own_times(read.workload) or Arrivals("poisson", flags.DEFAULT_RATE)
+    if read.rate:
+        pace = Arrivals("poisson", read.rate)
+    elif read.burst:
         pace = Arrivals("burst")
     elif read.wait is not None:
         pace = Arrivals("wait", read.wait)
@@ -187,7 +179,6 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         numsamples=read.numsamples or flags.DEFAULT_NUMSAMPLES,
         selection=read.selection or ("range" if read.numtokens_range else "normal"),
         arrivals=pace,
-        seed=secrets.randbits(32) if read.seed is None else read.seed,
     )
 
 
@@ -196,7 +187,7 @@ def run_single(settings: Settings, console: Console) -> int:
     read, target = settings.flags, settings.target
     if read.numsamples or read.wait is not None or read.numtokens_range or read.selection:
         say(console, "note: --prompt sends one request; the flags of a load run are ignored")
-    seed = {} if read.seed is None else {"seed": read.seed}
+    seed = {"seed": read.seed} if read.is_given("seed") else {}
     planned = data.Planned(0, 0.0, read.prompt, read.numtokens)
     try:
         (outcome,) = send_all(target, [planned], on_text=lambda piece: emit(piece, end=""), fields=seed)
@@ -218,7 +209,7 @@ def run_single(settings: Settings, console: Console) -> int:
 def run_load(settings: Settings, console: Console) -> int:
     """Send a load, then print and write its result."""
     read, target = settings.flags, settings.target
-    before = fetch_stats(target)
+    fetch_stats(target)  # raises if nothing listens there
     if catalog.is_chat(read.workload):
         check_chat(target, read.workload)
     plan = settings.plan(fetch_context(target) or corpus.USUAL_CONTEXT)
@@ -229,41 +220,26 @@ def run_load(settings: Settings, console: Console) -> int:
     say(
         console,
         f"{len(plan.planned)} requests to {target.url}, {plan.arrivals.describe()}, "
-        f"{config['workload']}, seed {settings.seed}",
+        f"{config['workload']}, seed {read.seed}",
     )
     warmup = runs.warm_up(target, plan.planned, read.warmup or 0)
     if warmup:
         say(console, f"warm-up: {warmup} requests before the run, not measured")
-    with recording(read.csv) as record:
-        sent = runs.send(target, plan.planned, console, plan.arrivals, record)
-    after = runs.stats_or_none(target)
-    facts = runs.facts(
-        target, plan.planned, plan.arrivals, settings.seed, config, before, after,
-        slos=dict(read.goodput), warmup=warmup, stalls=sent.stalls,
-    )  # fmt: skip
-    numbers = conversations.result(sent.outcomes, facts)
+    with read.csv.open("w", newline="", encoding="utf-8") if read.csv else contextlib.nullcontext() as file:
+        record = store.Record(file).write if file else lambda outcome: None
+        numbers, sent = runs.measure(target, plan, read.seed, config, read, warmup, console, record)
     if read.verbose:
         for outcome in sorted(sent.outcomes, key=lambda outcome: outcome.index):
             say(console, f"--- request {outcome.index}\n{outcome.completion or outcome.error}")
     show(numbers, sent.outcomes, console)
     file = read.json
     if file is None and sys.stdout.isatty():
-        file = RESULTS / f"{numbers['date']}-client-{settings.seed}.json"
+        file = RESULTS / f"{numbers['date']}-client-{read.seed}.json"
     write_result(numbers, file, console)
     return SOME_FAILED if numbers["failed"] or numbers["unsent"] else FINE
 
 
-@contextlib.contextmanager
-def recording(path: Path | None) -> Iterator[Any]:
-    """Yield a function that writes each outcome to a CSV file, if there is one."""
-    if path is None:
-        yield lambda outcome: None
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        yield Record(file).write
-
-
-def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], console: Console) -> None:
+def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Console) -> None:
     """Print the warnings and the tables."""
     for warning in tables.warnings_of(numbers, outcomes):
         say(console, f"warning: {warning}")

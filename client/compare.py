@@ -10,14 +10,11 @@ to stderr; the last line on stdout is the folder of the results.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
-import shlex
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if not __package__:
@@ -27,16 +24,20 @@ if not __package__:
 from rich.console import Console
 
 from terminal.console import FINE, emit_json, leave, say
-from terminal.options import FOLDER, Argument, Choice, Command, Number, Option, Parameter, Read, UsageError, Values
+from terminal.options import FOLDER, Argument, Command, Number, Option, Parameter, Read, UsageError, Values
 
-from . import ending, flags, runs
+from . import ending, flags
 from .display import guarded
-from .experiment import Experiment, draw
-from .report import simulated, store
-from .send import dialects, servers
-from .send.target import Target, known
-from .workloads import arrivals, catalog
+from .experiment import Experiment, check_names, name_of, server_flags, without_key
+from .report import verdict as judge
+from .runs import allow_files, draw
+from .send import servers
+from .workloads import catalog
+from .workloads.arrivals import Arrivals
+from .workloads.corpus import USUAL_CONTEXT
 
+ROOT = Path(__file__).resolve().parents[1]
+SIMULATOR = ROOT / "simulate" / "__main__.py"  # started as a program: the client knows nothing else about it
 THREE = ("nobatch", "static", "dynamic")
 EXAMPLES = (
     "python -m client.compare --quick",
@@ -51,41 +52,32 @@ requests of the original's workload, at one per second and in a burst. --quick u
 bard, 16 slots, so that a burst needs several batches, and 58 requests, at 8 per second and in a burst;
 it takes less than three minutes."""
 QUICK = {"model": "bard", "load_format": "auto", "workload": "original-buckets", "numsamples": 58,
-         "load": [arrivals.Arrivals("poisson", 8.0), arrivals.Arrivals("burst")]}  # fmt: skip
+         "load": [Arrivals("poisson", 8.0), Arrivals("burst")]}  # fmt: skip
 QUICK_SLOTS = "16"
 FULL = {"model": "gpt2-medium", "load_format": "dummy", "workload": "original", "numsamples": 100,
-        "load": [arrivals.Arrivals("poisson", 1.0), arrivals.Arrivals("burst")]}  # fmt: skip
+        "load": [Arrivals("poisson", 1.0), Arrivals("burst")]}  # fmt: skip
+
+
+def check_cost(cost: str) -> str:
+    """Return the absolute path of a cost file, or a cost model's name; raise ValueError for a missing file."""
+    if not cost.endswith(".json"):
+        return cost
+    if not Path(cost).is_file():
+        raise ValueError(f"{cost!r} is not a file. Create one with python -m simulate calibrate --out FILE.json")
+    return str(Path(cost).resolve())
+
+
 COMPARED = [
     Option("--quick", "use bard, 16 slots and small loads: less than 3 minutes on two cores", None),
     Option("--load", "arrival processes, run one after another (see below)", flags.LOAD, several=True),
     Option("--repeats", "runs of each load, with consecutive seeds", Number(1, 100), default=1),
     Option("--different", "compare two result files even if their arrivals differ", None),
 ]
-STARTED = [
-    Option("--model", "model of the servers to start", metavar="NAME"),
-    Option("--load-format", "dummy: random weights of the right shape (default: auto if --model is used)", Choice(["auto", "dummy"])),
-    Option(
-        "--server", "more flags for these servers, as one argument: --server='--max-batch-size 16'. Speculative decoding is off "
-        "unless --speculate auto is among them",
-        Read(shlex.split, "FLAGS"), default=[],
-    ),
-]  # fmt: skip
-ASKED = [
-    flags.API,
-    Option("--stream/--no-stream", "request streams; without them there is no TTFT, TPOT or ITL", None, default=True),
-    flags.API_KEY,
-    flags.TIMEOUT,
-]
-OUTPUT = [
-    Option("--out", "folder for all results", FOLDER, default=Path("results")),
-    Option("--name", "name of this comparison (default: the time and the policies)", metavar="NAME"),
-    Option("--no-plots", "write no plots and no page", None),
-]
 MORE_OUTPUT = [
     Option("--readme", "also copy the table and some plots for a README to this folder", FOLDER),
     Option(
         "--cost", "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
-        "(default: the measured steps of the servers)", Read(simulated.check, "FILE"),
+        "(default: the measured steps of the servers)", Read(check_cost, "FILE"),
     ),
 ]  # fmt: skip
 
@@ -93,8 +85,8 @@ MORE_OUTPUT = [
 def build_command() -> Command:
     what = Argument("what", "policies, name=URL of running servers, or two result files", nargs=-1, default=[])
     sections: dict[str, Sequence[Parameter]] = {
-        "arguments": [what], "comparison": COMPARED, "workload": flags.sent("100; 58 with --quick"), "servers to start": STARTED,
-        "requests": ASKED, "output": [*OUTPUT, *MORE_OUTPUT],
+        "arguments": [what], "comparison": COMPARED, "workload": flags.sent("100; 58 with --quick"), "servers to start": flags.STARTED,
+        "requests": flags.ASKED, "output": [*flags.OUTPUT, *MORE_OUTPUT],
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0]
     return flags.command("python -m client.compare", f"{intro}\n\n{FIRST}", sections, EXAMPLES)
@@ -103,8 +95,8 @@ def build_command() -> Command:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     """Read the command line and fill in the values of --quick or of the full comparison."""
     args = flags.parse(build_command(), argv, environ)
-    if (args.workload or "").startswith("trace:") and not args.load:
-        args.load = [arrivals.Arrivals("trace", 1.0)]
+    if args.load is None and (own := catalog.own_times(args.workload)):
+        args.load = [own]
     if args.model and args.load_format is None:
         args.load_format = "auto"  # a named model is meant with its own weights
     for name, value in (QUICK if args.quick else FULL).items():
@@ -113,101 +105,70 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     if args.quick and not any(word.startswith("--max-batch-size") for word in args.server):
         args.server = [*args.server, "--max-batch-size", QUICK_SLOTS]
     args.what = args.what or list(THREE)
-    check_urls(args.what)
+    check_names(args.what)
     flags.check_limits(args)
     if len(set(map(name_of, args.what))) < len(args.what):
         raise UsageError(f"{' '.join(args.what)} has the same name twice. Use name=URL, or each policy once")
     return args
 
 
-def check_urls(what: Sequence[str]) -> None:
-    """Reject a name=URL whose URL is not the address of a server."""
-    for name, _, url in (word.partition("=") for word in what if "=http" in word):
-        try:
-            flags.base_url(url)
-        except ValueError as error:
-            raise UsageError(f"{name}: {error}") from error
-
-
-def name_of(word: str) -> str:
-    """Return the name of a policy or of a server."""
-    return word.partition("=")[0] if "=http" in word else word
-
-
-def server_flags(args: Values) -> list[str]:
-    """Return the flags of the servers to start."""
-    # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
-    return ["--model", args.model, "--load-format", args.load_format, "--speculate", "off", *args.server]
-
-
-@contextlib.contextmanager
-def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
-    """Yield the target of `name=URL`, or of a server that runs until the end of the block."""
-    key = args.api_key
-    dialect = dialects.Dialect(args.api, args.stream, temperature=args.temperature)
-    with contextlib.ExitStack() as stack:
-        if "=http" in word:
-            url = flags.base_url(word.partition("=")[2])
-        else:
-            log = folder / f"server-{store.slug(word)}.log"
-            url = stack.enter_context(servers.started(word, server_flags(args), log, key))
-        target = Target(url, args.timeout, api_key=key, dialect=dialect)
-        yield known(target) if args.api == "openai" or catalog.is_chat(args.workload) else target
-
-
-def make_store(args: Values, seed: int, command: str) -> store.Store:
-    """Create the folder of the results."""
-    now = datetime.now().astimezone()
-    names = list(map(name_of, args.what))
-    called = args.name or "-".join(map(store.slug, names))[:60]
-    folder = args.out / (args.name or f"{now:%Y%m%d-%H%M%S}-{called}")
-    if (folder / "summary.json").exists():
-        raise UsageError(f"{str(folder)!r} already has results. Use another --name")
-    head = {
-        "name": called, "date": now.isoformat(timespec="seconds"), "command": command, "seed": seed,
-        "workload": args.workload, "loads": [pace.text for pace in args.load],
-        "policies": names, "machine": runs.machine(), "versions": runs.versions(),
-    }  # fmt: skip
-    try:
-        return store.Store(folder, head)
-    except OSError as error:
-        raise UsageError(f"cannot write {str(folder)!r}: {error.strerror}. Use another --out folder") from error
-
-
 def run(args: Values, console: Console, command: str) -> int:
     """Send the loads to every policy; print and write the results, even if interrupted."""
-    seed = secrets.randbits(32) if args.seed is None else args.seed
-    loads = draw(args, seed, args.numsamples, args.workload)
-    for load in loads:
-        runs.allow_files(len(load.plans[0].planned), load.arrivals.kind == "burst")
-        for note in load.plans[0].notes:
+    loads = [
+        [draw(args, args.workload, args.numsamples, pace, args.seed + i, USUAL_CONTEXT) for i in range(args.repeats)]
+        for pace in args.load
+    ]
+    for first, *_ in loads:
+        allow_files(len(first.planned), first.arrivals.kind == "burst")
+        for note in first.notes:
             say(console, f"note: {note}")
     servers.check([word, *server_flags(args)] for word in args.what if "=http" not in word)
-    folder = make_store(args, seed, command)
-    say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {seed}")
-    experiment = Experiment(folder, console, args, seed)
-    experiment.write_plans(loads)
+    experiment = Experiment(args, console, command)
+    say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {args.seed}")
+    store = experiment.store
+    for plans in loads:
+        for repeat, plan in enumerate(plans):
+            store.arrivals(plan.arrivals.text, repeat, plan.planned)
 
     def measure(word: str, progress: str) -> None:
-        with reached(word, args, folder.folder) as target:
+        with experiment.reached(word) as target:
             experiment.run_loads(name_of(word), target, loads, progress)
 
     try:
-        experiment.each(args.what, measure)
+        experiment.each(measure)
     finally:
-        folder.close()
-        if folder.summary["runs"]:
-            simulated.predict(folder.folder, args.cost, console)
-        ending.finish(folder.folder, console, not args.no_plots)
+        store.close()
+        if store.summary["runs"]:
+            predict(store.folder, args.cost, console)
+        ending.finish(store.folder, console, not args.no_plots)
         if args.readme:
-            ending.copy_for_readme(folder.folder, args.readme, console)
+            ending.copy_for_readme(store.folder, args.readme, console)
     return experiment.exit_code()
+
+
+def predict(folder: Path, cost: str | None, console: Console) -> None:
+    """Simulate the same requests beside the measured ones; say why where that is impossible."""
+    if not SIMULATOR.is_file():
+        if cost:
+            raise UsageError(f"--cost {cost} needs the simulator, but this client was installed without it")
+        return
+    command = [sys.executable, "-m", "simulate", "predict", str(folder.resolve())]
+    command += ["--cost", cost] if cost else []
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    if done.returncode:
+        say(console, f"note: no simulated times: {done.stderr.strip()}")
+    elif cost:
+        say(console, done.stderr.rstrip())
+    elif (folder / "simulated.json").is_file():
+        for run in json.loads((folder / "simulated.json").read_text("utf-8"))["compared"]:
+            say(console, f"{run['policy']}, {run['load']}, as simulated: {run['regret']}")
 
 
 def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
     """Compare two result files and print each measure with its difference."""
-    from .report import verdict as judge
-
     both = []
     for path in paths:
         try:
@@ -242,21 +203,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             if len(results) != 2 or len(args.what) != 2:
                 raise UsageError(f"a comparison takes 2 result files, not {len(args.what)}. Use A.json B.json")
             return verdict(results, args.different, console)
-        text = shlex.join(["python", "-m", "client.compare", *hidden(arguments)])
-        return run(args, console, text)
+        return run(args, console, without_key("client.compare", arguments))
 
     return guarded(command, lambda: None)
-
-
-def hidden(arguments: Sequence[str]) -> list[str]:
-    """Return the command without its key, for the page."""
-    shown = list(arguments)
-    for i, word in enumerate(shown):
-        if word.startswith("--api-key="):
-            shown[i] = "--api-key=KEY"
-        elif word == "--api-key" and i + 1 < len(shown):
-            shown[i + 1] = "KEY"
-    return shown
 
 
 if __name__ == "__main__":

@@ -10,14 +10,12 @@ from terminal.console import INTERRUPTED, UNREACHABLE, USAGE, say
 from terminal.options import UsageError
 from terminal.progress import Reporter, State
 
-from .send.load import Counts, LoadRun
-from .send.target import Target
+from .send.load import LoadRun
+from .send.target import KeyRefused, ServerUnreachable, Target
 
 
 def guarded(main: Callable[[Console], int], target: Callable[[], Target | None]) -> int:
     """Run a command; print an error as one line on stderr and return the exit code."""
-    from client.send.target import KeyRefused, ServerUnreachable
-
     console = Console(stderr=True)
     try:
         return main(console)
@@ -49,19 +47,16 @@ class Display(Reporter):
         self._last_send = last_send
 
     def state(self) -> State:
-        """Return how many requests ended, and the run in one line."""
+        """Return how many requests ended, and the progress as one line."""
         counts = self._run.counts()
-        return State(counts.done + counts.failed, counts.total, self.line(counts))
-
-    def line(self, counts: Counts) -> str:
-        """Return the progress as one line."""
         ended = counts.done + counts.failed
         left = self._last_send - counts.seconds
         if ended:
             left = max(left, (counts.total - ended) * counts.seconds / ended)
         eta = f"{max(0.0, left):.0f} s" if ended or left > 0 else "-"
-        return (
+        text = (
             f"sent {counts.sent}/{counts.total}  running {counts.running}  done {counts.done}  "
             f"failed {counts.failed}  {counts.tokens / max(counts.seconds, 1e-9):,.0f} tokens/s  "
             f"ETA {eta}"
         )
+        return State(ended, counts.total, text)

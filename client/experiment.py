@@ -1,10 +1,12 @@
-"""The runs of a comparison: the same seeded plans for each server, warm-up, records, figures."""
+"""The runs of a comparison or a sweep: servers to reach, the plans sent to each, and the folder of the results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -13,63 +15,64 @@ from terminal.console import FINE, SOME_FAILED, UNREACHABLE, say
 from terminal.options import UsageError, Values
 
 from . import runs
-from .report import conversations, measure, tables
+from .flags import base_url
+from .report import tables
 from .report.store import Store, slug
+from .send import servers
+from .send.dialects import Dialect
 from .send.events import EventRecorder
-from .send.target import ServerUnreachable, Target, check_chat, fetch_stats
-from .workloads import catalog, corpus
-from .workloads.arrivals import Arrivals
+from .send.target import ServerUnreachable, Target, check_chat, fetch_stats, known
+from .workloads import catalog
 
 DEFAULT_WARMUP = 3
 
 
-@dataclass(slots=True)
-class Load:
-    """A load of the comparison, with one plan for each repeat, the same for every server."""
-
-    name: str
-    arrivals: Arrivals
-    plans: list[catalog.Plan]
-    workload: str
-
-
-def draw(flags: Values, seed: int, count: int, workload: str) -> list[Load]:
-    """Draw all plans from the seed, for the context of --context; each repeat adds 1 to it."""
-    context = flags.context or corpus.USUAL_CONTEXT
-    text = corpus.load(Path(flags.text) if flags.text else None)
-    loads = []
-    try:
-        for pace in flags.load:
-            plans = [catalog.draw(workload, count, pace, seed + i, text, context) for i in range(flags.repeats)]
-            loads.append(Load(pace.text, pace, plans, workload))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    return loads
+def check_names(what: Sequence[str]) -> None:
+    """Reject a name=URL whose URL is not the address of a server."""
+    for name, _, url in (word.partition("=") for word in what if "=http" in word):
+        try:
+            base_url(url)
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}") from error
 
 
-@dataclass(slots=True)
+def name_of(word: str) -> str:
+    """Return the name of a policy or of a server."""
+    return word.partition("=")[0] if "=http" in word else word
+
+
+def without_key(module: str, arguments: Sequence[str]) -> str:
+    """Return the command without its key, for the page."""
+    shown = list(arguments)
+    for i, word in enumerate(shown):
+        if word.startswith("--api-key="):
+            shown[i] = "--api-key=KEY"
+        elif word == "--api-key" and i + 1 < len(shown):
+            shown[i + 1] = "KEY"
+    return shlex.join(["python", "-m", module, *shown])
+
+
+def server_flags(flags: Values) -> list[str]:
+    """Return the flags of the servers to start."""
+    # Without draft tokens, which some policies cannot have: a comparison of loops should show the effect of batching.
+    return ["--model", flags.model, "--load-format", flags.load_format, "--speculate", "off", *flags.server]
+
+
 class Experiment:
-    """Sends the plans to each server and writes the results."""
+    """Sends plans to each server and writes the results to a new folder."""
 
-    store: Store
-    console: Console
-    flags: Values
-    seed: int
-    failed: int = 0
-    missing: int = 0
-    interrupted: bool = False
+    def __init__(self, flags: Values, console: Console, command: str) -> None:
+        self.flags = flags
+        self.console = console
+        self.store = new_store(flags, command)
+        self.failed = self.missing = 0
+        self.interrupted = False
 
-    def write_plans(self, loads: Sequence[Load]) -> None:
-        """Write all plans."""
-        for load in loads:
-            for repeat, plan in enumerate(load.plans):
-                self.store.arrivals(load.name, repeat, plan.planned)
-
-    def each(self, words: Sequence[str], run: Callable[[str, str], None]) -> None:
+    def each(self, run: Callable[[str, str], None]) -> None:
         """Call `run` for each policy or server, until Ctrl-C; one that cannot be started or reached is left out."""
-        for i, word in enumerate(words, 1):
+        for i, word in enumerate(self.flags.what, 1):
             try:
-                run(word, f"[{i}/{len(words)}] ")
+                run(word, f"[{i}/{len(self.flags.what)}] ")
             except ServerUnreachable as error:
                 self.missing += 1
                 self.store.warn(f"{word}: cannot start or reach the server: {error}")
@@ -79,37 +82,51 @@ class Experiment:
                 self.store.warn("stopped early by Ctrl-C")
                 break
 
-    def exit_code(self) -> int:
-        if self.missing and not self.store.summary["runs"]:
-            return UNREACHABLE
-        return SOME_FAILED if self.missing or self.failed or self.interrupted else FINE
+    @contextlib.contextmanager
+    def reached(self, word: str, more: Sequence[str] = ()) -> Iterator[Target]:
+        """Yield the target of `name=URL`, or of a server with `more` flags that runs until the end of the block."""
+        flags = self.flags
+        with contextlib.ExitStack() as stack:
+            if "=http" in word:
+                url = base_url(word.partition("=")[2])
+            else:
+                log = self.store.folder / f"server-{slug(word)}.log"
+                arguments = [*server_flags(flags), *more]
+                url = stack.enter_context(servers.started(word, arguments, log, flags.api_key))
+            dialect = Dialect(flags.api, flags.stream, temperature=flags.temperature)
+            target = Target(url, flags.timeout, api_key=flags.api_key, dialect=dialect)
+            yield known(target) if flags.api == "openai" or catalog.is_chat(flags.workload) else target
 
-    def run_loads(self, name: str, target: Target, loads: Sequence[Load], progress: str) -> None:
-        """Send every load to a server; raise ServerUnreachable if it does not answer."""
+    def run_loads(self, name: str, target: Target, loads: Sequence[Sequence[catalog.Plan]], progress: str) -> None:
+        """Send every load, with its repeats, to a server; raise ServerUnreachable if it does not answer."""
         fetch_stats(target)
-        if catalog.is_chat(loads[0].workload):
-            check_chat(target, loads[0].workload)
+        if catalog.is_chat(self.flags.workload):
+            check_chat(target, self.flags.workload)
         events = EventRecorder(target, self.store.iterations)
         events.start()
         try:
-            count = self.flags.warmup if self.flags.warmup is not None else DEFAULT_WARMUP
-            warmup = runs.warm_up(target, loads[0].plans[0].planned, count)
+            warmup = self.warm_up(target, loads[0][0])
             if not events.is_connected():
                 say(self.console, f"note: {name} has no /events, so there are no plots of its slots")
             events.settle()  # the steps of the warm-up are not recorded
-            for load in loads:
-                for repeat, plan in enumerate(load.plans):
-                    labels = {"policy": name, "load": load.name, "repeat": repeat}
-                    again = f" #{repeat + 1}" if len(load.plans) > 1 else ""
-                    say(
-                        self.console,
-                        f"{progress}{name}, {plan.arrivals.describe()}{again}: {len(plan.planned)} requests",
-                    )
-                    self.one(labels, target, plan, warmup, events)
+            for plans in loads:
+                for repeat, plan in enumerate(plans):
+                    labels = {"policy": name, "load": plan.arrivals.text, "repeat": repeat}
+                    again = f" #{repeat + 1}" if len(plans) > 1 else ""
+                    text = f"{progress}{name}, {plan.arrivals.describe()}{again}: {len(plan.planned)} requests"
+                    say(self.console, text)
+                    events.label(labels)
+                    self.one(labels, target, plan, warmup, events.settle)
+                    events.label(None)
                     if self.interrupted:
                         return
         finally:
             events.close()
+
+    def warm_up(self, target: Target, plan: catalog.Plan) -> int:
+        """Send the first requests, unmeasured; return how many were answered."""
+        count = DEFAULT_WARMUP if self.flags.warmup is None else self.flags.warmup
+        return runs.warm_up(target, plan.planned, count)
 
     def one(
         self,
@@ -117,19 +134,19 @@ class Experiment:
         target: Target,
         plan: catalog.Plan,
         warmup: int,
-        events: EventRecorder | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Run one plan and write its figures."""
-        before = runs.stats_or_none(target)
-        if events is not None:
-            events.label(labels)
-        seed, load = self.seed + labels["repeat"], slug(labels["load"]).replace("+", "-")
+        seed, load = self.flags.seed + labels["repeat"], slug(labels["load"]).replace("+", "-")
+        # The same ids on every server, so that a request can be followed through all of them.
         target = replace(target, run=f"{load}.{seed}")
-        sent = runs.send(target, plan.planned, self.console, plan.arrivals, self.store.record(labels))
-        if events is not None:
-            events.settle()
-            events.label(None)
-        numbers = conversations.result(sent.outcomes, self.facts(labels, target, plan, before, warmup, sent.stalls))
+        config = {
+            "workload": self.store.summary.get("workload"), "load": labels["load"],
+            "numsamples": len(plan.planned), "api": target.dialect.api,
+            "stream": target.dialect.stream, "notes": plan.notes,
+        }  # fmt: skip
+        record = self.store.record(labels)
+        numbers, sent = runs.measure(target, plan, seed, config, self.flags, warmup, self.console, record, settle)
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")
@@ -139,22 +156,26 @@ class Experiment:
         self.interrupted |= sent.interrupted
         return numbers
 
-    def facts(
-        self,
-        labels: dict[str, Any],
-        target: Target,
-        plan: catalog.Plan,
-        before: dict[str, Any] | None,
-        warmup: int,
-        stalls: list[float],
-    ) -> measure.RunFacts:
-        """Return the facts of a run's result besides its figures."""
-        config = {
-            "workload": self.store.summary.get("workload"), "load": labels["load"],
-            "numsamples": len(plan.planned), "api": target.dialect.api,
-            "stream": target.dialect.stream, "notes": plan.notes,
-        }  # fmt: skip
-        return runs.facts(
-            target, plan.planned, plan.arrivals, self.seed + labels["repeat"], config, before,
-            runs.stats_or_none(target), slos=dict(self.flags.goodput), warmup=warmup, stalls=stalls,
-        )  # fmt: skip
+    def exit_code(self) -> int:
+        if self.missing and not self.store.summary["runs"]:
+            return UNREACHABLE
+        return SOME_FAILED if self.missing or self.failed or self.interrupted else FINE
+
+
+def new_store(flags: Values, command: str) -> Store:
+    """Create the folder of the results."""
+    now = datetime.now().astimezone()
+    names = list(map(name_of, flags.what))
+    called = flags.name or "-".join(map(slug, names))[:60]
+    folder = flags.out / (flags.name or f"{now:%Y%m%d-%H%M%S}-{called}")
+    if (folder / "summary.json").exists():
+        raise UsageError(f"{str(folder)!r} already has results. Use another --name")
+    head = {
+        "name": called, "date": now.isoformat(timespec="seconds"), "command": command, "seed": flags.seed,
+        "workload": flags.workload, "loads": [pace.text for pace in flags.load],
+        "policies": names, "machine": runs.machine(), "versions": runs.versions(),
+    }  # fmt: skip
+    try:
+        return Store(folder, head)
+    except OSError as error:
+        raise UsageError(f"cannot write {str(folder)!r}: {error.strerror}. Use another --out folder") from error

@@ -6,13 +6,16 @@ Flags of the load and of the target are shared with `compare` and `sweep`.
 from __future__ import annotations
 
 import math
+import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from terminal import options
 from terminal.console import EXIT_CODES, writable
-from terminal.options import KEY, POSITIVE, Choice, Command, Number, Option, Parameter, Read, UsageError, Values, read
+from terminal.options import FOLDER, KEY, POSITIVE, Choice, Number, Option, Parameter, Read, UsageError, Values
 
 from . import data
 from .send import dialects
@@ -61,7 +64,7 @@ LOAD = Read(arrivals.parse, "LOAD")
 
 
 def sent(numsamples: str, context: str = "1024", warmup: int = 3) -> list[Parameter]:
-    """Return the flags for what is sent, with a command's own defaults in their help."""
+    """Return the flags of the load, with a command's own defaults in their help."""
     return [
         Option("--workload", "name of the workload (see below)", Read(catalog.check, "NAME")),
         Option(
@@ -89,21 +92,48 @@ API = Option("--api", "API of the server", Choice(dialects.APIS), default="infer
 API_KEY = Option("--api-key", "API key; client/.env may set the variable too", KEY, envvar="EB_API_KEY")
 TIMEOUT = Option("--timeout", "cancel a request after S seconds without data", POSITIVE, metavar="S", default=600.0)
 
+# Of the commands that start servers and compare them.
+STARTED = [
+    Option("--model", "model of the servers to start", metavar="NAME"),
+    Option("--load-format", "dummy: random weights of the right shape (default: auto if --model is used)", Choice(["auto", "dummy"])),
+    Option(
+        "--server", "more flags for these servers, as one argument: --server='--max-batch-size 16'. Speculative decoding is off "
+        "unless --speculate auto is among them",
+        Read(shlex.split, "FLAGS"), default=[],
+    ),
+]  # fmt: skip
+ASKED = [
+    API,
+    Option("--stream/--no-stream", "request streams; without them there is no TTFT, TPOT or ITL", None, default=True),
+    API_KEY,
+    TIMEOUT,
+]
+OUTPUT = [
+    Option("--out", "folder for all results", FOLDER, default=Path("results")),
+    Option("--name", "name of this comparison (default: the time and the policies)", metavar="NAME"),
+    Option("--no-plots", "write no plots and no page", None),
+]
 
-def command(name: str, help: str, sections: Mapping[str, Sequence[Parameter]], examples: Sequence[str]) -> Command:
+
+def command(
+    name: str, help: str, sections: Mapping[str, Sequence[Parameter]], examples: Sequence[str]
+) -> options.Command:
     """Return a command line whose help ends with the loads (if it takes one), the workloads, the examples and the exit codes."""
     takes_load = any(option.name == "load" for options in sections.values() for option in options)
     loads = [(form, text) for form, text, *_ in arrivals.KINDS.values() if form[:5] != "trace"]
     shown = "\n".join(["\b", *(f"  {line}" for line in examples)])
-    return Command(
+    return options.Command(
         name, help, sections,
         {**({"loads": loads} if takes_load else {}), "workloads": catalog.describe(), "examples": shown, "exit codes": EXIT_CODES},
     )  # fmt: skip
 
 
-def parse(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> Values:
-    """Return the values of a command line, the environment and client/.env."""
-    return read(command, argv, environ, ENV_FILE)
+def parse(command: options.Command, argv: Sequence[str], environ: Mapping[str, str]) -> Values:
+    """Return the values of a command line, the environment and client/.env, with a seed if none was given."""
+    values = options.read(command, argv, environ, ENV_FILE)
+    if getattr(values, "seed", 0) is None:
+        values.seed = secrets.randbits(32)
+    return values
 
 
 def make_target(flags: Values) -> Target:

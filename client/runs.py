@@ -1,4 +1,4 @@
-"""One measured run: send a plan, write each outcome at once, and collect the facts of the result."""
+"""One measured run: draw its plan, send it, and compute its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ import numpy as np
 from rich.console import Console
 
 from terminal.console import say
-from terminal.options import UsageError
+from terminal.options import UsageError, Values
 
 from . import data
 from .display import Display
-from .report import measure
+from .report import conversations
+from .report.measure import Outcome, RunFacts
 from .send.load import Failed, LoadRun, raise_for, send_all
 from .send.target import KeyRefused, ServerUnreachable, Target, fetch_stats
+from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
 GRACE_SECONDS = 10.0  # for open requests after the first Ctrl-C
@@ -31,13 +33,63 @@ SPARE_FILES = 128
 WARMUP_TOKENS = 8
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sent:
     """The outcomes of a plan, how long the client stalled, and whether the user stopped it."""
 
-    outcomes: list[measure.Outcome]
-    stalls: list[float] = field(default_factory=list)
-    interrupted: bool = False
+    outcomes: list[Outcome]
+    stalls: list[float]
+    interrupted: bool
+
+
+def draw(flags: Values, workload: str, count: int | None, pace: Arrivals, seed: int, context: int) -> catalog.Plan:
+    """Draw the requests of a run; --context replaces `context`, and UsageError says why they cannot be drawn."""
+    try:
+        text = corpus.load(Path(flags.text) if flags.text else None)
+        return catalog.draw(workload, count, pace, seed, text, flags.context or context)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def measure(
+    target: Target,
+    plan: catalog.Plan,
+    seed: int,
+    config: Mapping[str, Any],
+    flags: Values,
+    warmup: int,
+    console: Console,
+    on_outcome: Callable[[Outcome], None],
+    settle: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, Any], Sent]:
+    """Send a plan; return its result object, and the outcomes.
+
+    `warmup` is how many requests were sent before. `settle` returns when the server has recorded the last steps.
+    """
+    before = stats_or_none(target)
+    sent = send(target, plan.planned, console, plan.arrivals, on_outcome)
+    settle()
+    api = target.dialect.api
+    facts = RunFacts(
+        date=datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
+        config=config,
+        seed=seed,
+        trace_sha256=data.trace_sha256(plan.planned),
+        request_rate=plan.arrivals.rate,
+        burstiness=plan.arrivals.burstiness,
+        num_prompts=len(plan.planned),
+        server_before=before,
+        server_after=stats_or_none(target),
+        machine=machine(),
+        versions=versions(),
+        backend="effective-batching" if api == "inference" else api,
+        model_id=target.dialect.model,
+        max_concurrency=plan.arrivals.users,
+        slos=dict(flags.goodput),
+        warmup=warmup,
+        stalls=sent.stalls,
+    )
+    return conversations.result(sent.outcomes, facts), sent
 
 
 def send(
@@ -45,28 +97,26 @@ def send(
     trace: Sequence[data.Planned],
     console: Console,
     arrivals: Arrivals | None = None,
-    on_outcome: Callable[[measure.Outcome], None] = lambda outcome: None,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Sent:
     """Run a trace to its end, or until shortly after the first Ctrl-C."""
     closed = arrivals is not None and arrivals.users is not None
     think = arrivals.second if arrivals and closed else 0.0
     run = LoadRun(target, trace, arrivals.users if arrivals else None, think, on_outcome)
-    display = Display(run, console, 0.0 if closed else trace[-1].at)
-    display.start()
     interrupted = False
-    try:
-        run.start()
-        run.wait()
-    except KeyboardInterrupt:
-        interrupted = True
-        run.stop()
-        say(
-            console,
-            f"stopped sending; open requests have {GRACE_SECONDS:.0f} s to finish. Press Ctrl-C again to exit at once",
-        )
-        run.wait(GRACE_SECONDS)
-    finally:
-        display.close()
+    with Display(run, console, 0.0 if closed else trace[-1].at):
+        try:
+            run.start()
+            run.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+            run.stop()
+            say(
+                console,
+                f"stopped sending; open requests have {GRACE_SECONDS:.0f} s to finish. "
+                "Press Ctrl-C again to exit at once",
+            )
+            run.wait(GRACE_SECONDS)
     sent = Sent(run.outcomes(), run.stalls, interrupted)
     run.close()
     return sent
@@ -90,37 +140,6 @@ def stats_or_none(target: Target) -> dict[str, Any] | None:
         return fetch_stats(target)
     except (ServerUnreachable, KeyRefused):
         return None
-
-
-def facts(
-    target: Target,
-    trace: Sequence[data.Planned],
-    arrivals: Arrivals,
-    seed: int,
-    config: Mapping[str, Any],
-    before: Mapping[str, Any] | None,
-    after: Mapping[str, Any] | None,
-    **more: Any,
-) -> measure.RunFacts:
-    """Return the facts of a result besides its figures."""
-    api = target.dialect.api
-    return measure.RunFacts(
-        date=datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
-        config=config,
-        seed=seed,
-        trace_sha256=data.trace_sha256(trace),
-        request_rate=arrivals.rate,
-        burstiness=arrivals.burstiness,
-        num_prompts=len(trace),
-        server_before=before,
-        server_after=after,
-        machine=machine(),
-        versions=versions(),
-        backend="effective-batching" if api == "inference" else api,
-        model_id=target.dialect.model,
-        max_concurrency=arrivals.users,
-        **more,
-    )
 
 
 def machine() -> dict[str, Any]:

@@ -11,11 +11,8 @@ later half takes much longer than the first, at two rates in a row. More users a
 
 from __future__ import annotations
 
-import copy
 import math
 import os
-import secrets
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +30,15 @@ from terminal.console import leave, say
 from terminal.option_types import Type
 from terminal.options import POSITIVE, Argument, Choice, Command, Number, Option, Parameter, UsageError, Values
 
-from . import compare, ending, flags, runs
+from . import ending, flags
 from .display import guarded
-from .experiment import DEFAULT_WARMUP, Experiment, draw
+from .experiment import Experiment, check_names, name_of, server_flags, without_key
+from .report.tables import AUTO, swept
+from .runs import draw
 from .send import servers
 from .send.target import Target
 from .workloads.arrivals import Arrivals
+from .workloads.corpus import USUAL_CONTEXT
 
 SERVED = 0.9
 OVERLOADED = 0.5  # too low to be the effect of the last answers of a short run
@@ -47,7 +47,6 @@ MAX_STEPS = 12
 SECONDS = 20.0
 MIN_REQUESTS = 30
 MOST_DRAFTS = 8  # that a server takes
-AUTO = 99.0  # more draft tokens than any number of them, so that it is the last
 
 
 class Swept(Type):
@@ -76,12 +75,7 @@ class Axis:
 
 def drafting(drafts: float) -> list[str]:
     """Return the flags of a server with so many draft tokens."""
-    return ["--speculate", "auto", "--drafts", shown(drafts)] if drafts else ["--speculate", "off"]
-
-
-def shown(value: float) -> str:
-    """Return a swept value as it is typed."""
-    return "auto" if value == AUTO else f"{value:g}"
+    return ["--speculate", "auto", "--drafts", swept("speculate", drafts)] if drafts else ["--speculate", "off"]
 
 
 BURST = Arrivals("burst")
@@ -134,8 +128,8 @@ SWEPT = [
 def build_command() -> Command:
     what = Argument("what", "policies, or name=URL of running servers", nargs=-1, default=[])
     sections: dict[str, Sequence[Parameter]] = {
-        "arguments": [what], "sweep": SWEPT, "workload": flags.sent("as many as each step needs"), "servers to start": compare.STARTED,
-        "requests": compare.ASKED, "output": compare.OUTPUT,
+        "arguments": [what], "sweep": SWEPT, "workload": flags.sent("as many as each step needs"), "servers to start": flags.STARTED,
+        "requests": flags.ASKED, "output": flags.OUTPUT,
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0] + "\n\nBy default: static and dynamic with bard."
     return flags.command("python -m client.sweep", intro, sections, EXAMPLES)
@@ -145,7 +139,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     """Read the command line."""
     args = flags.parse(build_command(), argv, environ)
     args.what = args.what or ["static", "dynamic"]
-    compare.check_urls(args.what)
+    check_names(args.what)
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
     args.workload = args.workload or "original"
     axis = AXES[args.over]
@@ -172,7 +166,7 @@ def check_values(args: Values) -> None:
                 f"--users {args.users} has no effect. Use --over speculate, or --over users --values {args.users}"
             )
     if wrong:
-        raise UsageError(f"--values {shown(wrong[0])} with --over {args.over}. Use {remedy}")
+        raise UsageError(f"--values {swept(args.over, wrong[0])} with --over {args.over}. Use {remedy}")
 
 
 def pace(args: Values, value: float) -> Arrivals:
@@ -181,7 +175,7 @@ def pace(args: Values, value: float) -> Arrivals:
 
 
 def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]) -> bool:
-    """Return whether the server is saturated; `e2els` are those of the last run, in order of arrival."""
+    """Return whether the server is saturated; `e2els` are the latencies of the last run, in order of arrival."""
     last = history[-1]
     if over == "rate":
         share = (last["request_throughput"] or 0.0) / float(last["request_rate"])
@@ -199,100 +193,86 @@ def grows(e2els: Sequence[float | None]) -> bool:
     return half > 0 and float(np.median(known[half:])) > 1.2 * float(np.median(known[:half]))
 
 
-@dataclass(slots=True)
-class Sweep:
+class Sweep(Experiment):
     """Sweeps one policy after another."""
-
-    args: Values
-    experiment: Experiment
 
     def policy(self, word: str, progress: str) -> None:
         """Run one policy with the values until it is saturated; raise ServerUnreachable if it does not start."""
-        over, axis = self.args.over, AXES[self.args.over]
-        folder = self.experiment.store.folder
-        if over not in STARTING:
-            with compare.reached(word, self.args, folder) as target:
-                self.steps(word, target, self.args.sweep_values, progress)
-            return
-        for value in self.args.sweep_values:
-            changed = copy.copy(self.args)
-            changed.server = [*self.args.server, *axis.server(value)]
-            with compare.reached(word, changed, folder) as target:
-                self.steps(word, target, [value], progress)
-            if self.experiment.interrupted:
+        values: list[float] = self.flags.sweep_values
+        # A value that is a flag of the server needs a server of its own.
+        groups = [[value] for value in values] if self.flags.over in STARTING else [values]
+        for group in groups:
+            with self.reached(word, AXES[self.flags.over].server(group[0])) as target:
+                self.steps(name_of(word), target, group, progress)
+            if self.interrupted:
                 return
 
-    def steps(self, word: str, target: Target, values: Sequence[float], progress: str) -> None:
+    def steps(self, name: str, target: Target, values: Sequence[float], progress: str) -> None:
         """Run the values on one server."""
-        over, axis, name = self.args.over, AXES[self.args.over], compare.name_of(word)
+        flags, over = self.flags, self.flags.over
         history: list[dict[str, Any]] = []
         limit: float | None = None
         for value in values:
-            changed = copy.copy(self.args)
-            changed.load = [pace(self.args, value)]
-            workload = axis.workload(value) or self.args.workload
-            (load,) = draw(changed, self.experiment.seed, self.count(value), workload)
-            plan = load.plans[0]
-            labels = {"policy": name, "load": f"{over}:{shown(value)}", "repeat": 0, "value": value}
+            workload = AXES[over].workload(value) or flags.workload
+            plan = draw(flags, workload, self.count(value), pace(flags, value), flags.seed, USUAL_CONTEXT)
+            labels = {"policy": name, "load": f"{over}:{swept(over, value)}", "repeat": 0, "value": value}
             if over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
-            say(self.experiment.console, f"{progress}{name}, {over} {shown(value)}: {len(plan.planned)} requests")
-            count = DEFAULT_WARMUP if self.args.warmup is None else self.args.warmup
-            warmup = 0 if history else runs.warm_up(target, plan.planned, count)
-            numbers = self.experiment.one(labels, target, plan, warmup)
+            say(self.console, f"{progress}{name}, {over} {swept(over, value)}: {len(plan.planned)} requests")
+            warmup = 0 if history else self.warm_up(target, plan)
+            numbers = self.one(labels, target, plan, warmup)
             history.append(numbers)
-            if self.experiment.interrupted:
+            if self.interrupted:
                 return
             if not saturated(over, history, numbers["e2els"]):
                 limit = None
             elif limit is not None or over != "rate":
-                self.stop(name, over, value if limit is None else limit)
-                if not self.args.values:
+                self.stop(name, value if limit is None else limit)
+                if not flags.values:
                     return
             else:
                 limit = value  # an outlier, unless the next rate is too high as well
 
-    def stop(self, name: str, over: str, value: float) -> None:
+    def stop(self, name: str, value: float) -> None:
         """Record where a policy is saturated."""
-        known = self.experiment.store.summary["sweep"]["saturation"]
+        known = self.store.summary["sweep"]["saturation"]
         if name not in known:
             known[name] = value
-            self.experiment.store.save()
-            say(self.experiment.console, f"{name} is saturated at {over} {value:g}")
+            self.store.save()
+            say(self.console, f"{name} is saturated at {self.flags.over} {value:g}")
 
     def count(self, value: float) -> int:
         """Return the number of requests of a step."""
-        if self.args.numsamples:
-            return int(self.args.numsamples)
-        if self.args.over == "rate":
-            seconds: float = self.args.seconds
+        flags = self.flags
+        if flags.numsamples:
+            return int(flags.numsamples)
+        if flags.over == "rate":
+            seconds: float = flags.seconds
             return max(MIN_REQUESTS, math.ceil(value * seconds))
-        if self.args.over == "speculate":
-            return max(MIN_REQUESTS, 2 * int(self.args.users))
-        return max(MIN_REQUESTS, math.ceil(2 * value)) if self.args.over == "users" else 64
+        if flags.over == "speculate":
+            return max(MIN_REQUESTS, 2 * int(flags.users))
+        return max(MIN_REQUESTS, math.ceil(2 * value)) if flags.over == "users" else 64
 
 
 def run(args: Values, console: Console, command: str) -> int:
     """Sweep every policy; print and write the results."""
-    seed = secrets.randbits(32) if args.seed is None else args.seed
     values = args.sweep_values if args.over in STARTING else args.sweep_values[:1]
     servers.check(
-        [word, *compare.server_flags(args), *AXES[args.over].server(value)]
+        [word, *server_flags(args), *AXES[args.over].server(value)]
         for word in args.what
         for value in values
         if "=http" not in word
     )
-    folder = compare.make_store(args, seed, command)
-    folder.summary["workload"] = SHOWN.get(args.over, args.workload)
-    folder.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
-    sweep = Sweep(args, Experiment(folder, console, args, seed))
-    say(console, f"{', '.join(map(compare.name_of, args.what))} over {args.over}, seed {seed}")
+    sweep = Sweep(args, console, command)
+    sweep.store.summary["workload"] = SHOWN.get(args.over, args.workload)
+    sweep.store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
+    say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")
     try:
-        sweep.experiment.each(args.what, sweep.policy)
+        sweep.each(sweep.policy)
     finally:
-        folder.close()
-        ending.finish(folder.folder, console, not args.no_plots)
-    return sweep.experiment.exit_code()
+        sweep.store.close()
+        ending.finish(sweep.store.folder, console, not args.no_plots)
+    return sweep.exit_code()
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -300,8 +280,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command(console: Console) -> int:
-        text = shlex.join(["python", "-m", "client.sweep", *compare.hidden(arguments)])
-        return run(read(arguments, os.environ if environ is None else environ), console, text)
+        args = read(arguments, os.environ if environ is None else environ)
+        return run(args, console, without_key("client.sweep", arguments))
 
     return guarded(command, lambda: None)
 

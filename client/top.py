@@ -5,13 +5,13 @@ It reads the same records as the live page, from `/events`. Without a terminal i
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     __package__ = Path(__file__).resolve().parent.name
 
-import requests
+import aiohttp
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -31,11 +31,15 @@ from terminal.console import FINE, UNREACHABLE, USAGE
 
 from . import flags
 from .report import waste
+from .send import events
+from .send.target import Target
 
 COLORS = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
 MARKS = {"prefill": "█", "decode": "▄", "held": "╱", "idle": "‥"}  # readable without colors, too
 MAX_STEPS = 1000
 MAX_ERROR = 0.25  # of the simulator; beyond it, its figures are compared only with each other
+SILENCE = 30.0  # seconds without a byte, after which the server counts as gone: it sends comments more often
+RETRY_SECONDS = 1.0
 WINDOW = 10.0  # seconds over which the figures are averaged
 
 
@@ -52,11 +56,12 @@ class Watched:
     def add(self, event: str, data: dict[str, Any]) -> None:
         """Process one event."""
         if event == "state":
-            if self.state.get("run") not in (None, data["run"]):
+            if self.state.get("run") not in (None, data["run"]):  # another process counts its steps from 1 again
                 self.steps.clear()
+                self.last_id = None
             self.state = data
             self.offset = data["now"] - time.monotonic()
-        elif event == "step":
+        elif event in ("", "step"):
             self.steps.append(data)
             self.last_id = data["n"]
             self.state["policy"] = data["policy"]
@@ -91,53 +96,28 @@ class Watched:
         }
 
 
-def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (event, data) of a server's /events; raise requests.RequestException when the connection is lost."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    if last_id is not None:
-        headers["Last-Event-ID"] = str(last_id)
-    params = {"detail": "1", "last": "300"}
-    with requests.get(f"{url}/events", params=params, headers=headers, stream=True, timeout=(5, 30)) as answer:
-        if answer.status_code != 200:
-            try:
-                reason = str(answer.json()["error"]["message"])
-            except (ValueError, KeyError, TypeError):
-                reason = "check the address"
-            raise requests.RequestException(f"{url}/events answered {answer.status_code}: {reason}")
-        if not answer.headers.get("Content-Type", "").startswith("text/event-stream"):
-            raise requests.RequestException(f"{url}/events is not a stream of events. Check the address")
-        name = "step"
-        for line in answer.iter_lines(chunk_size=None):  # type: ignore[call-overload]
-            if line.startswith(b"event: "):
-                name = line[7:].decode()
-            elif line.startswith(b"data: "):
-                yield name, json.loads(line[6:])
-            elif not line:
-                name = "step"
-
-
-def follow(watched: Watched, url: str, key: str, stop: threading.Event) -> None:
+async def follow(watched: Watched, target: Target, stop: threading.Event) -> None:
     """Process events until `stop` is set; reconnect when the connection is lost, and set `stop` if there never was one."""
     while not stop.is_set():
+        last = {} if watched.last_id is None else {"Last-Event-ID": str(watched.last_id)}
         try:
-            for event, data in events(url, key, watched.last_id):
-                if event == "state" and watched.state and data["run"] != watched.state["run"]:
-                    watched.last_id = None
-                watched.problem = ""
-                watched.add(event, data)
-                if stop.is_set():
-                    return
+            async with events.watch(target, last, SILENCE, detail="1", last="300") as stream:
+                async for event, data in stream:
+                    watched.add(event, json.loads(data))
+                    watched.problem = ""
+                    if stop.is_set():
+                        return
             problem = "the server closed the connection"
-        except (requests.ConnectionError, requests.Timeout):
-            problem = f"cannot reach {url}"
-        except (requests.RequestException, ValueError, KeyError, TypeError) as error:
+        except (aiohttp.ClientConnectionError, asyncio.TimeoutError):
+            problem = f"cannot reach {target.url}"
+        except (aiohttp.ClientError, events.NoEvents, ValueError, KeyError, TypeError) as error:
             problem = str(error)[:200]
         if not watched.state:
             watched.problem = problem
             stop.set()
             return
         watched.problem = f"{problem}; reconnecting ..."
-        stop.wait(1.0)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def color(id: str) -> str:
@@ -253,7 +233,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     watched, stop = Watched(), threading.Event()
-    threading.Thread(target=follow, args=(watched, url, args.api_key or "", stop), daemon=True).start()
+    target = Target(url, api_key=args.api_key)
+    threading.Thread(target=lambda: asyncio.run(follow(watched, target, stop)), daemon=True).start()
     console = Console()
     end = time.monotonic() + (args.seconds or 1e12)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.scale import LogTransform
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from .store import Results
+from .store import Results, slug
 
 # Okabe and Ito's colors, which people with color blindness can distinguish.
 KNOWN = {"nobatch": "#D55E00", "static": "#0072B2", "dynamic": "#009E73"}
@@ -39,7 +39,7 @@ MAX_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture: the name of its files, what it shows, what there is to see in this one, and of how many."""
+    """A drawn picture: the name of its files, its title, a sentence on its data, and the number of observations."""
 
     name: str
     title: str
@@ -52,7 +52,7 @@ class Album:
     """Draws the pictures of one comparison into its folder."""
 
     results: Results
-    pictures: list[Picture]
+    pictures: list[Picture] = field(default_factory=list)
 
     def look(self, policy: str) -> dict[str, Any]:
         """Return a policy's color, marker and line style, the same in every picture."""
@@ -66,11 +66,16 @@ class Album:
 
     @contextmanager
     def draw(
-        self, name: str, title: str, count: int, columns: list[str], across: int = 1, unit: str = "requests",
-        says: str = "",
+        self, name: str, title: str, columns: list[str], says: str, *, load: str = "", count: int | None = None,
+        unit: str = "requests", across: int = 1,
     ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:  # fmt: skip
-        """Yield axes to draw on, and rows for a CSV with these columns; save the picture at the end."""
-        number = f"{count:,} {unit}"
+        """Yield axes to draw on, and rows for a CSV with these columns; save the picture at the end.
+
+        A picture of one load is named after it, and is of its completed requests unless `count` says of how many.
+        """
+        if load:
+            name, title = f"{name}.{slug(load)}", f"{title}, {load}"
+        number = f"{self.requests(load) if count is None else count:,} {unit}"
         with drawn(self.results.folder / "plots", name, title, self.caption(number), across) as (grid, rows):
             rows.append(columns)
             yield grid, rows

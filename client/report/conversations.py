@@ -1,4 +1,4 @@
-"""Conversations turn by turn: the time to the first token, and the prefix cache against what it must hold. Pure."""
+"""Conversations turn by turn: the time to the first token, and the hits in the prefix cache, measured and expected. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
 def turns(outcomes: Sequence[Outcome], page_size: int | None) -> list[dict[str, Any]] | None:
     """Return the figures of each turn; None if there are no conversations.
 
-    `expected_cached_tokens` is what the prompts of a turn share with the turn before it, in whole KV pages: all
-    tokens that the server computed for that turn, which are its prompt and all of its answer but the last token. It is
-    None without a page size, and for the first turn. More were cached if conversations begin alike, and fewer if pages
-    were evicted, or if the model's tokens are not those of its answer's text.
+    `expected_cached_tokens` are the tokens, in whole KV pages, that the server computed for the turn before: its prompt,
+    and its answer except the last token. It is None without a page size, and for the first turn. More are cached if
+    conversations begin alike; fewer if pages were evicted, or if the answer's text tokenizes to other tokens than the
+    model generated.
     """
     answered = {(o.user, o.turn): o for o in outcomes if o.turn and not o.error}
     last = max((turn for _, turn in answered if turn), default=0)

@@ -27,8 +27,8 @@ class Outcome:
     """The outcome of one request; times are seconds after the start of the run.
 
     Only streams have `first`, `gaps` (between chunks) and `chunks` (tokens of each, 0 if unknown), and only chat messages
-    `turn` (1 for the first of a conversation) and `finish_reason`. `asked_tokens` of a chat are those that it got; `max_tokens` is
-    the limit that was sent, None if the request named none.
+    `turn` (1 for the first of a conversation) and `finish_reason`. `asked_tokens` of a chat is the length of its answer;
+    `max_tokens` is the limit that was sent, None if the request named none.
     """
 
     index: int
@@ -73,7 +73,7 @@ class Outcome:
 
     @property
     def sizes(self) -> list[int]:
-        """Return the tokens of each chunk; those of unknown size share what the others leave, evenly."""
+        """Return the tokens of each chunk; chunks of unknown size share the remaining tokens evenly."""
         unknown, count = self.chunks.count(0), 0
         rest = max(0, self.tokens - sum(self.chunks)) if self.tokens else unknown
         sizes = []
@@ -87,7 +87,7 @@ class Outcome:
 
     @property
     def itls(self) -> list[float]:
-        """Return the seconds between tokens: a gap before n tokens that came together counts n times, as an n-th of it."""
+        """Return the seconds between tokens; a gap before n tokens that came together counts as n gaps of an n-th each."""
         arrivals = [(0.0, 0)]  # the seconds before tokens that came together, and their number
         for gap, size in zip((0.0, *self.gaps), self.sizes):
             before, tokens = arrivals[-1]

@@ -10,22 +10,28 @@ from __future__ import annotations
 
 import base64
 import html
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from terminal.console import FINE, emit
-from terminal.options import UsageError
-
-from ..display import guarded
-from . import inline, plots, race, sentences, store, summary
+from . import plots, race, sentences, store, summary, waste
 from .album import BOTTOM, TOP, Album, Picture
 from .tables import shown
 
 STYLE = Path(__file__).with_name("page.css")
 KEY_PLOTS = 8
+# A picture as part of the page takes its colors, light or dark, instead of these.
+INK, PAPER = "#000000", "#ffffff"
+# The page has the title as text, and one line for all pictures instead of the caption.
+OUTSIDE = re.compile(r'<g id="(?:title|caption)">.*?</g>', re.DOTALL)
+NOT_FOR_A_PAGE = (
+    re.compile(r"^.*?(?=<svg )", re.DOTALL),
+    re.compile(r"<metadata>.*?</metadata>", re.DOTALL),
+    re.compile(r' xmlns(:\w+)?="[^"]*"'),
+    re.compile(r'(?<=<g) id="[^"]*"'),  # the same in every picture; nothing refers to a group
+    re.compile(r'(?<=<svg) width="[^"]*" height="[^"]*"'),
+)
+BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 MAX_INLINE = 400_000  # characters; a larger picture is embedded as PNG
 BY = {"rate": "rate", "users": "number of users", "batch": "number of slots", "variance": "spread of the output lengths",
       "cache": "size of the cache"}  # fmt: skip
@@ -42,7 +48,7 @@ def write(folder: Path) -> Path:
 
 def page(results: store.Results, pictures: list[Picture]) -> str:
     """Return the page as HTML."""
-    album = Album(results, [])
+    album = Album(results)
     first, more = chosen(results, pictures)
     note = summary.note(results)
     sections = {
@@ -69,7 +75,7 @@ def page(results: store.Results, pictures: list[Picture]) -> str:
 
 
 def head(results: store.Results, album: Album) -> str:
-    """Return the title, the verdict, and what was measured where."""
+    """Return the title, the verdict, and the facts of the measurement."""
     s = results.summary
     answer = "Nothing was measured."
     caption = str(s.get("name"))
@@ -81,7 +87,7 @@ def head(results: store.Results, album: Album) -> str:
 
 
 def title(results: store.Results) -> str:
-    """Return what was compared."""
+    """Return the names of the compared policies as a title."""
     names = sentences.joined(results.policies) if results.policies else str(results.summary.get("name"))
     sweep = results.summary.get("sweep")
     if sweep:
@@ -139,11 +145,11 @@ def folded(results: store.Results, pictures: list[Picture]) -> str:
 
 
 def figure(results: store.Results, picture: Picture) -> str:
-    """Return a picture as HTML, with its title, what it shows, and its data."""
+    """Return a picture as HTML, with its title, its sentence and its data."""
     path = results.folder / "plots" / picture.name
     drawn = path.with_name(f"{picture.name}.svg").read_text("utf-8")
     if len(drawn) <= MAX_INLINE:
-        shown = inline.svg(drawn, picture.title, TOP, BOTTOM)
+        shown = part_of_page(drawn, picture.title, TOP, BOTTOM)
     else:
         data = base64.b64encode(path.with_name(f"{picture.name}.png").read_bytes()).decode()
         shown = f'<img src="data:image/png;base64,{data}" alt="{text(picture.title)}">'
@@ -152,6 +158,24 @@ def figure(results: store.Results, picture: Picture) -> str:
         f'<div class="drawn">{shown}</div><figcaption><small>n = {text(picture.count)} · '
         f"plots/{text(picture.name)}.csv, .svg, .png</small></figcaption></figure>"
     )
+
+
+def part_of_page(drawn: str, title: str, top: float, bottom: float) -> str:
+    """Return a picture as an element of a page, without the shares of its height that title and caption take."""
+    text = OUTSIDE.sub("", drawn)
+    for pattern in NOT_FOR_A_PAGE:
+        text = pattern.sub("", text)
+    text = text.replace("xlink:href", "href")
+    colors = {INK: "currentColor", PAPER: "var(--panel)"} | {c: f"var(--{kind})" for kind, c in waste.COLORS.items()}
+    for color, variable in colors.items():
+        text = text.replace(color, variable)
+
+    def cropped(box: re.Match[str]) -> str:
+        width, height = map(float, box.groups())
+        return f'viewBox="0 {top * height:.1f} {width:g} {(1 - top - bottom) * height:.1f}"'
+
+    label = html.escape(title)
+    return BOX.sub(cropped, text, count=1).replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()
 
 
 def text(value: Any) -> str:
@@ -198,19 +222,3 @@ def method(results: store.Results) -> str:
     ]  # fmt: skip
     rows = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in facts)
     return f'<div class="wide"><table class="method">{rows}</table></div>'
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Write the page of a comparison again."""
-    arguments = sys.argv[1:] if argv is None else argv
-
-    def command(console: Console) -> int:
-        if len(arguments) != 1 or arguments[0].startswith("-"):
-            raise UsageError("exactly one folder of a comparison is required. Use client.report results/NAME")
-        try:
-            emit(str(write(Path(arguments[0]))))
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        return FINE
-
-    return guarded(command, lambda: None)

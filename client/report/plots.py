@@ -1,4 +1,4 @@
-"""The plots of a comparison, one function each, from what the client measured.
+"""The plots of a comparison, one function each, from the client's measurements.
 
 They draw what the data allow and leave out the rest. Each also writes its points as CSV.
 """
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from . import figures, plots_requests, plots_steps, plots_sweep, sentences
 from .album import BOTTOM, Album, Picture, finish
-from .store import Results, slug
+from .store import Results
 from .summary import average
 from .waste import COLORS
 
@@ -25,20 +25,19 @@ def latency_over_tokens(album: Album, load: str) -> None:
     policies = album.policies(load)
     if not policies:
         return
-    name, title = f"latency-over-tokens.{slug(load)}", f"Latency over requested tokens, {load}"
-    says = sentences.latency_over_tokens(album.results, load)
     columns = ["policy", "asked_tokens", "latency_s"]
-    with album.draw(name, title, album.requests(load), columns, says=says) as ((axes,), rows):
-        for policy in policies:
-            x = album.results.column(policy, load, "asked_tokens")
-            y = album.results.column(policy, load, "latency_s")
+    points = {p: album.results.pairs(p, load, "asked_tokens", "latency_s") for p in policies}
+    title, says = "Latency over requested tokens", sentences.growing("A request's time", "its tokens", points)
+    with album.draw("latency-over-tokens", title, columns, says, load=load) as ((axes,), rows):
+        for policy, pairs in points.items():
+            x, y = zip(*pairs)
             look = album.look(policy)
             if line := figures.fit(x, y):
                 slope, intercept, _ = line
                 ends = np.array([min(x), max(x)])
                 axes.plot(ends, intercept + slope * ends, color=look["color"], linestyle=look["linestyle"])
             axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=policy)
-            rows += [[policy, a, b] for a, b in zip(x, y)]
+            rows += [[policy, *pair] for pair in pairs]
         finish(axes, "requested tokens", "latency (s)")
 
 
@@ -51,7 +50,7 @@ def latency_cdf(album: Album) -> None:
         return
     count, columns = sum(map(album.requests, loads)), ["load", "policy", "latency_s", "share"]
     title, says = "Share of requests answered within a time", sentences.answered(album.results, loads)
-    with album.draw("latency-cdf", title, count, columns, len(loads), says=says) as (grid, rows):
+    with album.draw("latency-cdf", title, columns, says, count=count, across=len(loads)) as (grid, rows):
         for axes, load in zip(grid, loads):
             for policy in album.policies(load):
                 values = sorted(album.results.column(policy, load, "latency_s"))
@@ -72,10 +71,9 @@ def distributions(album: Album, load: str) -> None:
         series["ITL"][policy] = [gap for request in gaps for gap in request]
     if not any(series["TTFT"].values()):
         return
-    count = sum(map(len, series["TTFT"].values()))
-    name, title = f"ttft-itl.{slug(load)}", f"Time to first token, and between tokens, {load}"
-    says = sentences.first_tokens(album.results, load)
-    with album.draw(name, title, count, ["measure", "policy", "percentile", "seconds"], 2, says=says) as (grid, rows):
+    count, columns = sum(map(len, series["TTFT"].values())), ["measure", "policy", "percentile", "seconds"]
+    title, says = "Time to first token, and between tokens", sentences.first_tokens(album.results, load)
+    with album.draw("ttft-itl", title, columns, says, load=load, count=count, across=2) as (grid, rows):
         share = np.linspace(0, 100, 201)
         for axes, (measure, by_policy) in zip(grid, series.items()):
             for policy, values in by_policy.items():
@@ -98,9 +96,8 @@ def percentiles(album: Album, load: str) -> None:
     ]
     if not measures:
         return
-    name, columns = f"percentiles.{slug(load)}", ["policy", "measure", "p50_ms", "p99_ms"]
-    title, says = f"p50 and p99 of the times, {load}", sentences.tails(album.results, load)
-    with album.draw(name, title, album.requests(load), columns, says=says) as ((axes,), rows):
+    columns, says = ["policy", "measure", "p50_ms", "p99_ms"], sentences.tails(album.results, load)
+    with album.draw("percentiles", "p50 and p99 of the times", columns, says, load=load) as ((axes,), rows):
         width = 0.8 / len(policies)
         for i, policy in enumerate(policies):
             runs, color = album.results.of(policy, load), album.look(policy)["color"]
@@ -126,10 +123,9 @@ def in_system(album: Album, load: str) -> None:
     levels = {p: level(album.results.lines(p, load)) for p in album.policies(load)}
     if not levels:
         return
-    name, title = f"in-system.{slug(load)}", f"Requests in the system (waiting or running), {load}"
+    title, columns = "Requests in the system (waiting or running)", ["policy", "seconds", "requests"]
     says = sentences.in_system({p: (max(n for _, n in steps), steps[-1][0]) for p, steps in levels.items()})
-    columns = ["policy", "seconds", "requests"]
-    with album.draw(name, title, album.requests(load), columns, says=says) as ((axes,), rows):
+    with album.draw("in-system", title, columns, says, load=load) as ((axes,), rows):
         for policy, steps in levels.items():
             axes.step(*zip(*steps), where="post", label=policy, **album.line(policy))
             rows += [[policy, *step] for step in steps]
@@ -154,9 +150,8 @@ def batch_histogram(album: Album, load: str) -> None:
         return
     steps = sum(sum(b.values()) for b in batches.values())
     groups = ranges(max(int(size) for sizes in batches.values() for size in sizes))
-    name, columns = f"batch-sizes.{slug(load)}", ["policy", "batch_size", "steps"]
-    title, says = f"Steps by batch size, {load}", sentences.batch_sizes(batches)
-    with album.draw(name, title, steps, columns, unit="steps", says=says) as ((axes,), rows):
+    title, columns, says = "Steps by batch size", ["policy", "batch_size", "steps"], sentences.batch_sizes(batches)
+    with album.draw("batch-sizes", title, columns, says, load=load, count=steps, unit="steps") as ((axes,), rows):
         width = 0.84 / len(batches)
         for i, (policy, sizes) in enumerate(batches.items()):
             counts = [sum(n for size, n in sizes.items() if int(size) in group) for group in groups]
@@ -188,7 +183,10 @@ def waste(album: Album) -> None:
     total = round(sum(sum(steps.values()) for _, steps in spent))
     columns = ["of", "run", *COLORS]
     says = sentences.spent(album.results, album.results.loads[-1])
-    with album.draw("waste", "Use of the slots", total, columns, 2, "slot-steps", says) as (grid, rows):
+    with album.draw("waste", "Use of the slots", columns, says, count=total, unit="slot-steps", across=2) as (
+        grid,
+        rows,
+    ):
         parts: list[tuple[str, list[str]]] = [("slots", list(COLORS)), ("rows", [k for k in COLORS if k != "idle"])]
         for axes, (whole, kinds) in zip(grid, parts):
             totals = np.array([sum(s.get(kind, 0) for kind in kinds) or 1 for _, s in spent])
@@ -226,7 +224,7 @@ def speculation(album: Album) -> None:
         f"{name}: {tokens:.2f} tokens per step, {share:.0%} accepted" for name, (tokens, share) in zip(names, values)
     )
     count, columns = sum(album.requests(load) for load in results.loads), ["run", "tokens_per_step", "acceptance"]
-    with album.draw("speculation", "Speculative decoding", count, columns, 2, says=says + ".") as (grid, rows):
+    with album.draw("speculation", "Speculative decoding", columns, says + ".", count=count, across=2) as (grid, rows):
         places, colors = range(len(known)), [album.look(p)["color"] for p, _, _ in known]
         grid[0].barh(places, [tokens for tokens, _ in values], color=colors, height=0.7)
         grid[1].barh(places, [100 * share for _, share in values], color=colors, height=0.7)
@@ -239,8 +237,8 @@ def speculation(album: Album) -> None:
 
 
 def draw_all(results: Results) -> list[Picture]:
-    """Draw every plot that the data allow; return what was drawn."""
-    album = Album(results, [])
+    """Draw every plot that the data allow; return the pictures."""
+    album = Album(results)
     comparison: list[Callable[[Album], None]] = [
         _by_load(latency_over_tokens), latency_cdf, _by_load(plots_steps.slots), _by_load(plots_steps.over_time), waste,
         _by_load(distributions), _by_load(plots_requests.ttft_over_prompt),

@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 
 from . import sentences
 from .album import Album, finish
-from .store import slug
 
 Pairs = list[tuple[float, float]]
 
@@ -18,10 +17,10 @@ def ttft_over_prompt(album: Album, load: str) -> None:
     points = {policy: pairs for policy, pairs in points.items() if pairs}
     if len({length for pairs in points.values() for length, _ in pairs}) < 2:
         return
-    name, title = f"ttft-over-prompt.{slug(load)}", f"Time to first token over the prompt's length, {load}"
-    count = sum(map(len, points.values()))
-    says = sentences.ttft_over_prompt(points)
-    with album.draw(name, title, count, ["policy", "prompt_tokens", "ttft_s"], says=says) as ((axes,), rows):
+    title = "Time to first token over the prompt's length"
+    says = sentences.growing("The time to the first token", "the prompt's length", points)
+    count, columns = sum(map(len, points.values())), ["policy", "prompt_tokens", "ttft_s"]
+    with album.draw("ttft-over-prompt", title, columns, says, load=load, count=count) as ((axes,), rows):
         for policy, pairs in points.items():
             scatter(axes, album, policy, pairs, policy)
             rows += [[policy, *pair] for pair in pairs]
@@ -34,12 +33,12 @@ def simulated_over_measured(album: Album, load: str) -> None:
     if not lines:
         return
     kinds = [k for k in ("latency_s", "ttft_s") if any(line[k] for line in lines)]
-    name, title = f"simulated-measured.{slug(load)}", f"Simulated over measured, {load}"
-    columns = ["measure", "policy", "measured_s", "simulated_s"]
+    title, columns = "Simulated over measured", ["measure", "policy", "measured_s", "simulated_s"]
     by_policy = {p: pairs_of(lines, p, "latency_s") for p in album.results.policies}
     bars = [bar for _, _, bar in album.results.intervals(load)]
     says = sentences.predicted({p: error(pairs) for p, pairs in by_policy.items() if pairs}, bars)
-    with album.draw(name, title, len(lines), columns, len(kinds), says=says) as (grid, rows):
+    count, across = len(lines), len(kinds)
+    with album.draw("simulated-measured", title, columns, says, load=load, count=count, across=across) as (grid, rows):
         for axes, kind in zip(grid, kinds):
             for policy in album.results.policies:
                 if pairs := pairs_of(lines, policy, kind):
@@ -56,16 +55,13 @@ def simulated_over_measured(album: Album, load: str) -> None:
 
 
 def blame(album: Album, load: str) -> None:
-    """Draw how long the requests of each client took because of those of each other, as a matrix for each policy."""
+    """Draw how much each client delayed each other client's requests, as a matrix for each policy."""
     known = {policy: found for policy in album.results.policies if (found := album.results.blame(policy, load))}
     if not known:
         return
-    name, title = f"blame.{slug(load)}", f"Who made whom wait, simulated, {load}"
-    columns = ["policy", "client", "because_of", "wait_ms", "run_ms"]
-    with album.draw(name, title, album.requests(load), columns, len(known), says=sentences.blamed(known)) as (
-        grid,
-        rows,
-    ):
+    title, columns = "Who made whom wait, simulated", ["policy", "client", "because_of", "wait_ms", "run_ms"]
+    says = sentences.blamed(known)
+    with album.draw("blame", title, columns, says, load=load, across=len(known)) as (grid, rows):
         for axes, (policy, figures) in zip(grid, known.items()):
             clients = figures["clients"]
             wait, run = ([[*row, rest] for row, rest in zip(part["by"], part["residual"])]

@@ -30,11 +30,10 @@ def over_time(album: Album, load: str) -> None:
         ("batch-over-time", "requests in the batch", batch_size),
         ("queue-over-time", "requests waiting", lambda step: step["queue"]),
     ):
-        columns = ["policy", "seconds", name.partition("-")[0]]
-        title = f"{label.capitalize()} over time, {load}"
+        title, columns = f"{label.capitalize()} over time", ["policy", "seconds", name.partition("-")[0]]
         series = {policy: [read(step) for step in steps] for policy, steps in by_policy.items()}
         says = sentences.over_time(name, series)
-        with album.draw(f"{name}.{slug(load)}", title, count, columns, unit="steps", says=says) as ((axes,), rows):
+        with album.draw(name, title, columns, says, load=load, count=count, unit="steps") as ((axes,), rows):
             for policy, values in series.items():
                 times = [step["t"] - by_policy[policy][0]["t"] for step in by_policy[policy]]
                 axes.step(times, values, where="post", label=policy, linewidth=1, **album.line(policy))
@@ -55,10 +54,9 @@ def slots(album: Album, load: str) -> None:
         steps = busiest(recorded)
         if not steps:
             continue
-        name, title = f"slots.{slug(policy)}.{slug(load)}", f"Slots of {policy}, {load}"
-        columns = ["step", "slot", "request", "phase"]
-        says = sentences.slots(steps, len(recorded))
-        with album.draw(name, title, len(steps), columns, unit="steps", says=says) as ((axes,), rows):
+        name, title, count = f"slots.{slug(policy)}", f"Slots of {policy}", len(steps)
+        columns, says = ["step", "slot", "request", "phase"], sentences.slots(steps, len(recorded))
+        with album.draw(name, title, columns, says, load=load, count=count, unit="steps") as ((axes,), rows):
             image = picture(steps, rows, numbers)
             extent = (steps[0]["n"] - 0.5, steps[-1]["n"] + 0.5, len(image) - 0.5, -0.5)
             axes.imshow(image, aspect="auto", interpolation="nearest", extent=extent)

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import sentences
 from .album import Album, finish
+from .tables import swept
 
 AXES = {
     "rate": "offered requests per second",
@@ -16,50 +17,43 @@ AXES = {
     "cache": "memory for KV pages (MiB)",
     "speculate": "draft tokens in a step for each request",
 }
-AUTO = 99.0  # of client/sweep.py
-TEXTS: dict[str, Callable[[float], str]] = {
-    "output tokens/s": "{:,.0f} tokens/s".format, "latency (s)": sentences.seconds, "TTFT (s)": sentences.seconds,
-    "prompt tokens (%)": "{:.0f}%".format, "tokens per step": "{:.2f}".format, "accepted (%)": "{:.0f}%".format,
-}  # fmt: skip
+# Name, key in a run, title, label of the axis, scale and text of each figure.
+FIGURES: list[tuple[str, str, str, str, float, Callable[[float], str]]] = [
+    ("throughput", "output_throughput", "Throughput", "output tokens/s", 1.0, "{:,.0f} tokens/s".format),
+    ("e2el", "e2el_ms", "Latency", "latency (s)", 0.001, sentences.seconds),
+    ("ttft", "ttft_ms", "Time to first token", "TTFT (s)", 0.001, sentences.seconds),
+    ("hits", "hit_tokens", "Prompt tokens from the cache", "prompt tokens (%)", 100.0, "{:.0f}%".format),
+    ("tokens-per-step", "tokens_per_step", "Tokens of a request in a step", "tokens per step", 1.0, "{:.2f}".format),
+    ("acceptance", "acceptance", "Accepted draft tokens", "accepted (%)", 100.0, "{:.0f}%".format),
+]
 
 
 def curves(album: Album) -> None:
-    """Draw throughput, p50 and p99 over the swept values; saturation is marked."""
+    """Draw each figure over the swept values, times as p50 and p99; saturation is marked."""
     sweep = album.results.summary["sweep"]
-    axis = AXES[sweep["over"]]
-    figures = [("throughput", "output_throughput", "Throughput", "output tokens/s", 1.0),
-               ("e2el", "e2el_ms", "Latency", "latency (s)", 0.001),
-               ("ttft", "ttft_ms", "Time to first token", "TTFT (s)", 0.001),
-               ("hits", "hit_tokens", "Prompt tokens from the cache", "prompt tokens (%)", 100.0),
-               ("tokens-per-step", "tokens_per_step", "Tokens of a request in a step", "tokens per step", 1.0),
-               ("acceptance", "acceptance", "Accepted draft tokens", "accepted (%)", 100.0)]  # fmt: skip
-    for name, key, measure, label, scale in figures:
+    over, axis = sweep["over"], AXES[sweep["over"]]
+    count = sum(r["num_prompts"] for r in album.results.runs)
+    for name, key, title, label, scale, text in FIGURES:
         keys = [key] if not key.endswith("_ms") else [f"p50_{key}", f"p99_{key}"]
         points = {p: series(album, p, keys) for p in album.results.policies}
         points = {p: rows for p, rows in points.items() if rows}
         if not points:
             continue
-        count = sum(r["num_prompts"] for r in album.results.runs)
-        title = f"{measure} over {axis}"
-        says = sentences.at_the_end(points, axis, TEXTS[label], scale)
-        with album.draw(f"sweep-{name}", title, count, ["policy", sweep["over"], *keys], says=says) as ((axes,), rows):
+        says, columns = sentences.at_the_end(points, over, axis, text, scale), ["policy", over, *keys]
+        with album.draw(f"sweep-{name}", f"{title} over {axis}", columns, says, count=count) as ((axes,), rows):
             for policy, line in points.items():
-                look = album.look(policy)
-                for i, part in enumerate(keys):
-                    style = {**look, "linestyle": "-" if i == 0 else "--"}
-                    label_of_line = f"{policy} {part[:3]}" if len(keys) > 1 else policy
-                    values = [scale * row[1 + i] for row in line]
-                    axes.plot(
-                        [place(sweep, row[0]) for row in line], values, label=label_of_line, markersize=4, **style
-                    )
+                places = [place(sweep, row[0]) for row in line]
+                for i, (part, style) in enumerate(zip(keys, ("-", "--")), 1):
+                    values = [scale * row[i] for row in line]
+                    curve = f"{policy} {part[:3]}" if len(keys) > 1 else policy
+                    axes.plot(places, values, label=curve, markersize=4, **album.look(policy) | {"linestyle": style})
                 rows += [[policy, *row] for row in line]
                 limit = sweep.get("saturation", {}).get(policy)
                 if limit is not None:
-                    axes.axvline(limit, color=look["color"], linewidth=0.8, linestyle=":")
-            if sweep["over"] == "speculate":
-                places = {value: i for i, value in enumerate(sweep["values"])}
-                axes.set_xticks(list(places.values()), ["auto" if value == AUTO else f"{value:g}" for value in places])
-            elif sweep["over"] != "variance":
+                    axes.axvline(limit, color=album.look(policy)["color"], linewidth=0.8, linestyle=":")
+            if over == "speculate":
+                axes.set_xticks(range(len(sweep["values"])), [swept(over, value) for value in sweep["values"]])
+            elif over != "variance":
                 axes.set_xscale("log", base=2)
             if len(keys) > 1:
                 axes.set_yscale("log")
@@ -91,7 +85,7 @@ def throughput_latency(album: Album) -> None:
     count = sum(run["num_prompts"] for run in album.results.runs)
     columns = ["policy", sweep["over"], *keys]
     says = sentences.reached(points)
-    with album.draw("throughput-latency", "Latency over throughput", count, columns, says=says) as ((axes,), rows):
+    with album.draw("throughput-latency", "Latency over throughput", columns, says, count=count) as ((axes,), rows):
         for policy, line in points.items():
             look = album.look(policy)
             for i, style in ((2, "-"), (3, "--")):

@@ -1,8 +1,9 @@
-"""One sentence for each picture of a comparison: what there is to see in this one, computed from its data. Pure."""
+"""One sentence for each picture of a comparison: its finding, computed from its data. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from . import figures, waste
 from .store import Results
 from .summary import average, under
-from .tables import shown
+from .tables import shown, swept
 
 CLEAR, LOOSE = 0.7, 0.3  # correlations
 Pairs = Sequence[tuple[float, float]]
@@ -34,8 +35,8 @@ def each(values: Mapping[str, str]) -> str:
     return joined(f"{text} ({policy})" for policy, text in values.items())
 
 
-def growing(thing: str, cause: str, pairs: Mapping[str, Pairs], unit: str) -> str:
-    """Report under which policies something grows with its cause, and under which it does not."""
+def growing(thing: str, cause: str, pairs: Mapping[str, Pairs]) -> str:
+    """Report under which policies a time grows with its cause, counted in tokens, and under which it does not."""
     kinds: dict[str, list[str]] = {}
     for policy, points in pairs.items():
         fitted = figures.fit(*zip(*points)) if len(points) > 1 else None
@@ -43,7 +44,7 @@ def growing(thing: str, cause: str, pairs: Mapping[str, Pairs], unit: str) -> st
             continue
         ms, r = 1000 * fitted[0], fitted[2]
         if r >= CLEAR:
-            pace = f"{shown(ms, 2 if ms < 1 else 1)} ms per {unit}"
+            pace = f"{shown(ms, 2 if ms < 1 else 1)} ms per token"
             kinds.setdefault("grows", []).append(f"{policy} ({pace}, r = {r:.2f})")
         else:
             kind = "loosely" if r >= LOOSE else "not" if r > -LOOSE else "falls"
@@ -57,27 +58,14 @@ def growing(thing: str, cause: str, pairs: Mapping[str, Pairs], unit: str) -> st
     return f"{thing} {joined(parts)}." if parts else ""
 
 
-def latency_over_tokens(results: Results, load: str) -> str:
-    pairs = {p: results.pairs(p, load, "asked_tokens", "latency_s") for p in results.policies}
-    return growing("A request's time", "its tokens", pairs, "token")
-
-
-def ttft_over_prompt(points: Mapping[str, Pairs]) -> str:
-    return growing("The time to the first token", "the prompt's length", points, "token")
-
-
 def answered(results: Results, loads: Sequence[str]) -> str:
     """Report when half of the requests were answered."""
     parts = []
     for load in loads:
         columns = {p: results.column(p, load, "latency_s") for p in results.policies}
         medians = {p: float(np.median(column)) for p, column in columns.items() if column}
-        parts.append(f"{each({p: seconds(v) for p, v in sorted(medians.items(), key=second)})} {under(load)}")
+        parts.append(f"{each({p: seconds(v) for p, v in sorted(medians.items(), key=itemgetter(1))})} {under(load)}")
     return f"Half of the requests were answered within {', and within '.join(parts)}."
-
-
-def second(pair: tuple[str, float]) -> float:
-    return pair[1]
 
 
 def first_tokens(results: Results, load: str) -> str:
@@ -139,7 +127,7 @@ def slots(steps: Sequence[Mapping[str, Any]], recorded: int) -> str:
 
 
 def spent(results: Results, load: str) -> str:
-    """Report how much of the slots was filled, and how many rows were wasted."""
+    """Report the share of the slots that was filled, and the share of the rows that was wasted."""
     parts = []
     for policy in results.policies:
         steps = next((run.get("slot_steps") for run in results.of(policy, load)), None) or {}
@@ -151,7 +139,7 @@ def spent(results: Results, load: str) -> str:
 
 
 def predicted(errors: Mapping[str, float], bars: Sequence[Sequence[float]] = ()) -> str:
-    """Report how far the simulator's mean latency is from the measured one, and what the intervals of mean and p99 hold."""
+    """Report the error of the simulated mean latency, and how many intervals of mean and p99 hold the measurement."""
     text = f"The simulated mean latency is off by {each({p: f'{error:+.1%}' for p, error in errors.items()})}."
     held = sum(low <= measured <= high for measured, _, low, high in bars)
     return f"{text} {held} of {len(bars)} 90 % intervals of mean and p99 hold the measurement." if bars else text
@@ -182,7 +170,7 @@ def reached(points: Mapping[str, Sequence[tuple[float, ...]]]) -> str:
 
 
 def at_the_end(
-    points: Mapping[str, Sequence[tuple[float, ...]]], axis: str, text: Callable[[float], str], scale: float
+    points: Mapping[str, Sequence[tuple[float, ...]]], over: str, axis: str, text: Callable[[float], str], scale: float
 ) -> str:
     """Report each policy's figures at the highest swept value that all of them have."""
     common = set.intersection(*({row[0] for row in rows} for rows in points.values()))
@@ -193,4 +181,4 @@ def at_the_end(
     parts = {policy: " and ".join(text(scale * value) for value in row[1:]) for policy, row in rows.items()}
     kind = " at p50 and p99" if any(len(row) > 2 for row in rows.values()) else ""
     listed = "; ".join(f"{policy} {values}" for policy, values in parts.items())
-    return f"At {'auto' if last == 99 and 'draft' in axis else format(last, 'g')} {axis.partition(' (')[0]}{kind}: {listed}."
+    return f"At {swept(over, last)} {axis.partition(' (')[0]}{kind}: {listed}."

@@ -6,6 +6,7 @@ arrivals.*.csv the plan (the same bytes for the same seed), iterations.jsonl the
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -13,16 +14,46 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..data import Planned
 from . import waste
 from .measure import Outcome
-from .requests_csv import Record
 
 LABELS = ("policy", "load", "repeat")
 ARRAYS = ("input_lens", "output_lens", "asked_lens", "ttfts", "itls", "e2els", "errors",
           "server_before", "server_after")  # fmt: skip
+# Of requests.csv, and of the file of --csv.
+COLUMNS = (
+    "index", "id", "client", "arrival_s", "sent_s", "prompt_tokens", "cached_tokens", "asked_tokens",
+    "output_tokens", "queue_s", "ttft_s", "tpot_s", "latency_s", "batch_mean", "batch_max", "outcome",
+    "max_tokens",
+)  # fmt: skip
+
+
+class Record:
+    """Writes a CSV line for each request as soon as it ends, so that nothing measured is lost."""
+
+    def __init__(self, file: TextIO, names: Sequence[str] = ()) -> None:
+        self._file = file
+        self._writer = csv.writer(file, lineterminator="\n")
+        self.labels: list[Any] = []  # the values of `names`, which begin each line
+        self._writer.writerow([*names, *COLUMNS])
+
+    def write(self, outcome: Outcome) -> None:
+        """Write one line and flush it."""
+        self._writer.writerow([*self.labels, *_cells(outcome)])
+        self._file.flush()
+
+
+def _cells(o: Outcome) -> list[Any]:
+    times = (o.queue, o.ttft, o.tpot, o.latency)
+    queue, ttft, tpot, latency = ("" if t is None else f"{t:.6f}" for t in times)
+    return [
+        o.index, o.id, o.user, f"{o.intended:.6f}", f"{o.sent:.6f}", o.prompt_tokens, o.cached_tokens,
+        o.asked_tokens, o.tokens, queue, ttft, tpot, latency, o.batch_mean, o.batch_max,
+        o.error or "complete", o.max_tokens,
+    ]  # fmt: skip
 
 
 class Store:
@@ -33,13 +64,13 @@ class Store:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
         self.summary: dict[str, Any] = {**head, "warnings": [], "runs": []}
         self._requests = (folder / "requests.csv").open("w", newline="", encoding="utf-8")
-        self._record = Record(self._requests, names=LABELS)
+        self._record = Record(self._requests, LABELS)
         self.iterations = (folder / "iterations.jsonl").open("w", encoding="utf-8")
         self.save()
 
     def record(self, labels: Mapping[str, Any]) -> Callable[[Outcome], None]:
         """Return the function that writes the outcomes of this run."""
-        self._record.before = [labels[name] for name in LABELS]
+        self._record.labels = [labels[name] for name in LABELS]
         return self._record.write
 
     def arrivals(self, load: str, repeat: int, planned: Sequence[Planned]) -> None:
@@ -50,19 +81,20 @@ class Store:
             writer.writerow(["index", "arrival_s", "num_tokens", "characters", "user", "prompt_sha256"])
             for p in planned:
                 digest = hashlib.sha256(p.prompt.encode()).hexdigest()
-                row = [p.index, f"{p.at:.9f}", p.num_tokens, len(p.prompt), p.user, digest]
-                writer.writerow(row)
+                writer.writerow([p.index, f"{p.at:.9f}", p.num_tokens, len(p.prompt), p.user, digest])
 
     def add(self, labels: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
         """Write a run's figures."""
-        name = ".".join(slug(str(labels[key])) for key in LABELS)
-        (self.folder / "runs" / f"{name}.json").write_text(json.dumps({**numbers, **labels}) + "\n")
-        short = {key: value for key, value in numbers.items() if key not in ARRAYS}
+        file_of(self.folder, labels).write_text(json.dumps({**numbers, **labels}) + "\n")
         spent, batches = engine(numbers)
-        cache = {"hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers)}
-        use = {"slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {})}
-        cache |= speculation(numbers)
-        self.summary["runs"].append({**short, **labels, **cache, **use, "batch_stats": batches})
+        # What the tables show, computed once and here, so that they need neither arrays nor readings of `/stats`.
+        derived = {
+            "hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers), **speculation(numbers),
+            "slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {}),
+            "batch_stats": batches,
+        }  # fmt: skip
+        short = {key: value for key, value in numbers.items() if key not in ARRAYS}
+        self.summary["runs"].append({**short, **labels, **derived})
         self.save()
 
     def warn(self, text: str) -> None:
@@ -85,35 +117,41 @@ class Store:
             path.unlink()
 
 
+def readings(numbers: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the engine's part of `/stats` before and after a run; empty if it is unknown."""
+    before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
+    return before, after
+
+
 def hit_share(numbers: Mapping[str, Any]) -> float | None:
-    """Return the share of prompt tokens from the prefix cache between the two readings of `/stats`."""
-    queries, hits = 0.0, 0.0
-    for key, sign in (("server_after", 1), ("server_before", -1)):
-        kv = ((numbers.get(key) or {}).get("engine") or {}).get("kv") or {}
-        queries += sign * float(kv.get("query_tokens") or 0)
-        hits += sign * float(kv.get("hit_tokens") or 0)
+    """Return the share of prompt tokens that came from the prefix cache during a run; None if it is unknown."""
+    before, after = (reading.get("kv") or {} for reading in readings(numbers))
+    queries, hits = (float(after.get(k) or 0) - float(before.get(k) or 0) for k in ("query_tokens", "hit_tokens"))
     return hits / queries if queries > 0 else None
 
 
 def preemptions(numbers: Mapping[str, Any]) -> int | None:
-    """Return how many requests were preempted between the two readings of `/stats`; None if it has no count."""
-    before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
+    """Return how many requests were preempted during a run; None if the server does not count them."""
+    before, after = readings(numbers)
     return int(after["preemptions"]) - int(before.get("preemptions") or 0) if "preemptions" in after else None
 
 
 def speculation(numbers: Mapping[str, Any]) -> dict[str, float]:
     """Return the share of draft tokens that were accepted, and the tokens of a request in a step that decodes it.
 
-    Both are between the two readings of `/stats`; nothing for a server that computed no draft tokens.
+    Nothing for a server that computed no draft tokens during the run.
     """
-    before, after = (
-        ((numbers.get(key) or {}).get("engine") or {}).get("drafts") or {} for key in ("server_before", "server_after")
-    )
+    before, after = (reading.get("drafts") or {} for reading in readings(numbers))
     drafted, accepted = (float(after.get(key, 0)) - float(before.get(key, 0)) for key in ("tokens", "accepted"))
     decoded = numbers["total_output_tokens"] - numbers["completed"]  # the first token is of the prompt's step
     if drafted <= 0 or decoded <= accepted:
         return {}
     return {"acceptance": accepted / drafted, "tokens_per_step": decoded / (decoded - accepted)}
+
+
+def file_of(folder: Path, labels: Mapping[str, Any]) -> Path:
+    """Return the file of a run's figures with their arrays."""
+    return folder / "runs" / (".".join(slug(str(labels[key])) for key in LABELS) + ".json")
 
 
 def slug(text: str) -> str:
@@ -122,8 +160,8 @@ def slug(text: str) -> str:
 
 
 def engine(numbers: Mapping[str, Any]) -> tuple[dict[str, float] | None, dict[str, int] | None]:
-    """Return the slot-steps by use and the steps by batch size, between the two readings of `/stats`."""
-    before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
+    """Return the slot-steps by use and the steps by batch size during a run; None if the server does not count them."""
+    before, after = readings(numbers)
     steps, earlier = after.get("slot_steps"), before.get("slot_steps") or {}
     spent = None
     if isinstance(steps, Mapping):
@@ -178,39 +216,37 @@ class Results:
 
     def whole(self, run: Mapping[str, Any]) -> dict[str, Any]:
         """Return a run with its arrays from its own file; empty if that is missing."""
-        path = self.folder / "runs" / (".".join(slug(str(run[k])) for k in LABELS) + ".json")
+        path = file_of(self.folder, run)
         return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
 
     def arrays(self, policy: str, load: str, name: str) -> list[Any]:
         """Return an array of all repeats together, from their own files."""
-        values: list[Any] = []
-        for run in self.of(policy, load):
-            values += self.whole(run).get(name) or []
-        return values
+        return [value for run in self.of(policy, load) for value in self.whole(run).get(name) or []]
 
     def iterations(self, policy: str, load: str, repeat: int = 0) -> list[dict[str, Any]]:
         """Return the server's steps of one repeat; empty if the server has no /events."""
-        return list(self._iterations({"policy": policy, "load": load, "repeat": repeat}))
-
-    def _iterations(self, labels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         path = self.folder / "iterations.jsonl"
+        steps: list[dict[str, Any]] = []
         if not path.is_file():
-            return
-        mark = json.dumps(labels)[:-1] + ","
+            return steps
+        # The recorder writes the labels first, in this order, so that other runs' lines need not be parsed.
+        mark = json.dumps({"policy": policy, "load": load, "repeat": repeat})[:-1] + ","
         with path.open(encoding="utf-8") as file:
             for line in file:
                 if line.startswith(mark):
-                    try:
-                        yield json.loads(line)
-                    except ValueError:
-                        continue  # the last line of an interrupted run
+                    with contextlib.suppress(ValueError):  # the last line of an interrupted run
+                        steps.append(json.loads(line))
+        return steps
+
+    def _predicted(self) -> list[dict[str, Any]]:
+        """Return the simulator's figures of each run; empty if there are none."""
+        path = self.folder / "simulated.json"
+        return list(json.loads(path.read_text("utf-8"))["compared"]) if path.is_file() else []
 
     def blame(self, policy: str, load: str) -> dict[str, Any] | None:
         """Return which clients made which wait, in the first run that was simulated with this policy and load."""
-        path = self.folder / "simulated.json"
-        predicted = json.loads(path.read_text("utf-8"))["compared"] if path.is_file() else []
         known = [run.get("simulation") or {} for run in self.of(policy, load)]
-        known += [run for run in predicted if (run["policy"], run["load"]) == (policy, load)]
+        known += [run for run in self._predicted() if (run["policy"], run["load"]) == (policy, load)]
         return next((run["blame"] for run in known if "blame" in run), None)
 
     @property
@@ -224,9 +260,7 @@ class Results:
 
     def intervals(self, load: str) -> Iterator[tuple[str, str, list[float]]]:
         """Yield policy, statistic and (measured, simulated, low, high) seconds where the simulator says how sure it is."""
-        path = self.folder / "simulated.json"
-        runs = json.loads(path.read_text("utf-8"))["compared"] if path.is_file() else []
-        for run in runs:
+        for run in self._predicted():
             for statistic in ("mean", "p99") if run["load"] == load and run.get("intervals") else ():
                 bounds = run["intervals"][f"{statistic} latency"]
                 yield run["policy"], statistic, [run[f"{statistic}_s"], run[f"simulated_{statistic}_s"], *bounds]

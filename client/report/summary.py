@@ -7,6 +7,7 @@ model on another machine, without a KV cache, with at most 8 requests at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,24 +58,45 @@ def spread(runs: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float] |
     return (within[0], within[1]) if within else None
 
 
-COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
-    ("output tokens/s", ("output_throughput",), 1, 1, "high"),
-    ("requests/s", ("request_throughput",), 1, 2, "high"),
-    ("ms per token, mean", ("mean_normalized_latency_ms",), 1, 1, "low"),
-    ("E2E mean, s", ("mean_e2el_ms",), 0.001, 2, "low"),
-    ("E2E p50, s", ("p50_e2el_ms",), 0.001, 2, "low"),
-    ("E2E p99, s", ("p99_e2el_ms",), 0.001, 2, "low"),
-    ("TTFT p50, s", ("p50_ttft_ms",), 0.001, 2, "low"),
-    ("TTFT p99, s", ("p99_ttft_ms",), 0.001, 2, "low"),
-    ("ITL p99, ms", ("p99_itl_ms",), 1, 1, "low"),
-    ("goodput/s", ("request_goodput",), 1, 2, "high"),
-    ("batch fill, %", ("batch_fill",), 100, 0, ""),
-    ("wasted rows, %", ("rows_in_vain",), 100, 0, ""),
-    ("preemptions", ("preemptions",), 1, 0, ""),
-    ("tokens per step", ("tokens_per_step",), 1, 2, ""),
-    ("accepted drafts, %", ("acceptance",), 100, 0, ""),
-    ("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
-    ("r", ("fairness", "r"), 1, 3, ""),
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of the tables: where a run has it, its unit and digits, and whether a high or a low one is better."""
+
+    head: str
+    path: tuple[str, ...]
+    scale: float
+    digits: int
+    better: str = ""
+
+    def is_known(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
+        """Return whether any policy has the figure; preemptions only if there were some."""
+        values = [average(runs, *self.path) for runs in groups]
+        return any(value is not None and (value or self.head != "preemptions") for value in values)
+
+    def cell(self, runs: Sequence[Mapping[str, Any]]) -> str:
+        """Return the mean of the figure over repeats, as text."""
+        value = average(runs, *self.path)
+        return shown(None if value is None else value * self.scale, self.digits)
+
+
+COLUMNS = [
+    Column("output tokens/s", ("output_throughput",), 1, 1, "high"),
+    Column("requests/s", ("request_throughput",), 1, 2, "high"),
+    Column("ms per token, mean", ("mean_normalized_latency_ms",), 1, 1, "low"),
+    Column("E2E mean, s", ("mean_e2el_ms",), 0.001, 2, "low"),
+    Column("E2E p50, s", ("p50_e2el_ms",), 0.001, 2, "low"),
+    Column("E2E p99, s", ("p99_e2el_ms",), 0.001, 2, "low"),
+    Column("TTFT p50, s", ("p50_ttft_ms",), 0.001, 2, "low"),
+    Column("TTFT p99, s", ("p99_ttft_ms",), 0.001, 2, "low"),
+    Column("ITL p99, ms", ("p99_itl_ms",), 1, 1, "low"),
+    Column("goodput/s", ("request_goodput",), 1, 2, "high"),
+    Column("batch fill, %", ("batch_fill",), 100, 0),
+    Column("wasted rows, %", ("rows_in_vain",), 100, 0),
+    Column("preemptions", ("preemptions",), 1, 0),
+    Column("tokens per step", ("tokens_per_step",), 1, 2),
+    Column("accepted drafts, %", ("acceptance",), 100, 0),
+    Column("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4),
+    Column("r", ("fairness", "r"), 1, 3),
 ]
 SHORT = ("output tokens/s", "ms per token, mean", "E2E p50, s", "E2E p99, s", "TTFT p50, s", "TTFT p99, s",
          "ITL p99, ms")  # fmt: skip
@@ -93,23 +115,29 @@ def best(results: Results, load: str, key: str, prefer: str) -> str | None:
 
 
 def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of a table of some loads, one row per policy; empty columns are left out, and preemptions if there were none."""
-    pairs = [(p, load) for p in results.policies for load in loads if results.of(p, load)]
-    averages = {c: [average(results.of(*pair), *c[1]) for pair in pairs] for c in COLUMNS}
-    columns = [c for c in COLUMNS if any(v is not None and (v or c[0] != "preemptions") for v in averages[c])]
+    """Return heads and rows of a table of some loads, one row per policy; columns without a figure are left out.
+
+    In a table of one load the best figures are bold, and the original's are beside ours.
+    """
+    groups = [(p, load, results.of(p, load)) for p in results.policies for load in loads if results.of(p, load)]
+    columns = [column for column in COLUMNS if column.is_known([runs for *_, runs in groups])]
     many = len(loads) > 1
-    rivals = {c[0]: best(results, loads[0], c[1][0], c[4]) for c in columns if c[4] and not many}
-    theirs = not many and any(p in ORIGINAL for p, _ in pairs)
-    lines = []
-    for policy, load in pairs:
-        cells = [policy, *([load] if many else [])]
-        for head, path, scale, digits, _ in columns:
-            value = average(results.of(policy, load), *path)
-            text = shown(None if value is None else value * scale, digits)
-            cells.append(f"**{text}**" if rivals.get(head) == policy else text)
-        lines.append([*cells, *([_theirs(policy)] if theirs else [])])
-    names = ["policy", *(["load"] if many else []), *(c[0] for c in columns)]
-    return [*names, *(["the original's (theirs)"] if theirs else [])], lines
+    heads = ["policy", *(["load"] if many else []), *(column.head for column in columns)]
+    lines = [
+        [policy, *([load] if many else []), *(column.cell(runs) for column in columns)] for policy, load, runs in groups
+    ]
+    if many:
+        return heads, lines
+    for place, column in enumerate(columns, 1):
+        winner = best(results, loads[0], column.path[0], column.better) if column.better else None
+        for line in lines:
+            if line[0] == winner:
+                line[place] = f"**{line[place]}**"
+    if any(policy in ORIGINAL for policy, *_ in groups):
+        heads.append("the original's (theirs)")
+        for line in lines:
+            line.append(_theirs(line[0]))
+    return heads, lines
 
 
 def tables(results: Results) -> list[tuple[str, list[str], list[list[str]]]]:

@@ -12,6 +12,7 @@ from terminal.console import table_of
 
 from .measure import Outcome
 
+AUTO = 99.0  # draft tokens that a server chooses: more than any number of them, so that it is the last of a sweep
 LAG_BOUND_MS = 10.0
 STALL_BOUND_MS = 50.0
 # A lag beyond this share of the median latency is named in the warning.
@@ -127,6 +128,11 @@ def shown(value: float | None, digits: int = 2) -> str:
     return f"{value:,.{0 if abs(value) >= 1000 else digits}f}"
 
 
+def swept(over: str, value: float) -> str:
+    """Format a value of a sweep as it is typed."""
+    return "auto" if over == "speculate" and value == AUTO else f"{value:g}"
+
+
 def ended(reasons: Mapping[str, int]) -> str:
     """Format how many answers the model ended; the others reached a limit."""
     total = sum(reasons.values())
@@ -142,7 +148,7 @@ def fitted(fairness: Mapping[str, float | None]) -> str:
 
 
 def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
-    """Return what impairs the figures: failures by kind, a client that sent late, an interrupted run."""
+    """Return the reasons to doubt the figures: failures by kind, a client that sent late, an interrupted run."""
     warnings = []
     for kind, count in numbers["failures"].items():
         detail = next((o.detail for o in outcomes if o.error == kind and o.detail), "")
@@ -156,7 +162,7 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
 
 
 def lateness(numbers: Mapping[str, Any]) -> list[str]:
-    """Return what the client itself added to the measured times, where it is too much."""
+    """Warn if the client itself added too much to the measured times."""
     warnings = []
     lag = numbers["client_lag"]
     if lag["p99_ms"] is not None and lag["p99_ms"] > LAG_BOUND_MS:

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 
@@ -25,24 +25,15 @@ MAX_WAIT = 60.0  # seconds before the next try
 FIRST_WAIT = 0.5
 
 
-class Counts(NamedTuple):
-    """How many lines have an answer, and the tokens of those."""
-
-    done: int
-    failed: int
-    tokens: int
-    retries: int
-
-
 class NoProgress(Exception):
     """Nothing was answered for so long that the run ends; the message says why."""
 
 
 @dataclass(slots=True)
 class BatchRun:
-    """Sends lines and passes their answers, as lines of JSON, to `write(line, is_error)`, in the order of their end.
+    """Sends lines and passes their answers, as lines of JSON, to `write(line, is_error)`, as they end.
 
-    `patience` is for how many seconds nothing may be answered.
+    The run ends when nothing was answered for `patience` seconds.
     """
 
     target: Target
@@ -52,12 +43,7 @@ class BatchRun:
     done: int = 0
     failed: int = 0
     tokens: int = 0
-    retries: int = 0
     _progress_at: float = 0.0
-
-    def counts(self) -> Counts:
-        """Return the progress."""
-        return Counts(self.done, self.failed, self.tokens, self.retries)
 
     async def send(self, lines: Iterator[Line | BadLine]) -> None:
         """Send all lines; raise NoProgress, KeyRefused, or the OSError of `write`."""
@@ -113,7 +99,6 @@ class BatchRun:
                 problem = str(error) or type(error).__name__
             if time.monotonic() - self._progress_at > self.patience:
                 raise NoProgress(problem)
-            self.retries += 1
             # Not all at once, so that the server is not overrun when it comes back.
             await asyncio.sleep(min(wait, MAX_WAIT) * random.uniform(0.75, 1.25))
             wait = min(2 * wait, MAX_WAIT)

@@ -1,4 +1,4 @@
-"""The dialects of requests: what is sent, and how answers and events are read.
+"""The dialects of requests: the bodies to send, and how answers and events are read.
 
 `inference` is the original's, `openai` is `/v1/completions`, `tgi` is `/generate`. Chat messages always go to
 `/v1/chat/completions`. Pure: this module must not know sockets or clocks.
@@ -16,14 +16,8 @@ from .sse import read_json
 APIS = ("inference", "openai", "tgi")
 CHAT_PATH = "/v1/chat/completions"
 MOST_TOKENS = 10_000_000  # of an answer; a greater number is not a count
-SAID = (
-    "content",
-    "reasoning",
-    "reasoning_content",
-    "tool_calls",
-    "function_call",
-    "refusal",
-)  # tokens of a chat's chunk
+# Fields of a chat's chunk that hold tokens.
+SAID = ("content", "reasoning", "reasoning_content", "tool_calls", "function_call", "refusal")
 Message = dict[str, str]
 
 
@@ -53,7 +47,7 @@ class Answer:
     finish_reason: str = ""
     id: str = ""
     ended: bool = False
-    uncounted: bool = False  # a chunk came whose number of tokens is unknown
+    uncounted: bool = False  # the tokens of some chunk are unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +111,10 @@ class Dialect:
         """Return a complete answer; raise Unreadable if it has no text."""
         answer = Answer(ended=True, id=headers.get("X-Request-Id", ""))
         readers = {"inference": _read_inference, "openai": _read_openai, "tgi": _read_tgi, "chat": _read_chat}
-        reader = readers[self.api]
-        if not isinstance(content, dict) or not reader(content, headers, answer):
+        text = readers[self.api](content, headers, answer) if isinstance(content, dict) else None
+        if not isinstance(text, str):
             raise Unreadable(f"200 without a completion: {str(content)[:60]}")
+        answer.text = text
         if answer.tokens is None and self.api == "chat":
             raise Unreadable("200 without usage, so the length of the answer is unknown")
         if answer.tokens is None:
@@ -184,12 +179,10 @@ def _add_facts(content: Mapping[str, Any], answer: Answer) -> None:
     answer.id = str(content.get("id") or answer.id)
 
 
-def _read_inference(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> bool:
-    if not isinstance(content.get("completion"), str):
-        return False
-    answer.text = content["completion"]
+# Each reader takes the facts from a whole answer, and returns its text, which may be of any type.
+def _read_inference(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> Any:
     _add_facts(content, answer)
-    return True
+    return content.get("completion")
 
 
 def _feed_inference(event: Mapping[str, Any], answer: Answer) -> int | None:
@@ -208,36 +201,33 @@ def _usage(content: Mapping[str, Any], answer: Answer) -> int:
     if not isinstance(usage, dict):
         return 0
     before = answer.tokens or 0
-    counts = {name: _count(usage.get(name)) for name in ("completion_tokens", "prompt_tokens")}
-    answer.tokens = before or None if counts["completion_tokens"] is None else counts["completion_tokens"]
-    answer.prompt_tokens = answer.prompt_tokens if counts["prompt_tokens"] is None else counts["prompt_tokens"]
+    completion, prompt = (_count(usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
+    answer.tokens = before or None if completion is None else completion
+    answer.prompt_tokens = answer.prompt_tokens if prompt is None else prompt
     details = usage.get("prompt_tokens_details")
     if isinstance(details, dict):
         answer.cached_tokens = _count(details.get("cached_tokens"))
     return max(0, (answer.tokens or 0) - before)
 
 
-def _read_openai(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> bool:
-    choices = content.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
-        return False
-    answer.text = choice["text"]
-    answer.id = str(content.get("id") or answer.id)
-    _usage(content, answer)
-    return True
+def _read_openai(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> Any:
+    return _choice(content, answer).get("text")
 
 
-def _read_chat(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> bool:
-    choices = content.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
-        return False
-    answer.text = _text(choice["message"].get("content"))
+def _read_chat(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> Any:
+    choice = _choice(content, answer)
+    message = choice.get("message")
     answer.finish_reason = _text(choice.get("finish_reason"))
+    return _text(message.get("content")) if isinstance(message, dict) else None
+
+
+def _choice(content: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
+    """Read id and usage of a whole answer of OpenAI's APIs; return its first choice, empty if it has none."""
     answer.id = str(content.get("id") or answer.id)
     _usage(content, answer)
-    return True
+    choices = content.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    return choice if isinstance(choice, dict) else {}
 
 
 def _feed_openai(event: Mapping[str, Any], answer: Answer) -> int | None:
@@ -288,15 +278,12 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _read_tgi(content: Mapping[str, Any], headers: Mapping[str, str], answer: Answer) -> bool:
-    if not isinstance(content.get("generated_text"), str):
-        return False
-    answer.text = content["generated_text"]
+def _read_tgi(content: Mapping[str, Any], headers: Mapping[str, str], answer: Answer) -> Any:
     answer.tokens = _header(headers, "x-generated-tokens")
     answer.prompt_tokens = _header(headers, "x-prompt-tokens")
     queue = _header(headers, "x-queue-time")
     answer.queue = None if queue is None else queue / 1000
-    return True
+    return content.get("generated_text")
 
 
 def _header(headers: Mapping[str, str], name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Recording of a server's steps: `/events` copied into a file during the runs."""
+"""A server's steps, from its `/events`: as they arrive, or copied into a file during the runs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,45 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, TextIO
 
 import aiohttp
 
-from .sse import Events
+from .dialects import fault
+from .sse import Events, read_json
 from .target import CONNECT_SECONDS, Target
 
 QUIET_SECONDS = 0.25
 MAX_SETTLE_SECONDS = 5.0
+
+
+class NoEvents(Exception):
+    """The server's answer to `/events` is no stream of events; the message says why."""
+
+
+@contextlib.asynccontextmanager
+async def watch(
+    target: Target, headers: Mapping[str, str] | None = None, silence: float | None = None, **params: str
+) -> AsyncIterator[AsyncIterator[tuple[str, bytes]]]:
+    """Connect to `/events`; yield an iterator over the name and the data of each event. NoEvents if there are none.
+
+    `silence` is for how many seconds a server may send nothing, not even a comment.
+    """
+    # No total timeout: there are no events while there is no load.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
+    url = f"{target.url}/events"
+    async with (
+        aiohttp.ClientSession(timeout=timeout, headers=target.headers) as session,
+        session.get(url, proxy=target.proxy, headers=headers, params=params) as answer,
+    ):
+        if answer.status != 200:
+            _, reason = fault(read_json(await answer.read()))
+            raise NoEvents(f"{url} answered {answer.status}: {reason or 'check the address'}")
+        if answer.content_type != "text/event-stream":
+            raise NoEvents(f"{url} is not a stream of events. Check the address")
+        events = Events()
+        yield ((events.name, data) async for received in answer.content.iter_any() for data in events.cut(received))
 
 
 class EventRecorder:
@@ -62,28 +91,18 @@ class EventRecorder:
             self._thread.join(10)
 
     def _run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError, OSError):
+        with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError, OSError, NoEvents):
             asyncio.run(self._follow())
         self._ready.set()
 
     async def _follow(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        # No total timeout: there are no events while there is no load.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        url = self._target.url + "/events"
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=self._target.headers) as session,
-            session.get(url, proxy=self._target.proxy) as answer,
-        ):
-            if answer.status != 200 or answer.content_type != "text/event-stream":
-                return
+        async with watch(self._target) as events:
             self.connected = True
             self._ready.set()
-            events = Events()
-            async for received in answer.content.iter_any():
-                for data in events.cut(received):
-                    self._write(data)
+            async for _, data in events:
+                self._write(data)
 
     def _write(self, data: bytes) -> None:
         self._received += 1

@@ -19,7 +19,7 @@ DETAIL_CHARACTERS = 200
 class Reading:
     """One request while its answer arrives.
 
-    The length that was requested of a chat message's answer is the one that the model gave it.
+    A chat message requests no length: its outcome has the length that the model chose.
     """
 
     planned: Planned

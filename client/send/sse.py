@@ -10,9 +10,13 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Events:
-    """Splits a stream of bytes into the data of its events, whose lines end with CR, LF or both."""
+    """Splits a stream of bytes into the data of its events, whose lines end with CR, LF or both.
+
+    `name` is the name of the event that came last, "" if it has none.
+    """
 
     def __init__(self) -> None:
+        self.name = self._next_name = ""
         self._rest = b""
         self._lines: list[bytes] = []  # of the data of an event that has not ended
         self._after_cr = False
@@ -34,6 +38,8 @@ class Events:
                 if self._is_whole():
                     yield self._take()
                 self._lines.append(line[5:].strip())
+            elif line.startswith(b"event:"):
+                self._next_name = line[6:].strip().decode("utf-8", "replace")
             elif self._lines and not line:
                 yield self._take()
         if self._is_whole():
@@ -47,6 +53,7 @@ class Events:
 
     def _take(self) -> bytes:
         data, self._lines = b"\n".join(self._lines), []
+        self.name, self._next_name = self._next_name, ""
         return data
 
     def _is_whole(self) -> bool:
@@ -58,7 +65,7 @@ class Events:
 
 
 def read_json(data: bytes) -> Any:
-    """Return what JSON holds; None if it is not valid."""
+    """Parse JSON; return None if it is not valid."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The server under load: its address, and what it reports about itself.
+"""The server under load: its address, and its reports about itself.
 
 `load` sends the requests.
 """

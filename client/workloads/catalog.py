@@ -133,43 +133,36 @@ class UnknownWorkload(ValueError):
     """No workload has this name."""
 
 
-WORKLOADS: dict[str, Callable[..., list[Sample]]] = {
-    "original": original,
-    "original-buckets": original_buckets,
-    "original-code": original_code,
-    "original-normal": original_normal,
-    "clipped-normal": clipped_normal,
-    "uniform": uniform,
-    "short-long": short_long,
-    "anyscale": anyscale,
-    "orca": orca,
-    "fastgen": fastgen,
-    "shared-prefix": shared_prefix,
-    "drawn-turns": drawn_turns,
-    "fixed": fixed,
-    "chat": chats.chat,
-    "multi-turn": chats.multi_turn,
-    "agent": chats.agent,
-}
-FORMS = {
-    "anyscale": "anyscale[:CAP]",
-    "fastgen": "fastgen[:MEAN]",
-    "shared-prefix": "shared-prefix[:K:P]",
-    "drawn-turns": "drawn-turns[:T]",
-    "fixed": "fixed[:P:N]",
-    "chat": "chat[:CAP]",
-    "multi-turn": "multi-turn[:T:Z]",
-    "agent": "agent[:T]",
-}
-HIGHEST = {
-    "anyscale": (512,),
-    "fastgen": (400,),
-    "shared-prefix": (10_000, 1_000_000),
-    "drawn-turns": (50,),
-    "fixed": (1_000_000, 1_000_000),
-    "chat": (1_000_000,),
-    "multi-turn": (50, 600),
-    "agent": (1000,),
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How the requests of a workload are drawn, the form of its name, and the highest values of the numbers in it."""
+
+    draw: Callable[..., list[Sample]]
+    form: str
+    highest: tuple[int, ...] = ()
+
+
+# By name, which is the form without its numbers.
+WORKLOADS = {
+    workload.form.partition("[")[0]: workload
+    for workload in (
+        Workload(original, "original"),
+        Workload(original_buckets, "original-buckets"),
+        Workload(original_code, "original-code"),
+        Workload(original_normal, "original-normal"),
+        Workload(clipped_normal, "clipped-normal"),
+        Workload(uniform, "uniform"),
+        Workload(short_long, "short-long"),
+        Workload(anyscale, "anyscale[:CAP]", (512,)),
+        Workload(orca, "orca"),
+        Workload(fastgen, "fastgen[:MEAN]", (400,)),
+        Workload(shared_prefix, "shared-prefix[:K:P]", (10_000, 1_000_000)),
+        Workload(drawn_turns, "drawn-turns[:T]", (50,)),
+        Workload(fixed, "fixed[:P:N]", (1_000_000, 1_000_000)),
+        Workload(chats.chat, "chat[:CAP]", (1_000_000,)),
+        Workload(chats.multi_turn, "multi-turn[:T:Z]", (50, 600)),
+        Workload(chats.agent, "agent[:T]", (1000,)),
+    )
 }
 OWN_LENGTHS = ("chat", "multi-turn")  # the model alone knows how long the answers are
 SHAREGPT_LINE = "first messages of the chats in a ShareGPT JSON file; the model ends its answers"
@@ -178,7 +171,7 @@ TRACE_LINE = "lengths and times of a trace, times F; longer requests than the co
 
 def describe() -> list[tuple[str, str]]:
     """Return each workload's form and its line of documentation."""
-    lines = [(FORMS.get(name, name), (f.__doc__ or "").partition("\n")[0]) for name, f in WORKLOADS.items()]
+    lines = [(each.form, (each.draw.__doc__ or "").partition("\n")[0]) for each in WORKLOADS.values()]
     return [*lines, ("sharegpt:FILE", SHAREGPT_LINE), ("trace:FILE[:F]", TRACE_LINE)]
 
 
@@ -205,6 +198,11 @@ def check(spec: str) -> None:
         raise ValueError(f"{spec.partition(':')[0]} file {file!r} {problem} in {form}")
 
 
+def own_times(spec: str | None) -> Arrivals | None:
+    """Return the arrival process of a workload that has its own times; None for the others."""
+    return Arrivals("trace", 1.0) if (spec or "").startswith("trace:") else None
+
+
 def is_chat(spec: str | None) -> bool:
     """Whether a workload sends chat messages."""
     return (spec or "").partition(":")[0] in (*OWN_LENGTHS, "agent", "sharegpt")
@@ -221,8 +219,7 @@ def _parse(spec: str) -> tuple[str, list[int]]:
         raise UnknownWorkload(
             f"unknown workload {name!r}.{nearest(name, WORKLOADS)} Use one of {', '.join(WORKLOADS)}, sharegpt:FILE, trace:FILE"
         )
-    highest = HIGHEST.get(name, ())
-    form = FORMS.get(name, name)
+    form, highest = WORKLOADS[name].form, WORKLOADS[name].highest
     if len(words) > len(highest):
         raise ValueError(f"{spec!r} has too many numbers. Use {form}")
     numbers = []
@@ -253,7 +250,7 @@ def draw(
         samples, notes = chats.sharegpt(Path(spec.removeprefix("sharegpt:")), Draw(count or 100, rng, corpus, context))
     else:
         name, numbers = _parse(spec)
-        samples = WORKLOADS[name](Draw(count or 100, rng, corpus, context), *numbers)
+        samples = WORKLOADS[name].draw(Draw(count or 100, rng, corpus, context), *numbers)
     lengths = [fitted(s.prompt, s.num_tokens, context) for s in samples]
     cut = sum(fit != (s.prompt, s.num_tokens) for fit, s in zip(lengths, samples))
     if cut:

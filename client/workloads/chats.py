@@ -1,4 +1,4 @@
-"""Chats whose answers end where the model ends them: single messages, conversations, and those of a ShareGPT file.
+"""Chats whose answers end where the model ends them: single messages, conversations, and the first messages of a ShareGPT file.
 
 The length of such an answer is the model's, so the simulator cannot know it before a run. This module must not know how
 a message is sent.
@@ -7,16 +7,17 @@ a message is sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..data import Chat
 from . import corpus, messages
 from .sample import Draw, Sample
 from .traces import Row, Trace
 
+T = TypeVar("T")
 QUESTION_TOKENS = 32  # at most, of a follow-up question with its part of the chat template
 START_TOKENS = 192  # at most, of the first message and the template's own system message
 FEWEST_TOKENS = 16
@@ -28,7 +29,7 @@ SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "ass
 def chat(draw: Draw, cap: int = 0) -> list[Sample]:
     """Short user messages, one per chat; the model ends its answers (CAP: after CAP tokens at the latest)."""
     how = Chat(capped=cap > 0)
-    return [Sample(text, cap, chat=how) for text in _openings(draw, draw.count)]
+    return [Sample(text, cap, chat=how) for text in _shuffled(draw, messages.openings(), draw.count)]
 
 
 def multi_turn(draw: Draw, turns: int = 8, think: int = 0) -> list[Sample]:
@@ -41,7 +42,7 @@ def multi_turn(draw: Draw, turns: int = 8, think: int = 0) -> list[Sample]:
             f"{FEWEST_TOKENS}. Use fewer turns"
         )
     samples: list[Sample] = []
-    for number, opening in enumerate(_openings(draw, -(-draw.count // turns))):
+    for number, opening in enumerate(_shuffled(draw, messages.openings(), -(-draw.count // turns))):
         chosen = draw.rng.choice(len(messages.FOLLOW_UPS), turns - 1, replace=turns > len(messages.FOLLOW_UPS))
         for turn, text in enumerate([opening, *(messages.FOLLOW_UPS[i] for i in chosen)], 1):
             after = len(samples) - 1 if turn > 1 else None
@@ -78,11 +79,10 @@ def agent(draw: Draw, turns: int = 8) -> list[Sample]:
     return samples[: draw.count]
 
 
-def _openings(draw: Draw, count: int) -> Iterator[str]:
-    """Yield first messages in random order; none comes again before all others have come."""
-    known = messages.openings()
-    shuffled = chain.from_iterable(draw.rng.permutation(len(known)) for _ in repeat(None))
-    return (known[i] for i in islice(shuffled, count))
+def _shuffled(draw: Draw, known: Sequence[T], count: int) -> Iterator[T]:
+    """Yield this many in random order; none comes again before all others have come."""
+    order = chain.from_iterable(draw.rng.permutation(len(known)) for _ in repeat(None))
+    return (known[i] for i in islice(order, count))
 
 
 def sharegpt(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
@@ -92,13 +92,13 @@ def sharegpt(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
     """
     trace = read(path)
     notes = trace.notes()
-    shuffled = chain.from_iterable(draw.rng.permutation(len(trace.rows)) for _ in repeat(None))
-    rows = [trace.rows[i] for i in islice(shuffled, draw.count)]
     if draw.count > len(trace.rows):
         notes.append(
             f"the file has {len(trace.rows):,} conversations, which are repeated to get {draw.count:,} requests"
         )
-    return [Sample(row.prompt or "", row.num_tokens, chat=Chat()) for row in rows], notes
+    return [
+        Sample(row.prompt or "", row.num_tokens, chat=Chat()) for row in _shuffled(draw, trace.rows, draw.count)
+    ], notes
 
 
 def read(path: Path) -> Trace:

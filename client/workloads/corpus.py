@@ -87,7 +87,7 @@ def is_exact(text: str) -> bool:
 
 
 def split(text: str) -> list[str]:
-    """Cut a text into what counts as its tokens: equal beginnings of two texts are cut alike."""
+    """Cut a text into its estimated tokens, so that equal beginnings of two texts are cut alike."""
     if is_exact(text):
         return text.split(" ")
     ends = [round(CHARACTERS_PER_TOKEN * i) for i in range(max(1, round(len(text) / CHARACTERS_PER_TOKEN)) + 1)]

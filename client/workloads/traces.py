@@ -1,9 +1,9 @@
 """Traces of real services, read line by line: lines that cannot be read are reported by number and skipped.
 
-The content determines the format: CSV with a header (Azure's traces in their own columns or in
-seconds, VTC's, our `requests.csv`, the simulator's, which may have priorities), and JSON lines (Mooncake's, or ours with `at`, `num_tokens` and
-`prompt` or `prompt_tokens`). A date without a zone is in UTC, wherever it is read. This module must not know how prompts
-are made.
+The content determines the format: CSV with a header (Azure's traces in their own columns or in seconds, VTC's, our
+`requests.csv`, the simulator's, which may have priorities), and JSON lines (Mooncake's, or ours with `at`, `num_tokens`
+and `prompt` or `prompt_tokens`). A date without a zone is in UTC, wherever it is read. This module must not know how
+prompts are made.
 """
 
 import csv
@@ -35,9 +35,8 @@ NUMBER, ZONED, UNZONED = "a number", "a date with a zone", "a date without a zon
 class Row:
     """A request of a trace: seconds after the first, lengths in tokens, prompt or prefix blocks.
 
-    Only the simulator has a use for the priority.
-    `limit` is the `max_tokens` of a request whose answer the model may have ended before it: None if its client named
-    none, 0 if the trace does not say.
+    Only the simulator uses the priority. `limit` is the request's `max_tokens`, which an answer that the model ended did
+    not reach: None if its client set none, 0 if the trace does not say.
     """
 
     at: float
@@ -108,7 +107,7 @@ def read(path: Path, most: int | None = None) -> Trace:
 
 
 class _NotLines(Exception):
-    """The file is neither a CSV nor JSON lines; the message says in which line, and what to do."""
+    """The file is neither a CSV nor JSON lines; the message names the line and the remedy."""
 
 
 def _reason(error: Exception) -> str:

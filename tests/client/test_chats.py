@@ -17,6 +17,7 @@ from client.report.measure import Outcome
 from client.workloads import catalog, chats, corpus
 from client.workloads.arrivals import Arrivals
 from client.workloads.sample import Draw
+from terminal.console import USAGE
 
 BURST = Arrivals("burst")
 TEXT = corpus.load()
@@ -106,7 +107,7 @@ def test_a_server_without_chats_is_refused_before_anything_is_sent(
     server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.chats = False
-    assert run(server, "--workload", "chat", "--numsamples", "100") == client.USAGE
+    assert run(server, "--workload", "chat", "--numsamples", "100") == USAGE
     assert "Use a server with that route" in capsys.readouterr().err
     assert server.paths == []
 
@@ -121,7 +122,7 @@ def test_requests_are_cut_to_the_context_that_the_server_reports(server: MockSer
     assert [len(body["prompt"].split()) for body in server.asked] == [3000, 3000]
     assert run(server, "--numtokens_range", "8000", "--burst", "--numsamples", "1") == 0
     server.info = (200, {"max_total_tokens": 64})
-    assert run(server, "--numtokens_range", "64", "--burst") == client.USAGE
+    assert run(server, "--numtokens_range", "64", "--burst") == USAGE
 
 
 def test_all_turns_of_a_conversation_fit_the_context() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from mock_server import MockServer
 from points import points
+from rich.console import Console
 
-from client import client, runs
+from client import runs
 from client.data import Planned
+from client.display import Display
 from client.send import load
 from client.send.target import Target
 
@@ -101,17 +103,17 @@ def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
     assert "Traceback" not in err
 
 
-def test_the_progress_line_says_how_far_the_run_is(server: MockServer) -> None:
+def test_the_progress_line_says_how_far_the_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
     sending = load.LoadRun(Target("http://127.0.0.1"), [Planned(0, 0.0, "a", 1)])
-    display = client.Display(sending, client.Console(stderr=True), last_send=0.0)
-    line = display.line(load.Counts(total=100, sent=60, done=48, failed=2, tokens=900, seconds=10))
+    display = Display(sending, Console(stderr=True), last_send=0.0)
+    monkeypatch.setattr(sending, "counts", lambda: load.Counts(100, sent=60, done=48, failed=2, tokens=900, seconds=10))
     expected = "sent 60/100  running 10  done 48  failed 2  90 tokens/s  ETA 10 s"
-    assert line == expected
+    assert display.state() == (50, 100, expected)
 
 
 def test_on_a_terminal_a_bar_is_drawn_to_the_end(server: MockServer) -> None:
     with open(os.devnull, "w") as nowhere:
-        console = client.Console(file=nowhere, force_terminal=True, record=True, width=120)
+        console = Console(file=nowhere, force_terminal=True, record=True, width=120)
         target = Target(server.url)
         runs.send(target, [Planned(i, 0.0, "a", 1) for i in range(3)], console)
         assert "done 3" in console.export_text()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import aiohttp
 import pytest
-import requests
 from driver import drive, scheduler
 from driver import requests as requests_at
 from mock_server import mock_server
@@ -21,6 +23,8 @@ from werkzeug.serving import make_server
 from app import connect, create_app
 from client import top
 from client.report import waste
+from client.send import events
+from client.send.target import Target
 from config import Config
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -124,19 +128,25 @@ def test_the_terminal_view_ends_at_once_where_no_server_is(capsys: pytest.Captur
 
 def test_the_terminal_view_reconnects_to_a_server_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     stop = threading.Event()
-    monkeypatch.setattr(stop, "wait", lambda seconds: None)
-    connections: list[int | None] = []
+    connections: list[str | None] = []
 
-    def connect(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-        connections.append(last_id)
+    @contextlib.asynccontextmanager
+    async def connect(target: Target, headers: dict[str, str], *_: Any, **__: Any) -> AsyncIterator[AsyncIterator[Any]]:
+        connections.append(headers.get("Last-Event-ID"))
         if len(connections) == 3:
             stop.set()
         if len(connections) == 2:
-            raise requests.ConnectionError
-        yield "state", {"run": "x", "now": 0.0}
+            raise aiohttp.ClientConnectionError
 
-    monkeypatch.setattr(top, "events", connect)
+        async def sent() -> AsyncIterator[tuple[str, bytes]]:
+            yield "state", b'{"run": "x", "now": 0.0}'
+            yield "step", b'{"n": 7, "policy": "static"}'
+
+        yield sent()
+
+    monkeypatch.setattr(events, "watch", connect)
+    monkeypatch.setattr(top, "RETRY_SECONDS", 0.0)
     watched = top.Watched()
-    top.follow(watched, "http://h", "", stop)
-    assert len(connections) == 3
+    asyncio.run(top.follow(watched, Target("http://h"), stop))
+    assert connections == [None, "7", "7"]
     assert watched.state["run"] == "x"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from client.report import __main__ as report_command
 from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, sentences, store, summary, waste
 from client.report.album import Album
 from scheduling.iteration import SlotSteps
@@ -133,7 +134,7 @@ def test_what_is_said_of_a_picture_is_true_of_its_data(folder: Path) -> None:
 def test_causes_are_told_from_chance() -> None:
     line = [(float(n), 0.002 * n) for n in range(20)]
     noise = [(float(n), float(n % 2)) for n in range(20)]
-    text = sentences.growing("Time", "length", {"a": line, "b": noise, "c": [(1.0, 1.0)]}, "token")
+    text = sentences.growing("Time", "length", {"a": line, "b": noise, "c": [(1.0, 1.0)]})
     assert text == "Time grows with length under a (2.0 ms per token, r = 1.00) and hardly under b (r = 0.09)."
 
 
@@ -214,7 +215,7 @@ def test_an_interrupted_run_has_a_page(tmp_path: Path) -> None:
     kept = store.Store(tmp_path / "x", {"seed": 1, "name": "cut"})
     kept.close()
     assert "Nothing was measured." in page.write(tmp_path / "x").read_text()
-    assert page.main([str(tmp_path / "nothing")]) == 2
+    assert report_command.main([str(tmp_path / "nothing")]) == 2
 
 
 def test_the_client_needs_no_matplotlib() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import policies
 from client import compare
-from client.report import plots_requests, simulated, store
+from client.report import plots_requests, store
 from client.report.album import Album
 from costs import published
 from scheduling.pages import PagePool
@@ -143,4 +143,4 @@ def test_a_cost_file_that_is_not_there_is_refused_before_anything_is_measured(
 ) -> None:
     assert compare.main(["static", "--cost", "none.json", "--out", str(tmp_path)], {}) == 2
     assert "python -m simulate calibrate --out FILE.json" in capsys.readouterr().err
-    assert simulated.check("oracle-a") == "oracle-a"
+    assert compare.check_cost("oracle-a") == "oracle-a"
