@@ -164,9 +164,9 @@ def parse(argv: Sequence[str]) -> Plan:
             others.append(word)
     given = read(Command(NAME, INTRO, {"fleet": FLEET}), own)
     values: dict[str, Any] = {str(option.name): getattr(given, str(option.name)) for option in FLEET}
-    for flag in {"--doctor", "--print-config"} & set(others):
-        raise UsageError(f"{flag} is about one server. Use ./server.sh {flag}")
     loaded = settings.load(others)
+    if loaded.task != "serve":
+        raise UsageError(f"--{loaded.task} is about one server. Use ./server.sh --{loaded.task}")
     config = loaded.config
     limits = Limits(config.receive_timeout, config.send_timeout, config.connections * values["replicas"].most)
     return Plan(

@@ -16,11 +16,22 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import policies
 from config import LAB_FOLDER, Config, ConfigError
 from costs import mock
 
 RESERVED_FILES = 128  # open files in addition to the connections
 PROBE_BYTES = 4096
+
+
+def check_settings(config: Config) -> None:
+    """Raise ConfigError for settings that no machine could serve with."""
+    policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
+    if config.shadow or config.shadow_cost:
+        from observe.replay import shadow
+
+        shadow.check(config)
+    check_drafts(config)
 
 
 def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
@@ -33,6 +44,30 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     check_folders(environ)
     if config.batch_folder:
         check_batch_folder(Path(config.batch_folder))
+
+
+def check_drafts(config: Config) -> None:
+    """Raise ConfigError if the settings for drafts cannot work."""
+    mode, draft = config.speculate, config.draft_model
+    if mode == "off" and draft:
+        raise ConfigError(f"--draft-model is {draft!r}, but --speculate is off. Add --speculate model, or leave it out")
+    if mode == "ngram" and draft:
+        raise ConfigError(
+            f"--draft-model is {draft!r}, but --speculate ngram needs none. Use --speculate model or auto"
+        )
+    if mode == "model" and not draft:
+        raise ConfigError("--speculate model needs a model: add --draft-model NAME, or use --speculate ngram")
+    if draft and mock.is_mock(config.model):
+        raise ConfigError(
+            f"--draft-model is {draft!r}, but {config.model} has no weights whose tokens it could propose. Leave it out"
+        )
+    if (draft or mode not in ("off", "auto")) and policies.get_policy(
+        config.policy, config.max_batch_size, config.policy_options
+    ).padded:
+        raise ConfigError(
+            f"--speculate is {mode!r}, but the policy {config.policy} pads its batches, so that all requests compute one token "
+            "per step. Use another policy such as dynamic, or --speculate off"
+        )
 
 
 def check_torch(config: Config) -> None:

@@ -14,13 +14,13 @@ import policies
 from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.arena.adversary import MEASURES, Adversary, Duel, Finding
-from simulate.commands.arguments import engine_options, read_pairs, refuse
+from simulate.commands.arguments import engine_options, refuse
 from simulate.commands.inputs import make_cost
 from simulate.commands.option_checks import check_engine
 from simulate.commands.prepared import Sections
 from simulate.laws.case import Case
 from terminal.console import say, table_of
-from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values
+from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values, read_pairs
 
 SEARCH = ("requests", "longest", "tries", "seed", "out")
 NOTE = "The trace is a CSV file, which --replay and `run --trace` read."

@@ -5,7 +5,7 @@ An option is used or rejected: one that can have no effect beside the others is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,6 @@ from scheduling.speculation import MOST
 from simulate import workloads
 from terminal.option_types import Type
 from terminal.options import FILE, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
-
-
-def read_pairs(pairs: Sequence[str], flag: str) -> dict[str, str]:
-    """Read name=value pairs."""
-    values = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"{flag} is {pair!r}, but must be NAME=VALUE. Use {flag} {pair}=1")
-        values[name] = value
-    return values
 
 
 def pairs(flag: str, help: str) -> Option:

@@ -10,11 +10,11 @@ from rich.console import Console
 
 import policies
 from scheduling.reservations import ENDLESS
-from simulate.commands.arguments import pairs, read_pairs, refuse
+from simulate.commands.arguments import pairs, refuse
 from simulate.laws.check import CASES, LARGE_CASES, check, check_exhaustively
 from simulate.laws.exhaustive import DEFAULT_SCOPE, Scope
 from terminal.console import say
-from terminal.options import Argument, Command, Number, Option, Parameter, UsageError, read
+from terminal.options import Argument, Command, Number, Option, Parameter, UsageError, read, read_pairs
 from terminal.progress import counted
 
 DESCRIPTION = """\

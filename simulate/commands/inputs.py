@@ -16,10 +16,10 @@ from costs.steps import decoding, prefilling
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from simulate import workloads
-from simulate.commands.arguments import read_pairs, refuse
+from simulate.commands.arguments import refuse
 from simulate.fleet.disaggregated import ImportingPool
 from simulate.swap import SwapSpace
-from terminal.options import UsageError, Values
+from terminal.options import UsageError, Values, read_pairs
 
 
 def make_cost(args: Values) -> tuple[Cost, Host]:

@@ -9,9 +9,9 @@ import policies
 from costs.cost import Aligned, Cost, Padded, Ragged
 from costs.steps import decoding, prefilling
 from scheduling.policy import Policy
-from simulate.commands.arguments import read_pairs, refuse
+from simulate.commands.arguments import refuse
 from simulate.workloads import Rows
-from terminal.options import UsageError, Values
+from terminal.options import UsageError, Values, read_pairs
 
 
 class Hint(NamedTuple):

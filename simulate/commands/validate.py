@@ -13,7 +13,7 @@ from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
 from costs import mock
 from costs.cost import Cost
-from simulate.commands.arguments import engine_options, policies_argument, read_pairs, refuse
+from simulate.commands.arguments import engine_options, policies_argument, refuse
 from simulate.commands.calibrate import report
 from simulate.commands.inputs import make_cost, with_engine
 from simulate.commands.option_checks import check_engine, check_policies
@@ -21,7 +21,7 @@ from simulate.commands.prepared import Sections, noise_of
 from simulate.measured import calibrate, comparison, intervals, validate
 from simulate.measured.intervals import Interval, Noise
 from terminal.console import say, table_of
-from terminal.options import POSITIVE, Number, Option, UsageError, Values
+from terminal.options import POSITIVE, Number, Option, UsageError, Values, read_pairs
 
 BAR = 14  # characters of the longest bar of the batch sizes
 NOTE = (
