@@ -48,12 +48,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90 and p99 in ms."""
-    ranks = statistics.quantiles(seconds, n=100, method="inclusive")
-    return {f"p{rank}_ms": 1e3 * ranks[rank - 1] for rank in (50, 90, 99)}
-
-
 def add_server(parser: argparse.ArgumentParser, threads: int = 0) -> None:
     """Add the options of the server under test."""
     parser.add_argument("--policy", default="dynamic", help="policy of the server")
