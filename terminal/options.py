@@ -186,7 +186,7 @@ class Command(click.Command):
             elif word.startswith("-") and len(word) > 1:
                 option, flag = flags.get(word), word
                 needs_value = option is not None and not option.is_flag
-                if needs_value and getattr(option.type, "alone", False) and after not in SWITCH:
+                if option is not None and getattr(option.type, "alone", False) and after not in SWITCH:
                     word, needs_value = f"{word}=on", False
             elif option is not None and option.several:
                 yield flag
