@@ -18,7 +18,7 @@ import config as settings
 import policies
 from config import Config
 from costs import mock
-from launch import banner, first_cases, preflight
+from launch import banner, preflight
 from terminal.shell import printing
 
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
@@ -54,9 +54,6 @@ def main(argv: list[str] | None = None) -> None:
 
             raise SystemExit(0 if doctor.examine(config) else 1)
         preflight.check(config)
-        first_cases.check(config.policy, config.policy_options)
-        if config.shadow:
-            first_cases.check(config.shadow)
         # A download must take its unfinished files and pip with it: until gunicorn comes, SIGTERM would leave both.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         resolved = _resolve(config)

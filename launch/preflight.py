@@ -8,20 +8,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import json
 import os
 import resource
 import socket
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import policies
-from config import LAB_FOLDER, Config, ConfigError
+from config import LAB_FOLDER, ROOT, Config, ConfigError
 from costs import mock
+from launch import banner
 
 RESERVED_FILES = 128  # open files in addition to the connections
 PROBE_BYTES = 4096
+CASES_SECONDS = 0.6  # for all cases of a policy
+STARTS_SECONDS = 1.0  # more for their process, which is then ended
 
 
 def check_settings(config: Config) -> None:
@@ -44,6 +50,9 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     check_folders(environ)
     if config.batch_folder:
         check_batch_folder(Path(config.batch_folder))
+    check_own_policy(config.policy, config.policy_options)
+    if config.shadow:
+        check_own_policy(config.shadow)
 
 
 def check_drafts(config: Config) -> None:
@@ -174,3 +183,32 @@ def check_writable(folder: Path, what: str, variable: str) -> None:
             f"cannot write to {what} {folder}: {error.strerror}. "
             f"Set {variable} to a writable folder, or free some space"
         ) from None
+
+
+def check_own_policy(name: str, options: Mapping[str, object] | None = None) -> None:
+    """Warn of what the first cases of the law checker find wrong with a policy that is not one of this project.
+
+    A hook with the wrong arguments would end the server at its first request, and a policy that admits none would let all
+    requests wait. The checker runs in a process of its own, which is started by name: the server imports nothing of the
+    laboratory.
+    """
+    try:
+        policies.check_name(name, own=False)
+        return
+    except ValueError:  # it is a user's own
+        pass
+    words = [
+        sys.executable,
+        "-m",
+        "simulate.laws.first",
+        policies.absolute(name),
+        str(CASES_SECONDS),
+        json.dumps(options),
+    ]
+    limit = CASES_SECONDS + STARTS_SECONDS
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, timeout=limit, cwd=ROOT)
+    except subprocess.TimeoutExpired:
+        return
+    if result.stdout:
+        banner.warn(f"{result.stdout}. The server starts all the same. Test it with ./eb simulate check {name}")

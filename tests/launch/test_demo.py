@@ -6,7 +6,6 @@ import pytest
 
 import app
 import config as settings
-from launch import demo
 from launch.engine import load_engine
 
 
@@ -24,7 +23,7 @@ def test_its_load_begins_with_the_engine_and_asks_no_one_for_a_tokenizer(monkeyp
     flask_app = app.create_app(chosen)
     service, engine = flask_app.extensions["service"], load_engine(chosen)
     app.connect(service, engine)
-    demo.begin(service)
+    app.begin_demo(service, engine)
     reply = flask_app.test_client().get("/load").get_json()
     flask_app.test_client().delete("/load")
     engine.manager.stop()
