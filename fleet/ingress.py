@@ -19,13 +19,13 @@ from urllib.parse import urlencode
 import aiohttp
 from aiohttp import web
 
-from fleet import bodies, connections, errors, merged
+from fleet import bodies, errors, merged
 from fleet.clients import Client, listening, within_open_files
 from fleet.errors import Failed, unavailable
 from fleet.limits import Limits
 from fleet.pool import Fleet, Replica
 from fleet.receiving import ClientLeft, receive
-from fleet.relay import Refused, Relay
+from fleet.relay import Refused, Relay, session
 from fleet.routers import Asked
 from fleet.switched import Switched
 
@@ -75,7 +75,7 @@ class Ingress:
         return app
 
     async def _connections(self, app: web.Application) -> Any:
-        self.session = connections.session()
+        self.session = session()
         yield
         await self.session.close()
 
@@ -134,7 +134,7 @@ class Ingress:
         end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while True:
             refused = Refused(None)
-            for replica in await self.fleet.order(asked):
+            for replica in await self.fleet.choose(asked):
                 self.pool.change(replica.name, +1)
                 try:
                     await self.switched.tell(replica, self.session)
@@ -151,7 +151,7 @@ class Ingress:
 
     async def one(self, request: web.Request) -> web.StreamResponse:
         """Answer by the replica that the path names."""
-        await self.fleet.refresh()
+        await self.fleet.choose()
         known = self.pool.known.get(request.match_info["name"])
         if known is None:
             return await self._name_replicas(
@@ -166,7 +166,7 @@ class Ingress:
 
     async def of_one(self, request: web.Request) -> web.StreamResponse:
         """Refuse what is not of the whole fleet."""
-        await self.fleet.refresh()
+        await self.fleet.choose()
         text = f"{request.path} belongs to one replica. Use /replica/NAME{request.path} with"
         return await self._name_replicas(request, 400, text)
 
@@ -179,7 +179,7 @@ class Ingress:
 
     async def _everywhere(self, request: web.Request, body: bytes) -> Answers:
         """Send a request to all replicas; return status, body and headers of each, 503 for one that does not answer."""
-        await self.fleet.refresh()
+        await self.fleet.choose()
         replicas = [known.replica for known in self.pool.known.values()]
         method = "GET" if request.method == "HEAD" else request.method  # bodies are put together
 
@@ -261,7 +261,7 @@ class Ingress:
         """Show browsers the slots of all replicas side by side, and others the health."""
         if "text/html" not in request.headers.get("Accept", ""):
             return await self.health(request)
-        await self.fleet.refresh()
+        await self.fleet.choose()
         runs = urlencode([("run", f"replica/{name}") for name in self.pool.known], safe="/")
         raise web.HTTPFound(f"race?{runs}")
 

@@ -74,11 +74,8 @@ class Fleet(Protocol):
 
     pool: Pool
 
-    async def order(self, asked: Asked) -> list[Replica]:
-        """Return the replicas that can take a request, the best first; none if there is none now."""
-
-    async def refresh(self) -> None:
-        """Bring `pool.known` up to date."""
+    async def choose(self, asked: Asked | None = None) -> list[Replica]:
+        """Bring `pool.known` up to date; return the replicas that can take a request, the best first."""
 
 
 class Pool:
