@@ -120,6 +120,7 @@ def connect(service: Service, engine: Engine) -> None:
     if engine.shadow is not None:
         engine.shadow.start(lambda report: service.feed.announce("shadow", report))
     service.requests.waited = manager.waited
+    # Last: handlers that see an engine rely on all that was set before.
     service.engine = engine
     if service.batches is not None:
         service.batches.start()

@@ -96,6 +96,7 @@ class Ingress:
         except ClientLeft:
             return web.Response(status=GONE)
         except asyncio.CancelledError:
+            # Only a client that closed its sending half may still read an answer, and only if none has begun.
             if not client.is_half_closed or request.writer.output_size:
                 raise
             failed = Failed(GONE, "the client disconnected", "cancelled")
@@ -109,7 +110,8 @@ class Ingress:
             self.open -= 1
             client.end()
         answer = errors.response(failed, request.method, route)
-        if not request.content.is_eof():  # the rest of a body is no request
+        # What is left of a body would be read as the next request.
+        if not request.content.is_eof():
             answer.force_close()
         return answer
 
@@ -135,15 +137,19 @@ class Ingress:
         while True:
             refused = Refused(None)
             for replica in await self.fleet.choose(asked):
+                # Counted before anything is awaited, so that a request that is routed next sees this one.
                 self.pool.change(replica.name, +1)
                 try:
+                    # A replica that started after a switch must not answer its first request under the old policy.
                     await self.switched.tell(replica, self.session)
                     return await relay.attempt(replica)
                 except Refused as no:
                     refused = no if no.answer or not refused.answer else refused
+                    # A full replica is well: only its queue is long, which the router sees in its load.
                     if not no.is_full:
                         self.pool.rest(replica.name)
-                finally:  # also when the client has left: this task is cancelled, and so is the request there
+                finally:
+                    # Also when the client has left: this task is cancelled, and so is the request there.
                     self.pool.change(replica.name, -1)
             if refused.is_full or asyncio.get_running_loop().time() > end:
                 return refused.answer or await relay.fail(NO_REPLICA)

@@ -91,6 +91,7 @@ class Pool:
         """Note which replicas there are now, and the last report of each."""
         self.known = {}
         for replica, report in replicas:
+            # One that has left and comes back still has its open requests, which would otherwise be counted below zero.
             one = self.known[replica.name] = self._seen.get(replica.name) or Known(replica)
             one.report(report)
         self._seen = {name: one for name, one in self._seen.items() if one.open} | self.known

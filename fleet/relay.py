@@ -110,6 +110,7 @@ class Relay:
 
     async def _send(self, events: bytes, answer: aiohttp.ClientResponse, name: str) -> None:
         if not self._begun:
+            # Comments keep the connection alive and are no token: until the first one, another replica may answer.
             first = next((event for event in events.split(b"\n\n") if event and not event.startswith(b":")), b"")
             if first.startswith((b'data: {"error"', b'data:{"error"')) and refusal(503, first.partition(b":")[2]):
                 raise Refused(None)

@@ -50,6 +50,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     check_folders(environ)
     if config.batch_folder:
         check_batch_folder(Path(config.batch_folder))
+    # Last, because the first cases of a policy take a moment.
     check_own_policy(config.policy, config.policy_options)
     if config.shadow:
         check_own_policy(config.shadow)
