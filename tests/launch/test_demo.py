@@ -9,7 +9,9 @@ import config as settings
 from launch.engine import load_engine
 
 
-@pytest.mark.parametrize("argv", [["demo"], ["--demo"], ["dynamic", "--demo"], ["--demo", "on", "--port", "9000"]])
+@pytest.mark.parametrize(
+    "argv", [["demo"], ["--demo"], ["dynamic", "--demo"], ["--demo", "dynamic"], ["--demo", "on", "--port", "9000"]]
+)
 def test_it_is_asked_for_by_a_word_or_a_flag(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     app.main([*argv, "--print-config"])
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
