@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import machine
 from terminal.console import table_of
 
 
@@ -79,6 +78,8 @@ def keep(file: Path | None, result: dict[str, Any]) -> None:
 
 def finish(name: str, result: dict[str, Any], file: Path | None) -> None:
     """Print a result with the machine and the command, and write it to the file."""
+    from benchmarks import machine  # it loads torch, which not every benchmark needs
+
     command = " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
     result = {"benchmark": name, **result, "machine": machine.describe(), "command": command}
     keep(file, result)
