@@ -26,9 +26,10 @@ import policies
 from config import Config, ConfigError
 from costs.cost import Affine, Host
 from costs.steps import step_of, step_of_members
+from launch.preflight import check_shadow
 from observe.replay.question import Server as Described
 from observe.replay.recording import MAX_AGE, MAX_REQUESTS, MAX_STRETCHES, STEPS_PER_SIZE, Recording
-from observe.replay.shadow import MINIMUM, Shadow, check
+from observe.replay.shadow import MINIMUM, Shadow
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
@@ -308,7 +309,7 @@ def test_incomplete_requests_are_load_but_not_in_the_figures() -> None:
 )
 def test_settings_that_cannot_work_are_rejected(settings: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check(Config(**settings))
+        check_shadow(Config(**settings))
     assert issubclass(ConfigError, ValueError)
 
 
