@@ -10,12 +10,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Any
 
-from observe.replay.question import Server, trace
-from observe.replay.recording import Served
+from observe.replay.question import Server
 from observe.replay.simulator_process import SimulatorProcess
 
 log = logging.getLogger(__name__)
@@ -102,15 +101,10 @@ class Shadow:
         complete = sum(one.latency is not None for one in requests)
         if complete < MINIMUM or len(recording.steps()) < MINIMUM:
             return None
-        answer = json.loads(self.process.ask(self.question(requests)))
+        answer = json.loads(self.process.ask(self._server.question(requests, shadow=[self.policy, {}])))
         if "problem" in answer:
             reason = answer["problem"].removeprefix("PolicyFailed: ")
             self._log_once("the shadow cannot simulate %s: %s", self.policy, reason)
             return {**self._empty("failed"), "reason": reason}
         span = requests[-1].at - requests[0].at
         return {"served": served, "state": "ready", **answer, "seconds": span, "from_idle": from_idle}
-
-    def question(self, requests: Iterable[Served]) -> Iterator[str]:
-        """Yield the lines that `simulate/measured/shadow.py` reads: requests and steps in pieces, then what to simulate."""
-        yield from trace(self._server.recording, requests)
-        yield json.dumps({"ask": {"shadow": [self.policy, {}], **self._server.describe()}}) + "\n"

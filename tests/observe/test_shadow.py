@@ -51,7 +51,7 @@ def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Sh
 def ask(shadow: Shadow) -> dict[str, Any]:
     """Return the answer of the process's code, called here."""
     out = io.StringIO()
-    lines = list(shadow.question(shadow._server.recording.window().requests))
+    lines = list(shadow._server.question(shadow._server.recording.window().requests, shadow=[shadow.policy, {}]))
     observed.converse(simulated.answer_from, io.StringIO("".join(lines)), out)
     answer: dict[str, Any] = json.loads(out.getvalue())
     return answer
