@@ -41,13 +41,14 @@ from api.http.deferral import App
 from api.in_process import InProcess, read_line
 from api.pages import dashboard, docs, events
 from api.schemas import body
+from api.schemas.demo import LoadRequest
 from api.service import Engine, Service
 from batch_files.lines import Limits
 from batch_files.runner import Runner
 from batch_files.store import Store
 from batching import InferenceError
 from config import Config
-from launch import banner, demo
+from launch import banner
 from launch.command import main as main
 from launch.engine import engine_stack, load_engine
 from serving.headroom import NO_MEMORY
@@ -55,6 +56,10 @@ from serving.text_watch import TEXT_SECONDS, TextWatch
 from serving.watchdog import Watchdog
 
 log = logging.getLogger("effective-batching")
+
+# The load that --demo starts. Twice as many users as slots: under every policy some wait, and a static batch is always
+# full.
+DEMO_LOAD = LoadRequest(users=16, pause=0.4, min_tokens=8, max_tokens=48, seed=1)
 
 
 def __getattr__(name: str) -> Any:
@@ -117,9 +122,16 @@ def connect(service: Service, engine: Engine) -> None:
     if engine.shadow is not None:
         engine.shadow.start(lambda report: service.feed.announce("shadow", report))
     service.requests.waited = manager.waited
+    # Last: handlers that see an engine rely on all that was set before.
     service.engine = engine
     if service.batches is not None:
         service.batches.start()
+
+
+def begin_demo(service: Service, engine: Engine) -> None:
+    """Start the load of the demonstration, which has no end."""
+    assert service.load is not None
+    service.load.start(engine, DEMO_LOAD, service.wants_load)
 
 
 def batch_runner(app: App, service: Service) -> Runner:
@@ -189,7 +201,7 @@ def start(
         gc.collect()
         gc.freeze()  # the model never becomes garbage: exclude it from collection
         if service.config.demo:
-            demo.begin(service)
+            begin_demo(service, engine)
         banner.show(service.config, engine, time.perf_counter() - began)
 
     thread = threading.Thread(target=load, name="load-model", daemon=True)

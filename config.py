@@ -13,14 +13,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from terminal.option_types import HOST
-from terminal.options import KEY, TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Read, Size, Type
+from terminal import options
+from terminal.option_types import HOST, KEY, ORIGINS, nearest, pieces, read_origins, read_pairs
+from terminal.options import TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Size, Type
 from terminal.options import UsageError as ConfigError
-from terminal.options import nearest as nearest
-from terminal.options import pairs as pairs
-from terminal.options import read as read_options
-from terminal.options import read_dotenv as read_dotenv
-from terminal.origins import check_origins, read_origins
 from terminal.shell import complete
 
 __all__ = ["KEY", "Config", "ConfigError", "Loaded", "flag", "load", "nearest", "text_of", "variable"]
@@ -30,13 +26,12 @@ LAB_FOLDER = ROOT / "build" / "lab"  # where tools/build_lab.sh puts it
 VERSION = "0.1.0"
 GROUPS = {"policy_option": "batching", "model": "model", "host": "server"}  # the first setting of each
 LISTS = ("policy_option", "adapter", "adapter_folder")  # settings of which a command line may have several
-COMPLETION = "_SERVER_SH_COMPLETE"  # set by a shell that completes the command line
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
 RESERVE = 32  # HTTP threads in addition to those of open requests
-LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site has these host names
 # What --demo sets, where flags, environment and .env do not: about 20 steps a second, as slow as a person can follow.
 DEMO = {"policy": "dynamic", "max_batch_size": 8, "model": "mock:distserve-opt13b@0.4"}
 LAB = {"policy": "dynamic", "model": "mock:distserve-opt13b"}  # what --lab sets there: a lab needs no weights
+SUBCOMMANDS = ("demo", "doctor")  # first words that are short for the flags of these names
 INTRO = """Serve a language model over HTTP with the batching policy of your choice. For example:
 
 \b
@@ -161,7 +156,7 @@ class Config:
     )
     cors_origins: str = setting(
         "", "origins whose pages may use this server from a browser, separated by commas, such as "
-        "https://chat.example.org; *: any; unset: none", Read(check_origins)
+        "https://chat.example.org; *: any; unset: none", ORIGINS
     )  # fmt: skip
     batch_folder: str = setting(
         "", "folder for OpenAI's files and batches, which are computed while the server is idle; unset: no batches"
@@ -185,11 +180,11 @@ class Config:
     tgi_metrics: bool = setting(False, "also export TGI's metric names (tgi_*) on /metrics")
     demo: bool = setting(
         False, "demonstration: an endless load on eight slots at about 20 steps per second, without weights or downloads; "
-        "same as ./server.sh demo"
+        "same as ./server.sh demo", OnOff(alone=True)
     )  # fmt: skip
     lab: bool = setting(
         False, "also serve the lab at /lab/, a page for writing and racing policies, which tools/build_lab.sh builds. "
-        "Without --model it serves without weights"
+        "Without --model it serves without weights", OnOff(alone=True)
     )  # fmt: skip
     api_key: str = setting("", "key that clients must send as a bearer token", KEY)
 
@@ -207,16 +202,16 @@ class Config:
     @property
     def policy_options(self) -> dict[str, str]:
         """The policy's options."""
-        return pairs(self.policy_option, "--policy-option", "NAME=VALUE, as in w_q=2")
+        return read_pairs([self.policy_option], "--policy-option")
 
     @property
     def adapters(self) -> dict[str, str]:
-        return pairs(self.adapter, "--adapter", "NAME=FOLDER, as in comedies=weights/bard-comedies")
+        return read_pairs([self.adapter], "--adapter", "NAME=FOLDER, as in comedies=weights/bard-comedies")
 
     @property
     def adapter_folders(self) -> list[Path]:
         """The folders from which adapters may be loaded while the server runs."""
-        return [Path(folder.strip()).expanduser() for folder in self.adapter_folder.split(",") if folder.strip()]
+        return [Path(folder).expanduser() for folder in pieces(self.adapter_folder)]
 
     @property
     def max_open_requests(self) -> int:
@@ -241,17 +236,13 @@ class Config:
     @property
     def hosts(self) -> list[str] | None:
         """Names by which clients may call the server, this machine's own among them; None for any."""
-        names = [name.strip() for name in self.trusted_hosts.split(",") if name.strip()]
-        return [*names, *LOOPBACK] if names else None
+        names = pieces(self.trusted_hosts)
+        return [*names, "localhost", "127.0.0.1"] if names else None  # no page of another site has these two
 
     @property
     def origins(self) -> frozenset[str]:
         """Sites whose pages may use the server, as browsers write them in Origin; * is any."""
         return read_origins(self.cors_origins)
-
-    @property
-    def overload_code(self) -> int:
-        return int(self.overload_status)
 
     @property
     def queue_limit(self) -> float:
@@ -260,8 +251,7 @@ class Config:
 
     def to_environment(self) -> dict[str, str]:
         """Return the settings as `EB_*` variables, for the process that serves: `.env` is in them."""
-        settings = {variable(f.name): text_of(getattr(self, f.name)) for f in fields(self)}
-        return settings | {COMPLETE: "1"}
+        return {variable(f.name): text_of(getattr(self, f.name)) for f in fields(self)} | {COMPLETE: "1"}
 
 
 def address(host: str, port: int) -> str:
@@ -289,6 +279,7 @@ class Loaded:
     config: Config
     origin: dict[str, str]
     warnings: list[str]
+    task: str  # serve, doctor or print-config
 
 
 def load(
@@ -303,8 +294,10 @@ def load(
     """
     environ = os.environ if environ is None else environ
     path = None if environ.get(COMPLETE) else dotenv or ROOT / ".env"
-    complete(command(policies), COMPLETION, environ)
-    values = read_options(command(policies), argv, environ, path)
+    parser = command(policies)
+    complete(parser, "_SERVER_SH_COMPLETE", environ)  # set by a shell that completes the command line
+    words = [f"--{argv[0]}", *argv[1:]] if argv and argv[0] in SUBCOMMANDS else argv
+    values = options.read(parser, words, environ, path)
     if values.version:
         print(f"effective-batching {VERSION}")  # noqa: T201
         raise SystemExit(0)
@@ -314,10 +307,11 @@ def load(
         if values.origin[name] == "default":
             setattr(values, name, value)
             values.origin[name] = "demo" if values.demo else "lab"
-    names = [item.name for item in fields(Config)]
-    config = Config(**{name: getattr(values, name) for name in names})
     return Loaded(
-        config, {name: values.origin[name] for name in names}, _unknown_variables([*environ, *read_dotenv(path)])
+        Config(**{item.name: getattr(values, item.name) for item in fields(Config)}),
+        values.origin,
+        _unknown_variables([*environ, *options.read_dotenv(path)]),
+        "print-config" if values.print_config else "doctor" if values.doctor else "serve",
     )
 
 
@@ -333,15 +327,13 @@ def _unknown_variables(names: Sequence[str]) -> list[str]:
 def command(policies: Mapping[str, str] | None = None) -> Command:
     """Return the command line of the server, made of the settings; --help lists the policies."""
     policy, *others = fields(Config)
-    group, known = "", [*(policies or ()), "demo", "doctor"]
+    group, known = "", [*(policies or ()), *SUBCOMMANDS]
     sections: dict[str, list[Parameter]] = {
-        "arguments": [
-            Argument(
-                "policy", policy.metadata["help"], default=policy.default, required=False,
-                envvar=[variable("policy"), "BATCHING"],
-                shell_complete=lambda ctx, param, begun: [name for name in known if name.startswith(begun)],
-            ),
-        ],
+        "arguments": [Argument(
+            "policy", policy.metadata["help"], default=policy.default, required=False,
+            envvar=[variable("policy"), "BATCHING"],
+            shell_complete=lambda ctx, param, begun: [name for name in known if name.startswith(begun)],
+        )],
         "commands": [
             Option("--version", "print the version and exit", None),
             Option("--print-config", "print every setting with its value and source, and exit", None),

@@ -35,6 +35,7 @@ WORK_SECONDS = 0.002  # of the processor that reading lines takes before it rest
 MOST_ERRORS = 100  # that a batch that failed lists
 PAUSED = "paused"
 Done = Callable[[int, str, bytes], None]
+Problem = tuple[str, str, int | None]  # code, message, and number of the line
 
 
 class Sender(Protocol):
@@ -100,11 +101,14 @@ class Runner:
             self._thread.join(seconds)
 
     def _run(self) -> None:
+        """Compute batches while no other process computes those of this folder, as one that drains does."""
         while not self._is_stopping:
             try:
                 with (self.store.folder / "lock").open("a") as lock:
-                    if self._take(lock):
-                        self._take_turns()
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._take_turns()
+            except BlockingIOError:  # another process has the lock
+                self._pause(POLL_SECONDS)
             except OSError as error:
                 self._wait_for_disk(error)
 
@@ -125,16 +129,6 @@ class Runner:
         log.error("cannot use --batch-folder: %s. Free space there, or make it writable", error)
         self._pause(DISK_SECONDS)
 
-    def _take(self, lock: Any) -> bool:
-        """Wait until no other process computes the batches of this folder, as one that drains does."""
-        while not self._is_stopping:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except OSError:
-                self._pause(POLL_SECONDS)
-        return False
-
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
@@ -144,17 +138,15 @@ class Runner:
         if time.monotonic() - self._purged_at > PURGE_SECONDS or not self._purged_at:
             self._purged_at = time.monotonic()
             self.store.purge(int(self.store.now() - self._retention))
-        self._end_cancelled()
-        waiting = self.store.next_batches()
+        waiting = self._look()
         if not waiting or not self._is_ready():
             self._pause(POLL_SECONDS)
             return
         self._served = {batch["owner"]: self._served.get(batch["owner"], 0.0) for batch in waiting}
         batch = min(waiting, key=lambda one: self._served[one["owner"]])  # the oldest, where none was served yet
         try:
-            self._compute(batch)
-        except _Over:
-            pass  # the next turn sees what ended it
+            with suppress(_Over):  # the next turn sees what ended it
+                self._compute(batch)
         finally:
             self._served[batch["owner"]] = time.monotonic()
 
@@ -165,7 +157,7 @@ class Runner:
             try:
                 file = self.store.path(batch["input_file_id"]).open("rb")
             except FileNotFoundError:
-                self._fail(batch, 0, [_problem("missing_file", "the input file is gone")])
+                self._fail(batch, 0, [("missing_file", "the input file is gone", None)])
                 return
             with file:
                 if batch["status"] == "validating" and not self._validate(batch, file):
@@ -187,8 +179,8 @@ class Runner:
             if len(self._paused) > MOST_PAUSED:
                 self._paused.pop(next(iter(self._paused))).close()
         elif ended is not None:
-            if ended == "completed":
-                self.store.move(job.id, "finalizing")
+            if ended == "completed" and not self.store.move(job.id, "finalizing"):
+                ended = "cancelled"  # after the last look
             self._end(job, ended)
 
     def _open(self, batch: Row) -> Job:
@@ -203,13 +195,17 @@ class Runner:
         self.store.count(job.id, job.completed, job.failed)
         self.store.end(job.row, status)
 
-    def _end_cancelled(self, current: str = "") -> None:
-        """End the batches that were cancelled while they waited for their turn, but not the current one."""
-        for batch in self.store.cancelling():
-            if batch["id"] != current:
+    def _look(self, current: str = "") -> list[Row]:
+        """Return the oldest batch of each owner; end those that were cancelled while they waited for their turn."""
+        waiting = []
+        for batch in self.store.due():
+            if batch["status"] != "cancelling":
+                waiting.append(batch)
+            elif batch["id"] != current:
                 job = self._paused.pop(batch["id"], None) or self._open(batch)
                 job.close()
                 self._end(job, "cancelled")
+        return waiting
 
     def _validate(self, batch: Row, file: BinaryIO) -> bool:
         """Count the lines of a batch; end it if none of them can be computed.
@@ -221,7 +217,7 @@ class Runner:
         total, is_good = 0, False
         if count_lines(file, self._max_lines, limits.check) > self._max_lines:
             message = f"the file has more than {self._max_lines:,} lines, which is the most of a batch. Split the file"
-            problems = [_problem("too_many_lines", message)]
+            problems: list[Problem] = [("too_many_lines", message, None)]
         else:
             file.seek(0)
             for number, data in numbered(file, limits):
@@ -234,9 +230,9 @@ class Runner:
                         bad.append(error)
             if is_good:
                 return self.store.move(batch["id"], "in_progress", total=total)
-            problems = [_problem(one.code, str(one), one.number) for one in bad]
+            problems = [(one.code, str(one), one.number) for one in bad]
             if total == 0:
-                problems = [_problem("empty_file", "the file has no lines")]
+                problems = [("empty_file", "the file has no lines", None)]
         self._fail(batch, total, problems)
         return False
 
@@ -261,29 +257,25 @@ class Runner:
     def _is_cancelled(self, batch: Row) -> bool:
         return self.store.status(batch["id"]) in ("cancelling", "cancelled")
 
-    def _is_over(self, batch: Row) -> str | None:
-        """Return how a batch ended meanwhile, None if it goes on."""
-        if self._is_cancelled(batch):
-            return "cancelled"
-        return "expired" if self.store.now() >= batch["expires_at"] else None
-
     def _unanswered(self, job: Job) -> Iterator[Line | BadLine]:
         """Yield the lines of a batch that have no answer yet; end early when it is cancelled."""
         with suppress(_Over), self.store.path(job.row["input_file_id"]).open("rb") as file:
             yield from job.pending(file, self._limits(job.row))
 
-    def _fail(self, batch: Row, total: int, problems: list[dict[str, Any]]) -> None:
-        errors = json.dumps({"object": "list", "data": problems})
+    def _fail(self, batch: Row, total: int, problems: list[Problem]) -> None:
+        data = [{"code": code, "line": line, "message": message, "param": None} for code, message, line in problems]
+        errors = json.dumps({"object": "list", "data": data})
         self.store.move(batch["id"], "failed", total=total, errors=errors)
 
     def _send_all(self, job: Job) -> str | None:
         """Send lines until all have answers; return how the batch ended, PAUSED, or None if the process ends."""
-        turn_ends, has_sent = time.monotonic() + TURN_SECONDS, False
+        turn_ends, is_our_turn = time.monotonic() + TURN_SECONDS, True
         while not self._is_stopping:
-            self._end_cancelled(job.id)
-            if ended := self._is_over(job.row):
-                return ended
-            is_our_turn = not has_sent or time.monotonic() < turn_ends or len(self.store.next_batches()) < 2
+            waiting = self._look(job.id)
+            if job.id not in [batch["id"] for batch in waiting]:
+                return "cancelled"
+            if self.store.now() >= job.row["expires_at"]:
+                return "expired"
             while is_our_turn and len(job.open) < self._width and not self._is_stopping:
                 if job.again and job.again[0][0] <= time.monotonic():
                     self._send(job, job.again.popleft()[1])
@@ -295,20 +287,20 @@ class Runner:
                     self._keep(job, failed(line), is_error=True)
                 else:
                     self._send(job, line)
-            has_sent = True
             if not job.open:
                 if not is_our_turn:
                     return PAUSED
                 if not job.again and not self._is_stopping:
-                    return self._is_over(job.row) or "completed"
+                    return "completed"
             self._receive(job)
+            is_our_turn = time.monotonic() < turn_ends or len(waiting) < 2
         return None
 
     def _send(self, job: Job, line: Line) -> None:
         job.open[line.number] = line
 
-        def done(status: int, id: str, body: bytes, number: int = line.number) -> None:
-            job.results.put((number, status, id, body))
+        def done(status: int, id: str, body: bytes) -> None:
+            job.results.put((line.number, status, id, body))
 
         self._sender.send(line, job.row["owner"], job.request_id(line.number), done)
 
@@ -356,7 +348,3 @@ class Runner:
         with self.store.path(job.row["input_file_id"]).open("rb") as file:
             for line in job.pending(file, self._limits(job.row)):
                 self._keep(job, failed(line) if isinstance(line, BadLine) else expired(line), is_error=True)
-
-
-def _problem(code: str, message: str, line: int | None = None) -> dict[str, Any]:
-    return {"code": code, "line": line, "message": message, "param": None}

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+ACTIVE = ("validating", "in_progress", "finalizing")
+OPEN = (*ACTIVE, "cancelling")
 STATUSES = (*OPEN, "completed", "failed", "expired", "cancelled")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -34,7 +35,7 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE INDEX IF NOT EXISTS open_batches ON batches (status, number);
 """
 
-
+IS_ACTIVE, IS_OPEN = f"status IN {ACTIVE}", f"status IN {OPEN}"  # of batches
 ABANDONED_SECONDS = 3600  # since an upload wrote last
 CURRENT = "AND (expires_at IS NULL OR expires_at > :now) "  # files
 
@@ -132,8 +133,7 @@ class Store:
         """Delete an owner's file; return False if there is none, raise InUse if an open batch needs it."""
         if self.file(id, owner, is_expired_too=True) is None:
             return False
-        states = ", ".join("?" * len(OPEN))
-        users = self._all(f"SELECT id FROM batches WHERE input_file_id = ? AND status IN ({states})", (id, *OPEN))
+        users = self._all(f"SELECT id FROM batches WHERE input_file_id = ? AND {IS_OPEN}", (id,))
         if users:
             raise InUse(users[0]["id"])
         self.path(id).unlink(missing_ok=True)  # first, because on a full disk the database needs its room
@@ -160,8 +160,7 @@ class Store:
             "output_id": f"file-{uuid.uuid4().hex}", "error_id": f"file-{uuid.uuid4().hex}", "created_at": now,
             "expires_at": now + hours * 3600, "output_seconds": output_seconds,
         }  # fmt: skip
-        states = ", ".join(f"'{state}'" for state in OPEN)
-        has_room = f"(SELECT count(*) FROM batches WHERE owner = :owner AND status IN ({states})) < :most_open"
+        has_room = f"(SELECT count(*) FROM batches WHERE owner = :owner AND {IS_OPEN}) < :most_open"
         values = ", ".join(f":{name}" for name in row)
         insert = f"INSERT INTO batches ({', '.join(row)}) SELECT {values} WHERE {has_room}"
         # One statement, because others may add batches meanwhile.
@@ -172,15 +171,11 @@ class Store:
         """Return an owner's batch, or None."""
         return next(iter(self._all("SELECT * FROM batches WHERE id = ? AND owner = ?", (id, owner))), None)
 
-    def next_batches(self) -> list[Row]:
-        """Return the oldest batch of each owner that has not ended, the oldest first."""
-        states = ", ".join("?" * len(OPEN))
-        oldest = f"SELECT min(number) FROM batches WHERE status IN ({states}) GROUP BY owner"
-        return self._all(f"SELECT * FROM batches WHERE number IN ({oldest}) ORDER BY number", OPEN)
-
-    def cancelling(self) -> list[Row]:
-        """Return the batches that are to be cancelled."""
-        return self._all("SELECT * FROM batches WHERE status = 'cancelling'")
+    def due(self) -> list[Row]:
+        """Return the batches that are to be cancelled, and of the others the oldest open one of each owner, oldest first."""
+        oldest = f"SELECT min(number) FROM batches WHERE {IS_ACTIVE} GROUP BY owner"
+        where = f"status = 'cancelling' OR number IN ({oldest})"
+        return self._all(f"SELECT * FROM batches WHERE {where} ORDER BY number")
 
     def status(self, id: str) -> str:
         """Return the status of a batch; a batch that is gone is cancelled."""
@@ -192,15 +187,11 @@ class Store:
 
         A batch that is being cancelled does not go back to work.
         """
-        from_states = OPEN if status not in ("in_progress", "finalizing") else OPEN[:3]
+        may_move = IS_ACTIVE if status in ("in_progress", "finalizing") else IS_OPEN
         values = {f"{status}_at": self.now(), **columns, "status": status}
         setters = ", ".join(f"{name} = :{name}" for name in values)
-        states = ", ".join(f"'{state}'" for state in from_states)
-        return bool(
-            self._change(
-                (f"UPDATE batches SET {setters} WHERE id = :id AND status IN ({states})", {**values, "id": id})
-            )
-        )
+        update = f"UPDATE batches SET {setters} WHERE id = :id AND {may_move}"
+        return bool(self._change((update, {**values, "id": id})))
 
     def count(self, id: str, completed: int, failed: int) -> None:
         """Record how many lines of a batch have an answer."""
@@ -228,13 +219,12 @@ class Store:
 
     def purge(self, before: int) -> int:
         """Delete the files and ended batches of before a time, and what failed uploads left; return how many."""
-        states = ", ".join(f"'{state}'" for state in OPEN)
-        needed = f"SELECT input_file_id FROM batches WHERE status IN ({states})"
+        needed = f"SELECT input_file_id FROM batches WHERE {IS_OPEN}"
         is_old = "(created_at < ? OR expires_at <= ?)"
         old = self._all(f"SELECT id, owner FROM files WHERE {is_old} AND id NOT IN ({needed})", (before, self.now()))
         for row in old:
             self.delete_file(row["id"], row["owner"])
-        gone = self._change((f"DELETE FROM batches WHERE created_at < ? AND status NOT IN ({states})", (before,)))
+        gone = self._change((f"DELETE FROM batches WHERE created_at < ? AND NOT {IS_OPEN}", (before,)))
         for path in self._files.glob("upload-*"):
             with suppress(OSError):
                 if path.stat().st_mtime < self.now() - ABANDONED_SECONDS:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.door --model bard --json benchmarks/results/door.json
 
-Short requests: requests a second and processor time each, by 1 and by 64 connections, with the cost of each stage.
+Short requests: requests a second and processor time each, by 1 and by 64 connections.
 Refusals: what 320 clients are served that just fit, and what is left of it when there are 512, all of which send again
 as soon as they are answered or refused.
 A full server: the time to the first byte of /health while 64 requests run and 256 wait, and the time until slots, pages
@@ -19,13 +19,13 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import closed_loop, report, stages
+from benchmarks import closed_loop, report
 from benchmarks.server import call, served, until
 
 RUNNING, WAITING = 64, 256
-LONG, ENDLESS = (
+SHORT, LONG, ENDLESS = (
     closed_loop.request("/inference", json.dumps({"prompt": "ROMEO:", "num_tokens": tokens}).encode())
-    for tokens in (32, 1000)
+    for tokens in (1, 32, 1000)
 )
 
 
@@ -79,11 +79,10 @@ def measure(port: int, times: int) -> dict[str, Any]:
 def short_requests(port: int, pid: int, seconds: float) -> dict[str, Any]:
     """Return requests a second and milliseconds of processor time each, by number of connections."""
     result = {}
-    message = closed_loop.request("/inference", stages.BODY)
-    closed_loop.run(port, 64, message, 1.0)  # warm
+    closed_loop.run(port, 64, SHORT, 1.0)  # warm
     for clients in (1, 64):
         before = closed_loop.processor_seconds(pid)
-        load = closed_loop.run(port, clients, message, seconds)
+        load = closed_loop.run(port, clients, SHORT, seconds)
         spent = closed_loop.processor_seconds(pid) - before
         n = load.statuses[200]
         result[f"{clients}"] = {
@@ -118,7 +117,7 @@ def refusal_ms(port: int, pid: int, seconds: float) -> float:
     spent = []
     for clients in (0, 64):
         before = closed_loop.processor_seconds(pid)
-        load = closed_loop.run(port, clients, closed_loop.request("/inference", stages.BODY), seconds)
+        load = closed_loop.run(port, clients, SHORT, seconds)
         spent.append(closed_loop.processor_seconds(pid) - before)
     return 1e3 * (spent[1] - spent[0]) / load.statuses[429]
 
@@ -135,11 +134,6 @@ def show(result: dict[str, Any]) -> None:
             f"  {clients:>3} connections  {load['per_second']:6.0f}/s  {load['server_ms']:.2f} ms of processor each  "
             f"p50 {load['p50_ms']:.1f} ms  p99 {load['p99_ms']:.1f} ms"
         )
-    say("\nstages of one, in microseconds of one thread")
-    known = sum(result["stages_us"].values())
-    rest = 1e3 * result["short_requests"]["64"]["server_ms"] - known
-    for stage, spent in {**result["stages_us"], "sockets, threads, engine": rest}.items():
-        say(f"  {stage:<26}{spent:6.0f}")
     o = result["overload"]
     say(
         f"\noverload: {o['fits_per_second']:.0f}/s answered with {RUNNING + WAITING} clients, "
@@ -163,7 +157,6 @@ def main() -> None:
     result: dict[str, Any] = {}
     with served(args) as (port, pid):
         result["short_requests"] = short_requests(port, pid, args.seconds)
-    result["stages_us"] = stages.measure(args.model)
     with served(args, "--max-queue", str(WAITING)) as (port, _):
         result["overload"] = goodput(port, args.seconds, args.rounds)
     sleeping = argparse.Namespace(**{**vars(args), "model": "mock:llm-mock"})

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from benchmarks import report
 from models.sources import catalog
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
@@ -86,11 +87,7 @@ def load(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=__doc__)
-    parser.add_argument("--model", default="gpt2-medium")
-    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--quantize", default="none", choices=("none", "as-stored", "int8", "int4"))
-    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "int8"))
+    report.add_model(parser)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--context", type=int, default=0, help="tokens that the model must hold")
     parser.add_argument("--steps", type=int, default=5)

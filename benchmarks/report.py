@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import machine
 from terminal.console import table_of
 
 
@@ -48,12 +47,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90 and p99 in ms."""
-    ranks = statistics.quantiles(seconds, n=100, method="inclusive")
-    return {f"p{rank}_ms": 1e3 * ranks[rank - 1] for rank in (50, 90, 99)}
-
-
 def add_server(parser: argparse.ArgumentParser, threads: int = 0) -> None:
     """Add the options of the server under test."""
     parser.add_argument("--policy", default="dynamic", help="policy of the server")
@@ -85,6 +78,8 @@ def keep(file: Path | None, result: dict[str, Any]) -> None:
 
 def finish(name: str, result: dict[str, Any], file: Path | None) -> None:
     """Print a result with the machine and the command, and write it to the file."""
+    from benchmarks import machine  # it loads torch, which not every benchmark needs
+
     command = " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
     result = {"benchmark": name, **result, "machine": machine.describe(), "command": command}
     keep(file, result)

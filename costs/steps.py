@@ -44,16 +44,28 @@ def decoding(rows: int, context: int, longest: int = 0) -> Step:
 
 def prefilling(*prompts: int, cached: int = 0, padded: bool = False) -> Step:
     """Return the step that computes whole prompts, each after `cached` tokens found in the cache."""
-    chunks = [p - cached for p in prompts]
-    return Step(
-        prefills=len(prompts),
-        prompt=len(chunks) * max(chunks) if padded else sum(chunks),
-        pairs=sum(c * (cached + (c + 1) / 2) for c in chunks),
-        squares=sum(c * c for c in chunks),
-        longest=max(prompts),
-        widest=max(chunks),
-        work=sum(p * c for p, c in zip(prompts, chunks)),
-    )
+    chunks = [prompt - cached for prompt in prompts]
+    padding = len(chunks) * max(chunks) - sum(chunks) if padded else 0
+    return _sum(((False, chunk, prompt) for prompt, chunk in zip(prompts, chunks)), padding)
+
+
+def _sum(rows: Iterable[tuple[bool, int, int]], padding: int) -> Step:
+    """Sum rows: whether each decodes, the tokens that it computes, and its length behind them."""
+    decodes = context = prefills = squares = longest = widest = work = 0
+    prompt, pairs = padding, 0.0
+    for is_decode, count, length in rows:
+        if is_decode:
+            decodes += count
+            context += length
+        else:
+            prefills += 1
+            prompt += count
+            pairs += count * (length - count + (count + 1) / 2)
+            squares += count * count
+        work += length * count
+        longest = max(longest, length)
+        widest = max(widest, 1 if is_decode else count)
+    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
 
 
 def step_of(plan: Plan) -> Step:
@@ -101,35 +113,12 @@ def step_of_members(members: Iterable[Member], padded: bool) -> Step:
     Of a member with drafts, `computed` may be a few tokens too small, since the rejected ones are not in it.
     """
     members = list(members)
-    decodes = context = prefills = prompt = squares = longest = widest = work = 0
-    pairs = 0.0
-    for member in members:
-        count, length = member.tokens, member.computed
-        if member.phase == "held" and padded:
-            count, length = 1, member.computed + 1
-        elif not count:
-            continue
-        if member.phase == "decode" and count > 1:  # with drafts
-            decodes += count
-            context += length
-            work += length * count
-            longest, widest = max(longest, length), max(widest, 1)
-            continue
-        if member.phase == "prefill":
-            prefills += 1
-            prompt += count
-            pairs += count * (length - count + (count + 1) / 2)
-            squares += count * count
-        else:
-            decodes += 1
-            context += length
-        work += length * count
-        longest = max(longest, length)
-        widest = max(widest, member.tokens)
-    if padded:
-        counts = [member.tokens for member in members if member.tokens]
-        prompt += widest * len(counts) - sum(counts)
-    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
+    rows = [(member.phase != "prefill", member.tokens, member.computed) for member in members if member.tokens]
+    if not padded:
+        return _sum(rows, 0)
+    counts = [count for _, count, _ in rows]
+    held = [(True, 1, member.computed + 1) for member in members if member.phase == "held"]
+    return _sum([*rows, *held], max(counts, default=0) * len(counts) - sum(counts))
 
 
 def size(step: Step) -> tuple[bool, int]:

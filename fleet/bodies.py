@@ -37,11 +37,7 @@ def generates(method: str, path: str) -> bool:
 
 def is_tgi(method: str, path: str) -> bool:
     """Return whether a request of this kind speaks TGI's dialect."""
-    return generates(method, path) and _is_tgi(path)
-
-
-def _is_tgi(path: str) -> bool:
-    return PROMPTS[path] == "inputs"
+    return method == "POST" and PROMPTS.get(path) == "inputs"
 
 
 def read(body: bytes) -> dict[str, Any]:
@@ -55,7 +51,7 @@ def read(body: bytes) -> dict[str, Any]:
 
 def asked(path: str, fields: Mapping[str, Any], session: str) -> Asked:
     """Return what routers may know: the prompt's blocks, and the session of the header or else the field `user`."""
-    options = fields.get("parameters") if _is_tgi(path) else fields
+    options = fields.get("parameters") if PROMPTS[path] == "inputs" else fields
     user = options.get("user") if isinstance(options, Mapping) else None
     return Asked(blocks(str(fields.get(PROMPTS[path], ""))), session or (user if isinstance(user, str) else ""))
 
@@ -77,7 +73,7 @@ def seeded(path: str, body: bytes, fields: Mapping[str, Any], seed: int) -> byte
     start = len(body) - len(body.lstrip())
     if not fields or body[start : start + 1] != b"{" or len(body) + SPARE > LARGEST:
         return body
-    if not _is_tgi(path):
+    if PROMPTS[path] != "inputs":
         prompt = fields.get(PROMPTS[path])
         several = path == "/v1/completions" and isinstance(prompt, list) and not all(type(t) is int for t in prompt)
         return body if "seed" in fields or several else _with(body, start + 1, b'"seed": %d' % seed, True)

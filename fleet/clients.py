@@ -45,6 +45,7 @@ class Clients:
     def admit(self, client: Client) -> bool:
         """Count a new connection; return False if there is no room for it."""
         if len(self._open) >= self.limits.connections:
+            # A connection that waits and has sent everything may go: its client loses nothing and connects again.
             longest = next((one for one in self._waiting if not one.is_sending), None)
             if longest is None:
                 return False

@@ -19,13 +19,13 @@ from urllib.parse import urlencode
 import aiohttp
 from aiohttp import web
 
-from fleet import bodies, connections, errors, merged
+from fleet import bodies, errors, merged
 from fleet.clients import Client, listening, within_open_files
 from fleet.errors import Failed, unavailable
 from fleet.limits import Limits
 from fleet.pool import Fleet, Replica
 from fleet.receiving import ClientLeft, receive
-from fleet.relay import Refused, Relay
+from fleet.relay import Refused, Relay, session
 from fleet.routers import Asked
 from fleet.switched import Switched
 
@@ -75,7 +75,7 @@ class Ingress:
         return app
 
     async def _connections(self, app: web.Application) -> Any:
-        self.session = connections.session()
+        self.session = session()
         yield
         await self.session.close()
 
@@ -96,6 +96,7 @@ class Ingress:
         except ClientLeft:
             return web.Response(status=GONE)
         except asyncio.CancelledError:
+            # Only a client that closed its sending half may still read an answer, and only if none has begun.
             if not client.is_half_closed or request.writer.output_size:
                 raise
             failed = Failed(GONE, "the client disconnected", "cancelled")
@@ -109,7 +110,8 @@ class Ingress:
             self.open -= 1
             client.end()
         answer = errors.response(failed, request.method, route)
-        if not request.content.is_eof():  # the rest of a body is no request
+        # What is left of a body would be read as the next request.
+        if not request.content.is_eof():
             answer.force_close()
         return answer
 
@@ -134,16 +136,20 @@ class Ingress:
         end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while True:
             refused = Refused(None)
-            for replica in await self.fleet.order(asked):
+            for replica in await self.fleet.choose(asked):
+                # Counted before anything is awaited, so that a request that is routed next sees this one.
                 self.pool.change(replica.name, +1)
                 try:
+                    # A replica that started after a switch must not answer its first request under the old policy.
                     await self.switched.tell(replica, self.session)
                     return await relay.attempt(replica)
                 except Refused as no:
                     refused = no if no.answer or not refused.answer else refused
+                    # A full replica is well: only its queue is long, which the router sees in its load.
                     if not no.is_full:
                         self.pool.rest(replica.name)
-                finally:  # also when the client has left: this task is cancelled, and so is the request there
+                finally:
+                    # Also when the client has left: this task is cancelled, and so is the request there.
                     self.pool.change(replica.name, -1)
             if refused.is_full or asyncio.get_running_loop().time() > end:
                 return refused.answer or await relay.fail(NO_REPLICA)
@@ -151,7 +157,7 @@ class Ingress:
 
     async def one(self, request: web.Request) -> web.StreamResponse:
         """Answer by the replica that the path names."""
-        await self.fleet.refresh()
+        await self.fleet.choose()
         known = self.pool.known.get(request.match_info["name"])
         if known is None:
             return await self._name_replicas(
@@ -166,7 +172,7 @@ class Ingress:
 
     async def of_one(self, request: web.Request) -> web.StreamResponse:
         """Refuse what is not of the whole fleet."""
-        await self.fleet.refresh()
+        await self.fleet.choose()
         text = f"{request.path} belongs to one replica. Use /replica/NAME{request.path} with"
         return await self._name_replicas(request, 400, text)
 
@@ -179,7 +185,7 @@ class Ingress:
 
     async def _everywhere(self, request: web.Request, body: bytes) -> Answers:
         """Send a request to all replicas; return status, body and headers of each, 503 for one that does not answer."""
-        await self.fleet.refresh()
+        await self.fleet.choose()
         replicas = [known.replica for known in self.pool.known.values()]
         method = "GET" if request.method == "HEAD" else request.method  # bodies are put together
 
@@ -261,7 +267,7 @@ class Ingress:
         """Show browsers the slots of all replicas side by side, and others the health."""
         if "text/html" not in request.headers.get("Accept", ""):
             return await self.health(request)
-        await self.fleet.refresh()
+        await self.fleet.choose()
         runs = urlencode([("run", f"replica/{name}") for name in self.pool.known], safe="/")
         raise web.HTTPFound(f"race?{runs}")
 

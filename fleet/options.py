@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import config as settings
+from config import Config
 from fleet import autoscalers
 from fleet.autoscalers import Bounds
 from fleet.limits import Limits
@@ -100,7 +100,7 @@ def build_command() -> Command:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command line asks for; `environment` holds the settings of each replica's server."""
+    """What a command line asks for: `config` is of the ingress and the replicas, `environment` of each replica's server."""
 
     replicas: Bounds
     router: str
@@ -111,9 +111,7 @@ class Plan:
     cpus: float
     gpus: float
     config_out: Path | None
-    host: str
-    port: int
-    request_timeout: float
+    config: Config
     limits: Limits
     environment: dict[str, str]
 
@@ -121,31 +119,6 @@ class Plan:
     def is_local(self) -> bool:
         """Whether Ray runs on this machine alone."""
         return not self.address
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment of a replica's server."""
-        return {**os.environ, **self.environment}
-
-    @property
-    def key(self) -> str:
-        """The API key that clients must send, if there is one."""
-        return self.environment["EB_API_KEY"]
-
-    @property
-    def ingress(self) -> str:
-        """The address of the ingress, as in a URL."""
-        return settings.address(self.host, self.port)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anyone who reaches the address may use it."""
-        return not self.key and self.host not in ("127.0.0.1", "localhost", "::1")
-
-    @property
-    def all_cpus(self) -> int:
-        """The CPU cores that Ray reserves for all replicas."""
-        return math.ceil(self.cpus * self.replicas.most)
 
 
 def parse(argv: Sequence[str]) -> Plan:
@@ -164,15 +137,13 @@ def parse(argv: Sequence[str]) -> Plan:
             others.append(word)
     given = read(Command(NAME, INTRO, {"fleet": FLEET}), own)
     values: dict[str, Any] = {str(option.name): getattr(given, str(option.name)) for option in FLEET}
-    for flag in {"--doctor", "--print-config"} & set(others):
-        raise UsageError(f"{flag} is about one server. Use ./server.sh {flag}")
     loaded = settings.load(others)
-    config = loaded.config
-    limits = Limits(config.receive_timeout, config.send_timeout, config.connections * values["replicas"].most)
-    return Plan(
-        **values, host=config.host, port=config.port, request_timeout=config.request_timeout, limits=limits,
-        environment=_environment(loaded, values["replicas"].most, not values["address"]),
-    )  # fmt: skip
+    if loaded.task != "serve":
+        raise UsageError(f"--{loaded.task} is about one server. Use ./server.sh --{loaded.task}")
+    config, most = loaded.config, values["replicas"].most
+    limits = Limits(config.receive_timeout, config.send_timeout, config.connections * most)
+    environment = _environment(loaded, most, is_local=not values["address"])
+    return Plan(**values, config=config, limits=limits, environment=environment)
 
 
 def _environment(loaded: settings.Loaded, replicas: int, is_local: bool) -> dict[str, str]:

@@ -74,11 +74,8 @@ class Fleet(Protocol):
 
     pool: Pool
 
-    async def order(self, asked: Asked) -> list[Replica]:
-        """Return the replicas that can take a request, the best first; none if there is none now."""
-
-    async def refresh(self) -> None:
-        """Bring `pool.known` up to date."""
+    async def choose(self, asked: Asked | None = None) -> list[Replica]:
+        """Bring `pool.known` up to date; return the replicas that can take a request, the best first."""
 
 
 class Pool:
@@ -94,6 +91,7 @@ class Pool:
         """Note which replicas there are now, and the last report of each."""
         self.known = {}
         for replica, report in replicas:
+            # One that has left and comes back still has its open requests, which would otherwise be counted below zero.
             one = self.known[replica.name] = self._seen.get(replica.name) or Known(replica)
             one.report(report)
         self._seen = {name: one for name, one in self._seen.items() if one.open} | self.known

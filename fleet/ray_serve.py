@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import re
 import shlex
@@ -65,15 +66,8 @@ class RayFleet:
         self.pool = Pool(ROUTERS[router](Random()))
         self._handle = handle
 
-    async def order(self, asked: Asked) -> list[Replica]:
-        """Return the replicas that can take a request, the best first; none if there is none now."""
-        return await self._choose(asked)
-
-    async def refresh(self) -> None:
-        """Bring `pool.known` up to date."""
-        await self._choose(None)
-
-    async def _choose(self, asked: Asked | None) -> list[Replica]:
+    async def choose(self, asked: Asked | None = None) -> list[Replica]:
+        """See `Fleet.choose`."""
         found: list[Replica] = []
         with contextlib.suppress(asyncio.TimeoutError):  # Ray waits until there is a replica
             await asyncio.wait_for(self._pick(asked, found), 1.0)
@@ -172,9 +166,9 @@ class IngressActor:
 
     def __init__(self, handle: Any, plan: Plan) -> None:
         self._stop = asyncio.Event()
-        front = Ingress(RayFleet(handle, plan.router), plan.limits, plan.key)
-        sock = options.bind(plan.host, plan.port)
-        self._serving = asyncio.create_task(serve_http(front, sock, self._stop, plan.request_timeout))
+        front = Ingress(RayFleet(handle, plan.router), plan.limits, plan.config.api_key)
+        sock = options.bind(plan.config.host, plan.config.port)
+        self._serving = asyncio.create_task(serve_http(front, sock, self._stop, plan.config.request_timeout))
 
     async def check_health(self) -> None:
         """Raise when it serves no more, for example because another process has the port."""
@@ -201,11 +195,11 @@ def replicas(plan: Plan) -> Any:
     router = RequestRouterConfig(request_router_class=FleetRouter, request_routing_stats_period_s=REPORT_SECONDS)
     deployment = serve.deployment(
         ReplicaActor, name="replica", request_router_config=router, health_check_period_s=1, health_check_timeout_s=10,
-        graceful_shutdown_timeout_s=plan.request_timeout + DRAIN_SPARE,
+        graceful_shutdown_timeout_s=plan.config.request_timeout + DRAIN_SPARE,
         ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus}, **count,
     )  # fmt: skip
     host = "127.0.0.1" if plan.is_local else ""
-    return deployment.bind(plan.environment, host, plan.request_timeout + DRAIN_SPARE / 2)
+    return deployment.bind(plan.environment, host, plan.config.request_timeout + DRAIN_SPARE / 2)
 
 
 def application(args: dict[str, str]) -> Any:
@@ -213,7 +207,7 @@ def application(args: dict[str, str]) -> Any:
     plan = options.parse(shlex.split(args["arguments"]))
     deployment = serve.deployment(
         IngressActor, name="ingress", ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=plan.request_timeout + DRAIN_SPARE,
+        graceful_shutdown_timeout_s=plan.config.request_timeout + DRAIN_SPARE,
     )  # fmt: skip
     return deployment.bind(replicas(plan), plan)
 
@@ -222,7 +216,8 @@ def start(plan: Plan) -> None:
     """Connect to the cluster of the plan, or start Ray on this machine."""
     common = {"runtime_env": options.runtime(), "log_to_driver": False, "logging_level": "warning"}
     if plan.is_local:  # not all ports of its processes listen on this address alone
-        own = {"num_cpus": plan.all_cpus, "include_dashboard": False, "object_store_memory": 80 << 20}
+        cpus = math.ceil(plan.cpus * plan.replicas.most)
+        own = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 80 << 20}
         ray.init(_node_ip_address="127.0.0.1", **own, **common)
     else:
         ray.init(address=plan.address, **common)

@@ -7,6 +7,7 @@ leaves no trace and can be repeated elsewhere. This module must not know how rep
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,11 @@ HOP = frozenset({
     "connection", "content-length", "date", "expect", "keep-alive", "proxy-authenticate", "proxy-authorization",
     "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
 })  # fmt: skip
+# A model may compute for minutes without sending a byte, so no timeout can tell that from a machine without power or
+# network. The kernel asks it instead: IDLE + PROBES * EVERY seconds without an answer break the connection.
+IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
+CONNECT_SECONDS = 5.0
+KEPT_SECONDS = 30.0  # for which an idle connection to a replica is kept
 REPLICA = "X-Replica"  # the header of an answer that names the replica
 BROKEN = "the replica failed in the middle of this answer. Send the request again"
 
@@ -104,6 +110,7 @@ class Relay:
 
     async def _send(self, events: bytes, answer: aiohttp.ClientResponse, name: str) -> None:
         if not self._begun:
+            # Comments keep the connection alive and are no token: until the first one, another replica may answer.
             first = next((event for event in events.split(b"\n\n") if event and not event.startswith(b":")), b"")
             if first.startswith((b'data: {"error"', b'data:{"error"')) and refusal(503, first.partition(b":")[2]):
                 raise Refused(None)
@@ -150,3 +157,27 @@ def _headers(answer: aiohttp.ClientResponse, name: str) -> CIMultiDict[str]:
     headers = _end_to_end(answer.headers)
     headers[REPLICA] = name
     return headers
+
+
+def session() -> aiohttp.ClientSession:
+    """Return a session that passes requests and answers as they are."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS, socket_factory=probing),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+    )
+
+
+def probing(address: tuple[Any, ...]) -> socket.socket:
+    """Return a socket for an address of `getaddrinfo` that breaks when nobody answers any more."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": IDLE, "TCP_KEEPINTVL": EVERY, "TCP_KEEPCNT": PROBES}
+    # Probes are only sent on an idle connection; this is for a request that nobody acknowledges.
+    options["TCP_USER_TIMEOUT"] = 1000 * (IDLE + PROBES * EVERY)
+    for name, value in options.items():
+        if hasattr(socket, name):  # all of them on Linux
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made

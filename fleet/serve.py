@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import signal
 import socket
@@ -32,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(str(error))
     # The server refuses a wrong policy in its own words, before Ray starts.
     if subprocess.run(
-        [sys.executable, str(APP), "--print-config"], env=plan.variables, stdout=subprocess.DEVNULL
+        [sys.executable, str(APP), "--print-config"], env={**os.environ, **plan.environment}, stdout=subprocess.DEVNULL
     ).returncode:
         raise SystemExit(2)
     try:
-        sock = options.bind(plan.host, plan.port)  # before the replicas start, which takes a while
+        sock = options.bind(plan.config.host, plan.config.port)  # before the replicas start, which takes a while
     except OSError as error:
-        fail(f"cannot listen on {plan.ingress}: {error.strerror}. Use another --host or --port")
+        fail(f"cannot listen on {plan.config.address}: {error.strerror}. Use another --host or --port")
     try:
         from fleet import ray_serve
     except ImportError as error:
@@ -74,15 +75,16 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
     except RuntimeError as error:
         await loop.run_in_executor(None, ray_serve.stop, plan)
         fail(str(error), 3)
-    ingress = Ingress(ray_serve.RayFleet(handle, plan.router), plan.limits, plan.key)
+    config = plan.config
+    ingress = Ingress(ray_serve.RayFleet(handle, plan.router), plan.limits, config.api_key)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
-    note(f"serving at http://{plan.ingress}/")
-    if plan.is_open:
-        note(f"warning: anyone who can reach {plan.ingress} may use it. Set EB_API_KEY, or use --host 127.0.0.1")
+    note(f"serving at http://{config.address}/")
+    if not config.api_key and config.host not in ("127.0.0.1", "localhost", "::1"):
+        note(f"warning: anyone who can reach {config.address} may use it. Set EB_API_KEY, or use --host 127.0.0.1")
     try:
-        await serve(ingress, sock, stop, plan.request_timeout)
+        await serve(ingress, sock, stop, config.request_timeout)
     finally:  # the handle's router needs this loop for its own end
         await loop.run_in_executor(None, ray_serve.stop, plan)
 

@@ -99,6 +99,7 @@ def make_store(
         )
 
     def in_use() -> list[Any]:
+        # A request has its weights from its arrival on, so those that the loop has not taken yet count too.
         open_now = [*manager.inbox.open, *(inference.sequence for inference in [*manager.inbox.arrived])]
         return [seq.adapter_weights for seq in open_now]
 

@@ -11,13 +11,14 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import config as settings
 import policies
 from config import Config
 from costs import mock
-from launch import banner, first_cases, preflight, speculate
+from launch import banner, preflight
 from terminal.shell import printing
 
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
@@ -34,26 +35,13 @@ NO_POLICY = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Check the settings, find the model, and become the server."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["doctor"]:
-        argv = ["--doctor", *argv[1:]]
-    if argv[:1] == ["demo"]:
-        argv = ["--demo", *argv[1:]]
-    for switch in ("--demo", "--lab"):
-        if switch in argv and argv[argv.index(switch) + 1 :][:1] not in (["on"], ["off"]):
-            argv = [*argv[: argv.index(switch)], switch, "on", *argv[argv.index(switch) + 1 :]]
+    """Print the settings, examine this machine, or become the server, as the command line says."""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        loaded = settings.load(argv, policies={name: policies.summary(name) for name in policies.names()})
-        chosen = loaded.config
-        policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
-        if chosen.shadow or chosen.shadow_cost:
-            from observe.replay import shadow
-
-            shadow.check(chosen)
-        speculate.check(chosen)
-        if "--print-config" in argv:
+        known = {name: policies.summary(name) for name in policies.names()}
+        loaded = settings.load(sys.argv[1:] if argv is None else argv, policies=known)
+        preflight.check_settings(loaded.config)
+        if loaded.task == "print-config":
             with printing():
                 print(_described(loaded))  # noqa: T201
             return
@@ -61,14 +49,11 @@ def main(argv: list[str] | None = None) -> None:
             banner.warn(warning)
         _warn_of_faults()
         config = with_absolute_paths(loaded.config)
-        if "--doctor" in argv:
+        if loaded.task == "doctor":
             from launch import doctor
 
             raise SystemExit(0 if doctor.examine(config) else 1)
         preflight.check(config)
-        first_cases.check(config.policy, config.policy_options)
-        if config.shadow:
-            first_cases.check(config.shadow)
         # A download must take its unfinished files and pip with it: until gunicorn comes, SIGTERM would leave both.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         resolved = _resolve(config)
@@ -80,14 +65,18 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(130) from None
     if loaded.origin["policy"] == "default":
         banner.note(NO_POLICY)
-    environment = {**PROCESS, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy}
-    root = str(settings.ROOT)
-    os.chdir(root)
-    command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]
+    _become_gunicorn({**config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy})
+
+
+def _become_gunicorn(variables: Mapping[str, str]) -> None:
+    """Replace this process by gunicorn, with these variables beside those of the environment."""
+    os.chdir(settings.ROOT)
+    command = [sys.executable, "-m", "gunicorn", "--config", f"{settings.ROOT}/gunicorn_conf.py", "app:app"]
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until gunicorn handles it, in `when_ready`
+    # A Ctrl-C while Python starts again waits until gunicorn handles it, in `when_ready`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        os.execve(sys.executable, command, environment)
+        os.execve(sys.executable, command, {**PROCESS, **os.environ, **variables})
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -137,13 +126,17 @@ def _described(loaded: settings.Loaded) -> str:
 
 def with_absolute_paths(config: Config) -> Config:
     """Return the settings with absolute paths, since gunicorn runs in the folder of this file."""
-    file, cost = config.tokenizer_file, config.shadow_cost
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute()) if path else ""
+
+    draft = config.draft_model
     return dataclasses.replace(
         config,
-        tokenizer_file=str(Path(file).expanduser().absolute()) if file else "",
+        tokenizer_file=absolute(config.tokenizer_file),
         model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
-        draft_model=speculate.absolute(config.draft_model),
+        draft_model=absolute(draft) if Path(draft).expanduser().exists() else draft,
         policy=policies.absolute(config.policy),
         shadow=policies.absolute(config.shadow) if config.shadow else "",
-        shadow_cost=str(Path(cost).expanduser().absolute()) if cost else "",
+        shadow_cost=absolute(config.shadow_cost),
     )

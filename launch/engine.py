@@ -76,6 +76,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
     )
     adapters = make_store(config, parts.read_adapter, parts.served_name, manager)
     recording = Recording(lambda: manager.policy is not None and manager.policy.padded)
+    # Before the loop starts, whose thread reads these lists without a lock.
     manager.listeners.append(recording.on_arrival)
     manager.observers += [*armed.observers(), recording.observe]
     with engine_stack():

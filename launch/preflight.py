@@ -8,19 +8,34 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import json
 import os
 import resource
 import socket
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from config import LAB_FOLDER, Config, ConfigError
+import policies
+from config import LAB_FOLDER, ROOT, Config, ConfigError
+from costs import cost as costs
 from costs import mock
+from launch import banner
 
 RESERVED_FILES = 128  # open files in addition to the connections
 PROBE_BYTES = 4096
+CASES_SECONDS = 0.6  # for all cases of a policy
+STARTS_SECONDS = 1.0  # more for their process, which is then ended
+
+
+def check_settings(config: Config) -> None:
+    """Raise ConfigError for settings that no machine could serve with."""
+    policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
+    check_shadow(config)
+    check_drafts(config)
 
 
 def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
@@ -33,6 +48,46 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     check_folders(environ)
     if config.batch_folder:
         check_batch_folder(Path(config.batch_folder))
+    # Last, because the first cases of a policy take a moment.
+    check_own_policy(config.policy, config.policy_options)
+    if config.shadow:
+        check_own_policy(config.shadow)
+
+
+def check_shadow(config: Config) -> None:
+    """Raise ValueError if the settings for the shadow cannot work."""
+    if config.shadow_cost and not config.shadow:
+        raise ConfigError(
+            f"--shadow-cost is {config.shadow_cost!r}, but --shadow is not set. Name the policy to simulate, for example --shadow static"
+        )
+    if config.shadow:
+        policies.get_policy(config.shadow, config.max_batch_size)
+    if config.shadow_cost:
+        costs.load(config.shadow_cost)
+
+
+def check_drafts(config: Config) -> None:
+    """Raise ConfigError if the settings for drafts cannot work."""
+    mode, draft = config.speculate, config.draft_model
+    if mode == "off" and draft:
+        raise ConfigError(f"--draft-model is {draft!r}, but --speculate is off. Add --speculate model, or leave it out")
+    if mode == "ngram" and draft:
+        raise ConfigError(
+            f"--draft-model is {draft!r}, but --speculate ngram needs none. Use --speculate model or auto"
+        )
+    if mode == "model" and not draft:
+        raise ConfigError("--speculate model needs a model: add --draft-model NAME, or use --speculate ngram")
+    if draft and mock.is_mock(config.model):
+        raise ConfigError(
+            f"--draft-model is {draft!r}, but {config.model} has no weights whose tokens it could propose. Leave it out"
+        )
+    if (draft or mode not in ("off", "auto")) and policies.get_policy(
+        config.policy, config.max_batch_size, config.policy_options
+    ).padded:
+        raise ConfigError(
+            f"--speculate is {mode!r}, but the policy {config.policy} pads its batches, so that all requests compute one token "
+            "per step. Use another policy such as dynamic, or --speculate off"
+        )
 
 
 def check_torch(config: Config) -> None:
@@ -139,3 +194,32 @@ def check_writable(folder: Path, what: str, variable: str) -> None:
             f"cannot write to {what} {folder}: {error.strerror}. "
             f"Set {variable} to a writable folder, or free some space"
         ) from None
+
+
+def check_own_policy(name: str, options: Mapping[str, object] | None = None) -> None:
+    """Warn of what the first cases of the law checker find wrong with a policy that is not one of this project.
+
+    A hook with the wrong arguments would end the server at its first request, and a policy that admits none would let all
+    requests wait. The checker runs in a process of its own, which is started by name: the server imports nothing of the
+    laboratory.
+    """
+    try:
+        policies.check_name(name, own=False)
+        return
+    except ValueError:  # it is a user's own
+        pass
+    words = [
+        sys.executable,
+        "-m",
+        "simulate.laws.first",
+        policies.absolute(name),
+        str(CASES_SECONDS),
+        json.dumps(options),
+    ]
+    limit = CASES_SECONDS + STARTS_SECONDS
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, timeout=limit, cwd=ROOT)
+    except subprocess.TimeoutExpired:
+        return
+    if result.stdout:
+        banner.warn(f"{result.stdout}. The server starts all the same. Test it with ./eb simulate check {name}")

@@ -19,9 +19,11 @@ HANG_SECONDS = 1.0  # for which one call of a policy's hook lasts until no reque
 
 def drain(service: Service, seconds: float) -> None:
     """Wait until all requests are answered; a second before `seconds` are over, or when a hook hangs, fail the rest."""
+    # The last second is for the errors of the rest to reach their clients.
     end, call = time.monotonic() + seconds - 1.0, LastingCall()
+    # Batches have no client that waits: the next process computes what is left of them.
     if service.batches is not None:
-        service.batches.stop()  # the next process computes the rest
+        service.batches.stop()
     while service.requests.open and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
         if service.engine is not None and call.look(service.engine.manager.frame, POLL_SECONDS) >= HANG_SECONDS:

@@ -56,7 +56,8 @@ def start(stream: TextIO, meters: Meters, engine: Callable[[], Engine | None]) -
                 continue
             drawn = text
             with contextlib.suppress(OSError, ValueError):  # the terminal is gone
-                stream.write(f"{CLEAR}{text}\r")  # a message that follows is written over it
+                # Without a newline, so that the next line or message is written over this one.
+                stream.write(f"{CLEAR}{text}\r")
                 stream.flush()
 
     thread = threading.Thread(target=draw, name="status-line", daemon=True)

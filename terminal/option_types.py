@@ -18,6 +18,8 @@ from click.shell_completion import CompletionItem
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # a browser leaves them out of an origin
 SWITCH = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
@@ -29,6 +31,47 @@ def nearest(name: str, known: Iterable[str], question: str = "Did you mean") -> 
     """Return a question that suggests the known name closest to `name`, or "" if none is close."""
     near = get_close_matches(name, list(known), 1)
     return f" {question} {near[0]!r}?" if near else ""
+
+
+def pieces(text: str) -> list[str]:
+    """Return the parts of a comma-separated list, without blank ones."""
+    return [piece.strip() for piece in text.split(",") if piece.strip()]
+
+
+def read_pairs(texts: Iterable[str], flag: str, form: str = "") -> dict[str, str]:
+    """Return the values of NAME=VALUE by name; UsageError for a text of another form.
+
+    A text may hold several pairs, separated by commas. A piece without = continues the value before it.
+    """
+    found: dict[str, str] = {}
+    last = ""
+    for piece in pieces(",".join(texts)):
+        if "=" in piece:
+            last, _, found[last] = piece.partition("=")
+        elif found:
+            found[last] += f",{piece}"
+        else:
+            raise UsageError(f"{flag} is {piece!r}. Use {form or f'NAME=VALUE, as in {flag} {piece}=1'}")
+    return found
+
+
+def read_origins(text: str) -> frozenset[str]:
+    """Return the web origins in a comma-separated list, as browsers write them; ValueError for one that none sends."""
+    origins = set()
+    for piece in pieces(text):
+        origin = piece.lower()
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{piece!r} is not an origin. Use scheme://host or scheme://host:port without a path, "
+                "as in https://chat.example.org, or * for any"
+            )
+        origins.add(origin.removesuffix(DEFAULT_PORTS.get(origin.partition(":")[0], "")))
+    return frozenset(origins)
+
+
+def _check_origins(text: str) -> None:
+    """Raise ValueError for an origin that no browser sends."""
+    read_origins(text)
 
 
 class Type(click.ParamType):  # type: ignore[type-arg]
@@ -112,10 +155,16 @@ class Choice(Type):
 
 
 class OnOff(Type):
-    """A switch that is a word, so that a flag can turn off what the environment turns on."""
+    """A switch that is a word, so that a flag can turn off what the environment turns on.
+
+    With `alone` the flag may stand without a word, and means on.
+    """
 
     name = "on|off"
     wanted = "on or off"
+
+    def __init__(self, alone: bool = False) -> None:
+        self.alone = alone
 
     def parse(self, value: Any) -> Any:
         if str(value).lower() not in SWITCH:
@@ -161,6 +210,7 @@ def _read_host(text: str) -> str:
 TEXT = Type()
 HOST = Read(_read_host, "HOST")
 KEY = Read(_check_key, "KEY")
+ORIGINS = Read(_check_origins)
 FILE = Read(Path, "FILE")
 FOLDER = Read(Path, "DIR")
 POSITIVE = Number(0, kind=float, above=True)

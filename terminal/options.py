@@ -21,6 +21,7 @@ from .option_types import (
     FOLDER,
     KEY,
     POSITIVE,
+    SWITCH,
     TEXT,
     Choice,
     Number,
@@ -30,12 +31,13 @@ from .option_types import (
     Type,
     UsageError,
     nearest,
+    read_pairs,
 )
 from .shell import as_called, printing
 
 __all__ = [
     "FILE", "FOLDER", "KEY", "POSITIVE", "TEXT", "Argument", "Choice", "Command", "Number", "OnOff", "Option", "Parameter",
-    "Read", "Size", "Type", "UsageError", "Values", "nearest", "pairs", "read", "read_dotenv",
+    "Read", "Size", "Type", "UsageError", "Values", "nearest", "read", "read_dotenv", "read_pairs",
 ]  # fmt: skip
 
 ORIGINS: dict[ParameterSource | None, str] = {
@@ -170,13 +172,13 @@ class Command(click.Command):
                     formatter.write_dl(content)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, list(self._spread(args)))
+        return super().parse_args(ctx, [*self._spread(args)])
 
-    def _spread(self, words: Iterable[str]) -> Iterator[str]:
-        """Repeat a flag with several values before each of them: `--load a b` becomes `--load a --load b`."""
+    def _spread(self, words: Sequence[str]) -> Iterator[str]:
+        """Write a line out: `--load a b` becomes `--load a --load b`, and a flag that stands alone gets its value."""
         flags = {flag: param for param in self.params for flag in param.opts if isinstance(param, Option)}
         option, flag, needs_value = None, "", False
-        for word in words:
+        for word, after in zip(words, [*words[1:], ""]):
             if needs_value and word in flags:
                 raise click.UsageError(f"option {flag!r} requires an argument")
             if needs_value:
@@ -184,6 +186,8 @@ class Command(click.Command):
             elif word.startswith("-") and len(word) > 1:
                 option, flag = flags.get(word), word
                 needs_value = option is not None and not option.is_flag
+                if option is not None and getattr(option.type, "alone", False) and after not in SWITCH:
+                    word, needs_value = f"{word}=on", False
             elif option is not None and option.several:
                 yield flag
             yield word
@@ -232,20 +236,6 @@ def read(
             value = list(value) if value or param.shown_default is not None else None
         setattr(values, str(param.name), value)
     return values
-
-
-def pairs(text: str, flag: str, form: str) -> dict[str, str]:
-    """Return the values of NAME=VALUE by name, which may have commas; UsageError for one of another form."""
-    found: dict[str, str] = {}
-    last = ""
-    for piece in filter(None, map(str.strip, text.split(","))):
-        if "=" in piece:
-            last, _, found[last] = piece.partition("=")
-        elif found:
-            found[last] += f",{piece}"
-        else:
-            raise UsageError(f"{flag} is {piece!r}. Use {form}")
-    return found
 
 
 def read_dotenv(path: Path | None) -> Mapping[str, str]:

@@ -31,7 +31,7 @@ CORE: dict[str, set[str]] = {
     "serving": {"scheduling"},
     "batching": {"scheduling", "serving"},
     "observe": {"scheduling", "serving"},
-    "observe/replay": {"batching", "config", "costs", "observe", "policies", "scheduling", "serving"},
+    "observe/replay": {"batching", "costs", "observe", "scheduling", "serving"},
     "config": {"dotenv", "terminal"},
     "stats": {"observe"},
     "api": {"batch_files", "batching", "config", "observe", "serving", "stats"} | WEB,

@@ -152,7 +152,7 @@ def status(error: ApiError) -> int:
     """Return the status of an error in the dialect of the request."""
     code = error.status
     if error.type == "overloaded":
-        code = current_app.extensions["service"].config.overload_code
+        code = int(current_app.extensions["service"].config.overload_status)
     return TGI_STATUS.get(code, code) if is_tgi() else code
 
 

@@ -148,7 +148,6 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,
                int max_pages, const Adapters *adapters) {
   int64_t c = model->width, attended = (int64_t)model->heads * model->head_size;
-  int64_t qkv_size = attended + 2 * (int64_t)model->kv_heads * model->head_size;
   bf16 *x = work, *normed = x + m * c, *qkv = normed + m * larger(c, attended);
   bf16 *mlp = qkv;  // qkv is read before the MLP is written
   Tokens tokens = {model, 0, ids, positions, x};

@@ -1,6 +1,7 @@
-// Products of GGUF's blocks in AMX's tiles, for many rows; linear_blocks.h includes it. Groups of a panel are unpacked
-// to signed bytes in the first-level cache, where all rows meet them.
+// Products of GGUF's blocks in AMX's tiles, for many rows. Groups of a panel are unpacked to signed bytes in the
+// first-level cache, where all rows meet them.
 #pragma once
+#include "blocks_format.h"
 
 #if HAS_INT8_TILES
 enum { AT_ONCE = 8, STRIPE = 64 };  // groups unpacked at once, rows that meet them

@@ -1,11 +1,18 @@
-// Products of 8-bit weights in AMX's tiles, for many rows; linear_int8.h includes it. A tile multiplies the 64 inputs
-// of a group, so each product is stored, scaled and added to float sums in vectors, which takes longer than the product
-// itself. So vectors add some products while tiles multiply the next.
+// A panel of 8-bit weights, and its products in AMX's tiles, for many rows. A tile multiplies the 64 inputs of a group,
+// so each product is stored, scaled and added to float sums in vectors, which takes longer than the product itself. So
+// vectors add some products while tiles multiply the next.
 #pragma once
+#include "quantized.h"
+
+// A panel is [K/4][64][4], so that four inputs meet 64 outputs in a few registers, 64 inputs in four tiles; 64 scales
+// follow. Inputs that fill the last group have weights of zero.
+enum { INT8_GROUP = 64, GROUP_BYTES = PANEL * INT8_GROUP };
+
+static int64_t int8_panel_bytes(int64_t k) { return PANEL * (padded(k, INT8_GROUP) + (int64_t)sizeof(float)); }
 
 #if HAS_INT8_TILES
 enum { HIGH = TILE_ROWS, MOST_ROWS = 4 * HIGH };  // rows of a tile, rows whose sums stay in the first-level cache
-enum { GROUP_BYTES = PANEL * INT8_GROUP, AHEAD = 2 };  // of a panel; groups that are fetched ahead
+enum { AHEAD = 2 };  // groups that are fetched ahead
 
 // Products of a group: two tiles of rows times two of outputs.
 typedef int32_t Products[2][2][HIGH][LANES];

@@ -2,16 +2,11 @@
 //
 // An output is the sum over its groups, in their order, of (int32 sum of products) * (the group's scale), each step
 // fused where the processor can, and at last times the output's scale.
-//
-// A panel is [K/4][64][4], so that four inputs meet 64 outputs in a few registers, 64 inputs in four tiles; 64 scales
-// follow. Inputs that fill the last group have weights of zero.
 #pragma once
-#include "quantized.h"
+#include "int8_tiles.h"
 
 // What is added to the weights when they are stored. Tiles need no offset, but vectors flip the sign then.
-enum { INT8_GROUP = 64, INT8_FLIPS = HAS_INT8_TILES, INT8_STORED = INT8_FLIPS ? 0 : BYTE_OFFSET };
-
-static int64_t int8_panel_bytes(int64_t k) { return PANEL * (padded(k, INT8_GROUP) + (int64_t)sizeof(float)); }
+enum { INT8_FLIPS = HAS_INT8_TILES, INT8_STORED = INT8_FLIPS ? 0 : BYTE_OFFSET };
 
 // w [n, k], bfloat16 and finite.
 static void int8_pack_panel(const void *weight, char *packed, int64_t p, int64_t n, int64_t k, int gated) {
@@ -116,7 +111,6 @@ static void int8_rows(const Task *t, int64_t row, int64_t rows, const char *w, i
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched. Several blocks of rows take a
 // slice of the panel one after the other, as in dot_panel().
 static void int8_vectors(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-  enum { GROUP_BYTES = INT8_GROUP * PANEL };
   float sums[BAND * PANEL] __attribute__((aligned(64)));
   const int64_t groups = t->in.groups, blocks = (last - first + INT8_ROWS - 1) / INT8_ROWS;
   const int64_t most = blocks == 1 ? groups : SLICE_BYTES / GROUP_BYTES;
@@ -137,8 +131,6 @@ static void int8_vectors(const Task *t, int64_t p, int64_t first, int64_t last, 
   }
   put_rows(t, first, last - first, p, sums);
 }
-
-#include "int8_tiles.h"
 
 enum { INT8_FEWEST = 12 };  // rows in tiles; fewer are as fast in vectors
 

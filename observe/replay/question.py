@@ -5,6 +5,7 @@ This module must not know the questions about them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,14 +14,6 @@ from observe.replay.recording import Recording, Served
 from observe.replay.simulator_process import in_pieces
 
 ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
-
-
-def trace(recording: Recording, requests: Iterable[Served]) -> Iterator[str]:
-    """Yield the lines that describe these requests and the time of all measured steps to the simulator."""
-    numbers: dict[bytes, int] = {}  # in place of long hashes
-    rows = ((*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts) for r in requests)
-    yield from in_pieces("requests", rows, ROWS_PER_LINE)
-    yield from in_pieces("steps", ((*step, seconds) for step, seconds in recording.steps()), ROWS_PER_LINE)
 
 
 class Server:
@@ -38,7 +31,17 @@ class Server:
         self._first = (manager.policy_name, served or manager.policy_name)
         self._cost = cost
 
-    def describe(self) -> dict[str, Any]:
+    def question(self, requests: Iterable[Served], more: Iterable[str] = (), **ask: Any) -> Iterator[str]:
+        """Yield the lines of a question: these requests and the time of all measured steps, `more`, then what is asked."""
+        numbers: dict[bytes, int] = {}  # in place of long hashes
+        rows = ((*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts) for r in requests)
+        yield from in_pieces("requests", rows, ROWS_PER_LINE)
+        steps = ((*step, seconds) for step, seconds in self.recording.steps())
+        yield from in_pieces("steps", steps, ROWS_PER_LINE)
+        yield from more
+        yield json.dumps({"ask": {**ask, **self._describe()}}) + "\n"
+
+    def _describe(self) -> dict[str, Any]:
         """Return the server's policy, its size, and what its steps cost."""
         manager = self.manager
         name, created_as = self._first

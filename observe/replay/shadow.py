@@ -1,8 +1,7 @@
 """The shadow policy: how another policy would have served the requests that the server has just served.
 
 Every few seconds it sends what was recorded (`observe/replay/recording.py`) to a process of its own at the lowest priority
-(`simulate/measured/shadow.py`): simulating in this process would take the GIL from the loop. Part of the composition root: only
-`launch/engine.py` and tests import it. Its failures affect nothing else.
+(`simulate/measured/shadow.py`): simulating in this process would take the GIL from the loop. Its failures affect nothing else.
 """
 
 from __future__ import annotations
@@ -11,15 +10,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Any
 
-import policies
-from config import Config, ConfigError
-from costs import cost as costs
-from observe.replay.question import Server, trace
-from observe.replay.recording import Served
+from observe.replay.question import Server
 from observe.replay.simulator_process import SimulatorProcess
 
 log = logging.getLogger(__name__)
@@ -28,18 +23,6 @@ MINIMUM = 10  # requests, and steps, for a first report
 INTERVAL = 5.0  # seconds between two reports, at least
 MAX_LOAD = 0.1  # of one core
 TIMEOUT = 120.0  # seconds for one answer of the process
-
-
-def check(config: Config) -> None:
-    """Raise ValueError if the settings for the shadow cannot work."""
-    if config.shadow_cost and not config.shadow:
-        raise ConfigError(
-            f"--shadow-cost is {config.shadow_cost!r}, but --shadow is not set. Name the policy to simulate, for example --shadow static"
-        )
-    if config.shadow:
-        policies.get_policy(config.shadow, config.max_batch_size)
-    if config.shadow_cost:
-        costs.load(config.shadow_cost)
 
 
 class Shadow:
@@ -118,15 +101,10 @@ class Shadow:
         complete = sum(one.latency is not None for one in requests)
         if complete < MINIMUM or len(recording.steps()) < MINIMUM:
             return None
-        answer = json.loads(self.process.ask(self.question(requests)))
+        answer = json.loads(self.process.ask(self._server.question(requests, shadow=[self.policy, {}])))
         if "problem" in answer:
             reason = answer["problem"].removeprefix("PolicyFailed: ")
             self._log_once("the shadow cannot simulate %s: %s", self.policy, reason)
             return {**self._empty("failed"), "reason": reason}
         span = requests[-1].at - requests[0].at
         return {"served": served, "state": "ready", **answer, "seconds": span, "from_idle": from_idle}
-
-    def question(self, requests: Iterable[Served]) -> Iterator[str]:
-        """Yield the lines that `simulate/measured/shadow.py` reads: requests and steps in pieces, then what to simulate."""
-        yield from trace(self._server.recording, requests)
-        yield json.dumps({"ask": {"shadow": [self.policy, {}], **self._server.describe()}}) + "\n"

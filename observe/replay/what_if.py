@@ -13,7 +13,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
 
-from observe.replay.question import Server, trace
+from observe.replay.question import Server
 from observe.replay.recording import Served
 from observe.replay.simulator_process import SimulatorProcess, in_pieces
 from serving.inference import InferenceError
@@ -136,14 +136,15 @@ class WhatIf:
         return requests
 
     def _question(self, requests: list[Served], **ask: Any) -> Iterator[str]:
-        recording = self._server.recording
-        yield from trace(recording, requests)
+        return self._server.question(requests, self._steps_of(requests), **ask)
+
+    def _steps_of(self, requests: list[Served]) -> Iterator[str]:
+        """Yield the lines on what the server did with the requests."""
         if requests:
             end = max(one.at + (one.latency or 0.0) for one in requests)
             yield json.dumps({"ids": [one.id for one in requests]}) + "\n"
-            steps = (step.row() for step in recording.stretches(requests[0].at, end))
+            steps = (step.row() for step in self._server.recording.stretches(requests[0].at, end))
             yield from in_pieces("stretches", steps, STRETCHES_PER_LINE)
-        yield json.dumps({"ask": {**ask, **self._server.describe()}}) + "\n"
 
 
 def latest(requests: list[Served], count: int) -> list[Served]:

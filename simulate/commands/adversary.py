@@ -14,13 +14,13 @@ import policies
 from simulate import workloads
 from simulate.arena.adversary import MEASURES, Adversary, Duel, Finding
 from simulate.commands import option_checks
-from simulate.commands.arguments import Sections, engine_options, read_pairs
+from simulate.commands.arguments import Sections, engine_options
 from simulate.commands.inputs import make_cost
 from simulate.commands.option_checks import refuse
 from simulate.laws.case import Case
 from simulate.scenario import Chosen, Engine
 from terminal.console import say, table_of
-from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values
+from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values, read_pairs
 
 SEARCH = ("requests", "longest", "tries", "seed", "out")
 NOTE = "The trace is a CSV file, which --replay and `run --trace` read."

@@ -12,20 +12,9 @@ from client.workloads import catalog
 from scheduling.speculation import MOST
 from simulate import workloads
 from terminal.option_types import Type
-from terminal.options import FILE, POSITIVE, Argument, Choice, Number, Option, Parameter, UsageError, Values
+from terminal.options import FILE, POSITIVE, Argument, Choice, Number, Option, Parameter, Values
 
 Sections = dict[str, Sequence[Parameter]]
-
-
-def read_pairs(pairs: Sequence[str], flag: str) -> dict[str, str]:
-    """Read name=value pairs."""
-    values = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"{flag} is {pair!r}, but must be NAME=VALUE. Use {flag} {pair}=1")
-        values[name] = value
-    return values
 
 
 def pairs(flag: str, help: str) -> Option:

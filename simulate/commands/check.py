@@ -8,12 +8,12 @@ from rich.console import Console
 
 import policies
 from scheduling.reservations import ENDLESS
-from simulate.commands.arguments import Sections, pairs, read_pairs
+from simulate.commands.arguments import Sections, pairs
 from simulate.commands.option_checks import refuse
 from simulate.laws.check import CASES, LARGE_CASES, check, check_exhaustively
 from simulate.laws.exhaustive import DEFAULT_SCOPE, Scope
 from terminal.console import say
-from terminal.options import Argument, Command, Number, Option, UsageError, Values
+from terminal.options import Argument, Command, Number, Option, UsageError, Values, read_pairs
 from terminal.progress import counted
 
 DESCRIPTION = """\

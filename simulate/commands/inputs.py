@@ -18,12 +18,11 @@ from scheduling.policy import Policy
 from scheduling.speculation import Speculator
 from simulate import workloads
 from simulate.commands import option_checks
-from simulate.commands.arguments import read_pairs
 from simulate.commands.option_checks import check_once, refuse
 from simulate.measured.intervals import Noise, of_cost
 from simulate.scenario import Chosen, Engine, Scenario
 from terminal.console import say
-from terminal.options import UsageError, Values
+from terminal.options import UsageError, Values, read_pairs
 
 
 def make_scenario(

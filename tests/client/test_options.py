@@ -56,6 +56,12 @@ def test_a_repeated_flag_takes_one_value_each_time() -> None:
     assert (values.pair, values.what) == (["a=1", "c=2"], ["b"])
 
 
+def test_pairs_are_given_one_by_one_or_separated_by_commas() -> None:
+    assert options.read_pairs(["a=1,b=x=y", "c=4,8"], "--pair") == {"a": "1", "b": "x=y", "c": "4,8"}
+    with pytest.raises(UsageError, match="Use NAME=VALUE, as in --pair a=1"):
+        options.read_pairs(["a"], "--pair")
+
+
 def test_what_is_absent_has_its_default() -> None:
     values = read("")
     assert (values.load, values.sizes, values.pair, values.rate, values.quick) == (None, [1, 2], [], None, False)

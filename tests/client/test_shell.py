@@ -35,7 +35,7 @@ def test_a_shell_completes_policies_flags_and_values(
     words: str, found: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["./server.sh", *words.split()]
-    environ = {config.COMPLETION: "bash_complete", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
+    environ = {"_SERVER_SH_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
     with pytest.MonkeyPatch.context() as patch:  # click reads the words from the process's own environment
         for name, value in environ.items():
             patch.setenv(name, value)

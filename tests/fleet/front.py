@@ -35,12 +35,9 @@ class Fixed:
         self.replicas = [Replica("ab"[i] if i < 2 else f"r{i}", url) for i, url in enumerate(urls)]
         self.gone: set[str] = set()
 
-    async def order(self, asked: Asked) -> list[Replica]:
-        await self.refresh()
-        return self.pool.order(asked)
-
-    async def refresh(self) -> None:
+    async def choose(self, asked: Asked | None = None) -> list[Replica]:
         self.pool.update((one, {}) for one in self.replicas if one.name not in self.gone)
+        return [] if asked is None else self.pool.order(asked)
 
 
 class Front:

@@ -26,7 +26,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_fleets_flags_and_those_of_its_servers_mix() -> None:
     plan = options.parse(["dynamic", "--replicas=2..8", "--model", "bard", "--router", "least-loaded", "--port", "1"])
-    assert (plan.replicas, plan.router, plan.port) == (Bounds(2, 8), "least-loaded", 1)
+    assert (plan.replicas, plan.router, plan.config.port) == (Bounds(2, 8), "least-loaded", 1)
     assert (plan.environment["EB_MODEL"], plan.environment["EB_POLICY"]) == ("bard", "dynamic")
 
 
@@ -37,8 +37,8 @@ def test_the_ingress_has_the_limits_of_its_servers_together() -> None:
 
 def test_the_address_of_the_ingress_is_that_of_a_url() -> None:
     plan = options.parse(["dynamic", "--host", "[::]", "--port", "8702"])
-    assert (plan.host, plan.ingress) == ("::", "[::]:8702")
-    with options.bind(plan.host, 0) as sock:
+    assert (plan.config.host, plan.config.address) == ("::", "[::]:8702")
+    with options.bind(plan.config.host, 0) as sock:
         sock.listen()
         socket.create_connection(("127.0.0.1", sock.getsockname()[1])).close()  # IPv4 as well
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from front import ASK, GOOD, Fixed, Front, behind, breaks, says
 
-from fleet import connections
+from fleet import relay
 
 STATS = {"latency-per-token": 0.5, "requests": 2, "total-tokens-handled": 8, "total-elapsed-time": 4.0, "policy": "x"}
 MORE = STATS | {"latency-per-token": 0.25, "requests": 6, "total-tokens-handled": 16}
@@ -120,10 +120,10 @@ def test_a_switch_that_no_replica_takes_is_not_repeated() -> None:
 
 def test_a_connection_to_a_replica_asks_whether_its_machine_is_there() -> None:
     address = socket.getaddrinfo("127.0.0.1", 1, type=socket.SOCK_STREAM)[0]
-    with connections.probing(address) as made:
+    with relay.probing(address) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if hasattr(socket, "TCP_KEEPIDLE"):
-            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == connections.IDLE
+            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == relay.IDLE
 
 
 def test_a_path_names_a_replica() -> None:

@@ -102,6 +102,18 @@ def test_a_byte_order_mark_hides_no_line_of_dotenv(tmp_path: Path) -> None:
     assert read(tmp_path=tmp_path, lines="\ufeffEB_POLICY=static\n").config.policy == "static"
 
 
+@pytest.mark.parametrize(
+    ("argv", "task", "policy"),
+    [
+        (["static"], "serve", "static"), (["doctor", "static"], "doctor", "static"), (["demo"], "serve", "dynamic"),
+        (["demo", "static", "--doctor"], "doctor", "static"), (["doctor", "--print-config"], "print-config", "nobatch"),
+    ],
+)  # fmt: skip
+def test_the_first_word_or_a_flag_says_what_to_do(argv: list[str], task: str, policy: str) -> None:
+    loaded = read(*argv)
+    assert (loaded.task, loaded.config.policy) == (task, policy)
+
+
 def test_the_demo_changes_only_what_nothing_else_sets() -> None:
     usual, chosen = read("--demo", "on"), read("static", "--demo", "on", EB_MODEL="mock:llm-mock")
     assert (usual.config.policy, usual.config.max_batch_size) == ("dynamic", 8)

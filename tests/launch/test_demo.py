@@ -6,11 +6,12 @@ import pytest
 
 import app
 import config as settings
-from launch import demo
 from launch.engine import load_engine
 
 
-@pytest.mark.parametrize("argv", [["demo"], ["--demo"], ["dynamic", "--demo"], ["--demo", "on", "--port", "9000"]])
+@pytest.mark.parametrize(
+    "argv", [["demo"], ["--demo"], ["dynamic", "--demo"], ["--demo", "dynamic"], ["--demo", "on", "--port", "9000"]]
+)
 def test_it_is_asked_for_by_a_word_or_a_flag(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     app.main([*argv, "--print-config"])
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -24,7 +25,7 @@ def test_its_load_begins_with_the_engine_and_asks_no_one_for_a_tokenizer(monkeyp
     flask_app = app.create_app(chosen)
     service, engine = flask_app.extensions["service"], load_engine(chosen)
     app.connect(service, engine)
-    demo.begin(service)
+    app.begin_demo(service, engine)
     reply = flask_app.test_client().get("/load").get_json()
     flask_app.test_client().delete("/load")
     engine.manager.stop()

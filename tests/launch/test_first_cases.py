@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import first_cases
+from launch import preflight
 from simulate.laws.check import check
 
 HEAD = "from scheduling import policy\nclass Policy(policy.Policy):\n"
@@ -31,7 +31,7 @@ def test_a_mistake_is_reported_as_the_checker_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str
 ) -> None:
     name = own(tmp_path, MISTAKES[mistake])
-    first_cases.check(name)
+    preflight.check_own_policy(name)
     verdict = check(name, 1, large=0)
     assert verdict.broken is not None
     text = capsys.readouterr().err
@@ -43,14 +43,14 @@ def test_a_hook_that_never_returns_is_named_and_holds_up_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = "    def order(self, waiting, now):\n        while True: pass\n"
-    first_cases.check(own(tmp_path, body))
+    preflight.check_own_policy(own(tmp_path, body))
     assert "order() of mine.py, line 4" in capsys.readouterr().err
 
 
 def test_nothing_is_said_of_a_policy_that_keeps_the_laws_and_none_of_the_projects_is_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first_cases.check(own(tmp_path, "    pass\n"))
-    monkeypatch.setattr("launch.first_cases.subprocess.run", None)
-    first_cases.check("dynamic+sjf")
+    preflight.check_own_policy(own(tmp_path, "    pass\n"))
+    monkeypatch.setattr("launch.preflight.subprocess.run", None)
+    preflight.check_own_policy("dynamic+sjf")
     assert capsys.readouterr().err == ""

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from config import Config, ConfigError
-from launch import load_drafter, speculate
+from launch import load_drafter, preflight
 from models.sources import catalog
 from models.text.tokenizer import load_tokenizer
 
 
 def refusal(**settings: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        speculate.check(Config(**{"policy": "dynamic", **settings}))
+        preflight.check_drafts(Config(**{"policy": "dynamic", **settings}))
     return str(caught.value)
 
 
@@ -24,8 +24,8 @@ def test_a_draft_model_and_the_mode_must_fit_each_other() -> None:
     assert "--speculate model" in refusal(draft_model="gpt2", speculate="ngram")
     assert "--draft-model" in refusal(speculate="model")
     assert "mock:llm-mock" in refusal(speculate="model", draft_model="gpt2", model="mock:llm-mock")
-    speculate.check(Config(policy="dynamic", speculate="model", draft_model="gpt2"))
-    speculate.check(Config(policy="static"))
+    preflight.check_drafts(Config(policy="dynamic", speculate="model", draft_model="gpt2"))
+    preflight.check_drafts(Config(policy="static"))
 
 
 def test_a_padded_policy_has_no_room_for_drafts() -> None:

@@ -26,9 +26,10 @@ import policies
 from config import Config, ConfigError
 from costs.cost import Affine, Host
 from costs.steps import step_of, step_of_members
+from launch.preflight import check_shadow
 from observe.replay.question import Server as Described
 from observe.replay.recording import MAX_AGE, MAX_REQUESTS, MAX_STRETCHES, STEPS_PER_SIZE, Recording
-from observe.replay.shadow import MINIMUM, Shadow, check
+from observe.replay.shadow import MINIMUM, Shadow
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
@@ -51,7 +52,7 @@ def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Sh
 def ask(shadow: Shadow) -> dict[str, Any]:
     """Return the answer of the process's code, called here."""
     out = io.StringIO()
-    lines = list(shadow.question(shadow._server.recording.window().requests))
+    lines = list(shadow._server.question(shadow._server.recording.window().requests, shadow=[shadow.policy, {}]))
     observed.converse(simulated.answer_from, io.StringIO("".join(lines)), out)
     answer: dict[str, Any] = json.loads(out.getvalue())
     return answer
@@ -309,7 +310,7 @@ def test_incomplete_requests_are_load_but_not_in_the_figures() -> None:
 )
 def test_settings_that_cannot_work_are_rejected(settings: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check(Config(**settings))
+        check_shadow(Config(**settings))
     assert issubclass(ConfigError, ValueError)
 
 

@@ -332,7 +332,7 @@ def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(capsys: py
         (["window", "--case", "3"], "Did you mean '--cases'?"),
         (["window", "--cases", "-3"], "at least 0"),
         (["window", "--cases", "0", "--large-cases", "0"], "Use --cases 100"),
-        (["window", "--policy-option", "delay"], "Use --policy-option delay=1"),
+        (["window", "--policy-option", "delay"], "Use NAME=VALUE, as in --policy-option delay=1"),
     ],
 )
 def test_the_command_says_what_is_wrong_with_itself(

@@ -92,7 +92,7 @@ def test_a_policy_keeps_the_laws_in_the_whole_scope(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in EVERY if name not in WHOLE])  # benchmarks/exhaustive.py has the rest
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in WHOLE])  # `check --exhaustive` decides the rest
 def test_a_policy_keeps_the_laws_for_three_requests_of_three_tokens(name: str) -> None:
     verdict = check_exhaustively(name, Scope(3, 3))
     assert verdict.broken is None, str(verdict)
