@@ -19,7 +19,6 @@
   let clockOffset = 0; // the loop's clock minus ours, in seconds
   let connection = "connecting";
   let drawn = null, budget = 0, refreshed = 0, charted = 0, before = performance.now();
-  let expected = []; // arrivals of requests that waited when the page opened
   const frames = []; // how long the last ones took to draw
 
   const player = new EB.Player(live, showStatus);
@@ -31,7 +30,7 @@
   EB.setUpHelp();
   const story = EB.setUpStory({ headers, live, facts: () => facts });
   const card = new EB.Card($("card"), { headers, facts: () => facts, live });
-  EB.setUpLoad({ headers });
+  const load = EB.setUpLoad({ headers, ended: (load) => card.after(load) });
   const playground = new EB.Playground({
     headers,
     sent(id) {
@@ -48,11 +47,6 @@
     return key ? { ...more, Authorization: `Bearer ${key}` } : more;
   }
 
-  // Those that waited when the page opened are numbered among the older ones that the server then reports, by arrival.
-  function arrived(until) {
-    while (expected.length && expected[0].t <= until) live.arrival(expected.shift());
-  }
-
   const feed = new EB.Feed(".", {
     state(state, fresh) {
       if (fresh && live.columns.length) live.clear();
@@ -63,18 +57,17 @@
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
         chats: state.chats, demo: state.demo,
       };
+      for (const [id, number] of Object.entries(state.numbers)) live.number(id, number);
+      for (const arrival of state.waiting) live.arrival(arrival);
       playground.fit(state);
       if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall
       if (fresh) story.ready();
-      expected = [...state.waiting].sort((a, b) => a.t - b.t);
-      setTimeout(() => arrived(Infinity), 1000); // no step may come
       shadow = state.shadow;
       failure = state.last_failure;
       EB.put("policy-failure", failure?.now === state.policy ? EB.failureText(failure) : "");
       showFacts();
     },
     step(record) {
-      arrived(record.t);
       live.add(record);
       if (record.policy === facts.policy) return;
       facts = { ...facts, policy: record.policy }; // the policy event was missed
@@ -90,16 +83,10 @@
       failure = change.last_failure;
       if (player.isLive) showFacts();
     },
-    arrival(arrival) {
-      arrived(arrival.t);
-      live.arrival(arrival);
-    },
-    departure(departure) {
-      live.departure(departure);
-    },
-    gap() {
-      live.gap();
-    },
+    arrival: (arrival) => live.arrival(arrival),
+    departure: (departure) => live.departure(departure),
+    number: ({ id, number }) => live.number(id, number),
+    gap: () => live.gap(),
     status(name, text) {
       connection = name;
       $("banner").hidden = !text || !player.isLive;
@@ -161,6 +148,7 @@
     if (now - charted > 1000) {
       charted = now;
       chart.draw(player.model, index, at);
+      load.fit(live);
     }
   }
 
@@ -300,15 +288,7 @@
     sessionStorage.setItem("eb-key", key);
   });
 
-  $("copy").addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText($("curl").textContent);
-      EB.put("copy", "Copied");
-    } catch {
-      getSelection().selectAllChildren($("curl"));
-      EB.put("copy", "Selected: press Ctrl-C");
-    }
-  });
+  $("copy").addEventListener("click", () => EB.copy($("copy"), $("curl")));
 
   async function replay(file) {
     const runs = EB.parseRuns(await file.text());

@@ -29,6 +29,19 @@
     $(id).hidden = !text;
   }
 
+  // Copy the text of an element, or another one in its place. Where a browser forbids that, as on a page without
+  // encryption, the element is selected instead.
+  async function copy(button, source, text = source.textContent) {
+    try {
+      await navigator.clipboard.writeText(text);
+      put(button, "Copied");
+    } catch {
+      getSelection().selectAllChildren(source);
+      put(button, "Selected: press Ctrl+C");
+    }
+    setTimeout(() => put(button, "Copy"), 2000);
+  }
+
   // A stacked bar of the five kinds with its legend; the shares in `waste` sum to 1.
   class WasteBar {
     constructor(bar, legend) {
@@ -277,6 +290,6 @@
   }
 
   Object.assign(EB, {
-    onDrop, onTheme, element, put, showError, wastedRows, WasteBar, rounded, showTiles, showShadow, Requests, describe,
+    copy, onDrop, onTheme, element, put, showError, wastedRows, WasteBar, rounded, showTiles, showShadow, Requests, describe,
   });
 })(globalThis);
