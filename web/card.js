@@ -21,7 +21,7 @@
   }
 
   function times(ratio) {
-    return `× ${ratio.toFixed(ratio >= 10 ? 0 : ratio >= 1.95 ? 1 : 2)}`;
+    return `× ${ratio.toFixed(ratio >= 10 ? 0 : ratio >= 1 ? 1 : 2)}`;
   }
 
   // One sentence for a policy that was not served.

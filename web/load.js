@@ -65,7 +65,7 @@
 
     function sayDuration() {
       const tokens = (number("load-count") * (number("load-min") + number("load-max"))) / 2;
-      EB.put("load-takes", rate && tokens ? `about ${EB.seconds(Number((tokens / rate).toPrecision(2)))}` : "");
+      EB.put("load-takes", rate && tokens ? `about ${EB.count(Math.max(1, Number((tokens / rate).toPrecision(2))))} s` : "");
     }
 
     async function send(body) {
