@@ -14,6 +14,8 @@
   let zoom = innerWidth < 600 ? 3 : 4, time = 3;
   let axis = "steps";
   let hover = null; // the cell under the pointer or the keyboard's cursor
+  let pressed = null; // the cell at which the pointer was pressed
+  let area = null; // the cells between it and the pointer, by the numbers of their steps
   let pointed = 0; // the request whose row in the table is under the pointer
   let mine = ""; // the id of the request that the prompt box sent last
   let clockOffset = 0; // the loop's clock minus ours, in seconds
@@ -26,7 +28,7 @@
   const waste = new EB.WasteBar($("waste"), $("waste-legend"));
   const explain = new EB.Explain($("detail"), player, { now: momentShown, epoch: () => facts.epoch, headers });
   const table = new EB.Requests($("rows"), (number) => explain.choose(number), (number) => (pointed = number));
-  const chart = new EB.MinuteChart($("chart"));
+  const chart = new EB.MinuteChart($("chart"), $("latency"));
   EB.setUpHelp();
   const story = EB.setUpStory({ headers, live, facts: () => facts });
   const card = new EB.Card($("card"), { headers, facts: () => facts, live });
@@ -159,13 +161,13 @@
     const selected = pointed || explain.chosen;
     const own = model.numbers.get(mine) ?? 0;
     const { mark, lit } = story;
-    const stamp = [model.version, index, zoom, time, axis, selected, own, hover?.index, hover?.slot, picture.canvas.clientWidth,
+    const stamp = [model.version, index, zoom, time, axis, selected, own, hover?.index, hover?.slot, JSON.stringify(area), picture.canvas.clientWidth,
       mark?.text, lit].join();
     if (stamp === drawn && !scrolls) return;
     drawn = stamp;
     const began = performance.now();
     picture.draw(model, {
-      index, zoom: ZOOMS[zoom], time: axis === "time" ? TIMES[time] : 0, at: at ?? 0, selected, own, hover, mark, lit,
+      index, zoom: ZOOMS[zoom], time: axis === "time" ? TIMES[time] : 0, at: at ?? 0, selected, own, hover, mark, lit, area: cellsOf(area),
       origin: model.columns[0] ? origin(model) : 0,
     });
     const spent = performance.now() - began;
@@ -195,7 +197,7 @@
       : "Slots by iterations: no steps yet";
     if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
     const rate = tiles && tiles.span ? tiles.steps / tiles.span : 0;
-    if (!hover) {
+    if (!hover && !area) {
       EB.put("inspect", follows && rate > 100
         ? `${EB.count(rate)} iterations per second: choose speed 1/50 to follow them.`
         : "Point at a cell to inspect it, click it to have its request explained, or use the arrow keys and Enter.");
@@ -226,6 +228,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, textarea, select, dialog")) return;
+    if (event.key === "Escape") area = null;
     if (event.key === "Escape" && explain.chosen) explain.choose(explain.chosen);
     if (event.target.closest("button, .scroll, a, summary")) return;
     const act = {
@@ -242,7 +245,24 @@
 
   function inspect(cell) {
     hover = cell;
-    if (hover) EB.put("inspect", EB.describe(player.model, hover));
+    if (hover && !area) EB.put("inspect", EB.describe(player.model, hover));
+  }
+
+  // The columns and slots of an area; null if this page no longer has all of its steps.
+  function cellsOf(area) {
+    const { model } = player;
+    if (!area || model.columns[0]?.n > area.first) return null;
+    return { from: model.indexOf(area.first), to: model.indexOf(area.last), top: area.top, bottom: area.bottom };
+  }
+
+  function drag(cell) {
+    if (!cell || (cell.index === pressed.index && cell.slot === pressed.slot && !area)) return;
+    if (player.playing) player.play(false); // the picture must not move away from under the pointer
+    const { columns } = player.model;
+    const slots = [pressed.slot, cell.slot].map((slot) => (slot < 0 ? picture.rows - 1 : slot)).sort((a, b) => a - b);
+    const steps = [pressed.index, cell.index].map((index) => columns[index].n).sort((a, b) => a - b);
+    area = { first: steps[0], last: steps[1], top: slots[0], bottom: slots[1] };
+    EB.put("inspect", EB.sumUp(player.model, cellsOf(area)));
   }
 
   function stepBy(by) {
@@ -269,11 +289,30 @@
   }
 
   const canvas = $("picture");
-  canvas.addEventListener("pointermove", (event) => inspect(picture.hit(event.offsetX, event.offsetY)));
+  const cellAt = (event) => picture.hit(event.offsetX, event.offsetY);
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.pointerType === "touch") return; // it scrolls the page
+    area = null;
+    pressed = cellAt(event);
+  });
+  canvas.addEventListener("pointermove", (event) => (pressed ? drag(cellAt(event)) : inspect(cellAt(event))));
   canvas.addEventListener("pointerleave", () => inspect(null));
+  addEventListener("pointerup", () => (pressed = null));
   canvas.addEventListener("click", (event) => {
-    inspect(picture.hit(event.offsetX, event.offsetY));
+    if (area) return; // the end of a drag
+    inspect(cellAt(event));
     chooseHover();
+  });
+
+  // Explain a request by its number, with or without #, or by its id or the beginning of it.
+  $("find").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = $("find-what").value.trim().replace(/^#/, "");
+    const { model } = player;
+    const id = [...model.numbers.keys()].find((id) => id === text) ?? [...model.numbers.keys()].find((id) => id.startsWith(text));
+    const number = model.requests.has(Number(text)) ? Number(text) : model.numbers.get(id);
+    EB.showError("find-error", number ? "" : `This page knows no request ${text}.`);
+    if (number && number !== explain.chosen) explain.choose(number);
   });
 
   EB.onTheme(() => {
@@ -306,7 +345,7 @@
 
   function show(model, name) {
     explain.chosen = 0;
-    hover = null;
+    hover = area = null;
     picture.rows = 0;
     player.open(model);
     const { isLive } = player;

@@ -51,9 +51,7 @@ def test_after_a_load_a_card_compares_the_policies_in_figures_and_lanes(tab: Tab
     page.evaluate("EB.page.card.lanes.clock = EB.page.card.lanes.length")
     tab.until("[...document.querySelectorAll('#card .done')].every((e) => e.textContent.includes('finished in'))")
     assert page.locator("#card .figures span:first-child b").all_text_contents() == ["30 of 30"] * 4
-    means = page.evaluate(
-        "EB.page.card.lanes.lanes.map(({ model }) => EB.latencyAt(model, model.last.end))"
-    )
+    means = page.evaluate("EB.page.card.lanes.lanes.map(({ model }) => EB.latencyAt(model, model.last.end))")
     assert means == pytest.approx([lane["latency_mean_s"] for lane in answer["lanes"]], rel=0.01)
     held = page.evaluate(
         "EB.page.card.lanes.lanes.map(({model}) => model.columns.some((c) => [...c.bits].some((b) => (b & 7) === EB.KIND.HELD)))"
@@ -134,9 +132,7 @@ def test_a_verdict_claims_no_more_than_the_figures_show(reader: Any) -> None:
     assert verdict(reader, {"latency_mean_s": 1.04, "latency_p99_s": 1.93}) == "p: not distinguishable."
     assert verdict(reader, {"latency_mean_s": 1.2}, least=0.3) == "p: not distinguishable."
     slow = verdict(reader, {"latency_mean_s": 2.5, "latency_p99_s": 1.0, "held": 0.25})
-    assert (
-        slow == "p: mean latency × 2.5, p99 × 0.50, 25 % of the slot-steps held by finished requests."
-    )
+    assert slow == "p: mean latency × 2.5, p99 × 0.50, 25 % of the slot-steps held by finished requests."
     assert "guess" in verdict(reader, {"extrapolates": True})
     error = {"latency_mean_s": -0.08, "latency_p99_s": 0.01, "makespan_s": 0}
     for misfit, least in ((0.02, 0.08), (0.3, 0.3)):
