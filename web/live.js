@@ -30,7 +30,7 @@
   const table = new EB.Requests($("rows"), (number) => explain.choose(number), (number) => (pointed = number));
   const chart = new EB.MinuteChart($("chart"), $("latency"));
   EB.setUpHelp();
-  const story = EB.setUpStory({ headers, live, facts: () => facts });
+  const story = EB.setUpStory({ headers, live, facts: () => facts, axis: setAxis });
   const card = new EB.Card($("card"), { headers, facts: () => facts, live });
   const load = EB.setUpLoad({ headers, ended: (load) => card.after(load) });
   const playground = new EB.Playground({
@@ -211,14 +211,19 @@
   $("in").addEventListener("click", () => magnify(1));
   $("out").addEventListener("click", () => magnify(-1));
   $("speed").addEventListener("change", () => player.setSpeed(Number($("speed").value)));
-  $("axis").addEventListener("change", () => {
-    axis = $("axis").value;
-    EB.put("axis-name", axis === "time" ? "time" : "iterations");
-  });
+  $("axis").addEventListener("change", () => setAxis($("axis").value));
   $("seek").addEventListener("input", () => {
     if (player.playing) player.play(false);
     player.moveTo(player.model.columns[Number($("seek").value)].n);
   });
+
+  // Set what a column of the picture shows; return what it showed.
+  function setAxis(name = axis) {
+    const before = axis;
+    axis = $("axis").value = name;
+    EB.put("axis-name", axis === "time" ? "time" : "iterations");
+    return before;
+  }
 
   function magnify(by) {
     if (axis === "time") time = Math.max(0, Math.min(TIMES.length - 1, time + by));

@@ -247,3 +247,25 @@ def test_each_stop_of_the_tour_shows_what_it_claims(tab: Tab, page: Any, server:
     assert fair["waits"]["quiet"] < 0.5 * fair["waits"]["loud"]
     assert served["waits"]["quiet"] > 0.5 * served["waits"]["loud"]
     assert tab.complaints == []
+
+
+def test_a_link_opens_a_stop_whose_measurement_judges_the_guess(tab: Tab) -> None:
+    page = tab.open("/#tour-2")
+    tab.until("EB.page.story.tour.at === 1 && !EB.page.story.tour.busy")
+    press(page, "Pause tour")
+    press(page, "slower")
+    tab.until("EB.page.story.tour.finding.textContent")
+    assert not str(page.text_content("#story .finding")).startswith(("Right", "Not so"))  # nothing to compare with yet
+    page.evaluate("EB.page.story.tour.results.set('plain nobatch', { tokensPerSecond: 0.1 })")
+    tab.until("EB.page.story.tour.finding.textContent.startsWith('Not so: faster. ')")
+    press(page, "faster")
+    assert str(page.text_content("#story .finding")).startswith("Right. ")
+    page.click("#story .stops button >> nth=3")
+    tab.until("document.querySelector('#axis').value === 'time'")
+    assert page.evaluate("location.hash") == "#tour-4"
+    tab.until("!EB.page.story.tour.busy")
+    press(page, "Leave")
+    tab.until("document.querySelector('#story').hidden")
+    assert page.input_value("#axis") == "steps"
+    assert page.evaluate("location.hash") == ""
+    assert tab.complaints == []
