@@ -22,6 +22,7 @@ from serving.inference import Inference, outcome
 
 CAPACITY = 4096  # entries of the ring
 FROZEN_SECONDS = 30.0  # of one send, after which a viewer gives way to a new one
+NUMBERED = 2048  # requests whose numbers are remembered, for pages that are opened later
 SHOWN_CHARACTERS = 300  # of a prompt, where prompts are shown
 MEMBER = "{" + ",".join(f'"{name}":%s' for name in Member._fields) + "}"
 
@@ -113,6 +114,8 @@ class Feed:
         self.max_viewers = max_viewers
         self.show_text = show_text
         self.waiting: dict[str, dict[str, Any]] = {}
+        self.numbers: dict[str, int] = {}  # of the latest requests by id, the same on every page
+        self._arrivals = itertools.count(1)
         self.viewers: list[Viewer] = []
         self.closed = False
         self.clock = clock
@@ -123,12 +126,18 @@ class Feed:
         self._lock = threading.Lock()  # of the list of viewers; the loop never takes it
 
     def on_arrival(self, inference: Inference) -> None:
-        """Record an arrival; called in the handler's thread. Copies and background work are left out."""
-        if inference.first is not None or inference.is_background:
+        """Number and record an arrival; called in the handler's thread. Copies are left out, of background work all but its number."""
+        if inference.first is not None:
+            return
+        number = self.numbers[inference.id] = next(self._arrivals)
+        if len(self.numbers) > NUMBERED:
+            del self.numbers[next(iter(self.numbers))]
+        if inference.is_background:
+            self._put("number", self._n, {"id": inference.id, "number": number})
             return
         seq = inference.sequence
         arrival: dict[str, Any] = {
-            "id": inference.id, "t": seq.arrived_at, "prompt_tokens": len(seq.prompt_ids),
+            "id": inference.id, "number": number, "t": seq.arrived_at, "prompt_tokens": len(seq.prompt_ids),
             "max_tokens": seq.max_tokens,
         }  # fmt: skip
         if self.show_text:

@@ -48,7 +48,7 @@
     }
 
     add(text, scores = []) {
-      const end = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 30;
+      const atEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 30;
       let at = 0;
       let parts = scores.map((one) => {
         const part = text.startsWith(one.token, at) ? one.token : ""; // as of a token that ends the answer
@@ -62,7 +62,11 @@
         const span = this.turn.appendChild(element("span", known.length ? "token" : "", part));
         if (known.length) this.scores.set(span, known);
       }
-      if (end) this.box.scrollTop = this.box.scrollHeight;
+      if (atEnd) this.toEnd();
+    }
+
+    toEnd() {
+      this.box.scrollTop = this.box.scrollHeight;
     }
 
     move(event) {

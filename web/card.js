@@ -15,27 +15,21 @@
     return Math.max(SAME, answer.cost.misfit ?? 0, ...Object.values(answer.error ?? {}).map(Math.abs));
   }
 
-  // A simulated lane against the served policy's own simulation: null if they cannot be told apart.
-  function difference(value, base, least) {
-    const by = value / base - 1;
-    return Math.abs(by) <= least ? null : by;
+  // A simulated lane in multiples of the served policy's own simulation: null if they cannot be told apart.
+  function ratio(value, base, least) {
+    return Math.abs(value / base - 1) <= least ? null : value / base;
   }
 
   function times(ratio) {
-    return ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(1);
+    return `× ${ratio.toFixed(ratio >= 10 ? 0 : ratio >= 1 ? 1 : 2)}`;
   }
 
   // One sentence for a policy that was not served.
   function verdict(lane, base, least) {
-    const mean = difference(lane.latency_mean_s, base.latency_mean_s, least);
-    const tail = difference(lane.latency_p99_s, base.latency_p99_s, least);
-    const words = [];
-    if (mean === null) words.push("mean latency not distinguishable");
-    else if (mean > 0) words.push(`mean latency ${times(1 + mean)} times as long`);
-    else words.push(`mean latency ${Math.round(-100 * mean)} % shorter`);
-    if (tail === null) words.push("p99 not distinguishable");
-    else if (tail > 0) words.push(`p99 ${times(1 + tail)} times as long`);
-    else words.push(`p99 ${Math.round(-100 * tail)} % shorter`);
+    const mean = ratio(lane.latency_mean_s, base.latency_mean_s, least);
+    const tail = ratio(lane.latency_p99_s, base.latency_p99_s, least);
+    const named = (name, by) => (by === null ? `${name} not distinguishable` : `${name} ${times(by)}`);
+    const words = [named("mean latency", mean), named("p99", tail)];
     if (lane.held > 0.005) words.push(`${EB.percent(lane.held)} of the slot-steps held by finished requests`);
     if (!lane.whole) words.push("without some requests, which it refuses");
     const all = mean === null && tail === null && lane.held <= 0.005 && lane.whole;
@@ -90,8 +84,8 @@
       name.append(EB.element("small", "", ` ${EB.whatIf.nameOf(lane, answer)}`));
       for (const [, field] of FIGURES) {
         const cell = row.appendChild(EB.element("td", "", EB.seconds(lane[field])));
-        const by = lane.measured || lane === base ? null : difference(lane[field], base[field], least);
-        if (by !== null) cell.append(EB.element("small", by > 0 ? "more" : "less", ` ${by > 1 ? `× ${times(1 + by)}` : signed(by)}`));
+        const by = lane.measured || lane === base ? null : ratio(lane[field], base[field], least);
+        if (by !== null) cell.append(EB.element("small", by > 1 ? "more" : "less", ` ${times(by)}`));
         else if (!lane.measured && lane !== base) cell.append(EB.element("small", "", " ≈"));
       }
       for (const share of [lane.useful, lane.held]) row.append(EB.element("td", "", share === null ? "–" : EB.percent(share)));
@@ -132,6 +126,9 @@
       this.form = this.makeForm();
       this.state = box.appendChild(EB.element("p", "sub"));
       this.state.setAttribute("role", "status");
+      const how = (this.how = box.appendChild(EB.element("details", "sub")));
+      how.append(EB.element("summary", "", "? How far to trust this"), EB.element("p"));
+      how.hidden = true;
       this.error = box.appendChild(EB.element("p", "error"));
       this.error.setAttribute("role", "alert");
       this.error.hidden = true;
@@ -141,7 +138,6 @@
       this.race = this.button("Show as lanes", () => this.toggleLanes());
       EB.setUpSave(this);
       this.tools.hidden = true;
-      document.addEventListener("load-ended", (event) => this.after(event.detail));
       const offer = setInterval(() => {
         if (live.columns.length < ENOUGH) return;
         clearInterval(offer);
@@ -200,12 +196,13 @@
       this.more.append(...names.filter((name) => !this.boxes.has(name)).map((name) => new Option(name, name)));
     }
 
-    // A load that this page sent has ended.
-    after(load) {
-      if (load.done < 2) return;
+    // A load that this page sent has ended: show its result. Return whether there is one.
+    async after(load) {
+      if (load.done < 2) return false;
       this.box.hidden = false;
       this.of.value = load.params?.users ? "latest" : "load"; // the load of users has no end of its own
-      this.simulate(this.of.value, load.total || undefined);
+      await this.simulate(this.of.value, load.total || undefined);
+      return true;
     }
 
     async simulate(of, count = 200) {
@@ -221,7 +218,9 @@
       try {
         const answer = await EB.whatIf.ask({ policies, count: Math.min(count, 400), ...which }, this.headers);
         this.show(answer, of);
-        EB.put(this.state, basis(answer));
+        EB.put(this.state, "");
+        EB.put(this.how.lastChild, basis(answer));
+        this.how.hidden = false;
       } catch (error) {
         EB.put(this.state, "");
         this.fail(error.message);
@@ -229,7 +228,7 @@
         this.go.disabled = false;
         const { next } = this;
         this.next = null;
-        if (next) this.simulate(...next);
+        if (next) await this.simulate(...next);
       }
     }
 
@@ -273,5 +272,5 @@
     }
   }
 
-  Object.assign(EB, { Card, verdict, difference, threshold });
+  Object.assign(EB, { Card, verdict, ratio, threshold });
 })(globalThis);

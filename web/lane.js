@@ -20,7 +20,9 @@
         const part = this.figures.appendChild(EB.element("span"));
         this.texts[figure] = part.appendChild(EB.element("b", "", "–"));
         part.append(` ${figure}`);
-        if (figure === "mean latency") this.latency = part;
+        if (figure !== "mean latency") continue;
+        this.latency = part;
+        part.title = "of all requests that have arrived; those without an answer count with their age";
       }
       this.end = this.figures.appendChild(EB.element("span", "done"));
       const canvas = box.appendChild(EB.element("canvas"));
@@ -51,12 +53,8 @@
         column.steps.forEach((value, k) => (steps[k] += value));
         return { output, finished, steps: steps.slice() };
       });
-      this.total = this.model.requests.size;
-      this.ends = [...this.model.requests.values()]
-        .filter((request) => request.left !== null && request.arrived !== null)
-        .map((request) => [request.left, request.left - request.arrived])
-        .sort((a, b) => a[0] - b[0]);
-      this.latency.hidden = !this.ends.length && !this.live; // a recording may lack arrival times
+      this.total = this.model.given?.size ?? this.model.requests.size; // a lane that was cut has not seen all that others have
+      this.latency.hidden = latencyAt(this.model, Infinity) === null && !this.live; // a recording may lack arrival times
       this.seconds = columns.length ? this.model.last.end - this.origin : 0;
       EB.put(this.badge, this.model.last?.policy ?? "…");
     }
@@ -88,11 +86,10 @@
       const sum = this.sums[index];
       if (!sum) return;
       const at = this.origin + now;
-      const gone = this.ends.filter(([end]) => end <= at);
       const ended = now >= this.seconds;
       EB.put(this.texts.answered, `${EB.count(sum.finished)} of ${EB.count(this.total)}`);
       EB.put(this.texts["tokens/s"], EB.figure(sum.output / Math.max(Math.min(now, this.seconds), 1e-6)));
-      EB.put(this.texts["mean latency"], gone.length ? EB.seconds(gone.reduce((all, [, took]) => all + took, 0) / gone.length) : "–");
+      EB.put(this.texts["mean latency"], EB.seconds(latencyAt(this.model, at)));
       EB.put(this.texts.waiting, EB.count(ended ? 0 : this.model.columns[index].queue));
       const all = sum.steps.reduce((a, b) => a + b, 0) || 1;
       this.showWaste(Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all])));
@@ -100,6 +97,18 @@
       const label = `${this.badge.textContent}: ${sum.finished} of ${this.total} answered after ${EB.seconds(Math.min(now, this.seconds))}`;
       if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
     }
+  }
+
+  // The mean latency of all requests that have arrived by time `at`; null before the first. A request without an answer
+  // counts with its age, because otherwise a lane whose requests all wait would look as fast as any.
+  function latencyAt(model, at) {
+    let sum = 0, arrived = 0;
+    for (const request of model.requests.values()) {
+      if (request.arrived === null || request.arrived > at) continue;
+      sum += Math.min(request.left ?? Math.max(at, request.arrived), at) - request.arrived;
+      arrived++;
+    }
+    return arrived ? sum / arrived : null;
   }
 
   // Count the slots that a server with fewer than the others lacks as idle.
@@ -111,5 +120,5 @@
     }
   }
 
-  Object.assign(EB, { Lane, levelLanes });
+  Object.assign(EB, { Lane, latencyAt, levelLanes });
 })(globalThis);

@@ -14,12 +14,13 @@
   let zoom = innerWidth < 600 ? 3 : 4, time = 3;
   let axis = "steps";
   let hover = null; // the cell under the pointer or the keyboard's cursor
+  let pressed = null; // the cell at which the pointer was pressed
+  let area = null; // the cells between it and the pointer, by the numbers of their steps
   let pointed = 0; // the request whose row in the table is under the pointer
   let mine = ""; // the id of the request that the prompt box sent last
   let clockOffset = 0; // the loop's clock minus ours, in seconds
   let connection = "connecting";
   let drawn = null, budget = 0, refreshed = 0, charted = 0, before = performance.now();
-  let expected = []; // arrivals of requests that waited when the page opened
   const frames = []; // how long the last ones took to draw
 
   const player = new EB.Player(live, showStatus);
@@ -27,11 +28,11 @@
   const waste = new EB.WasteBar($("waste"), $("waste-legend"));
   const explain = new EB.Explain($("detail"), player, { now: momentShown, epoch: () => facts.epoch, headers });
   const table = new EB.Requests($("rows"), (number) => explain.choose(number), (number) => (pointed = number));
-  const chart = new EB.MinuteChart($("chart"));
+  const chart = new EB.MinuteChart($("chart"), $("latency"));
   EB.setUpHelp();
-  const story = EB.setUpStory({ headers, live, facts: () => facts });
+  const story = EB.setUpStory({ headers, live, facts: () => facts, axis: setAxis });
   const card = new EB.Card($("card"), { headers, facts: () => facts, live });
-  EB.setUpLoad({ headers });
+  const load = EB.setUpLoad({ headers, ended: (load) => card.after(load) });
   const playground = new EB.Playground({
     headers,
     sent(id) {
@@ -48,11 +49,6 @@
     return key ? { ...more, Authorization: `Bearer ${key}` } : more;
   }
 
-  // Those that waited when the page opened are numbered among the older ones that the server then reports, by arrival.
-  function arrived(until) {
-    while (expected.length && expected[0].t <= until) live.arrival(expected.shift());
-  }
-
   const feed = new EB.Feed(".", {
     state(state, fresh) {
       if (fresh && live.columns.length) live.clear();
@@ -63,18 +59,17 @@
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
         chats: state.chats, demo: state.demo,
       };
+      for (const [id, number] of Object.entries(state.numbers)) live.number(id, number);
+      for (const arrival of state.waiting) live.arrival(arrival);
       playground.fit(state);
       if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall
       if (fresh) story.ready();
-      expected = [...state.waiting].sort((a, b) => a.t - b.t);
-      setTimeout(() => arrived(Infinity), 1000); // no step may come
       shadow = state.shadow;
       failure = state.last_failure;
       EB.put("policy-failure", failure?.now === state.policy ? EB.failureText(failure) : "");
       showFacts();
     },
     step(record) {
-      arrived(record.t);
       live.add(record);
       if (record.policy === facts.policy) return;
       facts = { ...facts, policy: record.policy }; // the policy event was missed
@@ -90,16 +85,10 @@
       failure = change.last_failure;
       if (player.isLive) showFacts();
     },
-    arrival(arrival) {
-      arrived(arrival.t);
-      live.arrival(arrival);
-    },
-    departure(departure) {
-      live.departure(departure);
-    },
-    gap() {
-      live.gap();
-    },
+    arrival: (arrival) => live.arrival(arrival),
+    departure: (departure) => live.departure(departure),
+    number: ({ id, number }) => live.number(id, number),
+    gap: () => live.gap(),
     status(name, text) {
       connection = name;
       $("banner").hidden = !text || !player.isLive;
@@ -161,6 +150,7 @@
     if (now - charted > 1000) {
       charted = now;
       chart.draw(player.model, index, at);
+      load.fit(live);
     }
   }
 
@@ -171,13 +161,13 @@
     const selected = pointed || explain.chosen;
     const own = model.numbers.get(mine) ?? 0;
     const { mark, lit } = story;
-    const stamp = [model.version, index, zoom, time, axis, selected, own, hover?.index, hover?.slot, picture.canvas.clientWidth,
+    const stamp = [model.version, index, zoom, time, axis, selected, own, hover?.index, hover?.slot, JSON.stringify(area), picture.canvas.clientWidth,
       mark?.text, lit].join();
     if (stamp === drawn && !scrolls) return;
     drawn = stamp;
     const began = performance.now();
     picture.draw(model, {
-      index, zoom: ZOOMS[zoom], time: axis === "time" ? TIMES[time] : 0, at: at ?? 0, selected, own, hover, mark, lit,
+      index, zoom: ZOOMS[zoom], time: axis === "time" ? TIMES[time] : 0, at: at ?? 0, selected, own, hover, mark, lit, area: cellsOf(area),
       origin: model.columns[0] ? origin(model) : 0,
     });
     const spent = performance.now() - began;
@@ -207,7 +197,7 @@
       : "Slots by iterations: no steps yet";
     if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
     const rate = tiles && tiles.span ? tiles.steps / tiles.span : 0;
-    if (!hover) {
+    if (!hover && !area) {
       EB.put("inspect", follows && rate > 100
         ? `${EB.count(rate)} iterations per second: choose speed 1/50 to follow them.`
         : "Point at a cell to inspect it, click it to have its request explained, or use the arrow keys and Enter.");
@@ -221,14 +211,19 @@
   $("in").addEventListener("click", () => magnify(1));
   $("out").addEventListener("click", () => magnify(-1));
   $("speed").addEventListener("change", () => player.setSpeed(Number($("speed").value)));
-  $("axis").addEventListener("change", () => {
-    axis = $("axis").value;
-    EB.put("axis-name", axis === "time" ? "time" : "iterations");
-  });
+  $("axis").addEventListener("change", () => setAxis($("axis").value));
   $("seek").addEventListener("input", () => {
     if (player.playing) player.play(false);
     player.moveTo(player.model.columns[Number($("seek").value)].n);
   });
+
+  // Set what a column of the picture shows; return what it showed.
+  function setAxis(name = axis) {
+    const before = axis;
+    axis = $("axis").value = name;
+    EB.put("axis-name", axis === "time" ? "time" : "iterations");
+    return before;
+  }
 
   function magnify(by) {
     if (axis === "time") time = Math.max(0, Math.min(TIMES.length - 1, time + by));
@@ -238,6 +233,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, textarea, select, dialog")) return;
+    if (event.key === "Escape") area = null;
     if (event.key === "Escape" && explain.chosen) explain.choose(explain.chosen);
     if (event.target.closest("button, .scroll, a, summary")) return;
     const act = {
@@ -254,7 +250,24 @@
 
   function inspect(cell) {
     hover = cell;
-    if (hover) EB.put("inspect", EB.describe(player.model, hover));
+    if (hover && !area) EB.put("inspect", EB.describe(player.model, hover));
+  }
+
+  // The columns and slots of an area; null if this page no longer has all of its steps.
+  function cellsOf(area) {
+    const { model } = player;
+    if (!area || model.columns[0]?.n > area.first) return null;
+    return { from: model.indexOf(area.first), to: model.indexOf(area.last), top: area.top, bottom: area.bottom };
+  }
+
+  function drag(cell) {
+    if (!cell || (cell.index === pressed.index && cell.slot === pressed.slot && !area)) return;
+    if (player.playing) player.play(false); // the picture must not move away from under the pointer
+    const { columns } = player.model;
+    const slots = [pressed.slot, cell.slot].map((slot) => (slot < 0 ? picture.rows - 1 : slot)).sort((a, b) => a - b);
+    const steps = [pressed.index, cell.index].map((index) => columns[index].n).sort((a, b) => a - b);
+    area = { first: steps[0], last: steps[1], top: slots[0], bottom: slots[1] };
+    EB.put("inspect", EB.sumUp(player.model, cellsOf(area)));
   }
 
   function stepBy(by) {
@@ -281,11 +294,30 @@
   }
 
   const canvas = $("picture");
-  canvas.addEventListener("pointermove", (event) => inspect(picture.hit(event.offsetX, event.offsetY)));
+  const cellAt = (event) => picture.hit(event.offsetX, event.offsetY);
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.pointerType === "touch") return; // it scrolls the page
+    area = null;
+    pressed = cellAt(event);
+  });
+  canvas.addEventListener("pointermove", (event) => (pressed ? drag(cellAt(event)) : inspect(cellAt(event))));
   canvas.addEventListener("pointerleave", () => inspect(null));
+  addEventListener("pointerup", () => (pressed = null));
   canvas.addEventListener("click", (event) => {
-    inspect(picture.hit(event.offsetX, event.offsetY));
+    if (area) return; // the end of a drag
+    inspect(cellAt(event));
     chooseHover();
+  });
+
+  // Explain a request by its number, with or without #, or by its id or the beginning of it.
+  $("find").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = $("find-what").value.trim().replace(/^#/, "");
+    const { model } = player;
+    const id = [...model.numbers.keys()].find((id) => id === text) ?? [...model.numbers.keys()].find((id) => id.startsWith(text));
+    const number = model.requests.has(Number(text)) ? Number(text) : model.numbers.get(id);
+    EB.showError("find-error", number ? "" : `This page knows no request ${text}.`);
+    if (number && number !== explain.chosen) explain.choose(number);
   });
 
   EB.onTheme(() => {
@@ -300,15 +332,7 @@
     sessionStorage.setItem("eb-key", key);
   });
 
-  $("copy").addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText($("curl").textContent);
-      EB.put("copy", "Copied");
-    } catch {
-      getSelection().selectAllChildren($("curl"));
-      EB.put("copy", "Selected: press Ctrl-C");
-    }
-  });
+  $("copy").addEventListener("click", () => EB.copy($("copy"), $("curl")));
 
   async function replay(file) {
     const runs = EB.parseRuns(await file.text());
@@ -326,7 +350,7 @@
 
   function show(model, name) {
     explain.chosen = 0;
-    hover = null;
+    hover = area = null;
     picture.rows = 0;
     player.open(model);
     const { isLive } = player;

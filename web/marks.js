@@ -5,12 +5,13 @@
   const { TOP, AXIS } = EB;
   const LABEL = 18; // height of a policy's name
 
-  // view = {mark: {n, slots} of the caption, hover: {index, slot}}; both may be missing
-  function drawMarks(picture, model, { mark, hover }) {
+  // view = {mark: {n, slots} of the caption, hover: {index, slot}, area: {from, to, top, bottom}}; each may be missing
+  function drawMarks(picture, model, { mark, hover, area }) {
     drawGaps(picture, model);
     drawSwitches(picture, model);
     if (mark) drawCaption(picture, model, mark);
-    if (hover) drawHover(picture, hover);
+    if (area) drawArea(picture, area);
+    else if (hover) drawHover(picture, hover);
   }
 
   function drawGaps(picture, model) {
@@ -67,6 +68,20 @@
     for (const slot of slots) {
       if (slot < picture.rows) context.strokeRect(x - 1, TOP + slot * picture.tall, width + 2, picture.tall - 0.5);
     }
+  }
+
+  function drawArea(picture, { from, to, top, bottom }) {
+    if (to < picture.from || from > picture.to) return;
+    const { context } = picture;
+    const x = picture.x0(Math.max(from, picture.from)), y = TOP + top * picture.tall;
+    const width = picture.x1(Math.min(to, picture.to)) - x, height = (bottom - top + 1) * picture.tall;
+    context.fillStyle = picture.ink;
+    context.globalAlpha = 0.14;
+    context.fillRect(x, y, width, height);
+    context.globalAlpha = 1;
+    context.strokeStyle = picture.ink;
+    context.lineWidth = 1.5;
+    context.strokeRect(x, y, width, height);
   }
 
   function drawHover(picture, { index, slot }) {

@@ -60,6 +60,7 @@
       this.columns = [];
       this.requests = new Map(); // by number
       this.numbers = new Map(); // by id
+      this.served = new Map(); // the server's numbers of requests that are not seen yet, the same on every page
       this.next = 1 + Math.max(0, ...(this.given?.values() ?? []));
       this.slots = 0;
       this.lastGap = false;
@@ -74,7 +75,7 @@
     request(id) {
       const known = this.numbers.get(id);
       if (known !== undefined) return this.requests.get(known);
-      const number = this.given?.get(id) ?? this.next++;
+      const number = this.given?.get(id) ?? this.numberOf(id);
       const request = {
         number, id, hue: this.given ? (number * 3) % HUES : -1, slot: -1, prompt: null, max: null, total: null, text: null,
         computed: 0, arrived: null, joined: null, joinedAt: 0, first: null, last: null, left: null,
@@ -85,8 +86,24 @@
       return request;
     }
 
+    // The server's number of a request. In a recording there are none, and requests are counted.
+    numberOf(id) {
+      const known = this.served.get(id);
+      this.served.delete(id);
+      if (known !== undefined && !this.requests.has(known)) {
+        this.next = Math.max(this.next, known + 1);
+        return known;
+      }
+      return this.next++;
+    }
+
+    number(id, number) {
+      if (!this.numbers.has(id)) this.served.set(id, number);
+    }
+
     // A request entered the queue.
     arrival(event) {
+      if (event.number) this.number(event.id, event.number);
       const request = this.request(event.id);
       request.arrived = event.t;
       request.prompt = event.prompt_tokens;

@@ -3,7 +3,7 @@
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
-  const { count, seconds, percent, figure } = EB;
+  const { count, counted, seconds, percent, figure } = EB;
   const $ = (id) => document.getElementById(id);
   const WASTE = EB.STEPS;
   const STATES = { prefill: "▮ prefill", decode: "▶ decode", held: "▨ held", paused: "‖ paused", waiting: "… waiting",
@@ -27,6 +27,19 @@
   function showError(id, text) {
     put(id, text);
     $(id).hidden = !text;
+  }
+
+  // Copy the text of an element, or another one in its place. Where a browser forbids that, as on a page without
+  // encryption, the element is selected instead.
+  async function copy(button, source, text = source.textContent) {
+    try {
+      await navigator.clipboard.writeText(text);
+      put(button, "Copied");
+    } catch {
+      getSelection().selectAllChildren(source);
+      put(button, "Selected: press Ctrl+C");
+    }
+    setTimeout(() => put(button, "Copy"), 2000);
   }
 
   // A stacked bar of the five kinds with its legend; the shares in `waste` sum to 1.
@@ -89,8 +102,9 @@
     put("t-ttft", seconds(tiles?.ttft50));
     put("t-ttft99", tiles?.ttft99 != null ? `p99 ${seconds(tiles.ttft99)}` : "to the first token");
     put("t-itl", seconds(tiles?.itl50));
-    $("drafts").hidden = !tiles?.drafted;
-    if (tiles?.drafted) {
+    if (tiles?.drafted) $("drafts").hidden = false; // it stays, so that nothing below it jumps
+    if (!tiles?.drafted) put("t-drafts", "no draft tokens in the last ten seconds");
+    else {
       put("t-drafts", `${tiles.tokensPerStep.toFixed(2)} tokens per request and step, `
         + `${percent(tiles.acceptance)} of ${count(tiles.drafted)} draft tokens accepted`);
     }
@@ -102,6 +116,7 @@
     $("pages").style.transform = `scaleX(${total ? used / total : 0})`;
   }
 
+  const NAMED = 8; // requests of an area that are named
   const FAR_OFF = 0.25;
   const FIGURES = [["latency-p50", "p50"], ["latency-p99", "p99"], ["latency-per-token", "per token"]];
 
@@ -246,6 +261,28 @@
     return `${words.join(", ")} · ${step}`;
   }
 
+  // Sum up the cells of an area: the columns from..to and the slots top..bottom.
+  function sumUp(model, { from, to, top, bottom }) {
+    const kinds = EB.NAMES.map(() => 0), who = new Set();
+    let tokens = 0;
+    for (let i = from; i <= to; i++) {
+      const column = model.columns[i], before = model.columns[i - 1];
+      for (let slot = top; slot <= Math.min(bottom, column.slots - 1); slot++) {
+        const kind = column.kind(slot), number = column.who[slot];
+        kinds[kind]++;
+        if (!number) continue;
+        who.add(number);
+        const cached = column.has(slot, EB.HIT) ? model.requests.get(number)?.hit ?? 0 : 0;
+        if (kind !== EB.KIND.HELD) tokens += column.done[slot] - (before?.who[slot] === number ? before.done[slot] : cached);
+      }
+    }
+    const first = model.columns[from], last = model.columns[to];
+    const cells = EB.NAMES.map((name, k) => kinds[k] && `${count(kinds[k])} ${name}`).filter(Boolean).join(", ");
+    const named = [...who].slice(0, NAMED).map((number) => `#${number}`).join(" ");
+    return `iterations ${count(first.n)} to ${count(last.n)} (${seconds(last.end - first.t)}), slots ${top} to ${bottom}: rows ${cells}; `
+      + `${counted(tokens, "token")} computed for ${counted(who.size, "request")}${named && `: ${named}`}${who.size > NAMED ? " …" : ""}`;
+  }
+
   // Let the theme button switch between light and dark; `repaint` follows with what is drawn, also when the system changes.
   function onTheme(repaint) {
     $("theme").addEventListener("click", () => {
@@ -277,6 +314,6 @@
   }
 
   Object.assign(EB, {
-    onDrop, onTheme, element, put, showError, wastedRows, WasteBar, rounded, showTiles, showShadow, Requests, describe,
+    copy, onDrop, onTheme, element, put, showError, wastedRows, WasteBar, rounded, showTiles, showShadow, Requests, describe, sumUp,
   });
 })(globalThis);

@@ -5,6 +5,7 @@
   const EB = (root.EB = root.EB || {});
   const { KIND, JOINED, HIT, LEFT } = EB;
   const GUTTER = 42, RIGHT = 10, TOP = 6, QUEUE = 44, AXIS = 18, SPACE = 10, NOTE = 16;
+  const APART = 160; // pixels between two words "held", of which one to a region is enough
 
   class Picture {
     constructor(canvas, { height = 420, queue = true } = {}) {
@@ -114,6 +115,7 @@
       context.rect(this.left, 0, this.right - this.left, this.height);
       context.clip();
       this.cells = 0;
+      this.held = []; // where the word "held" is written
       const selected = this.shows(model, view.selected) ? view.selected : 0;
       for (let slot = 0; slot < this.rows; slot++) this.drawRow(model, slot, { ...view, selected });
       this.drawGrid(view);
@@ -236,7 +238,8 @@
       const at = Math.max(x, this.left) + 5;
       if (isHatched) {
         const wide = context.measureText(text).width;
-        if (at + wide + 5 > x + width) return;
+        if (at + wide + 5 > x + width || this.held.some((other) => Math.abs(other - at) < APART)) return;
+        this.held.push(at);
         context.fillStyle = this.paper;
         context.fillRect(at - 3, y + height / 2 - Math.min(9, height / 2), wide + 6, Math.min(18, height));
       }

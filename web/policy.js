@@ -1,9 +1,16 @@
-// The menu behind the policy's badge: every loop and order with one line of description, and their options. It switches
+// The menu behind the policy's badge: the policies to learn first, and folded every loop and order, each with one line of
+// description, and their options. It switches
 // the server's policy with PUT /policy and shows errors beside the button. It does not know the picture or the load.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
-  const FIRST = ["nobatch", "static", "dynamic", "chunked"]; // the loops to learn first; the others follow by name
+  const FIRST = { // the policies to learn first, and where they come from
+    nobatch: "One request at a time, as a server without batching computes.",
+    static: "Requests start together and end together (NVIDIA FasterTransformer).",
+    dynamic: "Requests join and leave between any two steps (Orca, Yu et al. 2022).",
+    chunked: "Long prompts are read in pieces, so that the others go on writing (Sarathi-Serve, Agrawal et al. 2024).",
+    "dynamic+sjf": "As dynamic, but the request with the shortest answer is next (SSJF, Qiu et al. 2024).",
+  };
   const DEFAULT_ORDER = "fcfs";
   const UNLIMITED = 2 ** 53; // a default beyond it means no limit, and is longer than a box
 
@@ -54,7 +61,7 @@
 
   function group(title, name, entries, chosen) {
     const box = EB.element("fieldset", "choices");
-    box.append(EB.element("legend", "", title));
+    if (title) box.append(EB.element("legend", "", title));
     const list = box.appendChild(EB.element("div", "list"));
     for (const [value, text] of entries) list.append(radio(name, value, text, value === chosen));
     return box;
@@ -117,9 +124,12 @@
         if (event.newState === "open") this.open();
       });
       this.form.addEventListener("change", (event) => {
-        if (event.target.type === "radio") this.showOptions();
+        if (event.target.type !== "radio") return;
+        if (event.target.name === "first") this.choose(partsOf(event.target.value));
+        this.markFirst();
+        this.showOptions();
       });
-      this.form.addEventListener("input", () => this.showChange());
+      this.form.addEventListener("input", (event) => (event.target.type === "search" ? this.search(event.target.value) : this.showChange()));
       this.form.addEventListener("submit", (event) => {
         event.preventDefault();
         this.submit();
@@ -140,8 +150,6 @@
       const { known } = this;
       const { loop, order } = partsOf(known.policy);
       const loops = Object.entries(known.policies);
-      const rank = ([name]) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
-      loops.sort((a, b) => rank(a) - rank(b));
       const orders = Object.entries(known.orders).sort(([a], [b]) => (b === DEFAULT_ORDER) - (a === DEFAULT_ORDER));
       const head = EB.element("p", "", "The next step follows the new policy. Waiting and running requests stay.");
       const parts = [EB.element("h2", "", "Batching policy"), head];
@@ -150,7 +158,14 @@
           `${known.policy} is not in this list, because it was named at the start: only a restart brings it back.`));
       }
       if (known.last_failure) parts.push(EB.element("p", "problem", failureText(known.last_failure)));
-      const columns = EB.element("div", "columns");
+      parts.push(group("", "first", Object.entries(FIRST), known.policy));
+      const all = EB.element("details");
+      all.open = !(known.policy in FIRST);
+      all.append(EB.element("summary", "", `All ${loops.length} loops and ${orders.length} orders`));
+      const search = all.appendChild(EB.element("input"));
+      Object.assign(search, { type: "search", placeholder: "search, such as fair or deadline" });
+      search.setAttribute("aria-label", "search the loops and orders");
+      const columns = all.appendChild(EB.element("div", "columns"));
       columns.append(
         group("Loop: who joins, and when", "loop", loops, loop in known.policies ? loop : "dynamic"),
         group("Order: who is first in line", "order", orders, order in known.orders ? order : DEFAULT_ORDER),
@@ -164,14 +179,34 @@
       close.addEventListener("click", () => this.menu.hidePopover());
       const foot = EB.element("div", "foot");
       foot.append(this.button, close, this.problem);
-      this.form.replaceChildren(...parts, columns, this.options, foot);
+      this.form.replaceChildren(...parts, all, this.options, foot);
       this.showOptions();
       for (const input of this.form.querySelectorAll("input:checked")) {
         const { offsetParent: list } = input.parentElement;
         const { offsetTop, offsetHeight } = input.parentElement;
         if (list?.className === "list" && offsetTop + offsetHeight > list.clientHeight) list.scrollTop = offsetTop - 40;
       }
-      this.form.querySelector("input:checked").focus({ preventScroll: true });
+      const checked = [...this.form.querySelectorAll("input:checked")].find((input) => input.checkVisibility());
+      checked?.focus({ preventScroll: true });
+    }
+
+    // Choose a loop and an order.
+    choose(parts) {
+      for (const [name, value] of Object.entries(parts)) this.form.querySelector(`input[name="${name}"][value="${value}"]`).checked = true;
+    }
+
+    // Mark the policy to learn first that the chosen loop and order are, if they are one.
+    markFirst() {
+      const { loop, order } = this.chosen;
+      for (const input of this.form.querySelectorAll("input[name=first]")) input.checked = input.value === nameOf(loop, order);
+    }
+
+    // Show only the loops and orders whose name or description has this text; the chosen ones stay.
+    search(text) {
+      for (const choice of this.form.querySelectorAll("details .choice")) {
+        const found = choice.textContent.toLowerCase().includes(text.trim().toLowerCase());
+        choice.hidden = !found && !choice.firstChild.checked;
+      }
     }
 
     get chosen() {

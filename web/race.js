@@ -101,6 +101,7 @@
       state(state, fresh) {
         if (fresh) model.clear();
         lane.offset = state.now - performance.now() / 1000;
+        for (const [id, number] of Object.entries(state.numbers ?? {})) model.number(id, number);
         for (const arrival of state.waiting) model.arrival(arrival);
         EB.put(lane.badge, state.policy);
       },
@@ -206,10 +207,7 @@
       EB.put(lane.texts["tokens/s"], EB.figure(tiles.tokensPerSecond));
       EB.put(lane.texts.waiting, EB.count(tiles.waiting));
       EB.put(lane.texts.answered, EB.count(lane.model.columns.reduce((sum, column) => sum + column.finished, 0)));
-      const took = [...lane.model.requests.values()]
-        .filter((request) => request.left !== null && request.arrived !== null)
-        .map((request) => request.left - request.arrived);
-      EB.put(lane.texts["mean latency"], took.length ? EB.seconds(took.reduce((a, b) => a + b, 0) / took.length) : "–");
+      EB.put(lane.texts["mean latency"], EB.seconds(EB.latencyAt(lane.model, at)));
       if (tiles.waste) lane.showWaste(tiles.waste);
     }
   }

@@ -19,19 +19,23 @@
 
   // load(slots) is the body of POST /load, options(slots) those of the policy; `versus` is what a stop can be
   // compared with: the button says `label`, and while it is shown `undo`. finding(m, of) says what the measured figures m
-  // come to; of(policy) are those of another policy under the same load, or undefined.
+  // come to; of(policy) are those of another policy under the same load, or undefined. A reader may guess before that: right(m, of)
+  // returns the first choice, the second, or undefined as long as it is not measured. `axis` is what a column shows.
   const STOPS = [
     {
       title: "One at a time", policy: "nobatch", load: plain, figures: PACE,
       text: "The server computes one request from its prompt to its last token, and only then takes the next. One slot "
         + "works and the others stay empty, while everyone else waits in line.",
-      finding: (m) => `In the last ${EB.count(m.seconds)} s, ${percent(1 - m.fill)} of the slots were empty: ${rate(m)}.`,
+      guess: { ask: "How much of the machine is used?", choices: ["about half", "hardly any"], right: (m) => (m.fill > 0.3 ? 0 : 1) },
+      // 100 less the percentage in the table, because both rounded could sum to 101.
+      finding: (m) => `In the last ${EB.count(m.seconds)} s, ${100 - Math.round(100 * m.fill)} % of the slots were empty: ${rate(m)}.`,
     },
     {
       title: "Static batching and its held rows", policy: "static", load: plain, figures: PACE,
       text: "Requests now start together, as many as there are slots, and nobody joins until the longest answer is finished. "
         + "A request that is done early keeps its slot: its row is held (hatched). Held rows are still computed, but give no "
         + "token, while those in line wait for the whole batch.",
+      guess: { ask: "Against one at a time, this is", choices: ["faster", "slower"], right: faster("static", "nobatch") },
       finding: (m) => `In the last ${EB.count(m.seconds)} s, ${part(m)} rows were held: computed for requests that were already done.`,
     },
     {
@@ -39,6 +43,7 @@
       text: "Requests join and leave between any two steps. As soon as one is done, its slot goes to the next in line, so no "
         + "row is held, and the batch stays full while anyone waits. Server and load are the same; only who joins and leaves "
         + "has changed.",
+      guess: { ask: "Against static batching, this is", choices: ["faster", "slower"], right: faster("dynamic", "static") },
       finding(m, of) {
         const other = of("static");
         if (!other) return `In the last ${EB.count(m.seconds)} s, ${part(m)} rows were held: ${rate(m)}.`;
@@ -47,7 +52,7 @@
       },
     },
     {
-      title: "Long prompts, in chunks", policy: "chunked", options: chunks, load: long, figures: STEPS,
+      title: "Long prompts, in chunks", policy: "chunked", options: chunks, load: long, figures: STEPS, axis: "time",
       versus: {
         label: "Without chunks", undo: "With chunks", policy: "dynamic",
         text: "Without chunks, a long prompt is read in one step. That step takes several times as long as the others, and every "
@@ -56,6 +61,13 @@
       text: "Before its first token, a request must read its prompt. If a long prompt is read in one step, every other request "
         + "waits for its next token. In chunks, a step computes only a few dozen prompt tokens: the dark cells of one prompt "
         + "stretch over several short steps, and the others get a token in each.",
+      guess: {
+        ask: "The longest pause between two tokens is shorter", choices: ["with chunks", "without"],
+        right(m, of) {
+          const [whole, inChunks] = [of("dynamic"), of("chunked")];
+          return whole && inChunks ? Number(inChunks.promptStep > whole.promptStep) : undefined;
+        },
+      },
       finding(m, of) {
         const [whole, inChunks] = [of("dynamic"), of("chunked")];
         if (!whole || !inChunks) return `A step that reads a long prompt takes ${seconds(m.promptStep)}, a usual one ${seconds(m.step)}.`;
@@ -67,6 +79,10 @@
       text: "Three of four prompts begin with the same long text, as instructions to a chat bot would. Its keys and values are "
         + "computed once and kept. A request that begins the same takes them from the cache (◇), skips that part of its "
         + "prompt, and writes its first token sooner. The others read all of their prompt: the long dark blocks.",
+      guess: {
+        ask: "The first token comes sooner to a request that finds its beginning", choices: ["in the cache", "nowhere"],
+        right: (m) => (m.firstHit === null || m.firstMiss === null ? undefined : Number(m.firstHit > m.firstMiss)),
+      },
       finding(m) {
         if (!m.hits || m.firstMiss === null) return `${m.hits} of ${m.joined} requests found their beginning in the cache.`;
         return `${m.hits} of ${m.joined} requests found their beginning in the cache: first token after ${seconds(m.firstHit)}, `
@@ -84,6 +100,10 @@
       text: "Two clients share the server: a loud one with a long line of requests, and a quiet one that asks now and then. "
         + "First come, first served puts the quiet one behind all of the loud one's line. Here the client that was served "
         + "less goes first (vtc), so the quiet one, lit up in the picture, hardly waits.",
+      guess: {
+        ask: "Whose requests wait longer?", choices: ["the quiet client's", "the loud one's"],
+        right: ({ waits }) => (waits.quiet === null || waits.loud === null ? undefined : Number(waits.loud > waits.quiet)),
+      },
       finding(m, of) {
         if (m.waits.quiet === null || m.waits.loud === null) return "";
         const [fair, served] = [of("dynamic+vtc"), of("dynamic")];
@@ -92,6 +112,11 @@
       },
     },
   ];
+
+  // Whether a policy made more tokens per second than another: 0, or 1 if not.
+  function faster(policy, other) {
+    return (m, of) => (of(policy) && of(other) ? Number(of(policy).tokensPerSecond <= of(other).tokensPerSecond) : undefined);
+  }
 
   // How many rows were held, of those computed.
   function part(m) {

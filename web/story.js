@@ -7,12 +7,13 @@
   const EVERY = 100; // ms between two looks at the newest step
   const SLOW = 1.5; // seconds of a step on the page from which each step gets its caption
 
-  // headers(more) returns a request's headers with the API key; live is the model of this server; facts() its state.
-  function setUpStory({ headers, live, facts }) {
+  // headers(more) returns a request's headers with the API key; live is the model of this server; facts() its state; axis(name)
+  // sets what a column of the picture shows, and returns what it showed.
+  function setUpStory({ headers, live, facts, axis }) {
     const narrator = new EB.Narrator();
     const tour = new EB.Tour({
       box: $("story"), opener: $("tour-open"), headers, live,
-      slots: () => facts().slots || live.slots || 8, isShared: () => !facts().demo,
+      slots: () => facts().slots || live.slots || 8, isShared: () => !facts().demo, axis,
     });
     new EB.PolicyMenu($("policy"), $("policy-menu"), headers);
     let at = 0, measured = 0, shown = false, invited = false;
@@ -35,6 +36,10 @@
         invited = true;
         show(true);
         if ($("story").hidden) tour.invite();
+      }
+      if (EB.Tour.named >= 0 && !tour.stop) {
+        tour.invite(); // the address is a link to a stop
+        tour.begin(EB.Tour.named);
       }
       try {
         narrator.closed = new Set((await EB.readPolicies(headers)).closed);

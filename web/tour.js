@@ -9,13 +9,15 @@
   const TAKES_OVER = "button, a, input, select, summary, label, canvas, tr"; // what a reader clicks to do something else
 
   class Tour {
-    // box: its section of the page; live: the model of this server; slots() of the engine.
-    constructor({ box, opener, headers, live, slots, isShared }) {
-      Object.assign(this, { box, opener, headers, live, slots, isShared });
+    // box: its section of the page; live: the model of this server; slots() of the engine; axis(name) sets what a column of
+    // the picture shows, and returns what it showed.
+    constructor({ box, opener, headers, live, slots, isShared, axis }) {
+      Object.assign(this, { box, opener, headers, live, slots, isShared, axis });
       this.at = -1; // the stop, or -1 before the first
       this.before = null; // what leaving brings back
       this.other = false; // whether the stop shows what it is compared with
       this.results = new Map(); // figures by load and policy
+      this.guesses = new Map(); // the choice of the reader by stop
       this.playing = false; // whether it goes on by itself
       this.spent = 0; // seconds that what is shown now has been shown
       this.hurry = 1; // how many times as fast as a reader it goes on
@@ -82,7 +84,12 @@
       return button;
     }
 
-    async begin() {
+    // The stop that the page's address names, as in #tour-3; -1 is none.
+    static get named() {
+      return Number(/^#tour-([1-9])$/.exec(location.hash)?.[1] ?? 0) - 1;
+    }
+
+    async begin(at = 0) {
       await this.attempt(async () => {
         if (this.before) return; // the second of two clicks
         const known = await EB.readPolicies(this.headers);
@@ -93,12 +100,14 @@
         }
         const reply = await fetch("load", { headers: this.headers({}) });
         const load = reply.ok ? await reply.json() : null;
-        this.before = { policy: known.policy, options: known.options, load: load?.active && load.params?.users ? load.params : null };
+        this.before = { policy: known.policy, options: known.options, load: load?.active && load.params?.users ? load.params : null,
+          axis: this.axis() };
         this.results.clear();
+        this.guesses.clear();
         this.build();
         document.body.classList.add("touring"); // the tour and the picture have the page for themselves
         this.pause.focus({ preventScroll: true });
-        await this.go(0);
+        await this.go(Math.min(at, EB.STOPS.length - 1));
         this.play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
       });
     }
@@ -110,12 +119,16 @@
       this.title.tabIndex = -1;
       this.place = EB.element("p", "sub");
       this.text = EB.element("p", "lead");
+      this.more = this.button("more", () => this.unfold(!this.box.classList.contains("unfolded")));
+      this.more.className = "plain more"; // shown where the text is cut to a few lines
+      this.guess = EB.element("p", "guess");
       this.finding = EB.element("p", "finding");
+      this.line = EB.element("p", "figures"); // instead of the table where that has no room
       const words = EB.element("div");
       const read = EB.element("div"); // read out at each stop; the finding changes too often for that
       read.setAttribute("aria-live", "polite");
       read.append(this.place, this.title, this.text);
-      words.append(read, this.finding);
+      words.append(read, this.more, this.guess, this.finding, this.line);
       this.table = EB.element("table");
       const top = EB.element("div", "stop");
       this.bars = EB.STOPS.map((stop, k) => {
@@ -144,8 +157,39 @@
       EB.put(this.next, isLast ? "Finish" : "Next");
       this.back.disabled = at === 0;
       this.back.title = at ? "" : "this is the first stop";
+      this.unfold(false);
+      this.offerGuess();
+      history.replaceState(null, "", `#tour-${at + 1}`);
+      this.axis(stop.axis ?? "steps");
       this.bars.forEach((bar, k) => (k === at ? bar.setAttribute("aria-current", "step") : bar.removeAttribute("aria-current")));
       await this.show(false);
+    }
+
+    unfold(is) {
+      this.box.classList.toggle("unfolded", is);
+      EB.put(this.more, is ? "less" : "more");
+    }
+
+    // Let the reader say what will be measured.
+    offerGuess() {
+      const { ask, choices } = this.stop.guess;
+      const buttons = choices.map((choice, k) => {
+        const button = this.button(choice, () => {
+          this.guesses.set(this.at, k);
+          buttons.forEach((other, j) => other.setAttribute("aria-pressed", String(j === k)));
+          this.refresh();
+        });
+        button.setAttribute("aria-pressed", String(this.guesses.get(this.at) === k));
+        return button;
+      });
+      this.guess.replaceChildren(EB.element("span", "", `Your guess: ${ask}`), ...buttons);
+    }
+
+    // Whether the guess was right, as a word before what was measured.
+    judge(figures, of) {
+      const said = this.guesses.get(this.at), right = this.stop.guess.right(figures, of);
+      if (said === undefined || right === undefined) return "";
+      return said === right ? "Right. " : `Not so: ${this.stop.guess.choices[right]}. `;
     }
 
     // Switch to the stop's policy, or to the one that it is compared with, and to its load.
@@ -155,6 +199,7 @@
       this.spent = 0;
       EB.put(this.text, this.scene.text);
       EB.put(this.finding, "");
+      EB.put(this.line, "");
       this.compare.hidden = !stop.versus;
       EB.put(this.compare, (other ? stop.versus?.undo : stop.versus?.label) ?? "");
       this.showProgress();
@@ -222,7 +267,9 @@
       const figures = EB.measure(this.live, this.from, policy);
       if (figures) {
         this.results.set(key, figures);
-        EB.put(this.finding, stop.finding(figures, (other) => this.results.get(`${stop.load.name} ${other}`)));
+        const of = (other) => this.results.get(`${stop.load.name} ${other}`);
+        EB.put(this.finding, this.judge(figures, of) + stop.finding(figures, of));
+        EB.put(this.line, stop.figures.map(([title, show]) => `${title} ${show(figures)}`).join(" · "));
       }
       const rows = [...this.results].filter(([other]) => other.startsWith(`${stop.load.name} `))
         .map(([other, value]) => [other.split(" ")[1], value]);
@@ -279,6 +326,10 @@
     }
 
     close() {
+      if (this.before) {
+        this.axis(this.before.axis);
+        history.replaceState(null, "", location.pathname + location.search);
+      }
       this.before = null;
       this.at = -1;
       this.playing = false;

@@ -7,7 +7,11 @@
   const NUMBERS = { temperature: "temperature", "top-p": "top_p", "top-k": "top_k", seed: "seed" }; // by the id of the field
   const USUAL = { temperature: 1, top_p: 1, top_k: 0 }; // without a recommendation of the model's authors
   const ALTERNATIVES = 5;
-  const EXAMPLES = { chat: "What is the capital of France?", text: "ROMEO:" };
+  // What the form holds until someone changes it.
+  const MODES = {
+    chat: { label: "Message", example: "What is the capital of France?", tokens: 256, hint: "Enter sends it, Shift+Enter breaks the line" },
+    text: { label: "Prompt", example: "ROMEO:", tokens: 60, hint: "Ctrl+Enter sends it" },
+  };
 
   class Playground {
     // headers(more) returns a request's headers with the API key; sent(id) is called when a request is sent, and
@@ -19,13 +23,22 @@
       this.control = null;
       this.id = "";
       this.turns = []; // messages of the chat
+      this.last = null; // the elements of its last turn: what was asked, and the answer
       this.mode = "text";
       $("mode").addEventListener("change", () => this.setMode($("mode").value));
       $("new-chat").addEventListener("click", () => this.restart());
       $("cancel").addEventListener("click", () => this.stop());
       $("explain-answer").addEventListener("click", () => explain(this.id));
+      $("copy-answer").addEventListener("click", () => EB.copy($("copy-answer"), this.answer.turn, this.said));
+      $("regenerate").addEventListener("click", () => this.regenerate());
+      EB.put("base-url", `${location.origin}/v1`);
+      $("copy-url").addEventListener("click", () => EB.copy($("copy-url"), $("base-url")));
       $("prompt").addEventListener("keydown", (event) => {
-        if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("prompt-form").requestSubmit();
+        if (event.key !== "Enter" || event.isComposing) return;
+        const sends = event.ctrlKey || event.metaKey || (this.mode === "chat" && !event.shiftKey);
+        if (!sends) return;
+        event.preventDefault(); // Enter in a chat must not break the line, even while an answer is being written
+        if (!this.control) $("prompt-form").requestSubmit();
       });
       $("prompt-form").addEventListener("submit", (event) => {
         event.preventDefault();
@@ -36,8 +49,10 @@
       addEventListener("pagehide", () => this.stop());
     }
 
-    // Fit the box to the served model: whether it chats, and the sampling that its authors recommend.
-    fit({ chats, sampling = {} }) {
+    // Fit the box to the served model: whether it chats, how long its context is, and the sampling that its authors
+    // recommend.
+    fit({ chats, sampling = {}, context = Infinity }) {
+      this.context = context;
       $("mode-field").hidden = !chats;
       if (this.fitted !== chats) this.setMode(chats ? "chat" : "text");
       this.fitted = chats;
@@ -53,10 +68,19 @@
     setMode(mode) {
       this.mode = mode;
       $("mode").value = mode;
-      const box = $("prompt"), untouched = box.value === box.defaultValue;
-      box.defaultValue = EXAMPLES[mode];
-      if (untouched) box.value = box.defaultValue;
-      EB.put("prompt-label", mode === "chat" ? "Message" : "Prompt");
+      const usual = MODES[mode];
+      const most = Math.min(usual.tokens, Math.floor(this.context / 2)); // the prompt needs some of the context
+      for (const [id, value] of [["prompt", usual.example], ["tokens", String(most)]]) {
+        const box = $(id), untouched = box.value === box.defaultValue;
+        box.defaultValue = value;
+        if (untouched) box.value = value;
+      }
+      EB.put("prompt-label", usual.label);
+      $("prompt").title = usual.hint;
+      $("playground").classList.toggle("chat", mode === "chat");
+      $("scored").checked = mode === "text"; // an answer of scored tokens is not set as Markdown
+      // One reads a chat downwards, so its box is below the answers; moved, so that the keyboard meets both in this order.
+      $("conversation")[mode === "chat" ? "after" : "before"]($("prompt-form"));
       this.restart();
     }
 
@@ -65,9 +89,11 @@
       this.control = null;
       this.busy(false);
       this.turns = [];
+      this.last = null;
       this.answer.clear();
       this.answer.box.classList.add("none");
       this.answer.box.textContent = "The answer appears here, token by token.";
+      $("regenerate").hidden = true;
       $("answer-facts").hidden = true;
       $("new-chat").hidden = true;
       EB.showError("answer-error", "");
@@ -92,9 +118,20 @@
       return ["v1/chat/completions", { messages, ...(scored && { logprobs: true, top_logprobs: ALTERNATIVES }), ...options }];
     }
 
-    async send() {
-      const text = $("prompt").value;
+    // Ask the last question of a chat again, in place of its answer.
+    regenerate() {
+      if (this.control || !this.last) return;
+      const asked = this.turns.at(-2).content;
+      this.turns.splice(-2);
+      for (const place of this.last) place.remove();
+      this.send(asked);
+    }
+
+    async send(again = null) {
+      const text = again ?? $("prompt").value;
       const [path, body] = this.request(text);
+      // The box is free for the next message at once. What is typed there while this answer comes is kept.
+      if (this.mode === "chat" && again === null) $("prompt").value = $("prompt").defaultValue = "";
       const control = (this.control = new AbortController());
       this.id = `page-${Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("")}`;
       this.busy(true);
@@ -116,9 +153,10 @@
         if (!control.signal.aborted) problem = error instanceof TypeError ? "the server cannot be reached" : error.message;
       }
       if (control !== this.control) return; // a new chat has begun
-      this.control = null;
       clock.stopped = control.signal.aborted;
-      this.finish(text, said, problem, places);
+      await this.finish(text, said, problem, places);
+      if (control !== this.control) return;
+      this.control = null;
       if (!problem) this.showFacts(clock);
       this.busy(false);
     }
@@ -126,6 +164,7 @@
     busy(is) {
       $("send").disabled = is;
       $("send").title = is ? "an answer is being written: wait, or stop it" : "";
+      $("regenerate").disabled = is;
       $("cancel").disabled = !is;
       $("cancel").title = is ? "" : "no answer is being written";
       if (is) {
@@ -139,7 +178,9 @@
       if (this.mode === "text" || !this.turns.length) this.answer.clear();
       const own = this.answer.begin(this.mode === "chat" ? "user" : "prompt");
       own.textContent = text;
-      return [own, this.answer.begin(this.mode === "chat" ? "model" : "rest")];
+      const places = [own, this.answer.begin(this.mode === "chat" ? "model" : "rest")];
+      this.answer.toEnd();
+      return places;
     }
 
     // Show a piece of the answer; return its text.
@@ -152,17 +193,36 @@
       return text;
     }
 
-    // Keep the turns of a chat. A message without an answer goes back into the box.
-    finish(text, said, problem, places) {
+    // Keep the turns of a chat, and set the answer as Markdown. A message without an answer goes back into the box.
+    async finish(text, said, problem, places) {
       EB.showError("answer-error", problem);
+      this.said = said;
       if (this.mode !== "chat") return;
       if (said) {
         this.turns.push({ role: "user", content: text }, { role: "assistant", content: said });
-        $("prompt").value = $("prompt").defaultValue = "";
+        this.last = places;
+        if (!$("scored").checked) await this.setMarkdown(places[1], said);
       } else {
         for (const place of places) place.remove();
+        const box = $("prompt");
+        box.value = box.value ? `${text}\n${box.value}` : text;
       }
       $("new-chat").hidden = !this.turns.length;
+      $("regenerate").hidden = !said;
+    }
+
+    // The server turns Markdown into HTML in which all HTML of the text is escaped. Without it the text stays as it is.
+    async setMarkdown(place, text) {
+      try {
+        const reply = await fetch("web/markdown", { method: "POST", body: text, headers: this.headers({ "Content-Type": "text/markdown" }) });
+        if (!reply.ok) return;
+        place.replaceChildren(...new DOMParser().parseFromString(await reply.text(), "text/html").body.childNodes);
+        place.classList.add("markdown");
+        for (const link of place.querySelectorAll("a")) Object.assign(link, { target: "_blank", rel: "noreferrer" });
+        this.answer.toEnd();
+      } catch {
+        // the banner reports that the server is gone
+      }
     }
 
     showFacts(clock) {

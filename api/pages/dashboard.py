@@ -1,4 +1,4 @@
-"""The live page: its files, and the button that sends a load to this server; and the files of the lab.
+"""The live page: its files, the Markdown of its chat, the button that sends a load to this server, and the lab's files.
 
 A browser that requests `/` gets the page, every other client the answer of /health. Scripts and styles come from `/web/`
 under a content policy that lets the page run nothing else and connect to no other host.
@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from flask import Blueprint, Response, jsonify, request
+from markdown_it import MarkdownIt
 from werkzeug.exceptions import NotFound
 from werkzeug.security import safe_join
 
@@ -40,6 +41,7 @@ LAB_POLICY = (
 HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-f:]+\](:\d+)?")
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 NEIGHBORS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
+MARKDOWN = MarkdownIt("js-default").disable("image")  # HTML in a text is escaped; the page loads nothing from elsewhere
 EXAMPLE = '{"count": 40, "rate": 4}'
 NUMBER = {"type": "integer"}
 PROGRESS = {
@@ -48,10 +50,15 @@ PROGRESS = {
     "properties": {"total": NUMBER, "sent": NUMBER, "done": NUMBER, "failed": NUMBER,
                    "active": {"type": "boolean"}, "seed": NUMBER, "params": {"type": ["object", "null"]}},
 }  # fmt: skip
+MOST_MARKDOWN = 1 << 18  # bytes: longer than the answer of any context served here
 TAG = "live page"
 OPERATIONS = [
     Operation("get", "/race", "a page that compares runs side by side", TAG, media="text/html", answer={"type": "string"}),
     Operation("get", "/web/{name}", "a file of the live page", TAG, media="*/*", answer={"type": "string"}, errors=(404,)),
+    Operation(
+        "post", "/web/markdown", "turn Markdown into HTML, as the chat of the live page shows it", TAG, media="text/html",
+        answer={"type": "string"}, errors=(413,),
+    ),
     Operation(
         "post", "/load", "send this server a demonstration load", TAG, body=LoadRequest,
         example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=PROGRESS,
@@ -80,6 +87,13 @@ def blueprint(service: Service) -> Blueprint:
     @routes.get("/web/<path:name>")
     def asset(name: str) -> Response:
         return file_in(WEB, name, POLICY.format(others=""))
+
+    @routes.post("/web/markdown")
+    def markdown() -> Response:
+        text = body.read(request)
+        if len(text) > MOST_MARKDOWN:
+            raise ApiError(f"the text has {len(text):,} bytes, but may have {MOST_MARKDOWN:,}", status=413)
+        return Response(MARKDOWN.render(text.decode(errors="replace")), mimetype="text/html")
 
     @routes.post("/load")
     def start() -> Response:

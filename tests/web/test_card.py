@@ -44,16 +44,14 @@ def test_after_a_load_a_card_compares_the_policies_in_figures_and_lanes(tab: Tab
     assert [line.partition(":")[0] for line in said] == ["static", "static as simulated", "nobatch", "dynamic"]
     assert "held by finished requests" in said[0]
     assert "admission" in said[1]
-    assert "times as long" in said[2]
+    assert "mean latency × " in said[2]
     answer = page.evaluate("EB.page.card.answer")
     page.click("#card button:text-is('Show as lanes')")
     tab.until("EB.page.card.lanes.lanes.length === 4")
     page.evaluate("EB.page.card.lanes.clock = EB.page.card.lanes.length")
     tab.until("[...document.querySelectorAll('#card .done')].every((e) => e.textContent.includes('finished in'))")
     assert page.locator("#card .figures span:first-child b").all_text_contents() == ["30 of 30"] * 4
-    means = page.evaluate(
-        "EB.page.card.lanes.lanes.map(({ends}) => ends.reduce((sum, [, took]) => sum + took, 0) / ends.length)"
-    )
+    means = page.evaluate("EB.page.card.lanes.lanes.map(({ model }) => EB.latencyAt(model, model.last.end))")
     assert means == pytest.approx([lane["latency_mean_s"] for lane in answer["lanes"]], rel=0.01)
     held = page.evaluate(
         "EB.page.card.lanes.lanes.map(({model}) => model.columns.some((c) => [...c.bits].some((b) => (b & 7) === EB.KIND.HELD)))"
@@ -82,7 +80,7 @@ def test_after_a_load_a_card_compares_the_policies_in_figures_and_lanes(tab: Tab
     alone.goto(shared.as_uri())
     wait_until(lambda: alone.evaluate("globalThis.EB?.race?.lanes.length") == 4, 15)
     assert alone.locator("#card .said li").all_text_contents() == said
-    assert alone.evaluate("EB.race.lanes.map((lane) => lane.ends.length)") == [30] * 4
+    assert alone.evaluate("EB.race.lanes.map((lane) => lane.total)") == [30] * 4
     assert asked == [shared.as_uri()]
     alone.close()
 
@@ -134,9 +132,7 @@ def test_a_verdict_claims_no_more_than_the_figures_show(reader: Any) -> None:
     assert verdict(reader, {"latency_mean_s": 1.04, "latency_p99_s": 1.93}) == "p: not distinguishable."
     assert verdict(reader, {"latency_mean_s": 1.2}, least=0.3) == "p: not distinguishable."
     slow = verdict(reader, {"latency_mean_s": 2.5, "latency_p99_s": 1.0, "held": 0.25})
-    assert (
-        slow == "p: mean latency 2.5 times as long, p99 50 % shorter, 25 % of the slot-steps held by finished requests."
-    )
+    assert slow == "p: mean latency × 2.5, p99 × 0.50, 25 % of the slot-steps held by finished requests."
     assert "guess" in verdict(reader, {"extrapolates": True})
     error = {"latency_mean_s": -0.08, "latency_p99_s": 0.01, "makespan_s": 0}
     for misfit, least in ((0.02, 0.08), (0.3, 0.3)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from browser import SMALL, WINDOW, Tab, assert_axe_finds_nothing_serious, in_a_browser
+from driver import drive, requests, scheduler
 from points import points
 from support import Server
 from support_tokenizers import write
@@ -250,3 +251,41 @@ def test_it_says_what_the_shadow_says(live: Tab) -> None:
     page.evaluate("EB.page.feed.handlers.shadow(null)")
     assert not page.is_visible("#shadow")
     assert live.complaints == []
+
+
+def test_an_area_of_the_picture_is_summed_up_and_a_request_is_found_by_number(live: Tab, tmp_path: Path) -> None:
+    run = drive(scheduler("dynamic", 4), requests((0, 5, 8), (0, 3, 8), (0, 2, 4)))
+    page = live.replay(run.records(), tmp_path)
+    page.evaluate("EB.page.player.play(false); EB.page.player.moveTo(1e9)")
+    live.until("EB.page.picture.to === EB.page.model.columns.length - 1")
+    places = page.evaluate(
+        "(({picture: p, model}) => [[p.x0(0) + 1, 8], [p.x0(model.columns.length - 1) + 1, 8 + 2 * p.tall]])(EB.page)"
+    )
+    box = page.locator("#picture").bounding_box()
+    for act, (x, y) in zip((page.mouse.down, page.mouse.up), places):
+        page.mouse.move(box["x"] + x, box["y"] + y)
+        act()
+    tokens = sum(member["tokens"] for record in run.records() for member in record["members"])
+    said = str(page.text_content("#inspect"))
+    assert f"{tokens} tokens computed for 3 requests: #1 #2 #3" in said, said
+    assert said.startswith("iterations 1 to 8 ")
+    page.fill("#find-what", "#2")
+    page.press("#find-what", "Enter")
+    live.until("document.querySelector('#detail h2')?.textContent.startsWith('Request #2 ')")
+    page.fill("#find-what", "999")
+    page.press("#find-what", "Enter")
+    live.until("!document.querySelector('#find-error').hidden")
+    assert live.complaints == []
+
+
+def test_requests_have_the_same_numbers_on_every_page(tab: Tab, server: Server) -> None:
+    tab.open()
+    tab.until("document.querySelector('#status-text').textContent === 'live'")
+    id = server.post(prompt="hi", num_tokens=3).json["id"]
+    tab.until(f"EB.page.live.numbers.has('{id}')")
+    first = tab.page.evaluate(f"EB.page.live.numbers.get('{id}')")
+    server.post(prompt="hi", num_tokens=3)
+    tab.open()  # opened later, it has another history
+    tab.until(f"EB.page.live.numbers.has('{id}')")
+    assert tab.page.evaluate(f"EB.page.live.numbers.get('{id}')") == first
+    assert tab.complaints == []

@@ -112,3 +112,55 @@ def test_a_blank_prompt_and_a_load_that_makes_no_sense_are_refused_beside_the_fi
     page.click("#send")
     tab.until(f"document.querySelectorAll('#answer .token').length === 12 && {IDLE}")
     assert tab.complaints == []
+
+
+def test_what_is_typed_while_an_answer_streams_is_kept_and_enter_sends(tab: Tab) -> None:
+    page = opened(tab)
+    page.evaluate("EB.page.playground.fit({ chats: true })")
+    page.fill("#tokens", "200")
+    page.fill("#prompt", "the first")
+    page.press("#prompt", "Enter")
+    tab.until("document.querySelector('#send').disabled")
+    assert page.input_value("#prompt") == ""
+    page.fill("#prompt", "the next")
+    page.press("#prompt", "Enter")  # an answer is being written: neither sent nor broken
+    page.press("#prompt", "Shift+Enter")
+    page.click("#cancel")
+    tab.until(IDLE)
+    assert page.input_value("#prompt") == "the next\n"
+    assert page.locator("#answer .user").all_text_contents() == ["the first"]
+    assert tab.complaints == []
+
+
+def test_a_failed_message_goes_back_before_what_was_typed_meanwhile(tab: Tab) -> None:
+    page = opened(tab)
+    page.evaluate("EB.page.playground.fit({ chats: true })")
+    page.route("**/chat/completions", lambda route: route.abort())
+    page.fill("#prompt", "asked")
+    page.click("#send")
+    tab.until(f"!document.querySelector('#answer-error').hidden && {IDLE}")
+    assert page.input_value("#prompt") == "asked"
+    assert page.locator("#answer .user").count() == 0
+
+
+def test_an_answer_is_set_as_markdown_and_can_be_asked_for_again(tab: Tab, server: Server) -> None:
+    page = opened(tab)
+    page.evaluate("EB.page.playground.fit({ chats: true })")
+    said = "# Title\n\n* **one**\n\n```\na < b\n```\n<img src=x onerror=alert(1)>[x](javascript:alert(1))[y](https://y.example)"
+    answer = {"choices": [{"message": {"content": said}, "finish_reason": "stop"}], "usage": {"completion_tokens": 9}}
+    page.route("**/chat/completions", lambda route: route.fulfill(json=answer))
+    page.click("#prompt-form summary")
+    page.uncheck("#stream")
+    page.fill("#prompt", "question")
+    page.click("#send")
+    tab.until("document.querySelector('#answer .markdown h1')")
+    shown = page.locator("#answer .model")
+    assert [shown.locator(tag).count() for tag in ("strong", "pre", "img", "script", "a")] == [1, 1, 0, 0, 1]
+    assert "<img src=x" in str(shown.text_content())
+    assert shown.locator("a").get_attribute("rel") == "noreferrer"
+    page.click("#regenerate")
+    tab.until(f"document.querySelectorAll('#answer .markdown').length === 1 && {IDLE}")
+    assert page.evaluate("EB.page.playground.turns.map((turn) => turn.content)") == ["question", said]
+    assert tab.complaints == []
+    big = server.send("POST", "/web/markdown", b"x" * 300_000)
+    assert big.status == 413

@@ -61,14 +61,13 @@ def test_the_policy_is_switched_by_keyboard_and_the_picture_names_it(seen: Tab, 
     page = seen.page
     page.focus("#policy")
     page.keyboard.press("Enter")
-    seen.until("document.activeElement.name === 'loop'")
+    seen.until("document.activeElement.name === 'first'")
     assert page.is_disabled("#policy-menu button.primary")  # what serves is chosen
-    page.keyboard.press("ArrowUp")  # from dynamic to static
-    page.keyboard.press("Tab")
-    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")  # from dynamic to chunked,
+    page.keyboard.press("ArrowDown")  # and on to dynamic+sjf
     page.keyboard.press("Enter")
     seen.until("!document.querySelector('#policy-menu').matches(':popover-open')")
-    assert server.get("/policy").json["policy"].startswith("static+")
+    assert server.get("/policy").json["policy"] == "dynamic+sjf"
     assert page.evaluate("document.activeElement.id") == "policy"
     seen.until("EB.page.live.columns.some((c, i, all) => i && c.policy !== all[i - 1].policy)")
     server.send("PUT", "/policy", b'{"policy": "dynamic"}', **JSON)
@@ -79,6 +78,8 @@ def test_an_option_that_is_refused_says_why_beside_the_button(seen: Tab) -> None
     page = seen.page
     page.click("#policy")
     seen.until("document.querySelector('#policy-menu form input[value=window]')")
+    page.click("#policy-menu summary")
+    page.fill("#policy-menu input[type=search]", "window")
     page.check("#policy-menu input[value=window]")
     page.fill("#policy-menu input[name=preferred]", "4,eight")
     page.click("#policy-menu button.primary")
@@ -245,4 +246,26 @@ def test_each_stop_of_the_tour_shows_what_it_claims(tab: Tab, page: Any, server:
     served = figures("dynamic", quiet=8)
     assert fair["waits"]["quiet"] < 0.5 * fair["waits"]["loud"]
     assert served["waits"]["quiet"] > 0.5 * served["waits"]["loud"]
+    assert tab.complaints == []
+
+
+def test_a_link_opens_a_stop_whose_measurement_judges_the_guess(tab: Tab) -> None:
+    page = tab.open("/#tour-2")
+    tab.until("EB.page.story.tour.at === 1 && !EB.page.story.tour.busy")
+    press(page, "Pause tour")
+    press(page, "slower")
+    tab.until("EB.page.story.tour.finding.textContent")
+    assert not str(page.text_content("#story .finding")).startswith(("Right", "Not so"))  # nothing to compare with yet
+    page.evaluate("EB.page.story.tour.results.set('plain nobatch', { tokensPerSecond: 0.1 })")
+    tab.until("EB.page.story.tour.finding.textContent.startsWith('Not so: faster. ')")
+    press(page, "faster")
+    assert str(page.text_content("#story .finding")).startswith("Right. ")
+    page.click("#story .stops button >> nth=3")
+    tab.until("document.querySelector('#axis').value === 'time'")
+    assert page.evaluate("location.hash") == "#tour-4"
+    tab.until("!EB.page.story.tour.busy")
+    press(page, "Leave")
+    tab.until("document.querySelector('#story').hidden")
+    assert page.input_value("#axis") == "steps"
+    assert page.evaluate("location.hash") == ""
     assert tab.complaints == []
