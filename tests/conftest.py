@@ -21,7 +21,6 @@ from measured import MORE
 from served import Serve, serving
 from support import FakeModel
 
-pytest_plugins = ["skips", "by_file"]
 collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh --all installs it
 
 # The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
@@ -55,6 +54,21 @@ def pytest_configure() -> None:
     )  # or Triton's library says that its functions leaked; pytest's own searches come before
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With --no-skips, fail because of skipped tests. Programs can be installed, another machine cannot."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--no-skips"):  # a worker of xdist has no reporter
+        return
+    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", [])}
+    missing = [reason for reason in reasons if not reason.startswith(("needs a GPU", "needs a processor"))]
+    if missing and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.ensure_newline()
+        reporter.line(
+            f"error: --no-skips allows no skip except on another machine. Install these: {'; '.join(missing)}"
+        )
+
+
 def pytest_collection_finish() -> None:
     """Exclude what the tests' modules hold from the search for garbage: thousands of classes and all of torch."""
     gc.freeze()
@@ -62,6 +76,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-skips", action="store_true", help="fail when a test is skipped that could run on this machine"
+    )
     parser.addoption("--soak-minutes", type=float, default=1.0, help="how long the soak lasts")
     parser.addoption("--soak-policy", default="dynamic", help="the policy that is soaked")
 
