@@ -17,9 +17,10 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
-from measured import MORE
-from served import Serve, serving
-from support import FakeModel
+
+from tests.support.data import MORE
+from tests.support.fakes import FakeModel
+from tests.support.serving import Serve, serving
 
 collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh --all installs it
 

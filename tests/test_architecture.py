@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support import ROOT
+
+from tests.support import ROOT
 
 STANDARD = set(sys.stdlib_module_names)
 ROOT_FILES = {"app", "batching", "config", "gunicorn_conf", "model", "stats"}

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support import ROOT, fake_engine
 
 import config
 import policies
 from app import connect, create_app
 from config import Config
 from terminal.options import Number
+from tests.support import ROOT
+from tests.support.fakes import fake_engine
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "weights/bard/README.md"]
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import ROOT
 
 from simulate.__main__ import main
+from tests.support import ROOT
 
 FOLDER = ROOT / "docs/tutorial"
 LESSONS = sorted(FOLDER.glob("[1-6]-*.md"))

@@ -15,7 +15,6 @@ import pytest
 from calls import service
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine, in_background, wait_until
 
 from api.hooks.admission import take_more
 from api.http import registry as visiting
@@ -26,6 +25,8 @@ from api.service import GPU_STALL_SECONDS, STALL_SECONDS
 from app import connect, create_app
 from config import Config
 from observe.queued_log import QueuedLog
+from tests.support import in_background, wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 
 @pytest.fixture

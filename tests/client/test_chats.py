@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_server import CHAT, STATS, MockServer
 
 from client import client
 from client.report import conversations
@@ -17,6 +16,7 @@ from client.report.measure import Outcome
 from client.workloads import catalog, chats, corpus
 from client.workloads.arrivals import Arrivals
 from client.workloads.sample import Draw
+from tests.support.mock_server import CHAT, STATS, MockServer
 
 BURST = Arrivals("burst")
 TEXT = corpus.load()

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from mock_server import MockServer
-from points import points
 
 from client import client, runs
 from client.data import Planned
 from client.send import load
 from client.send.target import Target
+from tests.support import points
+from tests.support.mock_server import MockServer
 
 ROOT = Path(__file__).resolve().parents[2]
 

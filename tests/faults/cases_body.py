@@ -10,8 +10,10 @@ from typing import Any
 
 import requests
 from harness import PATIENCE, REFUSED, Watched
-from support import Answer, in_background, read_answer
 from table import Act, Case, Raw, all_of, body, refuses, text_of
+
+from tests.support import in_background
+from tests.support.servers import Answer, read_answer
 
 MB = 1 << 20
 EVERYWHERE = dict.fromkeys(REFUSED, 200)

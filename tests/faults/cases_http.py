@@ -6,8 +6,10 @@ import json
 import re
 
 from harness import LONG, PATIENCE, Setting, Watched, check_error
-from support import Answer, wait_until
 from table import Case, all_of, body
+
+from tests.support import wait_until
+from tests.support.servers import Answer
 
 HEAD = b"Host: x\r\nConnection: close\r\n"
 KEY = "hunter2"

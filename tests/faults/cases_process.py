@@ -15,8 +15,10 @@ from pathlib import Path
 from cases_engine import ARMED
 from cases_http import SLOW
 from harness import PATIENCE, SLOTS, Setting, Watched
-from support import Answer, in_background, read_answer, wait_until
 from table import Act, Case, body
+
+from tests.support import in_background, wait_until
+from tests.support.servers import Answer, read_answer
 
 MOCK = Setting(mock=True)  # for repetitions: without torch, a process begins sooner
 FLEETING = Setting(

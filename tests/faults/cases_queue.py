@@ -12,8 +12,10 @@ from typing import Any
 
 from cases_http import SLOW
 from harness import LONG, MB, PATIENCE, SLOTS, Setting, Watched
-from support import read_answer, wait_until
 from table import Case, body
+
+from tests.support import wait_until
+from tests.support.servers import read_answer
 
 IMPATIENT = Setting(environment={"EB_SEND_TIMEOUT": "1", "EB_RECEIVE_TIMEOUT": "1"})
 STAGES: dict[str, tuple[bytes, Callable[[dict[str, Any]], bool]]] = {

@@ -14,10 +14,11 @@ from typing import Any
 from cases_engine import neighbours
 from cases_queue import IMPATIENT, reset
 from harness import LONG, MB, PATIENCE, SLOTS, Setting, Watched
-from support import read_answer, wait_until
 from table import Act, Case, body
 
 from benchmarks.abuse import Hostile, hostile, send
+from tests.support import wait_until
+from tests.support.servers import read_answer
 
 CROWDED = Setting(("--max-queue-tokens", str(1 << 21)), queue=1500 - SLOTS)
 ROOMY = Setting(queue=120, environment=IMPATIENT.environment, mock=True)  # slow bodies have places too

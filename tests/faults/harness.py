@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from support import Answer, Server, read_answer, wait_until
+from tests.support import wait_until
+from tests.support.servers import Answer, Server, read_answer
 
 REFUSED = {"/inference": 400, "/v1/completions": 400, "/generate": 422}
 TGI = frozenset({"/", "/generate", "/generate_stream"})

@@ -19,8 +19,9 @@ import cases_queue
 import cases_storms
 import pytest
 from shared_servers import Fleet
-from support import ROOT
 from table import Case
+
+from tests.support import ROOT
 
 MODULES = (cases_body, cases_prompt, cases_http, cases_queue, cases_engine, cases_process, cases_storms)
 TABLE = [case for module in MODULES for case in module.CASES]

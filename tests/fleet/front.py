@@ -12,13 +12,13 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from support import run_async
 
 from fleet import clients, options
 from fleet.ingress import Ingress
 from fleet.limits import Limits
 from fleet.pool import Pool, Replica
 from fleet.routers import ROUTERS, Asked
+from tests.support import run_async
 
 LIMITS = Limits(receive=10.0, send=10.0, connections=64)
 REPORT = {"running": 0, "waiting": 0, "kv_used": 0.0, "prefill_tokens": 0}

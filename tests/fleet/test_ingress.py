@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 from front import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams
-from support import run_async
 
 from fleet import bodies, ingress, options
 from fleet.bodies import PROMPTS
+from tests.support import run_async
 
 UNAVAILABLE = {"error": {"message": "draining", "type": "unavailable_error", "param": None, "code": None}}
 FULL = {"error": {"message": "full", "type": "overloaded", "param": None, "code": None}}

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from front import Fixed, Front, front
 from prometheus_client.parser import text_string_to_metric_families
-from support import Server, run_async
+
+from tests.support import run_async
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.process
 # What differs between two answers to one request: ids and times, TGI's seconds in a header among them.

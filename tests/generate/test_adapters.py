@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from points import points
-from support_adapters import merged, targets_of, write_adapter
-from support_checkpoints import reference, reference_of, save
 
 import policies
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
@@ -22,6 +19,8 @@ from models.sources import catalog
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support import points
+from tests.support.checkpoints import merged, reference, reference_of, save, targets_of, write_adapter
 
 PAGES, PAGE_SIZE = 200, 64
 WIDE = {"n_embd": 128, "n_head": 2, "n_positions": 160}  # heads of 64: all in C

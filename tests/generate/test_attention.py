@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_world import NAN, World, assert_close
 
 from generate.cpu import kernels
 from generate.cpu.attention import ENTRIES, CAttention, PackedRows, TorchAttention, make_attention
 from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
+from tests.support.generate import NAN, World, assert_close
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from paged_world import World, assert_close
 
 from generate.cpu import kernels, linear
 from generate.cpu.attention import CAttention, TorchAttention
 from generate.cpu.instructions import WAYS
 from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
+from tests.support.generate import World, assert_close
 
 SHAPES = [(4, 4, 64, 64), (9, 3, 64, 16), (20, 2, 64, 32), (4, 2, 128, 64), (3, 1, 192, 64), (2, 2, 256, 32)]
 LENGTHS = [1, 16, 33, 64, 150, 331]

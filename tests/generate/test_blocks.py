@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels import why_no_kernel
 
 from generate.cpu import linear
 from generate.cpu.attention import CAttention, PackedRows, TorchAttention
@@ -15,6 +14,7 @@ from generate.cpu.linear import kernel_runs
 from generate.cpu.team import team
 from models.architecture import Architecture, Rope
 from models.network import Block, Network, Norm, Projection
+from tests.support.generate import why_no_kernel
 
 BIASED = {"qkv_bias": True, "proj_bias": True, "mlp_bias": True}
 GPT2 = Architecture(

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from points import points
-from support_checkpoints import judged, reference, reference_of, save
 
 import policies
 from generate.cpu.attention import PackedRows
@@ -20,6 +18,8 @@ from models.sources import catalog
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support import points
+from tests.support.checkpoints import judged, reference, reference_of, save
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip

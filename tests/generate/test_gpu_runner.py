@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import multiply_in_one_order
-from points import points
 from test_runner import SHAPES, make_model, ragged, run
 
 from config import Config
@@ -24,6 +22,8 @@ from generate.runner import ModelRunner
 from launch import engine, load_model
 from models.gpt2 import GPT, GPTConfig
 from scheduling.sequence import Sequence
+from tests.support import points
+from tests.support.generate import multiply_in_one_order
 
 CONFIG = SHAPES["heads of 64"]
 DRAWS = {

@@ -7,7 +7,6 @@ import random
 
 import pytest
 import torch
-from paged_world import NAN, World, assert_close
 from test_growing_kv import CONFIG, PAGE_SIZE, requests, serve
 from test_runner import make_model
 from torch import Tensor
@@ -19,6 +18,7 @@ from generate.cpu.attention import CAttention, PackedRows, TorchAttention, dequa
 from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
 from generate.runner import ModelRunner
+from tests.support.generate import NAN, World, assert_close
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(4, 4, 64, 64), (9, 3, 64, 16), (4, 2, 128, 64), (3, 1, 80, 16), (2, 2, 5, 16), (16, 1, 24, 32)]

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kernels import why_no_kernel
 from torch.nn import functional as F
 
 from generate.cpu import linear
 from generate.cpu.declarations import declarations
 from generate.cpu.linear import KernelLinear, Linear, PackedLinear, make_gated, make_head, make_linear, round_rows
+from tests.support.generate import why_no_kernel
 
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support_networks import ARCHITECTURES, random_network
 from test_growing_kv import CONFIG, PAGE_SIZE, requests, serve
 from test_runner import make_model
 from torch import Tensor
@@ -19,6 +18,7 @@ from generate.cpu.team import team
 from generate.machine import MachineError
 from generate.quantize import QuantizeError
 from generate.runner import ModelRunner
+from tests.support.generate import ARCHITECTURES, random_network
 
 CPU = torch.device("cpu")
 FORMATS = [name for name in linear.FORMATS if name != "none"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from points import points
 
 import policies
 from generate.params import GREEDY, SamplingParams
@@ -21,6 +20,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from serving.recovery import Recovery
+from tests.support import points
 
 SHAPES = {
     "heads of 64": GPTConfig(block_size=256, vocab_size=301, n_layer=2, n_head=2, n_embd=128),

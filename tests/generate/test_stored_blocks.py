@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from support_gguf import LLAMA_KEYS, converted, random_model
 
 from benchmarks import engine, machine
 from generate.cpu import linear
@@ -26,6 +25,7 @@ from models.network import Network
 from models.sources import catalog
 from models.sources.checkpoint import CheckpointError
 from scheduling.sequence import Sequence
+from tests.support.gguf import LLAMA_KEYS, converted, random_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"rope_theta": 5000.0},

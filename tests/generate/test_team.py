@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from points import points
 
 from generate.cpu.kernels import KernelError, find_compiler, load_library
 from generate.cpu.team import SOURCE, Team
+from tests.support import points
 
 COUNTER = """
 #include "team.h"

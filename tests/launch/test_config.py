@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 import pytest
-from points import points
-from support import ROOT, free_port, run_app
 
 import config as settings
 import policies
 from config import Config, ConfigError, load
 from launch import preflight
+from tests.support import ROOT, points
+from tests.support.servers import free_port, run_app
 
 FIELDS = {item.name: item for item in dataclasses.fields(Config)}
 NOTHING = Path(os.devnull)

@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Server, wait_until
+
+from tests.support import wait_until
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.process
 

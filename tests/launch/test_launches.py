@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from points import points
-from support import ROOT, Server, clean_environment, free_port, run_app
-from tiny_checkpoint import write_checkpoint
 
 import app
 from config import Config, ConfigError
 from launch import doctor, preflight
 from models.sources import catalog
+from tests.support import ROOT, points
+from tests.support.checkpoints import write_checkpoint
+from tests.support.servers import Server, clean_environment, free_port, run_app
 
 MOCK = ["--model", "mock:llm-mock"]
 REMEDY = re.compile(r"error: .+\. .*(Use|use|Run|Set|set|Install|choose|Free|Remove)")

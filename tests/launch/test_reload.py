@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Server, in_background, wait_until
+
+from tests.support import in_background, wait_until
+from tests.support.servers import Server
 
 LONG = {"prompt": "the house", "num_tokens": 200, "temperature": 0}
 

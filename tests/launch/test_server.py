@@ -21,8 +21,10 @@ from typing import Any
 
 import pytest
 import requests
-from support import ROOT, Server, clean_environment, in_background, read_answer, run_app, wait_until
-from tiny_checkpoint import write_checkpoint
+
+from tests.support import ROOT, in_background, wait_until
+from tests.support.checkpoints import write_checkpoint
+from tests.support.servers import Server, clean_environment, read_answer, run_app
 
 pytestmark = pytest.mark.process
 

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import ROOT
+
+from tests.support import ROOT
 
 FAKE_PYTHON = """#!/bin/sh
 echo "$@" >> "$CALLS"

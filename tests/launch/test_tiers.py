@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine, wait_until
 
 from api.service import Service
 from app import connect, create_app
 from config import Config
 from launch.faults.faults import Faults
 from scheduling.iteration import Plan
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 DIALECTS = {
     "/inference": lambda prompt, n: {"prompt": prompt, "num_tokens": n},

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from support_checkpoints import transformers
-from support_gguf import LLAMA_KEYS, converted, random_model, tiny, write
 
 from models.gguf import gguf_file
 from models.gguf.gguf_reader import KINDS
 from models.sources.checkpoint import CheckpointError
+from tests.support.checkpoints import transformers
+from tests.support.gguf import LLAMA_KEYS, converted, random_model, tiny, write
 
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama-gqa": ("llama", {"rope_theta": 5000.0}, {}),

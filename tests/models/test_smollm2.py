@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from support import Server
-from support_checkpoints import judged, transformers
 
 import policies
 from client.workloads import messages
@@ -24,6 +22,8 @@ from models.text.tokenizer import load_tokenizer
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support.checkpoints import judged, transformers
+from tests.support.servers import Server
 
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 TOKENS = 32

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support_checkpoints import reference, reference_of, save, transformers
 
 from models import family, weights
 from models.activations import ACTIVATIONS
 from models.gpt2 import GPT
 from models.sources import catalog, checkpoint
+from tests.support.checkpoints import reference, reference_of, save, transformers
 
 SHAPES = {
     "heads of 8": {},

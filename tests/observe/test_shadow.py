@@ -18,9 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver import drive, requests, scheduler
-from observed import COST, SLOTS, inferences, recorded, served
-from support import ROOT, Server, run_app, wait_until
 
 import policies
 from config import Config, ConfigError
@@ -39,6 +36,10 @@ from simulate.measured import observed, observed_law
 from simulate.measured import shadow as simulated
 from simulate.measured.observed import Chosen, Machine, Seen
 from simulate.simulator import Run, simulate
+from tests.support import ROOT, wait_until
+from tests.support.observe import COST, SLOTS, inferences, recorded, served
+from tests.support.scheduling import drive, make_scheduler, requests
+from tests.support.servers import Server, run_app
 
 
 def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Shadow, Run]:
@@ -69,7 +70,7 @@ def test_the_cost_of_a_record_is_the_cost_of_its_plan(policy: str) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         steps.append(step_of(plan))
 
-    made = scheduler(policy, 6, budget=32)
+    made = make_scheduler(policy, 6, budget=32)
     run = drive(made, requests(*trace), planned=planned)
     found = [step_of_members(record.members, made.policy.padded) for record in run.iterations]
     assert found == steps

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from driver import drive, requests, scheduler
-from observed import COST, Uneven, inferences, manager, recorded, served, watch
-from support import wait_until
 
 from costs.cost import Affine
 from costs.drafting import speculator
@@ -26,6 +23,9 @@ from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
 from simulate.measured import observed, observed_law
 from simulate.measured import what_if as simulated
+from tests.support import wait_until
+from tests.support.observe import COST, Uneven, inferences, manager, recorded, served, watch
+from tests.support.scheduling import drive, make_scheduler, requests
 
 
 def expanded(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -44,7 +44,7 @@ def expanded(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked"])
 def test_stretches_hold_every_step_of_a_run(policy: str) -> None:
     trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
-    run = drive(scheduler(policy, 6, budget=32), requests(*trace))
+    run = drive(make_scheduler(policy, 6, budget=32), requests(*trace))
     kept = Stretches()
     for iteration in run.iterations:
         kept.add(iteration)

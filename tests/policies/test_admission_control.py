@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from driver import Request, drive, made, requests, traces
 from hypothesis import given
 from hypothesis import strategies as st
-from served import SOON, Serve, inference
 
 import policies
 from batching import InferenceError
@@ -19,6 +17,9 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.step_law import StepLaw
 from simulate.simulator import simulate
+from tests.support import SOON
+from tests.support.scheduling import Request, drive, make_scheduler, requests, traces
+from tests.support.serving import Serve, inference
 
 NAME = "dynamic+admission-control"
 
@@ -37,7 +38,7 @@ def cost(plan: Plan) -> int:
 
 
 def served(sequences: list[Sequence], slots: int, *, known: bool = True, **options: object) -> list[Sequence]:
-    scheduler = made(NAME, slots, **options)
+    scheduler = make_scheduler(NAME, slots, **options)
     if known:
         scheduler.backlog.law = Known()
     drive(scheduler, sequences, cost=cost)

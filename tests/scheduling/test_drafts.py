@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from driver import Pool, Request, burst, drive, failing, next_tokens, pools, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,18 @@ from scheduling.speculation import Offer, Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
 from simulate.laws.scripted_drafter import ScriptedDrafter
+from tests.support.scheduling import (
+    Pool,
+    Request,
+    burst,
+    drive,
+    failing,
+    make_scheduler,
+    next_tokens,
+    pools,
+    requests,
+    traces,
+)
 
 NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
 faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
@@ -27,7 +38,7 @@ def speculating(
     policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30, *, every: int, fixed: int | None
 ) -> Scheduler:
     """Return a scheduler whose sequences count their tokens, of which each `every`-th is proposed wrong."""
-    made = scheduler(policy, slots, pages, budget)
+    made = make_scheduler(policy, slots, pages, budget)
     made.speculator = Speculator(ScriptedDrafter(lambda seq, place: place, every), fixed)
     return made
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from driver import Pool, drive, next_tokens, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from scheduling.sequence import Sequence
 from simulate.laws.check import check
 from simulate.laws.contents import Contents
 from simulate.simulator import Run, simulate
+from tests.support.scheduling import Pool, drive, make_scheduler, next_tokens, requests, traces
 
 MORE = [
     "chunked",
@@ -49,7 +49,7 @@ def open_ended(*trace: tuple[int, int | list[int], int]) -> list[Sequence]:
 
 
 def growing(policy: str, slots: int, pool: PagePool | None, margin: int = 1, budget: int = 1 << 30) -> Scheduler:
-    made = scheduler(policy, slots, pool, budget)
+    made = make_scheduler(policy, slots, pool, budget)
     made.policy.margin = margin
     return made
 
@@ -93,7 +93,7 @@ def test_each_request_gets_its_tokens_from_keys_of_its_own(
 @pytest.mark.parametrize(("is_open_ended", "running"), [(False, 21), (True, 64)])
 def test_64_chats_without_max_tokens_run_at_once_in_2_gib_of_gpt2_medium(is_open_ended: bool, running: int) -> None:
     pages = (2 << 30) // (96 * 1024 * 64) + 1
-    made = scheduler("dynamic", 64, PagePool(pages, 64))
+    made = make_scheduler("dynamic", 64, PagePool(pages, 64))
     sequences = [Sequence([i] * 40, 1024 - 40, id=str(i), open_ended=is_open_ended) for i in range(64)]
     for seq in sequences:
         seq.stop = lambda token: "stop" if token == 200 else None
@@ -153,7 +153,7 @@ def test_rows_that_a_static_batch_holds_give_up_their_pages_to_the_last_that_gro
 
 def test_the_next_turn_of_a_chat_finds_the_answer_of_the_last() -> None:
     pool = PagePool(40, 4)
-    made = scheduler("dynamic", 2, pool)
+    made = make_scheduler("dynamic", 2, pool)
     (turn,) = requests((0, 6, 9))
     drive(made, [turn])
     hits = pool.hit_tokens

@@ -6,13 +6,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import ALL, SOON, FakeModel, Serve, every_policy, expected, inference, kind_of
 
 import batching
 import policies
 from batching import BatchingManager, Inference, InferenceError
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
+from tests.support import SOON
+from tests.support.fakes import FakeModel
+from tests.support.serving import ALL, Serve, every_policy, expected, inference, kind_of
 
 
 @every_policy

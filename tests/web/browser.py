@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Server, wait_until
+
+from tests.support import wait_until
+from tests.support.servers import Server
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NO_BROWSER = "no Chromium here: install one (Debian: apt install chromium) to test the live page"

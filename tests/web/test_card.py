@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from browser import Tab, in_a_browser
-from support import wait_until
 
+from tests.support import wait_until
 from tools import trace_export
 
 pytestmark = in_a_browser

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from browser import Tab, assert_axe_finds_nothing_serious, in_a_browser
-from support import ROOT, Server, clean_environment, wait_until
 
 from simulate.arena import lab
+from tests.support import ROOT, wait_until
+from tests.support.servers import Server, clean_environment
 
 BUILT = ROOT / "build" / "lab"
 OWN = '''"""Shortest first."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from browser import SMALL, WINDOW, Tab, assert_axe_finds_nothing_serious, in_a_browser
-from points import points
-from support import Server
-from support_tokenizers import write
+
+from tests.support import points
+from tests.support.servers import Server
+from tests.support.tokenizers import write
 
 SHADOW = {
     "policy": "static", "served": "dynamic", "state": "ready", "requests": 1312, "latency-p50": 1.5,

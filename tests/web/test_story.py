@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from browser import SMALL, WINDOW, Tab, in_a_browser
-from support import Server, wait_until
+
+from tests.support import wait_until
+from tests.support.servers import Server
 
 pytestmark = in_a_browser
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as Kind
-from support_checkpoints import transformers
+
+from tests.support.checkpoints import transformers
 
 Tensors = Mapping[str, tuple[npt.NDArray[Any], Kind]]
 

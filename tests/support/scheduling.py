@@ -1,9 +1,11 @@
-"""A driver with a toy cost and faults on demand, which checks the scheduler against books of its own after every step."""
+"""Requests, and a driver with a toy cost and faults on demand that checks the scheduler's books after every step."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -19,6 +21,8 @@ from scheduling.sequence import Sequence
 
 Request = tuple[int, int | list[int], int]  # arrival, prompt (or its length), output tokens
 Pool = Callable[[], PagePool | None]
+PAGE = 16
+VOCABULARY = 4000  # token ids that every model has
 
 
 def requests(*trace: Request) -> list[Sequence]:
@@ -35,13 +39,11 @@ def burst(*shapes: tuple[int, int]) -> list[Sequence]:
     return requests(*((0, prompt, output) for prompt, output in shapes))
 
 
-def scheduler(policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30) -> Scheduler:
-    return Scheduler(policies.get_policy(policy, max_batch_size=slots), pages, budget)
-
-
-def made(name: str, slots: int, pages: PagePool | None = None, **options: object) -> Scheduler:
-    """Return a scheduler without a token budget, whose policy has these options."""
-    return Scheduler(policies.get_policy(name, slots, options), pages, 1 << 30)
+def make_scheduler(
+    policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30, **options: Any
+) -> Scheduler:
+    """Return a scheduler whose policy has these options; without a budget, a step may compute any number of tokens."""
+    return Scheduler(policies.get_policy(policy, max_batch_size=slots, options=options), pages, budget)
 
 
 def prompt_tokens(plan: Plan) -> int:
@@ -270,3 +272,25 @@ def pools(draw: st.DrawFn) -> Pool:
     least = -(-20 // size) + 1
     pages = draw(st.integers(least, 3 * least))
     return partial(PagePool, pages, size, prefix_cache=draw(st.booleans()), salt="test")
+
+
+def drawn(count: int, prefixes: int, tokens: int, tail: int = 20, answer: int = 24, seed: int = 1) -> list[Sequence]:
+    """Return shuffled requests with `prefixes` beginnings of `tokens` tokens, then 4 to `tail`, answered by 4 to `answer`."""
+    rng = random.Random(seed)
+    heads = [[rng.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(prefixes)]
+    chosen = [heads[i % prefixes] for i in range(count)]
+    rng.shuffle(chosen)
+    return [
+        Sequence(
+            [*head, *(rng.randrange(VOCABULARY) for _ in range(rng.randint(4, tail)))], rng.randint(4, answer), id=f"r{i}"
+        )
+        for i, head in enumerate(chosen)
+    ]  # fmt: skip
+
+
+def least(sequences: list[Sequence], page_size: int = PAGE) -> int:
+    """Return the fewest prompt tokens to compute: each distinct page of the trie once, and what is behind the last."""
+    pool = PagePool(2, page_size)
+    chains = [pool.hashes(seq.prompt_ids) for seq in sequences]
+    tails = sum(len(seq.prompt_ids) - page_size * len(chain) for seq, chain in zip(sequences, chains))
+    return page_size * len({block for chain in chains for block in chain}) + tails
