@@ -98,7 +98,7 @@ class FakeModel:
         tokens = [self.says[i % len(self.says)] for i in range(at, at + len(drafts) + 1)]
         if drafts:
             return Run(run_of(drafts, tokens))
-        wanted, of_prompt = (seq.sampling.get(n) for n in ("logprobs", "prompt_logprobs"))
+        wanted, of_prompt = ((seq.sampling or {}).get(n) for n in ("logprobs", "prompt_logprobs"))
         if wanted is None and of_prompt is None:
             return tokens[0]
         own = None if wanted is None else detail(tokens[0], wanted)
