@@ -97,6 +97,20 @@ def model() -> FakeModel:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Use one thread: two threads that spin beside other work on two cores turn milliseconds into seconds."""
+    import torch  # not in workers that compute nothing
+
+    from generate.cpu.team import team
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    team().use(1, own=True)
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def client(app: Flask) -> FlaskClient:
     """Return a client of the app that the test's own module makes."""
     return app.test_client()

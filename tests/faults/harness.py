@@ -136,9 +136,7 @@ class Watched(Server):
     @property
     def worker(self) -> int:
         """The pid of the process that serves; 0 while there is none, or one beside its successor."""
-        master = self.process.pid
-        children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
-        return int(children[0]) if len(children) == 1 else 0
+        return self.workers[0] if len(self.workers) == 1 else 0
 
     def pulse(self) -> Pulse:
         return Pulse.of(self.worker)

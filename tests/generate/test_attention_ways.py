@@ -20,18 +20,14 @@ LENGTHS = [1, 16, 33, 64, 150, 331]
 
 
 @pytest.fixture
-def kernel() -> Iterator[CAttention]:
+def kernel(one_thread: None) -> Iterator[CAttention]:
     try:
         kernels.find_compiler()
     except KernelError as error:
         pytest.skip(str(error))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     kernel = CAttention(torch.bfloat16)
     yield kernel
     kernel.use(linear.bfloat16_way())
-    team().use(1, own=True)
-    torch.set_num_threads(before)
 
 
 def take(kernel: CAttention, way: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from test_growing_kv import CONFIG, PAGE_SIZE, requests, serve
@@ -14,7 +12,6 @@ from generate import machine, quantize
 from generate.cpu import linear
 from generate.cpu.attention import PackedRows
 from generate.cpu.blocks import CBlocks
-from generate.cpu.team import team
 from generate.machine import MachineError
 from generate.quantize import QuantizeError
 from generate.runner import ModelRunner
@@ -23,15 +20,10 @@ from tests.support.generate import ARCHITECTURES, random_network
 CPU = torch.device("cpu")
 FORMATS = [name for name in linear.FORMATS if name != "none"]
 
-pytestmark = pytest.mark.skipif(not linear.kernel_runs("int8"), reason="needs a C compiler")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-    team().use(1, own=True)
+pytestmark = [
+    pytest.mark.skipif(not linear.kernel_runs("int8"), reason="needs a C compiler"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 def runner_of(name: str, format: str) -> ModelRunner:

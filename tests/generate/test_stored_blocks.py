@@ -25,7 +25,7 @@ from models.network import Network
 from models.sources import catalog
 from models.sources.checkpoint import CheckpointError
 from scheduling.sequence import Sequence
-from tests.support.gguf import LLAMA_KEYS, converted, random_model
+from tests.support.gguf import GPT2_KEYS, LLAMA_KEYS, converted, random_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"rope_theta": 5000.0},
@@ -34,8 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
 }
 KEYS: dict[str, dict[str, Any]] = {
-    "gpt2": {"block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 64,
-             "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5},
+    "gpt2": GPT2_KEYS,
     "qwen3": {"attention.key_length": 8, "attention.value_length": 8},
 }  # fmt: skip
 PARTS = ("qkv", "attn_proj", "fc", "mlp_proj")
@@ -46,7 +45,7 @@ needs_kernel = pytest.mark.skipif(not linear.kernel_runs("int4"), reason="needs 
 def stored(path: Path, family: str, kinds: dict[str, Kind], **changes: Any) -> catalog.ResolvedModel:
     inner = "n_inner" if family == "gpt2" else "intermediate_size"
     model = random_model(family, **{inner: 64}, **FAMILIES[family], **changes)
-    keys = KEYS["gpt2"] if family == "gpt2" else {**LLAMA_KEYS, "feed_forward_length": 64, **KEYS.get(family, {})}
+    keys = {**({} if family == "gpt2" else LLAMA_KEYS), **KEYS.get(family, {}), "feed_forward_length": 64}
     return catalog.resolve(str(converted(path / "model.gguf", model, keys, kinds=kinds)))
 
 

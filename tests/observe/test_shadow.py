@@ -36,10 +36,10 @@ from simulate.measured import observed, observed_law
 from simulate.measured import shadow as simulated
 from simulate.measured.observed import Chosen, Machine, Seen
 from simulate.simulator import Run, simulate
-from tests.support import ROOT, wait_until
+from tests.support import wait_until
 from tests.support.observe import COST, SLOTS, inferences, recorded, served
 from tests.support.scheduling import drive, make_scheduler, requests
-from tests.support.servers import Server, run_app
+from tests.support.servers import Server
 
 
 def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Shadow, Run]:
@@ -55,11 +55,6 @@ def ask(shadow: Shadow) -> dict[str, Any]:
     observed.converse(simulated.answer_from, io.StringIO("".join(lines)), out)
     answer: dict[str, Any] = json.loads(out.getvalue())
     return answer
-
-
-@pytest.fixture(autouse=True)
-def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed.os, "nice", lambda by: 0)
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static", "chunked", "elastic"])
@@ -322,13 +317,6 @@ def state_of(server: Server) -> dict[str, Any]:
             if line.startswith(b"data: "):
                 state: dict[str, Any] = json.loads(line[6:])
                 return state
-
-
-@pytest.mark.process
-def test_the_command_line_rejects_it_before_a_model_is_loaded() -> None:
-    result = run_app("dynamic", "--shadow", "statik", cwd=ROOT)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: unknown policy 'statik'. Did you mean 'static'?")
 
 
 @pytest.mark.full

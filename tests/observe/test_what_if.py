@@ -76,11 +76,6 @@ class Here(WhatIf):
         return result
 
 
-@pytest.fixture(autouse=True)
-def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed.os, "nice", lambda by: 0)
-
-
 def here(policy: str = "static") -> tuple[Here, Any]:
     recording, run, server = recorded(policy)
     return Here(Server(server, recording), 1024), run

@@ -125,6 +125,12 @@ class Server:
             self.process.wait()
             raise
 
+    @property
+    def workers(self) -> list[int]:
+        """The pids of the processes that serve: two while one takes the place of the other."""
+        master = self.process.pid
+        return [*map(int, Path(f"/proc/{master}/task/{master}/children").read_text().split())]
+
     def output(self) -> str:
         """Return what it said so far."""
         return self.log.read_text("utf-8", "replace")
