@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-import policies
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
 from generate.cpu.attention import PackedRows
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import adapters, families, weights
 from models.sources import catalog
-from scheduling.pages import PagePool
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from tests.support import points
 from tests.support.checkpoints import merged, reference, reference_of, save, targets_of, write_adapter
+from tests.support.generate import run
 
 PAGES, PAGE_SIZE = 200, 64
 WIDE = {"n_embd": 128, "n_head": 2, "n_positions": 160}  # heads of 64: all in C
@@ -175,19 +173,11 @@ def test_logits_are_those_of_peft(shape: str, options: dict[str, Any], tmp_path:
 
 def answers(runner: ModelRunner, wanted: list[tuple[list[int], PreparedAdapter | None]], slots: int) -> list[list[int]]:
     """Return the greedy answers of 12 tokens, three new requests before each step and prompts in pieces."""
-    pool = PagePool(PAGES, PAGE_SIZE)
-    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), pool, max_tokens_per_step=96)
     sequences = [
         Sequence(ids, 12, id=str(i), sampling=GREEDY, adapter_weights=adapter, cache_salt=str(id(adapter)))
         for i, (ids, adapter) in enumerate(wanted)
     ]
-    waiting = list(sequences)
-    while waiting or not scheduler.is_idle:
-        for seq in waiting[:3]:
-            scheduler.add(seq)
-        del waiting[:3]
-        scheduler.step(runner.forward, lambda: 0.0)
-    return [seq.output_ids for seq in sequences]
+    return run(None, sequences, slots=slots, budget=96, pages=PAGES, runner=runner)
 
 
 def test_greedy_answers_are_the_same_alone_and_among_others_with_shared_prefixes(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import torch
 
 from generate.cpu import kernels
 from generate.cpu.attention import ENTRIES, CAttention, PackedRows, TorchAttention, make_attention
-from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
-from tests.support.generate import NAN, World, assert_close
+from tests.support.generate import NAN, World, assert_close, need_compiler
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]
@@ -30,10 +29,7 @@ def _kernels_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def kernel(dtype: torch.dtype) -> CAttention:
-    try:
-        kernels.find_compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    need_compiler()
     return CAttention(dtype)
 
 

@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-import policies
 from generate.cpu.attention import PackedRows
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import weights
 from models.sources import catalog
-from scheduling.pages import PagePool
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from tests.support import points
 from tests.support.checkpoints import judged, reference, reference_of, save
+from tests.support.generate import run
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -61,16 +59,8 @@ def tokens(n: int, seed: int) -> list[int]:
 
 def served(runner: ModelRunner, prompts: list[list[int]], n: int, slots: int) -> list[list[int]]:
     """Return the greedy answers, three new requests before each step and prompts in pieces."""
-    pool = PagePool(PAGES, PAGE_SIZE)
-    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), pool, max_tokens_per_step=96)
     sequences = [Sequence(prompt, n, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
-    waiting = list(sequences)
-    while waiting or not scheduler.is_idle:
-        for seq in waiting[:3]:
-            scheduler.add(seq)
-        del waiting[:3]
-        scheduler.step(runner.forward, lambda: 0.0)
-    return [seq.output_ids for seq in sequences]
+    return run(None, sequences, slots=slots, budget=96, pages=PAGES, runner=runner)
 
 
 def assert_greedy(hf: Any, prompts: list[list[int]], answers: list[list[int]], n: int) -> None:

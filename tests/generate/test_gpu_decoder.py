@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from test_gpu_runner import CONFIG, gpu_runner
-from test_runner import make_model, ragged, run
 
 import policies
 from generate.gpu.runner import GpuRunner
@@ -17,6 +16,7 @@ from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
+from tests.support.generate import make_model, ragged, run
 
 
 def drive(forward: Callable[[Plan], list[Output]], requests: list[Sequence], pages: int = 120) -> Scheduler:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_runner import SHAPES, make_model, ragged, run
 
 from config import Config
 from generate import machine
@@ -23,7 +22,7 @@ from launch import engine, load_model
 from models.gpt2 import GPT, GPTConfig
 from scheduling.sequence import Sequence
 from tests.support import points
-from tests.support.generate import multiply_in_one_order
+from tests.support.generate import SHAPES, make_model, multiply_in_one_order, ragged, run
 
 CONFIG = SHAPES["heads of 64"]
 DRAWS = {

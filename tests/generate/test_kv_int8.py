@@ -8,17 +8,14 @@ import random
 import pytest
 import torch
 from test_growing_kv import CONFIG, PAGE_SIZE, requests, serve
-from test_runner import make_model
 from torch import Tensor
 from torch.nn import functional as F
 
 from generate import machine
-from generate.cpu import kernels
 from generate.cpu.attention import CAttention, PackedRows, TorchAttention, dequantize, make_attention, quantize
-from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
 from generate.runner import ModelRunner
-from tests.support.generate import NAN, World, assert_close
+from tests.support.generate import NAN, World, assert_close, make_model, need_compiler, pieces
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(4, 4, 64, 64), (9, 3, 64, 16), (4, 2, 128, 64), (3, 1, 80, 16), (2, 2, 5, 16), (16, 1, 24, 32)]
@@ -28,26 +25,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def kernel(dtype: torch.dtype) -> CAttention:
-    try:
-        kernels.find_compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    need_compiler()
     return CAttention(dtype, torch.int8)
 
 
 def world(lengths: list[int], shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0) -> World:
     H, KV, D, P = shape
     return World(lengths, H, D, P, dtype, seed, KV, torch.int8)
-
-
-def random_steps(lengths: list[int], seed: int) -> list[dict[int, int]]:
-    """Return steps that feed all sequences in pieces of random sizes, decodes among them."""
-    rng, left, steps = random.Random(seed), dict(enumerate(lengths)), []
-    while left:
-        members = rng.sample(sorted(left), rng.randint(1, len(left)))
-        steps.append({i: min(left[i], rng.choice([1, 1, 7, 40, 200])) for i in members})
-        left = {i: n - steps[-1].get(i, 0) for i, n in left.items() if n > steps[-1].get(i, 0)}
-    return steps
 
 
 @BOTH
@@ -59,7 +43,7 @@ def test_random_lengths_and_pages_agree_with_attention_to_the_dequantized_rows(
     rng = random.Random(str(shape))
     lengths = [1, 16, *(rng.randrange(2, 330) for _ in range(4))]
     case = world(lengths, shape, dtype)
-    steps = random_steps(lengths, D)
+    steps = pieces(lengths, D)
     got = case.run(kernel, steps, padding=1)
     assert_close(got, case.run(TorchAttention(), steps), dtype, torch.int8)
     for rows, tokens in zip(got, case.tokens):
@@ -80,8 +64,8 @@ def test_chunks_neighbors_and_threads_do_not_change_a_bit(
     singly = case.run(kernel, [{i: 1} for i, n in enumerate(lengths) for _ in range(n)])
     together = case.run(kernel, [{i: 1 for i, n in enumerate(lengths) if t < n} for t in range(max(lengths))])
     team().use(3, own=True)
-    pieces = case.run(kernel, random_steps(lengths, 1), padding=2)
-    for other in (singly, together, pieces):
+    mixed = case.run(kernel, pieces(lengths, 1), padding=2)
+    for other in (singly, together, mixed):
         assert all(torch.equal(got, expected) for got, expected in zip(other, whole))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,26 +13,11 @@ from torch.nn import functional as F
 from generate.cpu import linear
 from generate.cpu.declarations import declarations
 from generate.cpu.linear import KernelLinear, Linear, PackedLinear, make_gated, make_head, make_linear, round_rows
-from tests.support.generate import why_no_kernel
+from tests.support.generate import numbers, why_no_kernel
 
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
 
 needs_kernel = pytest.mark.skipif(not linear.kernel_runs(), reason=why_no_kernel())
-
-
-@pytest.fixture(params=["TILES", "DOT", "FMA"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Multiply bfloat16 in each way that this processor has."""
-    library, ways = linear._library(), declarations().constants
-    if not library.packed_linear_has(ways[request.param]):
-        pytest.skip(f"needs a processor that multiplies bfloat16 by {request.param}")
-    library.packed_linear_use(ways[request.param])
-    yield
-    library.packed_linear_use(ways[linear.bfloat16_way().upper()])
-
-
-def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @needs_kernel

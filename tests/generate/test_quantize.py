@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from test_growing_kv import CONFIG, PAGE_SIZE, requests, serve
-from test_runner import make_model
 from torch import Tensor
 
 from generate import machine, quantize
@@ -15,7 +14,7 @@ from generate.cpu.blocks import CBlocks
 from generate.machine import MachineError
 from generate.quantize import QuantizeError
 from generate.runner import ModelRunner
-from tests.support.generate import ARCHITECTURES, random_network
+from tests.support.generate import ARCHITECTURES, make_model, random_network
 
 CPU = torch.device("cpu")
 FORMATS = [name for name in linear.FORMATS if name != "none"]

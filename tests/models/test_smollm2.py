@@ -23,6 +23,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from tests.support.checkpoints import judged, transformers
+from tests.support.generate import run
 from tests.support.servers import Server
 
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
@@ -69,13 +70,8 @@ def runner_of(resolved: catalog.ResolvedModel) -> Callable[[torch.dtype], ModelR
 
 def served(runner: ModelRunner, prompts: list[list[int]], slots: int) -> list[list[int]]:
     """Return the greedy answers of our engine, several prompts joining at each step."""
-    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), PagePool(PAGES, PAGE_SIZE), 256)
     sequences = [Sequence(prompt, TOKENS, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
-    for seq in sequences:
-        scheduler.add(seq)
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
-    return [seq.output_ids for seq in sequences]
+    return run(None, sequences, slots=slots, budget=256, arrivals=len(prompts), pages=PAGES, runner=runner)
 
 
 @pytest.fixture(scope="module")

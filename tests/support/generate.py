@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
+import policies
+from generate.cpu import kernels
 from generate.cpu.attention import Attention, PackedRows, stale
 from generate.memory import kv_row_size
+from generate.params import SamplingParams
+from generate.runner import ModelRunner
+from model import GPT, GPTConfig
 from models.architecture import Architecture, Llama3Scaling, Rope
 from models.network import Block, Network, Norm, Projection
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
 
 # bfloat16: its own rounding of weights and results; 8-bit pools: queries and weights are rounded to 15 bits
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.int8: 5e-4}
@@ -35,6 +44,17 @@ ARCHITECTURES = {
         LLAMA, norm="layer", activation="gelu_new", gated=False, qkv_bias=True, proj_bias=True, mlp_bias=True
     ),
 }
+SHAPES = {
+    "heads of 64": GPTConfig(block_size=256, vocab_size=301, n_layer=2, n_head=2, n_embd=128),
+    "heads of 8": GPTConfig(block_size=192, vocab_size=97, n_layer=3, n_head=4, n_embd=32),
+    "relu, own width": GPTConfig(
+        block_size=128, vocab_size=65, n_layer=2, n_head=2, n_embd=64, n_inner=96, activation="relu"
+    ),
+    "scaled by layer": GPTConfig(
+        block_size=128, vocab_size=65, n_layer=2, n_head=1, n_embd=64, scale_attn_by_inverse_layer_idx=True,
+        tie_word_embeddings=False,
+    ),
+}  # fmt: skip
 
 
 class World:
@@ -132,15 +152,21 @@ def multiply_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton.runtime.interpreter.np.matmul", matmul)
 
 
-def random_network(config: Architecture, dtype: torch.dtype = torch.float32, seed: int = 5) -> Network:
-    """Return a network all of whose tensors are random: none can be left out unnoticed."""
+def random_network(
+    config: Architecture, dtype: torch.dtype = torch.float32, seed: int = 5, std: float | None = 0.2
+) -> Network:
+    """Return a network all of whose tensors are random: none can be left out unnoticed.
+
+    Without `std`, sums have about the size of what is summed up. Only layer norms beside biased projections have a bias.
+    """
     generator = torch.Generator().manual_seed(seed)
 
-    def random(*shape: int, std: float = 0.2, mean: float = 0.0) -> Tensor:
-        return (torch.randn(shape, generator=generator) * std + mean).to(dtype)
+    def random(*shape: int, mean: float = 0.0) -> Tensor:
+        scale = shape[-1] ** -0.5 if std is None else std
+        return (torch.randn(shape, generator=generator) * scale + mean).to(dtype)
 
     def norm(width: int) -> Norm:
-        return Norm(random(width, mean=1.0), random(width) if config.norm == "layer" else None)
+        return Norm(random(width, mean=1.0), random(width) if config.norm == "layer" and config.qkv_bias else None)
 
     def projection(rows: int, columns: int, has_bias: bool) -> Projection:
         return Projection(random(rows, columns), random(rows) if has_bias else None)
@@ -160,3 +186,80 @@ def random_network(config: Architecture, dtype: torch.dtype = torch.float32, see
     positions = None if config.rope else random(config.block_size, C)
     head = embedding if config.tied else random(config.vocab_size, C)
     return Network(config, embedding, positions, blocks, norm(C), head)
+
+
+def pieces(lengths: list[int], seed: int) -> list[dict[int, int]]:
+    """Return steps that feed all sequences in pieces of random sizes, decodes among them."""
+    rng, left, steps = random.Random(seed), dict(enumerate(lengths)), []
+    while left:
+        members = rng.sample(sorted(left), rng.randint(1, len(left)))
+        steps.append({i: min(left[i], rng.choice([1, 1, 2, 7, 40, 200])) for i in members})
+        left = {i: n - steps[-1].get(i, 0) for i, n in left.items() if n > steps[-1].get(i, 0)}
+    return steps
+
+
+def need_compiler() -> None:
+    """Skip the test where no C compiler is installed."""
+    try:
+        kernels.find_compiler()
+    except kernels.KernelError as error:
+        pytest.skip(str(error))
+
+
+def make_model(config: GPTConfig, dtype: torch.dtype = torch.float32) -> GPT:
+    model = GPT(config)
+    model.init_weights(torch.Generator().manual_seed(5))
+    with torch.no_grad():  # sharper than at birth, so that greedy text is not one token for ever
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.dim() > 1 else 1)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def ragged(config: GPTConfig, n: int, seed: int, **sampling: Any) -> list[Sequence]:
+    rng = random.Random(seed)
+    result = []
+    for i in range(n):
+        prompt = [rng.randrange(config.vocab_size) for _ in range(rng.randrange(1, 90))]
+        params = SamplingParams(**{"seed": i, **sampling})
+        result.append(Sequence(prompt, rng.randrange(1, 30), id=str(i), sampling=params))
+    return result
+
+
+def run(
+    model: GPT | None,
+    sequences: list[Sequence],
+    policy: str = "dynamic",
+    slots: int = 8,
+    budget: int = 2048,
+    arrivals: int = 3,
+    prefix_cache: bool = True,
+    pages: int = 120,
+    runner: ModelRunner | None = None,
+) -> list[list[int]]:
+    """Serve `sequences`, `arrivals` new ones before each step; return their tokens."""
+    pool = PagePool(pages, 64, prefix_cache=prefix_cache)
+    runner = runner or ModelRunner(model, pages, 64)
+    scheduler = Scheduler(policies.get_policy(policy, max_batch_size=slots), pool, budget)
+    waiting = list(sequences)
+    while waiting or not scheduler.is_idle:
+        for seq in waiting[:arrivals]:
+            scheduler.add(seq)
+        waiting = waiting[arrivals:]
+        scheduler.step(runner.forward, lambda: 0.0)
+    assert pool.used == 0
+    return [seq.output_ids for seq in sequences]
+
+
+class Counting(ModelRunner):
+    """A runner that counts the steps that it packs."""
+
+    packed = 0
+
+    def _pack(self, *args: Any) -> Any:
+        self.packed += 1
+        return super()._pack(*args)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Return random numbers of this shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

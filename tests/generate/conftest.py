@@ -1,0 +1,19 @@
+"""What tests of the linear layers share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(params=["TILES", "DOT", "FMA"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Multiply in each way that this processor has."""
+    from generate.cpu import linear  # not in workers that compute nothing
+    from generate.cpu.declarations import declarations
+
+    library, ways = linear._library(), declarations().constants
+    if not library.packed_linear_has(ways[request.param]):
+        pytest.skip(f"needs a processor that multiplies by {request.param}")
+    library.packed_linear_use(ways[request.param])
+    yield
+    library.packed_linear_use(ways[linear.bfloat16_way().upper()])
