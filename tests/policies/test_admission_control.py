@@ -18,8 +18,9 @@ from scheduling.sequence import Sequence
 from scheduling.step_law import StepLaw
 from simulate.simulator import simulate
 from tests.support import SOON
-from tests.support.scheduling import Request, drive, make_scheduler, requests, traces
+from tests.support.scheduling import Request, drive, make_scheduler, requests
 from tests.support.serving import Serve, inference
+from tests.support.strategies import traces
 
 NAME = "dynamic+admission-control"
 

@@ -14,9 +14,8 @@ from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from tests.support.data import path_of
-from tests.support.scheduling import Pool, Request, drive, make_scheduler, order_of_admission, pools, requests, traces
-
-slots = st.integers(1, 5)
+from tests.support.scheduling import Request, drive, make_scheduler, order_of_admission, requests
+from tests.support.strategies import Pool, pools, slots, traces
 
 
 def rivals(shapes: dict[str, tuple[int, int]], n: int = 40, **start: int) -> list[Sequence]:
@@ -83,17 +82,18 @@ def test_the_larger_the_error_of_a_prediction_the_wider_the_gap() -> None:
     assert widths[-1] < width("vtc") / 2
 
 
-def test_what_was_charged_ahead_is_settled_in_the_end() -> None:
-    for predictor in ("oracle", "noisy", "uniform", "mean"):
-        loop = make_scheduler("dynamic+vtc-pred", 3, predictor=predictor)
-        drive(loop, rivals(SHAPES, 10))
-        assert loop.policy.counters == pytest.approx({"a": 160, "b": 420})  # type: ignore[attr-defined]
-
-
-def test_a_counter_counts_each_prompt_and_token_once() -> None:
-    loop = make_scheduler("dynamic+vtc", 3, w_p=1, w_q=2)
+@pytest.mark.parametrize(
+    ("order", "options"),
+    [("vtc", {"w_p": 1, "w_q": 2}), *(("vtc-pred", {"predictor": name}) for name in ("oracle", "noisy", "uniform", "mean"))],
+    ids=str,
+)  # fmt: skip
+def test_a_counter_counts_each_prompt_and_token_once_whatever_was_charged_ahead(
+    order: str, options: dict[str, object]
+) -> None:
+    loop = make_scheduler(f"dynamic+{order}", 3, **options)
     drive(loop, rivals(SHAPES, 10))
-    assert loop.policy.counters == {"a": 10 * (12 + 2 * 2), "b": 10 * (2 + 2 * 20)}  # type: ignore[attr-defined]
+    wanted = {"a": 10 * (12 + 2 * 2), "b": 10 * (2 + 2 * 20)}
+    assert loop.policy.counters == pytest.approx(wanted)  # type: ignore[attr-defined]
 
 
 def profiled(prompt: int, output: int) -> float:

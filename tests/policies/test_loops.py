@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -13,9 +12,8 @@ import policies
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
-from tests.support.scheduling import Request, Run, burst, drive, make_scheduler, next_tokens, pools, requests, traces
-
-slots = st.integers(1, 5)
+from tests.support.scheduling import Request, Run, burst, drive, make_scheduler, next_tokens, requests
+from tests.support.strategies import Pool, pools, slots, traces
 
 
 def joined(run: Run) -> list[list[str]]:
@@ -93,7 +91,7 @@ def test_fixed_of_one_is_static_of_one_is_nobatch(trace: list[Request]) -> None:
 
 
 @given(traces(), slots, pools())
-def test_window_without_delay_is_static(trace: list[Request], slots: int, pool: Callable[[], PagePool | None]) -> None:
+def test_window_without_delay_is_static(trace: list[Request], slots: int, pool: Pool) -> None:
     static, window = (
         seen(drive(make_scheduler(name, slots, pool()), requests(*trace))) for name in ("static", "window")
     )
@@ -125,9 +123,7 @@ def test_static_global_collects_until_its_oldest_has_waited_long_enough() -> Non
 
 
 @given(traces(), slots, pools())
-def test_prefill_first_never_mixes_prompts_and_decodes(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
+def test_prefill_first_never_mixes_prompts_and_decodes(trace: list[Request], slots: int, pool: Pool) -> None:
     for name in ("prefill-first", "tgi", "lightllm"):
         run = drive(make_scheduler(name, slots, pool()), requests(*trace))
         for it in run.iterations:
@@ -163,29 +159,21 @@ def test_prefill_first_preempts_the_newest_and_recomputes_it() -> None:
 
 
 @given(traces(), slots, st.integers(1, 12), pools())
-def test_chunked_computes_at_most_c_tokens_and_leaves_no_decode_out(
-    trace: list[Request], slots: int, c: int, pool: Callable[[], PagePool | None]
+def test_chunked_fills_every_step_while_prompt_tokens_are_left_and_leaves_no_decode_out(
+    trace: list[Request], slots: int, c: int, pool: Pool
 ) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         assert sum(plan.counts) <= c
         assert all(seq in plan.sequences for seq in scheduler.running if seq.output_ids)
-
-    loop = make_scheduler("chunked", slots, pool(), max_batched_tokens=c)
-    drive(loop, requests(*trace), planned=planned)
-
-
-@given(traces(), slots, st.integers(1, 12))
-def test_chunked_fills_every_step_while_prompt_tokens_are_left(trace: list[Request], slots: int, c: int) -> None:
-    def planned(scheduler: Scheduler, plan: Plan) -> None:
         left = sum(seq.pending for seq in scheduler.running) > sum(plan.counts)
-        queue = scheduler.waiting and len(scheduler.running) < slots
+        queue = scheduler.pages is None and scheduler.waiting and len(scheduler.running) < slots
         assert sum(plan.counts) == c or not (left or queue)
 
-    drive(make_scheduler("chunked", slots, max_batched_tokens=c), requests(*trace), planned=planned)
+    drive(make_scheduler("chunked", slots, pool(), max_batched_tokens=c), requests(*trace), planned=planned)
 
 
 @given(traces(), slots, pools())
-def test_chunked_without_end_is_dynamic(trace: list[Request], slots: int, pool: Callable[[], PagePool | None]) -> None:
+def test_chunked_without_end_is_dynamic(trace: list[Request], slots: int, pool: Pool) -> None:
     chunked = drive(make_scheduler("chunked", slots, pool(), max_batched_tokens=10**6), requests(*trace))
     assert seen(chunked) == seen(drive(make_scheduler("dynamic", slots, pool()), requests(*trace)))
 

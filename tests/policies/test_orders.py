@@ -7,28 +7,17 @@ import random
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import policies
 from policies.orders._predictions import chance, gauss
 from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
 from tests.support import points
-from tests.support.scheduling import (
-    Pool,
-    Request,
-    Run,
-    drive,
-    make_scheduler,
-    order_of_admission,
-    pools,
-    requests,
-    traces,
-)
+from tests.support.scheduling import Request, Run, drive, make_scheduler, order_of_admission, requests
+from tests.support.strategies import Pool, pools, slots, traces
 
 EVERY = policies.order_names()
 UNGUARDED: dict[str, object] = {"guard": 1e9, "guard_ratio": 1e9}
-slots = st.integers(1, 5)
 
 
 def many(n: int, seed: int, gap: float = 0, longest: int = 128) -> list[Sequence]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import policies
 from scheduling.iteration import Plan
 from scheduling.options import OptionError
-from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from tests.support.scheduling import Request, Run, burst, drive, make_scheduler, pools, requests, traces
+from tests.support.scheduling import Request, Run, burst, drive, make_scheduler, requests
+from tests.support.strategies import Pool, pools, slots, traces
 
 TRACE_A = [(0, 4, 3), (5, 8, 1), (6, 2, 5), (60, 4, 2)]
 TRACE_B = [(0, 5, 4), (1, 5, 6), (2, 5, 2), (3, 5, 1)]
@@ -49,7 +47,6 @@ B dynamic                             | 15/60 | 32/108  | 77/91  | 108/108 | 108
 B dynamic+fcfs                        | 15/60 | 32/108  | 77/91  | 108/108 | 108 | 7  | 0
 B dynamic+sjf                         | 15/63 | 78/138  | 49/63  | 32/32   | 138 | 10 | 0
 """
-slots = st.integers(1, 5)
 
 
 @pytest.mark.parametrize("line", TIMELINES.strip().splitlines())
@@ -64,18 +61,14 @@ def test_a_timeline_is_what_it_is_by_hand(line: str) -> None:
 
 
 @given(traces(), slots, pools())
-def test_nobatch_runs_one_at_a_time_in_order_of_arrival(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
+def test_nobatch_runs_one_at_a_time_in_order_of_arrival(trace: list[Request], slots: int, pool: Pool) -> None:
     run = drive(make_scheduler("nobatch", slots, pool()), requests(*trace))
     assert max(it.batch_size for it in run.iterations) == 1
     assert [id for it in run.iterations for id, _ in it.left] == [s.id for s in run.sequences]
 
 
 @given(traces(), slots, pools())
-def test_static_batches_start_and_end_together(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
+def test_static_batches_start_and_end_together(trace: list[Request], slots: int, pool: Pool) -> None:
     run = drive(make_scheduler("static", slots, pool()), requests(*trace))
     for it in run.iterations:
         members = [m.id for m in it.members]
@@ -106,7 +99,7 @@ def test_static_takes_the_oldest_that_wait_up_to_its_slots(trace: list[Request],
 
 @given(traces(), slots, pools())
 def test_dynamic_leaves_no_slot_idle_while_the_oldest_request_fits(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
+    trace: list[Request], slots: int, pool: Pool
 ) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         if scheduler.waiting and len(scheduler.running) < slots:

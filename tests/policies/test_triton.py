@@ -13,8 +13,9 @@ from scheduling.scheduler import Scheduler
 from simulate.__main__ import main
 from simulate.fleet.instances import Instances
 from tests.support import SOON
-from tests.support.scheduling import Request, Run, drive, make_scheduler, requests, traces
+from tests.support.scheduling import Request, Run, drive, make_scheduler, requests
 from tests.support.serving import Serve, kind_of
+from tests.support.strategies import traces
 
 FIRST = (0, 4, 3)  # alone in one slot, its steps end at 14, 26 and 38
 

@@ -17,21 +17,10 @@ from scheduling.speculation import Offer, Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
 from simulate.laws.scripted_drafter import ScriptedDrafter
-from tests.support.scheduling import (
-    Pool,
-    Request,
-    burst,
-    drive,
-    failing,
-    make_scheduler,
-    next_tokens,
-    pools,
-    requests,
-    traces,
-)
+from tests.support.scheduling import Request, burst, drive, failing, make_scheduler, next_tokens, requests
+from tests.support.strategies import Pool, budgets, faults, pools, slots, traces
 
 NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
-faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
 
 
 def speculating(
@@ -45,21 +34,13 @@ def speculating(
 
 @pytest.mark.parametrize("policy", ["dynamic", "nobatch", "static-exact", "chunked", "tgi", "dynamic+srpt"])
 @given(
-    traces(), st.integers(1, 5), pools(), st.integers(1, 12), st.sampled_from([1, 2, 3, 7]),
+    traces(), slots, pools(), budgets, st.sampled_from([1, 2, 3, 7]),
     st.sampled_from([1, 2, 5, None]), st.sets(st.integers(1, 25), max_size=5), faults, faults,
 )  # fmt: skip
 def test_every_request_gets_exactly_its_tokens_and_no_page_leaks(
-    policy: str,
-    trace: list[Request],
-    slots: int,
-    pool: Pool,
-    budget: int,
-    every: int,
-    fixed: int | None,
-    out_of_memory: set[int],
-    cancel: dict[int, list[int]],
-    fail: dict[int, list[int]],
-) -> None:
+    policy: str, trace: list[Request], slots: int, pool: Pool, budget: int, every: int, fixed: int | None,
+    out_of_memory: set[int], cancel: dict[int, list[int]], fail: dict[int, list[int]],
+) -> None:  # fmt: skip
     made = speculating(policy, slots, pool(), budget, every=every, fixed=fixed)
     made.policy.margin = 1
     sequences = requests(*trace)

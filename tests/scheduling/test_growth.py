@@ -21,22 +21,12 @@ from scheduling.sequence import Sequence
 from simulate.laws.check import check
 from simulate.laws.contents import Contents
 from simulate.simulator import Run, simulate
-from tests.support.scheduling import Pool, drive, make_scheduler, next_tokens, requests, traces
+from tests.support import points
+from tests.support.scheduling import drive, make_scheduler, next_tokens, requests
+from tests.support.strategies import Pool, budgets, slots, traces
 
-MORE = [
-    "chunked",
-    "tgi",
-    "lightllm",
-    "adaptive",
-    "baton",
-    "econoserve",
-    "static",
-    "dynamic+srpt",
-    "dynamic+mlfq",
-    "dynamic+vtc",
-    "dynamic+sjf",
-]
-LOOPS = ["dynamic", "prefill-first", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
+LOOPS = points(2, "dynamic", "prefill-first", "chunked", "tgi", "lightllm", "adaptive", "baton", "econoserve", "static",
+               "dynamic+srpt", "dynamic+mlfq", "dynamic+vtc", "dynamic+sjf")  # fmt: skip
 cancels = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=4)
 shortages = st.sets(st.integers(1, 25), max_size=3)
 
@@ -64,7 +54,7 @@ def tight_pools(draw: st.DrawFn) -> Pool:
 
 
 @pytest.mark.parametrize("policy", LOOPS)
-@given(traces(), st.integers(1, 5), tight_pools(), st.integers(1, 12), st.integers(1, 4), cancels, shortages)
+@given(traces(), slots, tight_pools(), budgets, st.integers(1, 4), cancels, shortages)
 def test_each_request_gets_its_tokens_from_keys_of_its_own(
     policy: str, trace: list, slots: int, pool: Pool, budget: int, margin: int, cancel: dict, out_of_memory: set[int]
 ) -> None:

@@ -10,11 +10,9 @@ import policies
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from tests.support import points
-from tests.support.scheduling import Pool, Request, drive, failing, make_scheduler, next_tokens, pools, requests, traces
+from tests.support.scheduling import Request, drive, failing, make_scheduler, next_tokens, requests
+from tests.support.strategies import Pool, budgets, faults, pools, slots, traces
 
-slots = st.integers(1, 5)
-budgets = st.integers(1, 12)
-faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
 SWITCHED = ["static", "dynamic", "chunked", "multibin", "dynamic+mlfq", "tgi+drr"]  # then those for --all
 SWITCHED += [name for name in policies.names() if name not in SWITCHED]
 SWITCHED += ["dynamic+srpt", "dynamic+vtc", "static+sjf"]
@@ -37,29 +35,15 @@ def test_a_live_switch_to_any_policy_loses_no_request(old: str) -> None:
 
 
 @given(
-    traces(),
-    st.lists(st.tuples(st.sampled_from(SWITCHED), slots), min_size=1, max_size=6),
-    pools(),
-    budgets,
-    faults,
-    faults,
-)
+    traces(), st.lists(st.tuples(st.sampled_from(SWITCHED), slots), min_size=1, max_size=6), pools(), budgets, faults, faults
+)  # fmt: skip
 def test_no_request_is_lost_however_often_policies_are_switched(
-    trace: list[Request],
-    chosen: list[tuple[str, int]],
-    pool: Pool,
-    budget: int,
-    cancel: dict[int, list[int]],
-    fail: dict[int, list[int]],
-) -> None:
+    trace: list[Request], chosen: list[tuple[str, int]], pool: Pool, budget: int,
+    cancel: dict[int, list[int]], fail: dict[int, list[int]],
+) -> None:  # fmt: skip
     switch = {2 * i: policies.get_policy(name, slots) for i, (name, slots) in enumerate(chosen)}
-    run = drive(
-        make_scheduler("dynamic", 3, pool(), budget),
-        requests(*trace),
-        forward=failing(fail),
-        cancel=cancel,
-        switch=switch,
-    )
+    scheduler = make_scheduler("dynamic", 3, pool(), budget)
+    run = drive(scheduler, requests(*trace), forward=failing(fail), cancel=cancel, switch=switch)
     assert all(seq.finish_reason in ("length", "abort") for seq in run.sequences)
 
 

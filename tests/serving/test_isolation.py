@@ -27,8 +27,9 @@ from scheduling.sequence import Sequence
 from serving.inference import failure
 from serving.recovery import Recovery
 from tests.support import SOON
-from tests.support.scheduling import Request, make_scheduler, requests, traces
+from tests.support.scheduling import Request, make_scheduler, requests
 from tests.support.serving import every_policy
+from tests.support.strategies import traces
 
 REQUESTS, POISONED, CANCELLED = 10_000, 50, 20  # one in so many
 POISON = 7

@@ -20,8 +20,9 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.simulator import PolicyHangs, Run, simulate
 from tests.support import points
-from tests.support.scheduling import drive, make_scheduler, pools, toy_cost, traces
+from tests.support.scheduling import drive, make_scheduler, toy_cost
 from tests.support.simulate import poisson, sequences
+from tests.support.strategies import pools, traces
 
 NAMES = [*policies.names(), "dynamic+vtc", "dynamic+srpt", "lightllm+vtc", "static+sjf"]
 

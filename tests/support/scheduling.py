@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
-
-from hypothesis import strategies as st
 
 import policies
 from scheduling.advance import Run as Tokens
@@ -20,7 +17,6 @@ from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 
 Request = tuple[int, int | list[int], int]  # arrival, prompt (or its length), output tokens
-Pool = Callable[[], PagePool | None]
 PAGE = 16
 VOCABULARY = 4000  # token ids that every model has
 
@@ -248,30 +244,6 @@ def drive(
 
 def order_of_admission(run: Run) -> list[str]:
     return [id for it in run.iterations for id in it.joined]
-
-
-@st.composite
-def traces(draw: st.DrawFn) -> list[Request]:
-    """Draw up to 12 small requests in order of arrival, prompts of two words so that prefixes recur."""
-    now, trace = 0, []
-    prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-    for gap, prompt, output in draw(
-        st.lists(st.tuples(st.integers(0, 40), prompts, st.integers(1, 8)), min_size=1, max_size=12)
-    ):
-        now += gap
-        trace.append((now, prompt, output))
-    return trace
-
-
-@st.composite
-def pools(draw: st.DrawFn) -> Pool:
-    """Draw what makes a pool in which each request of `traces` fits alone, or what makes none."""
-    if draw(st.booleans()):
-        return lambda: None
-    size = draw(st.integers(1, 5))
-    least = -(-20 // size) + 1
-    pages = draw(st.integers(least, 3 * least))
-    return partial(PagePool, pages, size, prefix_cache=draw(st.booleans()), salt="test")
 
 
 def drawn(count: int, prefixes: int, tokens: int, tail: int = 20, answer: int = 24, seed: int = 1) -> list[Sequence]:
