@@ -27,13 +27,8 @@ collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh 
 # The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
 # takes a multiple of `settings.default.max_examples`.
 settings.register_profile(
-    "full",
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+    "full", max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)  # fmt: skip
 settings.register_profile("quick", settings.get_profile("full"), max_examples=8)
 settings.load_profile("quick")
 
@@ -50,9 +45,8 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # collecting the tests imports much and frees little
-    atexit.register(
-        gc.unfreeze
-    )  # or Triton's library says that its functions leaked; pytest's own searches come before
+    # Or Triton's library says that its functions leaked; pytest's own searches come before.
+    atexit.register(gc.unfreeze)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

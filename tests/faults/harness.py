@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -228,6 +228,15 @@ class Watched(Server):
         sock = self.connect(receive_buffer)
         sock.sendall(f"{head}\r\n".encode() + body)
         return sock
+
+    def collect(self, socks: Iterable[socket.socket], path: str = "/inference") -> list[Answer]:
+        """Return the answers on these connections, noted."""
+        answers = []
+        for sock in socks:
+            answers.append(read_answer(sock))
+            sock.close()
+            self.note(path, answers[-1])
+        return answers
 
     def figures(self) -> dict[str, Any]:
         result: dict[str, Any] = self.get("/stats").json

@@ -1,8 +1,10 @@
-"""What tests of the linear layers share."""
+"""What tests of the engine share."""
 
 from collections.abc import Iterator
 
 import pytest
+
+from tests.support import points
 
 
 @pytest.fixture(params=["TILES", "DOT", "FMA"])
@@ -17,3 +19,10 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     library.packed_linear_use(ways[request.param])
     yield
     library.packed_linear_use(ways[linear.bfloat16_way().upper()])
+
+
+@pytest.fixture(params=points(1, "kernels", "plain"))
+def kernels_or_plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute with the C kernels, as the server does, and with the plain layers of PyTorch."""
+    if request.param == "plain":
+        monkeypatch.setenv("EB_KERNELS", "off")

@@ -16,7 +16,6 @@ from generate.runner import ModelRunner
 from models import adapters, families, weights
 from models.sources import catalog
 from scheduling.sequence import Sequence
-from tests.support import points
 from tests.support.checkpoints import merged, reference, reference_of, save, targets_of, write_adapter
 from tests.support.generate import run
 
@@ -30,12 +29,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 16}),
 }
 
-
-@pytest.fixture(autouse=True, params=points(1, "kernels", "plain"))
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute with the C kernels, as the server does, and with plain PyTorch."""
-    if request.param == "plain":
-        monkeypatch.setenv("EB_KERNELS", "off")
+pytestmark = pytest.mark.usefixtures("kernels_or_plain")
 
 
 class Served:

@@ -15,7 +15,6 @@ from generate.runner import ModelRunner
 from models import weights
 from models.sources import catalog
 from scheduling.sequence import Sequence
-from tests.support import points
 from tests.support.checkpoints import judged, reference, reference_of, save
 from tests.support.generate import run
 
@@ -37,12 +36,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 PAGES, PAGE_SIZE = 200, 64
 
-
-@pytest.fixture(autouse=True, params=points(1, "kernels", "plain"))
-def layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute with the C kernels, as the server does, and with the plain layers of PyTorch."""
-    if request.param == "plain":
-        monkeypatch.setenv("EB_KERNELS", "off")
+pytestmark = pytest.mark.usefixtures("kernels_or_plain")
 
 
 def build(shape: str, folder: Path) -> tuple[Any, ModelRunner]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate import machine
-from generate.cpu.attention import CAttention, PackedRows, TorchAttention, dequantize, make_attention, quantize
-from generate.cpu.team import team
+from generate.cpu.attention import CAttention, PackedRows, TorchAttention, dequantize, quantize
 from generate.runner import ModelRunner
 from tests.support.generate import NAN, World, assert_close, make_model, need_compiler, pieces
 
@@ -51,22 +50,6 @@ def test_random_lengths_and_pages_agree_with_attention_to_the_dequantized_rows(
         past = [dequantize(quantize(part)) for part in (heads[:, H : H + KV], heads[:, H + KV :])]
         y = F.scaled_dot_product_attention(heads[:, :H].float(), *past, is_causal=True, enable_gqa=True)
         assert_close([rows], [y[0].transpose(0, 1).reshape(len(tokens), H * D)], dtype, torch.int8)
-
-
-@BOTH
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_chunks_neighbors_and_threads_do_not_change_a_bit(
-    kernel: CAttention, dtype: torch.dtype, shape: tuple[int, int, int, int]
-) -> None:
-    lengths = [150, 65, 70]
-    case = world(lengths, shape, dtype)
-    whole = case.run(kernel, [dict(enumerate(lengths))])
-    singly = case.run(kernel, [{i: 1} for i, n in enumerate(lengths) for _ in range(n)])
-    together = case.run(kernel, [{i: 1 for i, n in enumerate(lengths) if t < n} for t in range(max(lengths))])
-    team().use(3, own=True)
-    mixed = case.run(kernel, pieces(lengths, 1), padding=2)
-    for other in (singly, together, mixed):
-        assert all(torch.equal(got, expected) for got, expected in zip(other, whole))
 
 
 @BOTH
@@ -163,8 +146,3 @@ def test_a_gpu_refuses_8_bits_by_name() -> None:
         machine.choose_kv_dtype("int8", torch.float16, torch.device("cuda"))
     assert machine.choose_kv_dtype("auto", torch.float16, torch.device("cuda")) == torch.float16
     assert machine.choose_kv_dtype("int8", torch.float32, torch.device("cpu")) == torch.int8
-
-
-@BOTH
-def test_the_kernel_passes_its_self_test_and_is_chosen(kernel: CAttention, dtype: torch.dtype) -> None:
-    assert make_attention(dtype, "cpu", torch.int8).name == kernel.name

@@ -71,16 +71,8 @@ def test_a_residual_is_added_once_in_place(rows: int) -> None:
     layer = KernelLinear((numbers(70, 96) / 12).bfloat16(), numbers(70).bfloat16())
     x, residual = numbers(rows, 96, seed=4).bfloat16(), numbers(rows, 70, seed=5).bfloat16()
     expected = layer.add(x, residual)
-    layer.library.packed_linear(
-        ctypes.byref(layer.struct),
-        x.data_ptr(),
-        residual.data_ptr(),
-        residual.data_ptr(),
-        rows,
-        layer.plain,
-        None,
-        None,
-    )
+    pointers = x.data_ptr(), residual.data_ptr(), residual.data_ptr()
+    layer.library.packed_linear(ctypes.byref(layer.struct), *pointers, rows, layer.plain, None, None)
     assert torch.equal(residual, expected)
 
 

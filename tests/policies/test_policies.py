@@ -14,7 +14,7 @@ from scheduling.iteration import Plan
 from scheduling.options import OptionError
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from tests.support.scheduling import Request, Run, burst, drive, make_scheduler, requests
+from tests.support.scheduling import Request, burst, drive, make_scheduler, requests
 from tests.support.strategies import Pool, pools, slots, traces
 
 TRACE_A = [(0, 4, 3), (5, 8, 1), (6, 2, 5), (60, 4, 2)]
@@ -113,15 +113,6 @@ def test_dynamic_leaves_no_slot_idle_while_the_oldest_request_fits(
     assert all(s.finished_at == s.last_token_at for s in run.sequences)
 
 
-@given(traces())
-def test_with_one_slot_all_policies_are_one(trace: list[Request]) -> None:
-    def seen(run: Run) -> list[tuple]:
-        return [(it.t, it.seconds, it.members, it.joined, it.left) for it in run.iterations]
-
-    runs = [seen(drive(make_scheduler(policy, 1), requests(*trace))) for policy in ALL]
-    assert runs[0] == runs[1] == runs[2]
-
-
 def test_a_short_request_that_arrives_late_overtakes_a_long_one_only_in_dynamic() -> None:
     overtakes = {}
     for policy in ALL:
@@ -134,12 +125,6 @@ def test_a_slot_is_taken_again_in_the_next_iteration() -> None:
     run = drive(make_scheduler("dynamic", 1), requests((0, 3, 2), (0, 3, 2)))
     assert [it.members[0].id for it in run.iterations] == ["r0", "r0", "r1", "r1"]
     assert {it.members[0].slot for it in run.iterations} == {0}
-
-
-@pytest.mark.parametrize("policy", ALL)
-def test_a_policy_is_found_by_its_files_name(policy: str) -> None:
-    assert policy in policies.names()
-    assert policies.get_policy(policy, max_batch_size=3).name == policy
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_match() -> None:

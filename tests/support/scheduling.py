@@ -9,12 +9,14 @@ from typing import Any
 import policies
 from scheduling.advance import Run as Tokens
 from scheduling.advance import run_of
+from scheduling.backlog import FITTED
 from scheduling.driver import Driver
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
+from scheduling.step_law import StepLaw
 
 Request = tuple[int, int | list[int], int]  # arrival, prompt (or its length), output tokens
 PAGE = 16
@@ -29,6 +31,15 @@ def requests(*trace: Request) -> list[Sequence]:
         )
         for i, (arrival, prompt, output) in enumerate(trace)
     ]
+
+
+class KnownLaw(StepLaw):
+    """The law of steps that take 10 and one more for each row, known from the beginning."""
+
+    steps = FITTED
+
+    def seconds(self, rows: int, unknown: float) -> float:
+        return 10 + rows
 
 
 def burst(*shapes: tuple[int, int]) -> list[Sequence]:

@@ -105,6 +105,14 @@ def test_a_race_of_live_servers_shows_each_with_its_policy(tab: Tab, server: Ser
         assert [said for said in tab.complaints if not said.startswith(named)] == []
 
 
+def framed(page: Any, lanes: int) -> Any:
+    """Return the frame of a report with its race, once all lanes are there."""
+    wait_until(lambda: len(page.frames) == 2)
+    frame = page.frames[1]
+    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == lanes, 15)
+    return frame
+
+
 def test_the_race_within_a_report_needs_no_server(raced: Tab, tmp_path: Path) -> None:
     runs = {
         policy: drive(make_scheduler(policy, 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
@@ -119,9 +127,7 @@ def test_the_race_within_a_report_needs_no_server(raced: Tab, tmp_path: Path) ->
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url))
     page.goto(path.as_uri())
-    wait_until(lambda: len(page.frames) == 2)
-    frame = page.frames[1]
-    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 2, 15)
+    frame = framed(page, 2)
     assert frame.locator(".badge").all_text_contents()[1:] == ["static", "dynamic"]
     frame.evaluate("EB.race.clock = 1e9")
     wait_until(lambda: frame.locator(".done", has_text="finished in").count() == 2)
@@ -157,9 +163,7 @@ def test_a_report_races_every_policy_under_every_load(chromium: Any, comparison:
     path.write_text(f"<!doctype html><title>x</title>{race.embed(store.read(comparison))}")
     page = chromium.new_page()
     page.goto(path.as_uri())
-    wait_until(lambda: len(page.frames) == 2)
-    frame = page.frames[1]
-    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 3, 15)
+    frame = framed(page, 3)
     assert frame.locator("#load option").all_text_contents() == LOADS
     frame.select_option("#load", LOADS[1])
     assert frame.locator(".lane .badge").all_text_contents() == THREE
