@@ -136,7 +136,8 @@ class Watched(Server):
     @property
     def worker(self) -> int:
         """The pid of the process that serves; 0 while there is none, or one beside its successor."""
-        return self.workers[0] if len(self.workers) == 1 else 0
+        workers = self.workers
+        return workers[0] if len(workers) == 1 else 0
 
     def pulse(self) -> Pulse:
         return Pulse.of(self.worker)
