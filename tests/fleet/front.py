@@ -23,6 +23,7 @@ from tests.support import run_async
 LIMITS = Limits(receive=10.0, send=10.0, connections=64)
 REPORT = {"running": 0, "waiting": 0, "kv_used": 0.0, "prefill_tokens": 0}
 GOOD = {"completion": "good"}
+STATS = {"latency-per-token": 0.5, "requests": 2, "total-tokens-handled": 8, "total-elapsed-time": 4.0, "policy": "x"}
 ASK = {"prompt": "hello", "num_tokens": 4}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, LIMITS, Front, behind, connected, posted, read_answer, says, send, streams, waits
+from front import ASK, GOOD, LIMITS, STATS, Front, behind, connected, posted, read_answer, says, send, streams, waits
 
 from fleet import clients
 
@@ -52,20 +52,12 @@ def test_two_headers_of_codings_are_one_list() -> None:
      "/v1/models", "/requests/r-1", "/replica/a/stats"],
 )  # fmt: skip
 def test_head_is_answered_as_get_without_a_body(path: str) -> None:
-    stats = {
-        "latency-per-token": 0.5,
-        "requests": 2,
-        "total-tokens-handled": 8,
-        "total-elapsed-time": 4.0,
-        "policy": "",
-    }
-
     async def test(front: Front) -> None:
         _, body = await front.get(path)
         async with front.session.head(front.url + path) as answer:
             assert (answer.status, int(answer.headers["Content-Length"])) == (200, len(body))
 
-    behind(test, says([stats] if path == "/slots" else stats))
+    behind(test, says([STATS] if path == "/slots" else STATS))
 
 
 @pytest.mark.parametrize(

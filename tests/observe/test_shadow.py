@@ -37,7 +37,7 @@ from simulate.measured import shadow as simulated
 from simulate.measured.observed import Chosen, Machine, Seen
 from simulate.simulator import Run, simulate
 from tests.support import wait_until
-from tests.support.observe import COST, SLOTS, inferences, recorded, served
+from tests.support.observe import COST, SLOTS, answer_to, inferences, recorded, served
 from tests.support.scheduling import drive, make_scheduler, requests
 from tests.support.servers import Server
 
@@ -50,11 +50,7 @@ def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Sh
 
 def ask(shadow: Shadow) -> dict[str, Any]:
     """Return the answer of the process's code, called here."""
-    out = io.StringIO()
-    lines = list(shadow.question(shadow._server.recording.window().requests))
-    observed.converse(simulated.answer_from, io.StringIO("".join(lines)), out)
-    answer: dict[str, Any] = json.loads(out.getvalue())
-    return answer
+    return answer_to(shadow.question(shadow._server.recording.window().requests), simulated.answer_from)
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static", "chunked", "elastic"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import sys
@@ -24,7 +23,7 @@ from serving.inference import InferenceError
 from simulate.measured import observed, observed_law
 from simulate.measured import what_if as simulated
 from tests.support import wait_until
-from tests.support.observe import COST, Uneven, inferences, manager, recorded, served, watch
+from tests.support.observe import COST, Uneven, answer_to, inferences, manager, recorded, served, watch
 from tests.support.scheduling import drive, make_scheduler, requests
 
 
@@ -61,19 +60,11 @@ class Here(WhatIf):
     def answer_of(self, policies: list[str], count: int = 400, **more: Any) -> dict[str, Any]:
         workload = more.get("workload")
         chosen = [] if workload else self._requests(count, more.get("span"))
-        out = io.StringIO()
         drawn = workload and {**workload.__dict__, "count": count, "context": 1024}
-        lines = io.StringIO("".join(self._question(chosen, policies=policies, workload=drawn)))
-        observed.converse(simulated.answer_from, lines, out)
-        result: dict[str, Any] = json.loads(out.getvalue())
-        return result
+        return answer_to(self._question(chosen, policies=policies, workload=drawn), simulated.answer_from)
 
     def blame_of(self, id: str) -> dict[str, Any]:
-        out = io.StringIO()
-        lines = io.StringIO("".join(self._question(self._beside(id), blame=id)))
-        observed.converse(simulated.answer_from, lines, out)
-        result: dict[str, Any] = json.loads(out.getvalue())
-        return result
+        return answer_to(self._question(self._beside(id), blame=id), simulated.answer_from)
 
 
 def here(policy: str = "static") -> tuple[Here, Any]:

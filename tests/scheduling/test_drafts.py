@@ -18,7 +18,7 @@ from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
 from simulate.laws.scripted_drafter import ScriptedDrafter
 from tests.support.scheduling import Request, burst, drive, failing, make_scheduler, next_tokens, requests
-from tests.support.strategies import Pool, budgets, faults, pools, slots, traces
+from tests.support.strategies import Faults, Pool, budgets, faults, pools, slots, traces
 
 NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
 
@@ -38,9 +38,17 @@ def speculating(
     st.sampled_from([1, 2, 5, None]), st.sets(st.integers(1, 25), max_size=5), faults, faults,
 )  # fmt: skip
 def test_every_request_gets_exactly_its_tokens_and_no_page_leaks(
-    policy: str, trace: list[Request], slots: int, pool: Pool, budget: int, every: int, fixed: int | None,
-    out_of_memory: set[int], cancel: dict[int, list[int]], fail: dict[int, list[int]],
-) -> None:  # fmt: skip
+    policy: str,
+    trace: list[Request],
+    slots: int,
+    pool: Pool,
+    budget: int,
+    every: int,
+    fixed: int | None,
+    out_of_memory: set[int],
+    cancel: Faults,
+    fail: Faults,
+) -> None:
     made = speculating(policy, slots, pool(), budget, every=every, fixed=fixed)
     made.policy.margin = 1
     sequences = requests(*trace)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from tests.support.scheduling import Request, drive, failing, make_scheduler, requests, toy_cost
-from tests.support.strategies import Pool, budgets, faults, pools, slots, traces
+from tests.support.strategies import Faults, Pool, budgets, faults, pools, slots, traces
 
 ALL = ["nobatch", "static", "dynamic"]
 MORE = ["static-exact", "impatient", "elastic", "window", "multibin", "bucket", "static-global", "chunked",
@@ -23,9 +23,15 @@ every_policy = pytest.mark.parametrize("policy", ALL)
 @pytest.mark.parametrize("policy", [*ALL, *MORE])
 @given(traces(), slots, pools(), budgets, faults, faults, st.sets(st.integers(1, 25), max_size=5))
 def test_every_request_gets_exactly_its_tokens_unless_it_fails_or_is_cancelled(
-    policy: str, trace: list[Request], slots: int, pool: Pool, budget: int,
-    cancel: dict[int, list[int]], fail: dict[int, list[int]], out_of_memory: set[int],
-) -> None:  # fmt: skip
+    policy: str,
+    trace: list[Request],
+    slots: int,
+    pool: Pool,
+    budget: int,
+    cancel: Faults,
+    fail: Faults,
+    out_of_memory: set[int],
+) -> None:
     run = drive(
         make_scheduler(policy, slots, pool(), budget), requests(*trace),
         forward=failing(fail), cancel=cancel, preempt=out_of_memory,
@@ -42,9 +48,8 @@ def test_every_request_gets_exactly_its_tokens_unless_it_fails_or_is_cancelled(
 @every_policy
 @given(traces(), slots, pools(), budgets, faults, faults)
 def test_the_same_input_gives_the_same_records(
-    policy: str, trace: list[Request], slots: int, pool: Pool, budget: int,
-    cancel: dict[int, list[int]], fail: dict[int, list[int]],
-) -> None:  # fmt: skip
+    policy: str, trace: list[Request], slots: int, pool: Pool, budget: int, cancel: Faults, fail: Faults
+) -> None:
     first, second = (
         drive(make_scheduler(policy, slots, pool(), budget), requests(*trace), forward=failing(fail), cancel=cancel)
         for _ in range(2)
@@ -55,7 +60,7 @@ def test_the_same_input_gives_the_same_records(
 @every_policy
 @given(traces(), slots, pools(), faults)
 def test_littles_law_holds_between_records_and_latencies(
-    policy: str, trace: list[Request], slots: int, pool: Pool, cancel: dict[int, list[int]]
+    policy: str, trace: list[Request], slots: int, pool: Pool, cancel: Faults
 ) -> None:
     run = drive(make_scheduler(policy, slots, pool()), requests(*trace), cancel=cancel)
     area, inside, before = 0, 0, 0

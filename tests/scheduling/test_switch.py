@@ -11,7 +11,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from tests.support import points
 from tests.support.scheduling import Request, drive, failing, make_scheduler, next_tokens, requests
-from tests.support.strategies import Pool, budgets, faults, pools, slots, traces
+from tests.support.strategies import Faults, Pool, budgets, faults, pools, slots, traces
 
 SWITCHED = ["static", "dynamic", "chunked", "multibin", "dynamic+mlfq", "tgi+drr"]  # then those for --all
 SWITCHED += [name for name in policies.names() if name not in SWITCHED]
@@ -38,9 +38,8 @@ def test_a_live_switch_to_any_policy_loses_no_request(old: str) -> None:
     traces(), st.lists(st.tuples(st.sampled_from(SWITCHED), slots), min_size=1, max_size=6), pools(), budgets, faults, faults
 )  # fmt: skip
 def test_no_request_is_lost_however_often_policies_are_switched(
-    trace: list[Request], chosen: list[tuple[str, int]], pool: Pool, budget: int,
-    cancel: dict[int, list[int]], fail: dict[int, list[int]],
-) -> None:  # fmt: skip
+    trace: list[Request], chosen: list[tuple[str, int]], pool: Pool, budget: int, cancel: Faults, fail: Faults
+) -> None:
     switch = {2 * i: policies.get_policy(name, slots) for i, (name, slots) in enumerate(chosen)}
     scheduler = make_scheduler("dynamic", 3, pool(), budget)
     run = drive(scheduler, requests(*trace), forward=failing(fail), cancel=cancel, switch=switch)

@@ -90,30 +90,27 @@ def failing(rows: dict[int, list[int]]) -> Callable[[Plan], list[Output]]:
 
 
 class Run(Driver):
-    """A run that is checked after every step; `events` are (time, change of the number in system)."""
+    """A run that is checked after every step; `events` are (time, change of the number in system).
+
+    `cancel` names the sequences (of those in the system) to take out before a step, `switch` the policy that decides
+    from a step on, `preempt` the steps at which the newer half of the batch finds no memory; later batches are as small.
+    """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        sequences: list[Sequence],
-        forward: Callable[[Plan], list[Output]],
-        cost: Callable[[Plan], int],
-        cancel: dict[int, list[int]],
-        switch: dict[int, Policy],
-        preempt: Collection[int],
-        planned: Callable[[Scheduler, Plan], None],
-    ) -> None:
+        self, scheduler: Scheduler, sequences: list[Sequence], *,
+        forward: Callable[[Plan], list[Output]] = next_tokens, cost: Callable[[Plan], int] = toy_cost,
+        cancel: dict[int, list[int]] | None = None, switch: dict[int, Policy] | None = None,
+        preempt: Collection[int] = (), planned: Callable[[Scheduler, Plan], None] = lambda scheduler, plan: None,
+    ) -> None:  # fmt: skip
         super().__init__(scheduler, sequences)
         self.sequences = sequences
         self.forward, self.cost, self.planned = forward, cost, planned
-        self.cancel, self.switch, self.preempt = cancel, switch, preempt
+        self.cancel, self.switch, self.preempt = cancel or {}, switch or {}, preempt
         self.plans: list[Plan] = []
         self.iterations: list[Iteration] = []
         self.events: list[tuple[float, int]] = []
         self.open: list[Sequence] = []  # added, and not finished when last looked at
-        self.most_slots = (
-            scheduler.policy.max_batch_size
-        )  # sequences that run at a switch may stay beyond the new slots
+        self.most_slots = scheduler.policy.max_batch_size  # of all policies: a switch lets those that run stay
 
     @property
     def held(self) -> float:
@@ -231,23 +228,9 @@ class Run(Driver):
             assert seq.preemptions or abs(waited - (until - seq.arrived_at)) < 1e-6
 
 
-def drive(
-    scheduler: Scheduler,
-    sequences: list[Sequence],
-    *,
-    forward: Callable[[Plan], list[Output]] = next_tokens,
-    cost: Callable[[Plan], int] = toy_cost,
-    cancel: dict[int, list[int]] | None = None,
-    switch: dict[int, Policy] | None = None,
-    preempt: Collection[int] = (),
-    planned: Callable[[Scheduler, Plan], None] = lambda scheduler, plan: None,
-) -> Run:
-    """Run until all sequences have left.
-
-    `cancel` names the sequences (of those in the system) to take out before a step, `switch` the policy that decides
-    from a step on, `preempt` the steps at which the newer half of the batch finds no memory; later batches are as small.
-    """
-    run = Run(scheduler, sequences, forward, cost, cancel or {}, switch or {}, preempt, planned)
+def drive(scheduler: Scheduler, sequences: list[Sequence], **options: Any) -> Run:
+    """Run until all sequences have left."""
+    run = Run(scheduler, sequences, **options)
     run.run()
     run.check_end()
     return run

@@ -11,6 +11,7 @@ from scheduling.pages import PagePool
 from tests.support.scheduling import Request
 
 Pool = Callable[[], PagePool | None]
+Faults = dict[int, list[int]]
 slots = st.integers(1, 5)
 budgets = st.integers(1, 12)
 # The places of sequences in the batch, by step: whose rows fail, or who is cancelled.

@@ -212,15 +212,8 @@ def test_it_says_which_policy_failed_until_the_next_switch(live: Tab) -> None:
     page = live.page
     serves: dict[str, object] = {"policy": page.text_content("#policy"), "max_queue": 9}
     assert not page.is_visible("#policy-failure")
-    failure = {
-        "policy": "mine",
-        "hook": "order",
-        "file": "mine.py",
-        "line": 7,
-        "error": "KeyError: 3",
-        "now": "static",
-        "time": 1.0,
-    }
+    failure = {"policy": "mine", "hook": "order", "file": "mine.py", "line": 7, "error": "KeyError: 3", "now": "static"}
+    failure["time"] = 1.0
     page.evaluate(f"EB.page.feed.handlers.policy({json.dumps(serves | {'last_failure': failure})})")
     text = page.text_content("#policy-failure")
     assert all(word in text for word in ("mine", "order()", "line 7", "KeyError: 3", "static"))
