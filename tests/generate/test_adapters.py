@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
-from generate.cpu.attention import PackedRows
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import adapters, families, weights
 from models.sources import catalog
 from scheduling.sequence import Sequence
 from tests.support.checkpoints import merged, reference, reference_of, save, targets_of, write_adapter
-from tests.support.generate import run
+from tests.support.generate import logits_of, run
 
 PAGES, PAGE_SIZE = 200, 64
 WIDE = {"n_embd": 128, "n_head": 2, "n_positions": 160}  # heads of 64: all in C
@@ -52,18 +51,10 @@ class Served:
 
     def logits(self, parts: list[tuple[list[int], PreparedAdapter | None]]) -> list[torch.Tensor]:
         """Return the logits of prompts that are computed in one step."""
-        lengths = [len(ids) for ids, _ in parts]
-        begins = [sum(lengths[:i]) for i in range(len(parts) + 1)]
-        rows = PackedRows(
-            torch.tensor(begins, dtype=torch.int32),
-            torch.tensor(lengths, dtype=torch.int32),
-            torch.tensor([[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(len(parts))], dtype=torch.int32),
-            AdapterRows.of([(adapter, len(ids)) for ids, adapter in parts], sum(lengths)),
+        lengths = [(adapter, len(ids)) for ids, adapter in parts]
+        return logits_of(
+            self.runner, [ids for ids, _ in parts], AdapterRows.of(lengths, sum(length for _, length in lengths))
         )
-        ids = torch.tensor([token for ids, _ in parts for token in ids])
-        positions = torch.cat([torch.arange(n) for n in lengths])
-        with torch.inference_mode():
-            return [*self.runner.logits(ids, positions, rows, range(len(ids))).split(lengths)]
 
 
 def tokens(n: int, seed: int) -> list[int]:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from generate.cpu.attention import PackedRows
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import weights
 from models.sources import catalog
 from scheduling.sequence import Sequence
 from tests.support.checkpoints import judged, reference, reference_of, save
-from tests.support.generate import run
+from tests.support.generate import logits_of, run
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -67,11 +66,10 @@ def assert_greedy(hf: Any, prompts: list[list[int]], answers: list[list[int]], n
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
     hf, runner = build(shape, tmp_path)
-    ids = torch.tensor(tokens(150, 1))
-    rows = PackedRows(*(torch.tensor(part, dtype=torch.int32) for part in ([0, 150], [150], [[1, 2, 3]])))
+    ids = tokens(150, 1)
     with torch.inference_mode():
-        ours = runner.logits(ids, torch.arange(150), rows, range(150))
-        torch.testing.assert_close(ours, hf(ids[None]).logits[0], rtol=1e-4, atol=1e-4)
+        expected = hf(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_of(runner, [ids])[0], expected, rtol=1e-4, atol=1e-4)
     prompts = [tokens(n, n) for n in (1, 9, 70)]
     assert_greedy(hf, prompts, served(runner, prompts, 16, slots=3), 16)
 

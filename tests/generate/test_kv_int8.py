@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate import machine
-from generate.cpu.attention import CAttention, PackedRows, TorchAttention, dequantize, quantize
+from generate.cpu.attention import CAttention, TorchAttention, dequantize, quantize
 from generate.runner import ModelRunner
-from tests.support.generate import NAN, World, assert_close, make_model, need_compiler, pieces
+from tests.support.generate import NAN, World, assert_close, logits_of, make_model, need_compiler, pieces
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(4, 4, 64, 64), (9, 3, 64, 16), (4, 2, 128, 64), (3, 1, 80, 16), (2, 2, 5, 16), (16, 1, 24, 32)]
@@ -122,9 +122,7 @@ def test_logits_are_close_to_those_of_the_models_own_format(
 
     def logits(kv_dtype: torch.dtype) -> Tensor:
         runner = ModelRunner(make_model(CONFIG, dtype), 40, PAGE_SIZE, kv_dtype)
-        rows = (torch.tensor(x, dtype=torch.int32) for x in ([0, 90], [90], [list(range(1, 7))]))
-        ids = torch.arange(90) * 31 % CONFIG.vocab_size
-        return runner.logits(ids, torch.arange(90), PackedRows(*rows), range(90))
+        return logits_of(runner, [[31 * i % CONFIG.vocab_size for i in range(90)]])[0]
 
     own, small = logits(dtype), logits(torch.int8)
     assert (small.softmax(-1) - own.softmax(-1)).abs().sum(-1).max() < 0.05

@@ -14,17 +14,15 @@ from gguf import GGMLQuantizationType as Kind
 from benchmarks import engine, machine
 from generate.cpu import linear
 from generate.machine import MachineError
-from generate.packing import pack
-from generate.params import GREEDY
 from generate.quantize import check, kept_kinds, kinds_of
-from generate.runner import ModelRunner, PackedRows
+from generate.runner import ModelRunner
 from models import weights
 from models.gguf import gguf_file
 from models.gguf.block_matrix import KINDS, BlockMatrix, as_tensor
 from models.network import Network
 from models.sources import catalog
 from models.sources.checkpoint import CheckpointError
-from scheduling.sequence import Sequence
+from tests.support.generate import logits_of
 from tests.support.gguf import GPT2_KEYS, LLAMA_KEYS, converted, random_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -97,14 +95,8 @@ def test_a_model_in_blocks_computes_nearly_what_it_does_dequantized_alone_and_am
 
 def logits(runner: ModelRunner, count: int) -> torch.Tensor:
     """Return the logits after each of `count` prompts of five tokens, computed together."""
-    sequences = [Sequence([(7 * i + j) % 61 for j in range(5)], 1, id=str(i), sampling=GREEDY) for i in range(count)]
-    ids, positions, sample_rows = pack(sequences, [5] * count)
-    rows = PackedRows(
-        cu_seqlens=torch.arange(0, 5 * count + 1, 5, dtype=torch.int32),
-        context_lens=torch.full((count,), 5, dtype=torch.int32),
-        block_tables=torch.arange(1, count + 1, dtype=torch.int32)[:, None],
-    )
-    return runner.logits(torch.tensor(ids), torch.tensor(positions), rows, sample_rows)
+    prompts = [[(7 * i + j) % 61 for j in range(5)] for i in range(count)]
+    return torch.stack([rows[-1] for rows in logits_of(runner, prompts)])
 
 
 @pytest.mark.parametrize("half", [np.nan, np.inf])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import policies
 from generate.cpu import kernels
+from generate.cpu.adapters import AdapterRows
 from generate.cpu.attention import Attention, PackedRows, stale
 from generate.memory import kv_row_size
 from generate.params import SamplingParams
@@ -196,6 +197,18 @@ def pieces(lengths: list[int], seed: int) -> list[dict[int, int]]:
         steps.append({i: min(left[i], rng.choice([1, 1, 2, 7, 40, 200])) for i in members})
         left = {i: n - steps[-1].get(i, 0) for i, n in left.items() if n > steps[-1].get(i, 0)}
     return steps
+
+
+def logits_of(runner: ModelRunner, prompts: list[list[int]], adapters: AdapterRows | None = None) -> list[Tensor]:
+    """Return the logits after each token of prompts that are computed in one step."""
+    lengths = [len(prompt) for prompt in prompts]
+    most = -(-max(lengths) // runner.page_size)
+    starts, tables = torch.tensor([0, *lengths]).cumsum(0), torch.arange(1, 1 + most * len(prompts)).view(-1, most)
+    rows = PackedRows(*(part.int() for part in (starts, torch.tensor(lengths), tables)), adapters)
+    ids = torch.tensor([token for prompt in prompts for token in prompt])
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    with torch.inference_mode():
+        return [*runner.logits(ids, positions, rows, range(len(ids))).split(lengths)]
 
 
 def need_compiler() -> None:

@@ -78,6 +78,16 @@ class Tab:
         wait_until(lambda: self.page.evaluate(f"Boolean({condition})"), seconds)
 
 
+def send_load(tab: Tab, count: int = 30, least: int = 4) -> Any:
+    """Send a burst from the page, and wait for its card."""
+    page = tab.open()
+    for field, value in (("load-count", count), ("load-min", least), ("load-max", 40)):
+        page.fill(f"#{field}", str(value))
+    page.click("#burst")
+    tab.until("EB.page.card.answer", 60)
+    return page
+
+
 def assert_axe_finds_nothing_serious(page: Any) -> None:
     """Fail with the rules that a page breaks and the elements that do; skip where axe is not installed."""
     axe = pytest.importorskip(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
+from browser import Tab, in_a_browser, send_load
 
 from scheduling.pages import PagePool
 from tests.support.scheduling import Run, drive, make_scheduler, requests
@@ -72,11 +72,7 @@ def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(live
 
 @pytest.mark.full
 def test_the_detail_of_a_request_names_those_that_delayed_it(tab: Tab) -> None:
-    page = tab.open()
-    for field, value in (("load-count", 20), ("load-min", 10), ("load-max", 40)):
-        page.fill(f"#{field}", str(value))
-    page.click("#burst")
-    tab.until("EB.page.card.answer", 60)  # until then, another simulation is running
+    page = send_load(tab, 20, least=10)
     last = page.evaluate("Math.max(...[...EB.page.model.requests.values()].map(({ number }) => number))")
     page.evaluate(f"EB.page.explain.choose({last})")
     page.click("#detail .blame button")
