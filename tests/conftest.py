@@ -17,23 +17,18 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
-from measured import MORE
-from served import Serve, serving
-from support import FakeModel
 
-pytest_plugins = ["skips", "by_file"]
+from tests.support.data import MORE
+from tests.support.fakes import FakeModel
+from tests.support.serving import Serve, serving
+
 collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh --all installs it
 
 # The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
 # takes a multiple of `settings.default.max_examples`.
 settings.register_profile(
-    "full",
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+    "full", max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)  # fmt: skip
 settings.register_profile("quick", settings.get_profile("full"), max_examples=8)
 settings.load_profile("quick")
 
@@ -50,9 +45,23 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # collecting the tests imports much and frees little
-    atexit.register(
-        gc.unfreeze
-    )  # or Triton's library says that its functions leaked; pytest's own searches come before
+    # Or Triton's library says that its functions leaked; pytest's own searches come before.
+    atexit.register(gc.unfreeze)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With --no-skips, fail because of skipped tests. Programs can be installed, another machine cannot."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--no-skips"):  # a worker of xdist has no reporter
+        return
+    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", [])}
+    missing = [reason for reason in reasons if not reason.startswith(("needs a GPU", "needs a processor"))]
+    if missing and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.ensure_newline()
+        reporter.line(
+            f"error: --no-skips allows no skip except on another machine. Install these: {'; '.join(missing)}"
+        )
 
 
 def pytest_collection_finish() -> None:
@@ -62,6 +71,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-skips", action="store_true", help="fail when a test is skipped that could run on this machine"
+    )
     parser.addoption("--soak-minutes", type=float, default=1.0, help="how long the soak lasts")
     parser.addoption("--soak-policy", default="dynamic", help="the policy that is soaked")
 
@@ -76,6 +88,20 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture
 def model() -> FakeModel:
     return FakeModel()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Use one thread: two threads that spin beside other work on two cores turn milliseconds into seconds."""
+    import torch  # not in workers that compute nothing
+
+    from generate.cpu.team import team
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    team().use(1, own=True)
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from support import ROOT
 
+from tests.support import ROOT
 from tools import tables
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "weights/bard/README.md"]

@@ -7,7 +7,8 @@ import importlib
 import re
 
 import pytest
-from support import ROOT
+
+from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 CHAPTER = README.partition("## For users of the original")[2].partition("\n## ")[0]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import ROOT
 
 from simulate.__main__ import main
+from tests.support import ROOT
 
 FOLDER = ROOT / "docs/tutorial"
 LESSONS = sorted(FOLDER.glob("[1-6]-*.md"))
@@ -82,9 +82,8 @@ def test_a_command_prints_what_its_lesson_shows(
     printed = capsys.readouterr()
     lines = iter((printed.err + printed.out).splitlines())
     for line in shown.lines:
-        wanted = (
-            re.escape(line).replace(re.escape("..."), ".*") + r"\s*"
-        )  # three dots stand for what takes another time
+        # Three dots stand for what takes another time.
+        wanted = re.escape(line).replace(re.escape("..."), ".*") + r"\s*"
         assert any(re.fullmatch(wanted, other) for other in lines), line  # each after the one before
     for out in (command[command.index("--out") + 1] for command in shown.commands if "--out" in command):
         named = {name for page in LESSONS for name in PICTURE.findall(page.read_text("utf-8")) if name.startswith(out)}

@@ -8,12 +8,12 @@ from typing import Any
 
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, FakeTokenizer, fake_engine
 from werkzeug.test import TestResponse
 
 from api.service import Engine, Service
 from app import connect, create_app
 from config import Config
+from tests.support.fakes import FakeModel, FakeTokenizer, fake_engine
 
 Tiny = tuple[FlaskClient, Engine]
 PIECES = [b"abc", b"ca", "bé".encode(), b"b\xc3", b"\xa9a", b""]

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 from calls import Tiny, connected, service
 from flask import Flask
-from support import FakeModel, fake_engine, wait_until
-from tiny_checkpoint import write_checkpoint
 
 from app import connect, create_app, load_engine
 from config import Config
+from tests.support import wait_until
+from tests.support.checkpoints import write_checkpoint
+from tests.support.fakes import FakeModel, fake_engine
 
 
 @pytest.fixture(scope="module")

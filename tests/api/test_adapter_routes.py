@@ -12,12 +12,13 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import official_client
-from support import FakeModel, fake_engine, in_background
 
 from app import connect, create_app
 from config import Config
 from scheduling.pages import PagePool
 from serving.adapters import AdapterStore
+from tests.support import in_background
+from tests.support.fakes import FakeModel, fake_engine
 
 if TYPE_CHECKING:
     import openai

@@ -12,10 +12,10 @@ import pytest
 import torch
 from flask.testing import FlaskClient
 from safetensors.torch import save_file
-from tiny_checkpoint import write_checkpoint
 
 from app import connect, create_app, load_engine
 from config import Config
+from tests.support.checkpoints import write_checkpoint
 
 ASKED = {"prompt": "the quick brown fox", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Server, kill, processes_of, wait_until
+
+from tests.support import wait_until
+from tests.support.servers import Server, kill, processes_of
 
 pytestmark = [pytest.mark.process, pytest.mark.full]
 PATH = "/v1/completions"

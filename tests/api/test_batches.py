@@ -16,11 +16,12 @@ import pytest
 from calls import error, service
 from flask import Flask
 from openai_calls import official_client
-from support import FakeModel, fake_engine, wait_until
 
 from app import connect, create_app
 from batch_files.lines import Limits, count_lines
 from config import Config
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 if TYPE_CHECKING:
     import openai

@@ -16,13 +16,14 @@ from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
-from support import FakeModel, fake_engine, places_taken, wait_until
 
 import app as application
 from api.http.errors import ApiError, shown
 from api.schemas import body
 from benchmarks.bodies import KINDS, fields_of, hostile, put
 from config import Config
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 ROUTES = ("/inference", "/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream",
           "/tokenize", "/detokenize", "/policy", "/load")  # fmt: skip

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from calls import half_close
-from points import points
-from support import Server, in_background, wait_until
+
+from tests.support import in_background, points, wait_until
+from tests.support.servers import Server
 
 POLICIES = ("nobatch", "static", "dynamic")
 MOCK = "mock:llm-mock"

@@ -9,7 +9,8 @@ import pytest
 from calls import error
 from flask.testing import FlaskClient
 from openai_calls import USER, chat
-from support import FakeModel
+
+from tests.support.fakes import FakeModel
 
 
 def test_a_conversation_is_plain_text(client: FlaskClient, model: FakeModel) -> None:

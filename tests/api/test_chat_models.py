@@ -12,12 +12,11 @@ from calls import connected, error
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import USER, ask, chat
-from support import FakeModel, fake_engine
-from support_templates import MISTRAL, QWEN3
-from support_tokenizers import write
 
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
+from tests.support.fakes import FakeModel, fake_engine
+from tests.support.tokenizers import MISTRAL, QWEN3, write
 
 ANSWER = "the brother\n"
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from points import points
-from support import ROOT, Server, clean_environment
+
+from tests.support import ROOT, points
+from tests.support.servers import Server, clean_environment
 
 CLIENTS = Path(__file__).parent / "clients"
 BARD = ROOT / "weights" / "bard"

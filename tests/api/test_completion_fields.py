@@ -10,7 +10,8 @@ import pytest
 from calls import error
 from flask.testing import FlaskClient
 from openai_calls import ask, done, texts
-from support import FakeModel
+
+from tests.support.fakes import FakeModel
 
 
 def test_unknown_fields_are_named_and_harmless_ones_are_not(client: FlaskClient) -> None:

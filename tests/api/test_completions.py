@@ -11,10 +11,10 @@ from calls import error
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import EOT_ID, ask, done, stream, texts
-from support import EOT, FakeModel, places_taken
 
 from app import connect, create_app
 from config import Config
+from tests.support.fakes import EOT, FakeModel, places_taken
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from support import Server, fake_engine
 from werkzeug.test import TestResponse
 
 from api.service import Service
 from app import connect, create_app
 from config import Config, ConfigError
 from launch import banner
+from tests.support.fakes import fake_engine
+from tests.support.servers import Server
 
 SITE, OTHER = "https://chat.example.org", "https://evil.example.org"
 KEY = {"Authorization": "Bearer k"}

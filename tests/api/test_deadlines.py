@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from calls import service
 from flask import Flask
-from support import FakeModel, fake_engine, in_background, places_taken, wait_until
 
 from app import connect, create_app
 from config import Config
+from tests.support import in_background, wait_until
+from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from flask import Response, g, request
-from support import wait_until
 
 from api.http.deferral import App, Completer, Deferred, Exchange
+from tests.support import wait_until
 
 
 class FakeJob:

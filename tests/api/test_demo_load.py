@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine, wait_until
 
 from api.pages.demo import LONG, SHARED, Load, asked_by
 from api.schemas.demo import LoadRequest
 from api.service import Engine
 from app import create_app
 from config import Config
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 USERS = {"users": 5, "pause": 0.0, "min_tokens": 2, "max_tokens": 4, "seed": 9}
 

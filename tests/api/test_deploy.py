@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ROOT
 from test_metrics import NAMES
 
 from api.hooks import middleware
 from api.hooks.auth import OPEN
 from config import Config
 from scheduling.iteration import SlotSteps
+from tests.support import ROOT
 
 DEPLOY = ROOT / "deploy"
 SUFFIXES = {"gauge": [""], "counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver import drive, requests, scheduler
 from flask import Flask
-from support import FakeModel, Server, fake_engine, wait_until
 
 from api.pages.feed_reader import PING, PING_SECONDS, FeedReader, ViewerLeft
 from api.service import Service
@@ -23,6 +21,10 @@ from app import connect, create_app
 from config import Config
 from observe.feed import FROZEN_SECONDS, Feed, Viewer, dumps, pack, text
 from scheduling.iteration import Iteration, Member, SlotSteps
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
+from tests.support.scheduling import drive, make_scheduler, requests
+from tests.support.servers import Server
 
 
 def step(n: int, slots: int = 2) -> Iteration:
@@ -84,7 +86,7 @@ def test_a_packed_record_is_written_as_json_would_write_the_record() -> None:
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked", "elastic"])
 def test_compact_steps_have_the_members_that_follow_from_those_before(policy: str) -> None:
     trace = [(i * 30, 1 + i * 37 % 50, 1 + i * 11 % 29) for i in range(30)]
-    run = drive(scheduler(policy, 5, budget=32), requests(*trace))
+    run = drive(make_scheduler(policy, 5, budget=32), requests(*trace))
     feed = Feed(4096)
     for iteration in run.iterations:
         feed.observe(iteration, [])
@@ -101,7 +103,7 @@ def test_compact_steps_have_the_members_that_follow_from_those_before(policy: st
 
 
 def test_a_compact_connection_begins_with_a_whole_step() -> None:
-    run = drive(scheduler("dynamic", 2), requests((0, 3, 20)))
+    run = drive(make_scheduler("dynamic", 2), requests((0, 3, 20)))
     feed = Feed(64)
     for iteration in run.iterations:
         feed.observe(iteration, [])

@@ -11,13 +11,14 @@ import pytest
 from calls import ask, error, service, small
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, in_background, wait_until
 
 from api.dialects import native
 from api.service import STALL_SECONDS
 from app import create_app, start
 from config import Config
 from serving.text_watch import TEXT_SECONDS, TextWatch
+from tests.support import in_background, wait_until
+from tests.support.fakes import FakeModel
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back(model: FakeModel) -> None:

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from support import wait_until
 
 from launch.worker.handler_pool import AT_ONCE, HandlerPool
+from tests.support import wait_until
 
 
 def blocked(pool: HandlerPool, number: int) -> tuple[threading.Event, list[int]]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine
 
 import policies
 from api.service import Engine, Service
@@ -19,6 +18,7 @@ from app import connect, create_app
 from batching import Inference, InferenceError
 from config import Config
 from scheduling.pages import PagePool
+from tests.support.fakes import FakeModel, fake_engine
 
 HUGE = str(1 << 60)  # the largest number that an option without a bound of its own takes
 TEXTS = ["0", "-1", "1", "1e308", "-1e308", "5e-324", "inf", "nan", "", HUGE, "a:5e-324", "9" * 250, "1," * 120]

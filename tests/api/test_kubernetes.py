@@ -13,7 +13,6 @@ import pytest
 import yaml
 from kustomize import Object, build, containers, find
 from prometheus_client.parser import text_string_to_metric_families
-from support import ROOT, wait_until
 from test_deploy import check_query
 
 import config
@@ -21,6 +20,7 @@ import policies
 from api.hooks.auth import OPEN
 from app import connect, create_app, load_engine
 from config import Config
+from tests.support import ROOT, wait_until
 
 FOLDER = ROOT / "deploy" / "k8s"
 OVERLAYS = ["cpu", "gpu"]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 from openai_calls import USER, done, name_bytes, stream, texts
-from support import FakeModel
+
+from tests.support.fakes import FakeModel
 
 
 def test_logprobs_have_four_lists_of_equal_length(client: FlaskClient, model: FakeModel) -> None:

@@ -12,13 +12,14 @@ from flask import Flask
 from flask.testing import FlaskClient
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
-from support import FakeModel, fake_engine, in_background, wait_until
 
 from api.service import Service
 from app import connect, create_app
 from config import Config
 from observe.meters import PER_TOKEN, TTFT
 from scheduling.iteration import SlotSteps
+from tests.support import in_background, wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 ONE = {"engine", "model_name"}
 NAMES = {

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import places_taken
 
 from api.service import Service
 from app import create_app
 from config import Config
+from tests.support.fakes import places_taken
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 from calls import error
 from flask.testing import FlaskClient
 from openai_calls import EOT_ID
-from support import EOT
 
 from app import create_app
 from config import VERSION, Config
+from tests.support.fakes import EOT
 
 
 def test_the_served_model_is_listed(client: FlaskClient) -> None:

@@ -10,12 +10,13 @@ import pytest
 from calls import Tiny, ask, error, raw, service
 from flask import Flask
 from flask.testing import FlaskClient
-from support import EOT, FakeModel, fake_engine, wait_until
 
 import policies
 from app import create_app
 from config import Config
 from scheduling.pages import PagePool
+from tests.support import wait_until
+from tests.support.fakes import EOT, FakeModel, fake_engine
 
 
 def test_the_original_request_gets_the_original_answer_and_more(client: FlaskClient) -> None:

@@ -10,7 +10,8 @@ import pytest
 from calls import ask, error, raw, service
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel
+
+from tests.support.fakes import FakeModel
 
 BIG = 1 << 20
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from points import points
-from support import ROOT, Server, free_port, in_background, wait_until
 
 from app import create_app
 from config import Config
+from tests.support import ROOT, in_background, points, wait_until
+from tests.support.servers import Server, free_port
 
 DEPLOY = ROOT / "deploy"
 SAMPLES = ["nginx.conf", "nginx-upstreams.conf"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from calls import error
 from flask.testing import FlaskClient
-from support import FakeModel
 
 from serving import headroom
+from tests.support.fakes import FakeModel
 
 BODIES = {
     "/inference": {"prompt": "hi", "num_tokens": 3},

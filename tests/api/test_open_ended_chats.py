@@ -11,13 +11,14 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import USER, chat
-from support import FakeModel, fake_engine, wait_until
 
 from api.service import Engine, Service
 from app import connect, create_app
 from config import Config
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 CHATS, CONTEXTS = 64, 21
 

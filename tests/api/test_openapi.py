@@ -11,12 +11,12 @@ from calls import service
 from flask import Flask
 from hypothesis import HealthCheck, Phase, given, settings
 from pydantic import BaseModel, Field
-from support import fake_engine
 
 from api.hooks.auth import OPEN
 from api.http.openapi import Operation, document
 from app import connect, create_app
 from config import Config
+from tests.support.fakes import fake_engine
 
 
 @pytest.fixture(scope="module")

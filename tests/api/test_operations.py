@@ -15,7 +15,6 @@ import pytest
 from calls import service
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine, in_background, places_taken, wait_until
 
 from api.hooks.admission import take_more
 from api.http import registry as visiting
@@ -27,6 +26,8 @@ from app import connect, create_app
 from config import Config
 from observe.queued_log import QueuedLog
 from serving.places import Places
+from tests.support import in_background, wait_until
+from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from calls import connected
 from flask import Flask
-from support import FakeModel, fake_engine, wait_until
 
 import policies
 from api.service import Engine, Service
@@ -20,6 +19,8 @@ from config import Config
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.sequence import Sequence
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 DECIDING = [
     "refuse", "expires_at", "order", "admit", "blocked_by", "reserve_tokens", "victim", "preempt", "allocate_tokens",

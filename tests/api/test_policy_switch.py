@@ -12,8 +12,6 @@ from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
-from support import FakeModel, fake_engine, in_background, wait_until
-from tiny_checkpoint import write_checkpoint
 
 import policies
 from api.service import Service
@@ -24,6 +22,9 @@ from costs.mock import MockModel
 from costs.published import Constant
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
+from tests.support import in_background, wait_until
+from tests.support.checkpoints import write_checkpoint
+from tests.support.fakes import FakeModel, fake_engine
 
 ALL = [*policies.names(), *(f"dynamic+{order}" for order in policies.order_names() if order != "rpm")]
 

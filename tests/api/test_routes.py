@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from calls import ask, error, raw
 from flask.testing import FlaskClient
-from support import FakeModel
 
 from app import create_app
 from config import Config
+from tests.support.fakes import FakeModel
 
 KEY = "s3cret"
 

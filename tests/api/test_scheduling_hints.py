@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support import FakeModel, fake_engine, wait_until
 
 from api.service import Service
 from app import create_app
 from config import Config
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 Body = dict[str, Any]
 DIALECTS: dict[str, Callable[[int, Body], Body]] = {

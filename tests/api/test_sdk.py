@@ -16,11 +16,11 @@ import requests
 from flask import Flask
 from openai_calls import official_client
 from requests.adapters import BaseAdapter
-from support import fake_engine
 from urllib3 import HTTPResponse
 
 from app import connect, create_app
 from config import Config
+from tests.support.fakes import fake_engine
 
 if TYPE_CHECKING:  # the clients take as long to load as all tests of this file take, in every worker of a run
     import openai

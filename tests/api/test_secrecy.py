@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import ROOT, FakeModel, fake_engine
 
 from api.service import Service
 from app import connect, create_app
 from config import Config
 from models.sources import hub
 from observe.queued_log import QueuedLog
+from tests.support import ROOT
+from tests.support.fakes import FakeModel, fake_engine
 
 SECRET = "the-secret-of-the-prompt"
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import FakeModel, fake_engine, in_background, unchunked, wait_until
 from test_streaming import ALL, joined
 
 from api.socket_writer import TURN_SECONDS, LentSocket, SocketWriter
 from app import create_app
 from config import Config
 from serving.inference import Wakeup
+from tests.support import in_background, wait_until
+from tests.support.fakes import FakeModel, fake_engine
+from tests.support.servers import unchunked
 
 
 class Source:

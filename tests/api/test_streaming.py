@@ -14,7 +14,6 @@ from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import FakeModel, FakeTokenizer, fake_engine, in_background, places_taken, wait_until
 from werkzeug.test import TestResponse
 
 from api import streaming
@@ -24,6 +23,8 @@ from config import Config
 from generate.text import AnswerText
 from models.text.tokenizer import Detokenizer
 from serving.inference import Wakeup
+from tests.support import in_background, wait_until
+from tests.support.fakes import FakeModel, FakeTokenizer, fake_engine, places_taken
 
 EMOJI = "a😀é漢b"
 ALL = ["/v1/completions", "/v1/chat/completions", "/inference", "/generate_stream", "/"]

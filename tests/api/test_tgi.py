@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import EOT, FakeModel
-from tiny_checkpoint import write_checkpoint
 from werkzeug.test import TestResponse
 
 from api.service import Service
 from app import connect, create_app, load_engine
 from config import Config
+from tests.support.checkpoints import write_checkpoint
+from tests.support.fakes import EOT, FakeModel
 
 EOT_ID = 256
 

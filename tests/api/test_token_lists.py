@@ -15,10 +15,10 @@ from flask.testing import FlaskClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai_calls import EOT_ID, USER
-from support import EOT, FakeModel, fake_engine
 
 from app import connect, create_app
 from config import Config
+from tests.support.fakes import EOT, FakeModel, fake_engine
 
 MODEL = FakeModel()
 WORDS = PieceTokenizer()

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 from openai_calls import USER
-from support import FakeModel
 from werkzeug.test import TestResponse
 
 from api.dialects.native import InferenceRequest
 from api.schemas import unsupported
 from api.schemas.openai import ChatRequest, CompletionRequest
 from api.schemas.tgi import GenerateParameters
+from tests.support.fakes import FakeModel
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from calls import half_close
-from support import wait_until
 
 from api.http.watcher import Watcher
+from tests.support import wait_until
 
 
 @pytest.fixture

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from calls import error, service
 from flask import Flask
-from support import FakeModel, Server, fake_engine, wait_until
 
 from app import connect, create_app
 from config import Config
 from serving.inference import InferenceError
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
+from tests.support.servers import Server
 
 
 class Answers:

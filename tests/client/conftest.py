@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from mock_server import MockServer, mock_server
+
+from tests.support.mock_server import MockServer, mock_server
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_server import MockServer
-from support import ROOT, clean_environment, wait_until
 
 from batch_files.lines import BadLine, ForeignFile, Line, Pending, answer
 from batch_files.output import InUse, LineFile
 from client import batch
+from tests.support import ROOT, wait_until
+from tests.support.mock_server import MockServer
+from tests.support.servers import clean_environment
 
 PATH = "/v1/completions"
 

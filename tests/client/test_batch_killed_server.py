@@ -9,8 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from shared_prefixes import drawn
-from support import ROOT, Server, clean_environment, kill, wait_until
+
+from tests.support import ROOT, wait_until
+from tests.support.scheduling import drawn
+from tests.support.servers import Server, clean_environment, kill
 
 pytestmark = [pytest.mark.process, pytest.mark.full]
 

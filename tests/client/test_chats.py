@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_server import CHAT, STATS, MockServer
 
 from client import client
 from client.report import conversations
@@ -18,6 +17,7 @@ from client.workloads import catalog, chats, corpus
 from client.workloads.arrivals import Arrivals
 from client.workloads.sample import Draw
 from terminal.console import USAGE
+from tests.support.mock_server import CHAT, STATS, MockServer
 
 BURST = Arrivals("burst")
 TEXT = corpus.load()

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_server import STATS, MockServer
 
 from client import client, flags
 from client.data import Planned
 from client.report import measure
 from client.send import load
 from client.send.target import Target
+from tests.support.mock_server import STATS, MockServer
 
 ROOT = Path(__file__).resolve().parents[2]
 

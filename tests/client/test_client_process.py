@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from mock_server import MockServer
-from points import points
 from rich.console import Console
 
 from client import runs
@@ -19,6 +17,8 @@ from client.data import Planned
 from client.display import Display
 from client.send import load
 from client.send.target import Target
+from tests.support import points
+from tests.support.mock_server import MockServer
 
 ROOT = Path(__file__).resolve().parents[2]
 

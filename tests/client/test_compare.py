@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_server import MockServer, mock_server
 
 from client import compare, experiment, graph, sweep
 from client.report import figures, store, summary
 from client.send.servers import ServerFailed, free_port, started
+from tests.support.mock_server import MockServer, mock_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200", "burst", "--seed", "3"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mock_server import MockServer
 from rich.console import Console
 
 from client import runs
@@ -20,6 +19,7 @@ from client.send.dialects import APIS, Dialect
 from client.send.sse import Events
 from client.send.target import Target
 from client.workloads.arrivals import Arrivals
+from tests.support.mock_server import MockServer
 
 TTFT, ITL, TOKENS = 0.05, 0.02, 6
 

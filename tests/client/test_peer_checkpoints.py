@@ -8,8 +8,6 @@ import stat
 from pathlib import Path
 
 import pytest
-import support_gguf
-import support_tokenizers
 import torch
 from tokenizers import Tokenizer
 
@@ -21,19 +19,20 @@ from models import weights
 from models.sources import catalog
 from models.text import ranks
 from models.text.ranks import ALPHABET, EOT
+from tests.support import gguf, tokenizers
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "smollm", "llama-bpe", "qwen2"])
 def test_the_folder_of_a_gguf_file_has_its_numbers_and_its_tokens(tmp_path: Path, kind: str) -> None:
-    metadata = support_tokenizers.gguf_metadata(kind)
-    model = support_gguf.random_model("llama", vocab_size=len(metadata["tokenizer.ggml.tokens"]))
-    file = support_gguf.converted(tmp_path / "model.gguf", model, {**support_gguf.LLAMA_KEYS, **metadata})
+    metadata = tokenizers.gguf_metadata(kind)
+    model = gguf.random_model("llama", vocab_size=len(metadata["tokenizer.ggml.tokens"]))
+    file = gguf.converted(tmp_path / "model.gguf", model, {**gguf.LLAMA_KEYS, **metadata})
     source = catalog.resolve(str(file))
     folder = checkpoint.write_folder(source, tmp_path / "folder")
     pairs = zip(*(weights.load(m, "bfloat16").tensors() for m in (source, catalog.resolve(str(folder)))), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-    written, reference = Tokenizer.from_file(str(folder / "tokenizer.json")), support_tokenizers.train(kind)
-    for text in support_tokenizers.strings(100):
+    written, reference = Tokenizer.from_file(str(folder / "tokenizer.json")), tokenizers.train(kind)
+    for text in tokenizers.strings(100):
         ids = [tokenizer.encode(text, add_special_tokens=False).ids for tokenizer in (written, reference)]
         assert ids[0] == ids[1], text
 
@@ -41,8 +40,8 @@ def test_the_folder_of_a_gguf_file_has_its_numbers_and_its_tokens(tmp_path: Path
 def test_the_tokens_of_ranks_are_written_with_the_merges_that_make_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vocabulary = support_tokenizers.train("gpt2").get_vocab(with_added_tokens=False)
-    learned = vocabulary.keys() - support_tokenizers.CONTROL
+    vocabulary = tokenizers.train("gpt2").get_vocab(with_added_tokens=False)
+    learned = vocabulary.keys() - tokenizers.CONTROL
     tokens = sorted(learned, key=vocabulary.__getitem__)
     lines = [base64.b64encode(bytes(ALPHABET[c] for c in t)) + b" %d" % i for i, t in enumerate(tokens)]
     file = tmp_path / "ranks.tiktoken"
@@ -52,7 +51,7 @@ def test_the_tokens_of_ranks_are_written_with_the_merges_that_make_them(
     source = catalog.ResolvedModel("small", None, "dummy", None, None, shape, None)
     folder = checkpoint.write_folder(source, tmp_path / "folder")
     written, reference = Tokenizer.from_file(str(folder / "tokenizer.json")), ranks.from_file(file)
-    for text in (t for t in support_tokenizers.strings(100) if EOT not in t):
+    for text in (t for t in tokenizers.strings(100) if EOT not in t):
         assert written.encode(text).ids == reference.encode_ordinary(text), text
 
 
@@ -79,7 +78,7 @@ def test_random_weights_are_written_once_and_served_by_all(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_in_int8_is_within_half_a_step_of_the_weights_and_says_how_it_is_rounded(tmp_path: Path) -> None:
-    model = support_gguf.random_model("gpt2", n_embd=64, n_inner=128)
+    model = gguf.random_model("gpt2", n_embd=64, n_inner=128)
     model.save_pretrained(tmp_path / "source")
     folder = compressed.write(tmp_path / "source", tmp_path / "rounded")
     stored, exact = compressed.load_file(str(folder / "model.safetensors")), model.state_dict()

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mock_server import mock_server
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import measure
 from benchmarks.peers.ours import NAME, Ours, OursOffline
 from benchmarks.peers.peer import Job, NotMeasured, OfflinePeer, Peer, ServerPeer
 from client.send.servers import free_port
+from tests.support.mock_server import mock_server
 
 ARGS = argparse.Namespace(slots=4, single=2, repeats=1, seed=1, start_limit=60.0)
 ECHO = "from benchmarks.peers.peer import answer\nanswer(lambda order: lambda requests: sum(n for _, n in requests))\n"

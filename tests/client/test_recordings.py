@@ -13,11 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from driver import drive, scheduler
-from driver import requests as requests_at
-from mock_server import mock_server
 from rich.console import Console
-from support import ROOT, FakeModel, fake_engine
 from werkzeug.serving import make_server
 
 from app import connect, create_app
@@ -26,13 +22,18 @@ from client.report import waste
 from client.send import events
 from client.send.target import Target
 from config import Config
+from tests.support import ROOT
+from tests.support.fakes import FakeModel, fake_engine
+from tests.support.mock_server import mock_server
+from tests.support.scheduling import drive, make_scheduler
+from tests.support.scheduling import requests as requests_at
 
 sys.path.insert(0, str(ROOT / "tools"))
 import trace_export
 
 
 def static_run() -> list[dict[str, Any]]:
-    return drive(scheduler("static", 4), requests_at((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
+    return drive(make_scheduler("static", 4), requests_at((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
 
 
 def test_a_trace_has_a_slice_for_each_stay_and_no_overlaps_in_a_slot() -> None:

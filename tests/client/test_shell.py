@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from points import points
-from support import ROOT, clean_environment
 
 import config
+from tests.support import ROOT, points
+from tests.support.servers import clean_environment
 
 POLICIES = {"static": "one", "static-exact": "two", "dynamic": "three"}
 

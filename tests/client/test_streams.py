@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from mock_server import MockServer
 
 from client import client
 from client.data import Chat, Planned
@@ -16,6 +15,7 @@ from client.send.dialects import Dialect, Unreadable
 from client.send.reading import Reading
 from client.send.sse import Events
 from client.send.target import Target, known
+from tests.support.mock_server import MockServer
 
 GAP = 0.1
 WORDS = ["One", " two", " three"]

@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from cases_prompt import NEIGHBOURS, neighbours
 from harness import SLOTS, Setting, Watched
-from support import Answer, wait_until
 from table import Case, body, text_of
+
+from tests.support import wait_until
+from tests.support.servers import Answer
 
 ARMED = Setting(
     faults={

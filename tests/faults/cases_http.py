@@ -6,15 +6,13 @@ import json
 import re
 
 from harness import LONG, PATIENCE, Setting, Watched, check_error
-from support import Answer, wait_until
 from table import Case, all_of, body
 
+from tests.support import wait_until
+from tests.support.servers import Answer
+
 HEAD = b"Host: x\r\nConnection: close\r\n"
-KEY = "hunter2"
-LOCKED = Setting(key=KEY, environment={"EB_TRUSTED_HOSTS": "127.0.0.1,x"}, mock=True)
 SLOW = Setting(("--max-tokens-per-step", "64"), {"slow_step": {"ms": 10}}, mock=True)
-OPEN = {"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready", "/race", "/web/{name}",
-        "/lab/", "/lab/{name}"}  # fmt: skip
 PATHS = ("/nowhere", "//stats", "/%2e%2e/etc/passwd", "/web/../LICENSE", "/web/%2e%2e/LICENSE", "/web/..%2fLICENSE",
          "/stats%00", "/inference/")  # fmt: skip
 
@@ -42,13 +40,6 @@ def protocol_is_kept(server: Watched) -> None:
         assert b" 200 " not in sock.recv(20)
 
 
-def headers_are_bounded(server: Watched) -> None:
-    many = b"".join(b"X-%d: a\r\n" % i for i in range(150))
-    for headers in (b"X: " + b"a" * 9_000 + b"\r\n", b"X: " + b"a" * 65_536 + b"\r\n", many):
-        assert b" 431 " in said_to(server, get(headers=headers))[:20]
-    assert b" 414 " in said_to(server, get(b"/" + b"a" * 5_000))[:20]
-
-
 def who_asks_whether_to_go_on_is_told(server: Watched) -> None:
     sent = body("/inference")
     with server.connect() as sock:
@@ -73,15 +64,6 @@ def ten_in_a_row_are_answered_in_order(server: Watched) -> None:
     assert re.findall(rb"'none-(\d)'", said) == [b"%d" % i for i in range(10)]
 
 
-def strange_hosts_are_refused(server: Watched) -> None:
-    authorized = {"Authorization": f"Bearer {KEY}"}
-    for host, status in (("evil.example", 400), ("x", 200), ("127.0.0.1", 200)):
-        answer = server.send("GET", "/stats", None, Host=host, **authorized)
-        assert answer.status == status, host
-        if status == 400:
-            check_error("/stats", answer)
-
-
 def hosts_do_not_matter_by_default(server: Watched) -> None:
     assert server.send("GET", "/stats", None, Host="evil.example").status == 200
 
@@ -92,19 +74,6 @@ def pages_of_other_sites_are_refused(server: Watched) -> None:
             answer = server.ask(path, body(path), Sec_Fetch_Site="cross-site", Content_Type=kind)
             assert answer.status == 403
             assert not any(name.lower().startswith("access-control") for name in answer.headers)
-
-
-def every_route_but_health_wants_the_key(server: Watched) -> None:
-    paths = server.ask("/openapi.json", method="GET").json["paths"]
-    wrong = ("", KEY, "Bearer", f"Bearer  {KEY}", f"bearer {KEY}", "Bearer wrong", f"Basic {KEY}")
-    assert len(paths) > 15
-    for path, methods in paths.items():
-        for method in methods:
-            for header in wrong:
-                asked = re.sub(r"{[^}]*}", "x", path) + f"?api_key={KEY}"
-                answer = server.send(method.upper(), asked, None, Authorization=header)
-                assert (answer.status == 401) == (path not in OPEN), (method, path, header)
-                assert KEY not in answer.body.decode()
 
 
 def a_forged_origin_is_not_believed(server: Watched) -> None:
@@ -131,17 +100,18 @@ def looking_in_waits_for_no_request(server: Watched) -> None:
 
 CASES = [
     Case("C1", "bytes that are no HTTP, or old, or new", protocol_is_kept),
-    Case("C2", "long headers, many headers, a long address", headers_are_bounded),
+    Case("C2", "long headers, many headers, a long address",
+         tests=("tests/launch/test_front_door.py::test_what_is_no_http_is_refused_in_json_too",)),
     Case("C3", "Expect: 100-continue", who_asks_whether_to_go_on_is_told),
     Case("C4", "paths that would lead out", no_path_leads_out),
     Case("C5", "ten requests at once on a connection", ten_in_a_row_are_answered_in_order),
-    Case("C6", "a host that is not ours", strange_hosts_are_refused, setting=LOCKED, quick=False,
+    Case("C6", "a host that is not ours",
          tests=("tests/api/test_middleware.py::test_only_trusted_hosts_are_answered_where_they_are_named",)),
     Case("C7", "a page of another site", all_of(
         pages_of_other_sites_are_refused, hosts_do_not_matter_by_default)),
-    Case("C8", "no key, and wrong ones, on every route", every_route_but_health_wants_the_key, setting=LOCKED,
-         quick=False,
-         tests=("tests/api/test_routes.py::test_every_route_but_health_asks_for_the_key",)),
+    Case("C8", "no key, and wrong ones, on every route",
+         tests=("tests/api/test_routes.py::test_every_route_but_health_asks_for_the_key",
+                "tests/api/test_routes.py::test_a_wrong_key_is_refused")),
     Case("C9", "a forged X-Forwarded-For", a_forged_origin_is_not_believed),
     Case("C10", "looking in under full load", looking_in_waits_for_no_request, setting=SLOW),
 ]  # fmt: skip

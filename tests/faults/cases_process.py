@@ -15,8 +15,10 @@ from pathlib import Path
 from cases_engine import ARMED
 from cases_http import SLOW
 from harness import PATIENCE, SLOTS, Setting, Watched
-from support import Answer, in_background, read_answer, wait_until
 from table import Act, Case, body
+
+from tests.support import in_background, wait_until
+from tests.support.servers import Answer, read_answer
 
 MOCK = Setting(mock=True)  # for repetitions: without torch, a process begins sooner
 FLEETING = Setting(
@@ -220,8 +222,8 @@ CASES = [
          setting=ARMED, ends=True, quick=False),
     Case("F2", "starts that cannot work",
          tests=("tests/launch/test_launches.py::test_what_cannot_work_is_refused_in_one_line",
-                "tests/launch/test_server.py::test_a_broken_model_is_one_line_with_the_remedy",
-                "tests/launch/test_config.py::test_a_taken_port_is_one_line_with_the_remedy",
+                "tests/launch/test_launches.py::test_weights_that_are_missing_or_broken_are_refused",
+                "tests/launch/test_launches.py::test_a_port_in_use_is_refused",
                 "tests/launch/test_config.py::test_too_few_open_files_are_refused_and_a_soft_limit_is_raised")),
     Case("F3", "ten reloads", reloads(10), setting=MOCK, quick=False, killed=True),
     Case("I1", "TERM under load", terminate, setting=SLOW, ends=True),

@@ -11,8 +11,10 @@ from typing import Any
 
 from cases_body import NATIVE, NO_NUMBERS, OPENAI, TGI
 from harness import PATIENCE, REFUSED, SLOTS, Watched
-from support import EOT, free_port
 from table import Case, Raw, all_of, body, refuses, text_of
+
+from tests.support.fakes import EOT
+from tests.support.servers import free_port
 
 CONTEXT = 1024
 CHAT = {"/v1/chat/completions": 400}

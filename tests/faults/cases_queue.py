@@ -12,8 +12,9 @@ from typing import Any
 
 from cases_http import SLOW
 from harness import LONG, MB, PATIENCE, SLOTS, Setting, Watched
-from support import read_answer, wait_until
 from table import Case, body
+
+from tests.support import wait_until
 
 IMPATIENT = Setting(environment={"EB_SEND_TIMEOUT": "1", "EB_RECEIVE_TIMEOUT": "1"})
 STAGES: dict[str, tuple[bytes, Callable[[dict[str, Any]], bool]]] = {
@@ -36,10 +37,7 @@ def overload(server: Watched) -> None:
     for sock, each in zip(socks, sent):
         sock.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
                      b"Content-Length: %d\r\n\r\n" % len(each) + each)  # fmt: skip
-    answers = [read_answer(sock) for sock in socks]
-    for sock, answer in zip(socks, answers):
-        sock.close()
-        server.note("/inference", answer)
+    answers = server.collect(socks)
     accepted = [answer for answer in answers if answer.status == 200]
     refused = [answer for answer in answers if answer.status == 429]
     assert len(accepted) >= server.places
@@ -152,10 +150,7 @@ def long_and_short_both_finish(server: Watched) -> None:
         for i, id in enumerate(ids):
             socks.append(server.begin("/inference", body("/inference", tokens=rest if i else first, seed=i), id))
             wait_until(partial(server.knows, id))
-        answers = [read_answer(sock) for sock in socks]
-        for sock, answer in zip(socks, answers):
-            sock.close()
-            server.note("/inference", answer)
+        answers = server.collect(socks)
         assert [answer.json["num_tokens"] for answer in answers] == [first] + [rest] * 5
         begun = [server.told(id)["scheduled_at"] for id in ids]
         assert begun == sorted(begun)

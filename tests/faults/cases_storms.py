@@ -15,8 +15,10 @@ from cases_engine import neighbours
 from cases_queue import IMPATIENT, reset
 from harness import LONG, MB, PATIENCE, SLOTS, Setting, Watched
 from hostile_bodies import Hostile, hostile, send
-from support import read_answer, wait_until
 from table import Act, Case, body
+
+from tests.support import wait_until
+from tests.support.servers import read_answer
 
 CROWDED = Setting(("--max-queue-tokens", str(1 << 21)), queue=1500 - SLOTS)
 ROOMY = Setting(queue=120, environment=IMPATIENT.environment, mock=True)  # slow bodies have places too
@@ -91,10 +93,7 @@ def little_memory(server: Watched) -> None:
     prompts = [body("/inference", chr(97 + i) * 900, 100) for i in range(SLOTS)]
     prompts += [body("/v1/completions", [chr(65 + i) * 900] * SLOTS, 50) for i in range(3)]
     sent = [server.begin(("/inference", "/v1/completions")[i >= SLOTS], each) for i, each in enumerate(prompts)]
-    answers = [read_answer(sock) for sock in sent]
-    for sock, answer in zip(sent, answers):
-        sock.close()
-        server.note("/inference", answer)
+    answers = server.collect(sent)
     resource.prlimit(pid, resource.RLIMIT_AS, (soft, hard))
     assert {answer.status for answer in answers} == {503}
     assert {answer.json["error"]["code"] for answer in answers} == {"out_of_memory"}

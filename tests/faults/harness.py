@@ -14,12 +14,13 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from support import Answer, Server, read_answer, wait_until
+from tests.support import wait_until
+from tests.support.servers import Answer, Server, read_answer
 
 REFUSED = {"/inference": 400, "/v1/completions": 400, "/generate": 422}
 TGI = frozenset({"/", "/generate", "/generate_stream"})
@@ -135,9 +136,8 @@ class Watched(Server):
     @property
     def worker(self) -> int:
         """The pid of the process that serves; 0 while there is none, or one beside its successor."""
-        master = self.process.pid
-        children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
-        return int(children[0]) if len(children) == 1 else 0
+        workers = self.workers
+        return workers[0] if len(workers) == 1 else 0
 
     def pulse(self) -> Pulse:
         return Pulse.of(self.worker)
@@ -229,6 +229,15 @@ class Watched(Server):
         sock = self.connect(receive_buffer)
         sock.sendall(f"{head}\r\n".encode() + body)
         return sock
+
+    def collect(self, socks: Iterable[socket.socket], path: str = "/inference") -> list[Answer]:
+        """Return the answers on these connections, noted."""
+        answers = []
+        for sock in socks:
+            answers.append(read_answer(sock))
+            sock.close()
+            self.note(path, answers[-1])
+        return answers
 
     def figures(self) -> dict[str, Any]:
         result: dict[str, Any] = self.get("/stats").json

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from pathlib import Path
 
 from harness import Setting, Watched
-from tiny_checkpoint import write_checkpoint
+
+from tests.support.checkpoints import write_checkpoint
 
 MOST = 3  # servers at once
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import MB, REFUSED, Setting, Watched
-from support import Answer
+
+from tests.support.servers import Answer
 
 POLICIES = ("nobatch", "static", "dynamic")
 PLAIN = Setting()

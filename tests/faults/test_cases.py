@@ -19,13 +19,12 @@ import cases_queue
 import cases_storms
 import pytest
 from shared_servers import Fleet
-from support import ROOT
 from table import Case
+
+from tests.support import ROOT
 
 MODULES = (cases_body, cases_prompt, cases_http, cases_queue, cases_engine, cases_process, cases_storms)
 TABLE = [case for module in MODULES for case in module.CASES]
-IDS = [f"{letter}{n}" for letter, most in (("A", 22), ("B", 15), ("C", 10), ("D", 8), ("E", 8), ("F", 3), ("I", 11))
-       for n in range(1, most + 1)]  # fmt: skip
 
 
 def runs(*wanted: str) -> list[object]:
@@ -68,10 +67,6 @@ def hold(fleet: Fleet, policy: str, case: Case) -> None:
 @pytest.mark.parametrize(("policy", "case"), runs("dynamic"))
 def test_the_case_is_answered_and_harms_nobody(fleet: Fleet, policy: str, case: Case) -> None:
     hold(fleet, policy, case)
-
-
-def test_every_case_of_the_list_is_in_the_table() -> None:
-    assert list(dict.fromkeys(case.id for case in TABLE)) == IDS
 
 
 def test_a_case_has_an_act_or_names_tests_that_are_there() -> None:

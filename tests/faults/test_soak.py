@@ -20,8 +20,9 @@ from cases_process import reloads
 from cases_queue import reset
 from harness import MB, REFUSED, Pulse, Setting, Watched
 from shared_servers import Fleet
-from support import in_background, wait_until
 from table import body
+
+from tests.support import in_background, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 CLIENTS = 6

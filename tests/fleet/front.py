@@ -6,23 +6,24 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from support import run_async
 
 from fleet import clients, options
 from fleet.ingress import Ingress
 from fleet.limits import Limits
 from fleet.pool import Pool, Replica
 from fleet.routers import ROUTERS, Asked
+from tests.support import run_async
 
 LIMITS = Limits(receive=10.0, send=10.0, connections=64)
 REPORT = {"running": 0, "waiting": 0, "kv_used": 0.0, "prefill_tokens": 0}
 GOOD = {"completion": "good"}
+STATS = {"latency-per-token": 0.5, "requests": 2, "total-tokens-handled": 8, "total-elapsed-time": 4.0, "policy": "x"}
 ASK = {"prompt": "hello", "num_tokens": 4}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -93,8 +94,10 @@ def posted(path: str, *headers: str, body: bytes = b"", length: int | None = Non
 
 
 @asynccontextmanager
-async def listening(app: web.Application) -> AsyncIterator[str]:
-    """Serve an application on a free port; yield its URL."""
+async def listening(handler: Handler) -> AsyncIterator[str]:
+    """Let a handler answer every request on a free port; yield its URL."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -122,25 +125,11 @@ def behind(
     """Run a test with an ingress in front of a server for each handler, which answers every request."""
 
     async def run() -> None:
-        async with asyncio.timeout(20) if hasattr(asyncio, "timeout") else _nothing():
-            await started([], list(handlers))
+        async with AsyncExitStack() as stack:
+            urls = [await stack.enter_async_context(listening(handler)) for handler in handlers]
+            await test(await stack.enter_async_context(front(Fixed(*urls), limits, key)))
 
-    async def started(urls: list[str], left: list[Handler]) -> None:
-        if not left:
-            async with front(Fixed(*urls), limits, key) as one:
-                await test(one)
-            return
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", left[0])
-        async with listening(app) as url:
-            await started([*urls, url], left[1:])
-
-    run_async(run())
-
-
-@asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    yield
+    run_async(asyncio.wait_for(run(), 20))
 
 
 def says(content: Any, status: int = 200, seen: list[Any] | None = None) -> Handler:
@@ -151,6 +140,16 @@ def says(content: Any, status: int = 200, seen: list[Any] | None = None) -> Hand
         if seen is not None:
             seen.append(json.loads(body) if body else request.path_qs)
         return web.json_response(content, status=status)
+
+    return handle
+
+
+def waits(release: asyncio.Event) -> Handler:
+    """Return a handler that answers once it may."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return web.json_response(GOOD)
 
     return handle
 

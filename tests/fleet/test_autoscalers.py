@@ -86,11 +86,6 @@ def test_a_mistake_in_the_name_or_target_is_named(text: str) -> None:
 
 def test_patience_lets_the_number_change_after_its_delay_without_a_break() -> None:
     patience = Patience(up=10, down=60)
-    assert [patience.decide(2, wanted, at) for at, wanted in [(0, 4), (5, 2), (9, 4), (18, 4), (19, 5)]] == [
-        2,
-        2,
-        2,
-        2,
-        5,
-    ]
+    decided = [patience.decide(2, wanted, at) for at, wanted in [(0, 4), (5, 2), (9, 4), (18, 4), (19, 5)]]
+    assert decided == [2, 2, 2, 2, 5]
     assert [patience.decide(5, 3, at) for at in (20, 79, 80)] == [5, 5, 3]

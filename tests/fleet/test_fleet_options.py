@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, clean_environment, wait_until
 
 from fleet import options, serve
 from fleet.autoscalers import Bounds
 from terminal.options import UsageError
+from tests.support import ROOT, wait_until
+from tests.support.servers import clean_environment
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams
-from support import run_async
+from front import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams, waits
 
 from fleet import bodies, ingress, options
 from fleet.bodies import PROMPTS
+from tests.support import run_async
 
 UNAVAILABLE = {"error": {"message": "draining", "type": "unavailable_error", "param": None, "code": None}}
 FULL = {"error": {"message": "full", "type": "overloaded", "param": None, "code": None}}
@@ -179,10 +179,6 @@ def test_a_client_that_leaves_is_gone_at_the_replica_too(begins: bool) -> None:
 def test_a_draining_ingress_refuses_requests_and_finishes_open_ones() -> None:
     release = asyncio.Event()
 
-    async def slow(request: web.Request) -> web.StreamResponse:
-        await release.wait()
-        return web.json_response(GOOD)
-
     async def test(front: Front) -> None:
         asked = asyncio.create_task(front.post("/inference", ASK))
         while not front.ingress.open:
@@ -193,21 +189,15 @@ def test_a_draining_ingress_refuses_requests_and_finishes_open_ones() -> None:
         assert (await asked)[0] == 200
         assert json.loads((await front.get("/ready"))[1])["status"] == "draining"
 
-    behind(test, slow)
+    behind(test, waits(release))
 
 
 def test_a_stopped_ingress_ends_when_its_open_requests_are_answered() -> None:
     release = asyncio.Event()
 
-    async def slow(request: web.Request) -> web.StreamResponse:
-        await release.wait()
-        return web.json_response(GOOD)
-
     async def run() -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", slow)
         stop, sock = asyncio.Event(), options.bind("127.0.0.1", 0)
-        async with listening(app) as url, aiohttp.ClientSession() as session:
+        async with listening(waits(release)) as url, aiohttp.ClientSession() as session:
             front = ingress.Ingress(Fixed(url), LIMITS)
             serving = asyncio.create_task(ingress.serve(front, sock, stop, 20.0))
             await asyncio.sleep(0.05)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, Fixed, Front, behind, breaks, says
+from front import ASK, GOOD, STATS, Fixed, Front, behind, breaks, says
 
 from fleet import relay
 
-STATS = {"latency-per-token": 0.5, "requests": 2, "total-tokens-handled": 8, "total-elapsed-time": 4.0, "policy": "x"}
 MORE = STATS | {"latency-per-token": 0.25, "requests": 6, "total-tokens-handled": 16}
 
 

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import ROOT, clean_environment
 
 from models.sources import catalog, wheel
+from tests.support import ROOT
+from tests.support.servers import clean_environment
 
 pytestmark = pytest.mark.process
 

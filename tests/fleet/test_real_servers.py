@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from front import Fixed, Front, front
 from prometheus_client.parser import text_string_to_metric_families
-from support import Server, run_async
+
+from tests.support import run_async
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.process
 # What differs between two answers to one request: ids and times, TGI's seconds in a header among them.
@@ -113,7 +115,7 @@ def test_a_killed_worker_costs_no_request_that_had_no_token(servers: list[Server
         while any(known.open < 8 for known in front.ingress.pool.known.values()):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
-        os.kill(worker_of(servers[0]), signal.SIGKILL)
+        os.kill(servers[0].workers[0], signal.SIGKILL)
         for status, body in await asyncio.gather(*whole):
             assert (status, json.loads(body)["completion"]) == (200, expected)
         ends = [body.split(b"\n\n")[-2] for _, body in await asyncio.gather(*begun)]
@@ -121,10 +123,3 @@ def test_a_killed_worker_costs_no_request_that_had_no_token(servers: list[Server
         assert sum(b"unavailable_error" in end for end in ends) == 4
 
     with_front(servers, test)
-
-
-def worker_of(server: Server) -> int:
-    """Return the pid of gunicorn's one worker."""
-    pid = server.process.pid
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        return int(children.read().split()[0])

@@ -1,19 +1,28 @@
-"""What tests of the kernels share: one thread."""
+"""What tests of the engine share."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support import points
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Use one thread: two threads that spin beside other work on two cores turn milliseconds into seconds."""
-    import torch  # not in workers that run nothing of this folder
 
-    from generate.cpu.team import team
+@pytest.fixture(params=["TILES", "DOT", "FMA"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Multiply in each way that this processor has."""
+    from generate.cpu import linear  # not in workers that compute nothing
+    from generate.cpu.declarations import declarations
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    library, ways = linear._library(), declarations().constants
+    if not library.packed_linear_has(ways[request.param]):
+        pytest.skip(f"needs a processor that multiplies by {request.param}")
+    library.packed_linear_use(ways[request.param])
     yield
-    team().use(1, own=True)
-    torch.set_num_threads(before)
+    library.packed_linear_use(ways[linear.bfloat16_way().upper()])
+
+
+@pytest.fixture(params=points(1, "kernels", "plain"))
+def kernels_or_plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute with the C kernels, as the server does, and with the plain layers of PyTorch."""
+    if request.param == "plain":
+        monkeypatch.setenv("EB_KERNELS", "off")

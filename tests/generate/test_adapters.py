@@ -8,20 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from points import points
-from support_adapters import merged, targets_of, write_adapter
-from support_checkpoints import reference, reference_of, save
 
-import policies
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
-from generate.cpu.attention import PackedRows
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import adapters, families, weights
 from models.sources import catalog
-from scheduling.pages import PagePool
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support.checkpoints import merged, reference, reference_of, save, targets_of, write_adapter
+from tests.support.generate import logits_of, run
 
 PAGES, PAGE_SIZE = 200, 64
 WIDE = {"n_embd": 128, "n_head": 2, "n_positions": 160}  # heads of 64: all in C
@@ -33,12 +28,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 16}),
 }
 
-
-@pytest.fixture(autouse=True, params=points(1, "kernels", "plain"))
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute with the C kernels, as the server does, and with plain PyTorch."""
-    if request.param == "plain":
-        monkeypatch.setenv("EB_KERNELS", "off")
+pytestmark = pytest.mark.usefixtures("kernels_or_plain")
 
 
 class Served:
@@ -61,18 +51,10 @@ class Served:
 
     def logits(self, parts: list[tuple[list[int], PreparedAdapter | None]]) -> list[torch.Tensor]:
         """Return the logits of prompts that are computed in one step."""
-        lengths = [len(ids) for ids, _ in parts]
-        begins = [sum(lengths[:i]) for i in range(len(parts) + 1)]
-        rows = PackedRows(
-            torch.tensor(begins, dtype=torch.int32),
-            torch.tensor(lengths, dtype=torch.int32),
-            torch.tensor([[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(len(parts))], dtype=torch.int32),
-            AdapterRows.of([(adapter, len(ids)) for ids, adapter in parts], sum(lengths)),
+        lengths = [(adapter, len(ids)) for ids, adapter in parts]
+        return logits_of(
+            self.runner, [ids for ids, _ in parts], AdapterRows.of(lengths, sum(length for _, length in lengths))
         )
-        ids = torch.tensor([token for ids, _ in parts for token in ids])
-        positions = torch.cat([torch.arange(n) for n in lengths])
-        with torch.inference_mode():
-            return [*self.runner.logits(ids, positions, rows, range(len(ids))).split(lengths)]
 
 
 def tokens(n: int, seed: int) -> list[int]:
@@ -176,19 +158,11 @@ def test_logits_are_those_of_peft(shape: str, options: dict[str, Any], tmp_path:
 
 def answers(runner: ModelRunner, wanted: list[tuple[list[int], PreparedAdapter | None]], slots: int) -> list[list[int]]:
     """Return the greedy answers of 12 tokens, three new requests before each step and prompts in pieces."""
-    pool = PagePool(PAGES, PAGE_SIZE)
-    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), pool, max_tokens_per_step=96)
     sequences = [
         Sequence(ids, 12, id=str(i), sampling=GREEDY, adapter_weights=adapter, cache_salt=str(id(adapter)))
         for i, (ids, adapter) in enumerate(wanted)
     ]
-    waiting = list(sequences)
-    while waiting or not scheduler.is_idle:
-        for seq in waiting[:3]:
-            scheduler.add(seq)
-        del waiting[:3]
-        scheduler.step(runner.forward, lambda: 0.0)
-    return [seq.output_ids for seq in sequences]
+    return run(None, sequences, slots=slots, budget=96, pages=PAGES, runner=runner)
 
 
 def test_greedy_answers_are_the_same_alone_and_among_others_with_shared_prefixes(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_world import NAN, World, assert_close
 
 from generate.cpu import kernels
 from generate.cpu.attention import ENTRIES, CAttention, PackedRows, TorchAttention, make_attention
-from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
+from tests.support.generate import NAN, World, assert_close, need_compiler
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+EACH = pytest.mark.parametrize(("dtype", "kv_dtype"), ENTRIES, ids=str)
 SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,12 +29,14 @@ def _kernels_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def kernel(dtype: torch.dtype) -> CAttention:
-    try:
-        kernels.find_compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
-    return CAttention(dtype)
+def kv_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+@pytest.fixture
+def kernel(dtype: torch.dtype, kv_dtype: torch.dtype) -> CAttention:
+    need_compiler()
+    return CAttention(dtype, kv_dtype)
 
 
 @BOTH
@@ -58,11 +60,13 @@ def test_long_contexts_agree_with_the_oracle(kernel: CAttention, dtype: torch.dt
     assert_close(world.run(kernel, steps), world.run(TorchAttention(), steps), dtype)
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize(("D", "P"), [(64, 64), (64, 16), (8, 16), (80, 128), (5, 16)])
-def test_chunking_and_neighbors_do_not_change_a_bit(kernel: CAttention, dtype: torch.dtype, D: int, P: int) -> None:
+def test_chunking_and_neighbors_do_not_change_a_bit(
+    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, D: int, P: int
+) -> None:
     lengths = [150, 65, 70]
-    world = World(lengths, 3, D, P, dtype)
+    world = World(lengths, 3, D, P, dtype, kv_dtype=kv_dtype)
     whole = world.run(kernel, [dict(enumerate(lengths))])
     chunked = world.run(
         kernel, [{0: 7, 1: 1}, {0: 57, 2: 33, 1: 15}, {0: 2, 1: 16, 2: 1}, {0: 84, 1: 33, 2: 36}], padding=1
@@ -74,10 +78,12 @@ def test_chunking_and_neighbors_do_not_change_a_bit(kernel: CAttention, dtype: t
             assert torch.equal(got, expected)
 
 
-@BOTH
-def test_the_number_of_threads_does_not_change_a_bit(kernel: CAttention, dtype: torch.dtype) -> None:
+@EACH
+def test_the_number_of_threads_does_not_change_a_bit(
+    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
     lengths = [300, 200, 700]
-    world = World(lengths, 4, 64, 64, dtype)
+    world = World(lengths, 4, 64, 64, dtype, kv_dtype=kv_dtype)
     results = []
     steps = [{0: 299, 2: 150}, {0: 1, 1: 200, 2: 549}, {2: 1}]
     for threads, own in ((1, True), (2, True), (3, True), (2, False), (3, False)):
@@ -87,16 +93,16 @@ def test_the_number_of_threads_does_not_change_a_bit(kernel: CAttention, dtype: 
         assert all(torch.equal(got, expected) for got, expected in zip(other, results[0]))
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("H", "KV", "D"), [(9, 3, 64), (8, 2, 128), (6, 3, 24), (20, 2, 64), (5, 1, 80)], ids=lambda n: str(n)
-)
-def test_a_group_of_heads_shares_its_keys(kernel: CAttention, dtype: torch.dtype, H: int, KV: int, D: int) -> None:
+@EACH
+@pytest.mark.parametrize(("H", "KV", "D"), [(9, 3, 64), (8, 2, 128), (6, 3, 24), (20, 2, 64), (5, 1, 80)])
+def test_a_group_of_heads_shares_its_keys(
+    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, H: int, KV: int, D: int
+) -> None:
     lengths = [70, 1, 34]
-    world = World(lengths, H, D, 16, dtype, KV=KV)
+    world = World(lengths, H, D, 16, dtype, KV=KV, kv_dtype=kv_dtype)
     steps = [{0: 33, 2: 33}, {0: 1, 1: 1, 2: 1}, {0: 36}]
     got = world.run(kernel, steps, padding=1)
-    assert_close(got, world.run(TorchAttention(), steps), dtype)
+    assert_close(got, world.run(TorchAttention(), steps), dtype, kv_dtype)
     singly = world.run(kernel, [{i: 1} for i, n in enumerate(lengths) for _ in range(n)])
     team().use(3, own=True)
     for other in (singly, world.run(kernel, [dict(enumerate(lengths))])):
@@ -201,11 +207,11 @@ def test_tensors_of_the_wrong_kind_are_refused(kernel: CAttention) -> None:
         PackedRows(torch.tensor([0, 1]), rows.context_lens, rows.block_tables)
 
 
-@BOTH
+@EACH
 def test_the_kernel_passes_its_self_test_and_is_chosen(
-    kernel: CAttention, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert make_attention(dtype).name == kernel.name
+    assert make_attention(dtype, "cpu", kv_dtype).name == kernel.name
     assert kernel.name.startswith("c")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 

@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 
 import pytest
 import torch
-from paged_world import World, assert_close
 
-from generate.cpu import kernels, linear
+from generate.cpu import linear
 from generate.cpu.attention import CAttention, TorchAttention
 from generate.cpu.instructions import WAYS
-from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
+from tests.support.generate import World, assert_close, need_compiler, pieces
 
 SHAPES = [(4, 4, 64, 64), (9, 3, 64, 16), (20, 2, 64, 32), (4, 2, 128, 64), (3, 1, 192, 64), (2, 2, 256, 32)]
 LENGTHS = [1, 16, 33, 64, 150, 331]
 
 
 @pytest.fixture
-def kernel() -> Iterator[CAttention]:
-    try:
-        kernels.find_compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def kernel(one_thread: None) -> Iterator[CAttention]:
+    need_compiler()
     kernel = CAttention(torch.bfloat16)
     yield kernel
     kernel.use(linear.bfloat16_way())
-    team().use(1, own=True)
-    torch.set_num_threads(before)
 
 
 def take(kernel: CAttention, way: str) -> None:
     kernel.use(way)
     if kernel.name != f"c-{way}":
         pytest.skip(f"needs a processor that multiplies bfloat16 heads by {way}")
-
-
-def pieces(seed: int) -> list[dict[int, int]]:
-    """Return steps that feed all sequences in pieces of random sizes, decodes among them."""
-    rng, left, steps = random.Random(seed), dict(enumerate(LENGTHS)), []
-    while left:
-        members = rng.sample(sorted(left), rng.randint(1, len(left)))
-        steps.append({i: min(left[i], rng.choice([1, 1, 2, 7, 40, 200])) for i in members})
-        left = {i: n - steps[-1].get(i, 0) for i, n in left.items() if n > steps[-1].get(i, 0)}
-    return steps
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -61,7 +42,7 @@ def test_a_way_agrees_with_the_oracle_and_gives_a_token_one_result(
     whole = world.run(kernel, [dict(enumerate(LENGTHS))])
     assert_close(whole, world.run(TorchAttention(), [dict(enumerate(LENGTHS))]), torch.bfloat16)
     together = [{i: 1 for i, n in enumerate(LENGTHS) if t < n} for t in range(max(LENGTHS))]
-    mixed = world.run(kernel, pieces(D), padding=1)
+    mixed = world.run(kernel, pieces(LENGTHS, D), padding=1)
     team().use(3, own=True)
     for other in (mixed, world.run(kernel, together)):
         assert all(torch.equal(got, expected) for got, expected in zip(other, whole))
@@ -76,7 +57,7 @@ def test_float32_has_the_bits_of_tiles_even_for_tiny_numbers(kernel: CAttention,
     results = []
     for way in ("tiles", "fma"):
         take(kernel, way)
-        results.append(world.run(kernel, pieces(1)))
+        results.append(world.run(kernel, pieces(LENGTHS, 1)))
     assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(*results))  # 1e30 squared is infinite
     assert torch.tensor(1e-40).mul(1.0).item() != 0  # the caller's own denormals are as before
 

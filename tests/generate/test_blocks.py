@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels import why_no_kernel
 
 from generate.cpu import linear
 from generate.cpu.attention import CAttention, PackedRows, TorchAttention
@@ -14,7 +13,8 @@ from generate.cpu.blocks import CBlocks, LayeredBlocks, make_blocks
 from generate.cpu.linear import kernel_runs
 from generate.cpu.team import team
 from models.architecture import Architecture, Rope
-from models.network import Block, Network, Norm, Projection
+from models.network import Network
+from tests.support.generate import random_network, why_no_kernel
 
 BIASED = {"qkv_bias": True, "proj_bias": True, "mlp_bias": True}
 GPT2 = Architecture(
@@ -38,35 +38,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernel = pytest.mark.skipif(not kernel_runs(), reason=why_no_kernel())
 
 
-def random_network(config: Architecture, seed: int = 1) -> Network:
-    generator = torch.Generator().manual_seed(seed)
-
-    def numbers(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).bfloat16()
-
-    def norm(n: int, biased: bool = False) -> Norm:
-        return Norm((numbers(n) + 1).bfloat16(), numbers(n) if biased else None)
-
-    def projection(out: int, n: int, biased: bool) -> Projection:
-        return Projection(numbers(out, n), numbers(out) if biased else None)
-
-    C, D, biased = config.n_embd, config.head_size, config.norm == "layer" and config.qkv_bias
-    blocks = [
-        Block(
-            norm(C, biased),
-            projection(config.qkv_size, C, config.qkv_bias),
-            projection(C, config.n_head * D, config.proj_bias),
-            norm(C, biased),
-            projection(config.inner_size * (2 if config.gated else 1), C, config.mlp_bias),
-            projection(C, config.inner_size, config.mlp_bias),
-            norm(D) if config.qk_norm else None,
-            norm(D) if config.qk_norm else None,
-        )
-        for _ in range(config.n_layer)
-    ]
-    embedding = numbers(config.vocab_size, C)
-    positions = None if config.rope else numbers(config.block_size, C)
-    return Network(config, embedding, positions, blocks, norm(C, biased), embedding)
+def network_of(config: Architecture) -> Network:
+    return random_network(config, torch.bfloat16, std=None)
 
 
 def pools(config: Architecture, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +48,7 @@ def pools(config: Architecture, dtype: torch.dtype = torch.bfloat16) -> tuple[to
 
 
 def make(config: Architecture) -> CBlocks:
-    blocks = make_blocks(random_network(config), CAttention(torch.bfloat16), *pools(config))
+    blocks = make_blocks(network_of(config), CAttention(torch.bfloat16), *pools(config))
     assert isinstance(blocks, CBlocks)
     return blocks
 
@@ -96,7 +69,7 @@ def rows(counts: list[int], lengths: list[int]) -> PackedRows:
 @pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
 def test_one_call_gives_what_plain_layers_give_in_float32(config: Architecture) -> None:
     together = make(config)
-    network = random_network(config).to(torch.float32)
+    network = network_of(config).to(torch.float32)
     plain = make_blocks(network, TorchAttention(), *pools(config, torch.float32))
     assert isinstance(plain, LayeredBlocks)
     ids, positions = tokens(5, 70, seed=2)
@@ -127,7 +100,7 @@ def test_a_row_is_the_same_alone_among_others_in_chunks_and_with_threads(config:
 @needs_kernel
 def test_the_layers_one_by_one_use_the_same_weights() -> None:
     together = make(LLAMA)
-    network = random_network(LLAMA)
+    network = network_of(LLAMA)
     one_by_one = LayeredBlocks(network, together.blocks, together.attend, *pools(LLAMA))
     ids, positions = tokens(70, seed=2)
     found = together(ids, positions, rows([70], [70]), None).float()
@@ -150,7 +123,7 @@ def test_a_page_outside_the_pool_is_refused() -> None:
 )
 def test_what_c_does_not_compute_goes_layer_by_layer(changes: dict[str, object]) -> None:
     config = replace(GPT2, **changes)  # type: ignore[arg-type]
-    blocks = make_blocks(random_network(config), CAttention(torch.bfloat16), *pools(config))
+    blocks = make_blocks(network_of(config), CAttention(torch.bfloat16), *pools(config))
     assert isinstance(blocks, LayeredBlocks)
     assert blocks(*tokens(3, seed=4), rows([3], [3]), None).isfinite().all()
 
@@ -160,7 +133,7 @@ def test_without_kernels_the_layers_give_the_same(config: Architecture, monkeypa
     monkeypatch.setattr(linear, "kernel_runs", lambda: False)
     ids, positions = tokens(40, seed=2)
     found, expected = (
-        make_blocks(random_network(config).to(dtype), TorchAttention(), *pools(config, dtype))(
+        make_blocks(network_of(config).to(dtype), TorchAttention(), *pools(config, dtype))(
             ids, positions, rows([40], [40]), None
         ).float()
         for dtype in (torch.bfloat16, torch.float32)

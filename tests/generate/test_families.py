@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from points import points
-from support_checkpoints import judged, reference, reference_of, save
 
-import policies
-from generate.cpu.attention import PackedRows
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import weights
 from models.sources import catalog
-from scheduling.pages import PagePool
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support.checkpoints import judged, reference, reference_of, save
+from tests.support.generate import logits_of, run
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -39,12 +35,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 PAGES, PAGE_SIZE = 200, 64
 
-
-@pytest.fixture(autouse=True, params=points(1, "kernels", "plain"))
-def layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute with the C kernels, as the server does, and with the plain layers of PyTorch."""
-    if request.param == "plain":
-        monkeypatch.setenv("EB_KERNELS", "off")
+pytestmark = pytest.mark.usefixtures("kernels_or_plain")
 
 
 def build(shape: str, folder: Path) -> tuple[Any, ModelRunner]:
@@ -61,16 +52,8 @@ def tokens(n: int, seed: int) -> list[int]:
 
 def served(runner: ModelRunner, prompts: list[list[int]], n: int, slots: int) -> list[list[int]]:
     """Return the greedy answers, three new requests before each step and prompts in pieces."""
-    pool = PagePool(PAGES, PAGE_SIZE)
-    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), pool, max_tokens_per_step=96)
     sequences = [Sequence(prompt, n, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
-    waiting = list(sequences)
-    while waiting or not scheduler.is_idle:
-        for seq in waiting[:3]:
-            scheduler.add(seq)
-        del waiting[:3]
-        scheduler.step(runner.forward, lambda: 0.0)
-    return [seq.output_ids for seq in sequences]
+    return run(None, sequences, slots=slots, budget=96, pages=PAGES, runner=runner)
 
 
 def assert_greedy(hf: Any, prompts: list[list[int]], answers: list[list[int]], n: int) -> None:
@@ -83,11 +66,10 @@ def assert_greedy(hf: Any, prompts: list[list[int]], answers: list[list[int]], n
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
     hf, runner = build(shape, tmp_path)
-    ids = torch.tensor(tokens(150, 1))
-    rows = PackedRows(*(torch.tensor(part, dtype=torch.int32) for part in ([0, 150], [150], [[1, 2, 3]])))
+    ids = tokens(150, 1)
     with torch.inference_mode():
-        ours = runner.logits(ids, torch.arange(150), rows, range(150))
-        torch.testing.assert_close(ours, hf(ids[None]).logits[0], rtol=1e-4, atol=1e-4)
+        expected = hf(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_of(runner, [ids])[0], expected, rtol=1e-4, atol=1e-4)
     prompts = [tokens(n, n) for n in (1, 9, 70)]
     assert_greedy(hf, prompts, served(runner, prompts, 16, slots=3), 16)
 

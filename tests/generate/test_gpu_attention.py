@@ -10,11 +10,12 @@ import sys
 
 import pytest
 import torch
-from support import ROOT, clean_environment
 from torch import Tensor
 
 from generate.gpu import choose
 from generate.gpu.attention import DecodeRows, FlashPrompts, PlainPrompts, TorchDecode, causal
+from tests.support import ROOT
+from tests.support.servers import clean_environment
 
 pytest.importorskip("triton", reason="Triton is not there: pip install triton")
 from generate.gpu.triton_attention import TritonDecode
@@ -177,8 +178,8 @@ def test_the_kernels_compile_for_real_cards(pytestconfig: pytest.Config) -> None
     """What has not changed since the last run is found in Triton's cache, which goes by the source."""
     assert pytestconfig.cache is not None
     environment = {**clean_environment(), "TRITON_CACHE_DIR": str(pytestconfig.cache.mkdir("triton"))}
-    command = [sys.executable, str(ROOT / "tests" / "compile_kernels.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", "tests.generate.compile_kernels"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     kernels = json.loads(done.stdout)
     assert len(kernels) == 28

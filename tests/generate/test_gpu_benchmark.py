@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runner import SHAPES, make_model
-from tiny_checkpoint import write_checkpoint
 
 from benchmarks import gpu, gpu_checks, gpu_peers, gpu_steps
 from generate.gpu.runner import GpuRunner
 from generate.runner import ModelRunner
+from tests.support.checkpoints import write_checkpoint
+from tests.support.generate import SHAPES, make_model
 
 SMALL = ["--batch", "1,3", "--context", "40", "--prefill", "16", "--prompts", "4", "--tokens", "5",
          "--burst", "3", "--seconds", "0.01", "--dtype", "float32", "--device", "cpu"]  # fmt: skip

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from test_gpu_runner import CONFIG, gpu_runner
-from test_runner import make_model, ragged, run
 
 import policies
 from generate.gpu.runner import GpuRunner
@@ -17,6 +16,7 @@ from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
+from tests.support.generate import make_model, ragged, run
 
 
 def drive(forward: Callable[[Plan], list[Output]], requests: list[Sequence], pages: int = 120) -> Scheduler:
@@ -28,13 +28,17 @@ def drive(forward: Callable[[Plan], list[Output]], requests: list[Sequence], pag
     return scheduler
 
 
+def finish(scheduler: Scheduler, forward: Callable[[Plan], list[Output]]) -> None:
+    while not scheduler.is_idle:
+        scheduler.step(forward, lambda: 0.0)
+
+
 def test_a_steady_batch_is_always_one_step_ahead() -> None:
     runner = gpu_runner()
     requests = [Sequence([i + 1] * 5, 20, sampling=SamplingParams(seed=i)) for i in range(4)]
     scheduler = drive(runner.forward, requests)
     launched = runner.decoder.used_ahead
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
+    finish(scheduler, runner.forward)
     assert runner.decoder.used_ahead - launched == 18  # 19 decodes, the first of which was not launched ahead
 
 
@@ -48,8 +52,7 @@ def test_the_remaining_sequences_use_the_step_ahead_after_one_left() -> None:
     scheduler.remove_all([requests[3]], 0.0)
     scheduler.step(runner.forward, lambda: 0.0)
     assert runner.decoder.used_ahead == used + 1
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
+    finish(scheduler, runner.forward)
     expected = run(make_model(CONFIG), [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i))
                                         for i in range(8) if i != 3])  # fmt: skip
     assert [seq.output_ids for seq in requests if seq is not requests[3]] == expected
@@ -87,8 +90,7 @@ def test_pages_of_a_sequence_that_left_are_safe_for_the_next() -> None:
     scheduler.remove_all([leaver], 0.0)  # while a step with it is in flight
     scheduler.step(runner.forward, lambda: 0.0)
     assert set(comer.pages) & freed
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
+    finish(scheduler, runner.forward)
     expected = run(make_model(CONFIG), [Sequence([6] * 10, 60, sampling=params),
                                         Sequence([7] * 90, 30, sampling=params)])  # fmt: skip
     assert [stayer.output_ids, comer.output_ids] == expected
@@ -131,8 +133,7 @@ def test_a_step_that_fails_or_runs_twice_changes_no_text(monkeypatch: pytest.Mon
         return runner.forward(plan) if steps % 3 == 0 else first
 
     scheduler = drive(forward, requests)
-    while not scheduler.is_idle:
-        scheduler.step(forward, lambda: 0.0)
+    finish(scheduler, forward)
     expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5, temperature=1.0))
     assert [seq.output_ids for seq in requests] == expected
 
@@ -148,7 +149,6 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     bad = Sequence([1] * 10, 8, id="bad", sampling=params)
     good = [Sequence([poisoned - 1, 2, i], 6, sampling=params) for i in range(3)]
     scheduler = drive(runner.forward, [good[0], bad, *good[1:]])
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
+    finish(scheduler, runner.forward)
     assert isinstance(bad.error, NotFinite)
     assert [len(seq.output_ids) for seq in [*good, bad]] == [6, 6, 6, 3]

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels import multiply_in_one_order
-from support_networks import ARCHITECTURES, LLAMA, random_network
-from test_runner import ragged, run
 
 from generate.cpu.attention import TorchAttention
 from generate.gpu import choose
@@ -20,6 +17,7 @@ from generate.rotary import Turn, rotation_table
 from generate.runner import ModelRunner
 from models.architecture import Architecture, Rope
 from scheduling.sequence import Sequence
+from tests.support.generate import ARCHITECTURES, LLAMA, multiply_in_one_order, ragged, random_network, run
 
 pytest.importorskip("triton", reason="Triton is not there: pip install triton")
 from generate.gpu.triton_attention import TritonDecode

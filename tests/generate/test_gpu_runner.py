@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import multiply_in_one_order
-from points import points
-from test_runner import SHAPES, make_model, ragged, run
 
 from config import Config
 from generate import machine
@@ -24,6 +21,8 @@ from generate.runner import ModelRunner
 from launch import engine, load_model
 from models.gpt2 import GPT, GPTConfig
 from scheduling.sequence import Sequence
+from tests.support import points
+from tests.support.generate import SHAPES, make_model, multiply_in_one_order, ragged, run
 
 CONFIG = SHAPES["heads of 64"]
 DRAWS = {

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_runner import SHAPES, make_model
 
 import policies
 from generate.gpu.runner import GpuRunner
@@ -18,6 +17,8 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support import points
+from tests.support.generate import SHAPES, Counting, make_model
 
 CONFIG = SHAPES["heads of 64"]
 PAGE_SIZE, SLOTS = 16, 16
@@ -70,12 +71,7 @@ def serve(runner: Any, pages: int, sequences: list[Sequence], **options: Any) ->
 
 @pytest.mark.parametrize(
     ("dtype", "temperature"),
-    [
-        (torch.float32, 1.0),
-        (torch.bfloat16, 0.0),
-        pytest.param(torch.float32, 0.0, marks=pytest.mark.full),
-        pytest.param(torch.bfloat16, 1.0, marks=pytest.mark.full),
-    ],
+    points(2, (torch.float32, 1.0), (torch.bfloat16, 0.0), (torch.float32, 0.0), (torch.bfloat16, 1.0)),
     ids=str,
 )
 def test_a_quarter_of_the_pages_changes_no_token(dtype: torch.dtype, temperature: float) -> None:
@@ -90,24 +86,12 @@ def test_a_quarter_of_the_pages_changes_no_token(dtype: torch.dtype, temperature
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"prefix_cache": False},
-        *(
-            pytest.param(options, marks=pytest.mark.full)
-            for options in (
-                {"policy": "chunked"},
-                {"policy": "prefill-first"},
-                {"policy": "lightllm"},
-                {"policy": "baton"},
-                {"policy": "econoserve"},
-                {"policy": "dynamic+srpt"},
-                {"policy": "static"},
-                {"reserve": "prompt"},
-            )
-        ),
-    ],
+    points(
+        1, {"prefix_cache": False}, {"policy": "chunked"}, {"policy": "prefill-first"}, {"policy": "lightllm"},
+        {"policy": "baton"}, {"policy": "econoserve"}, {"policy": "dynamic+srpt"}, {"policy": "static"}, {"reserve": "prompt"},
+    ),
     ids=str,
-)
+)  # fmt: skip
 def test_no_policy_changes_a_token_when_pages_run_out(options: dict[str, Any]) -> None:
     expected, none = serve(ModelRunner(make_model(CONFIG), 400, PAGE_SIZE), 400, requests(12, 3))
     assert none == 0
@@ -130,16 +114,6 @@ def test_a_gpu_stays_a_step_ahead_while_pages_grow() -> None:
     sequences = [Sequence([i + 1] * 5, 120, open_ended=True, sampling=SamplingParams(seed=i)) for i in range(4)]
     serve(runner, 400, sequences)
     assert runner.decoder.used_ahead == 118  # of 119 decodes, the first of which was not launched ahead
-
-
-class Counting(ModelRunner):
-    """A runner that counts the steps that it packs."""
-
-    packed = 0
-
-    def _pack(self, *args: Any) -> Any:
-        self.packed += 1
-        return super()._pack(*args)
 
 
 def test_steps_are_not_packed_again_while_pages_grow() -> None:

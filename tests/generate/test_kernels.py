@@ -14,6 +14,7 @@ from generate.cpu import kernels
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.machine import prepare
+from tests.support.generate import need_compiler
 
 HEADER = Path(kernels.__file__).with_name("kernels.h")
 
@@ -21,10 +22,7 @@ HEADER = Path(kernels.__file__).with_name("kernels.h")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "cache"))
-    try:
-        kernels.find_compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    need_compiler()
 
 
 @pytest.fixture

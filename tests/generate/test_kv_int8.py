@@ -7,18 +7,14 @@ import random
 
 import pytest
 import torch
-from paged_world import NAN, World, assert_close
 from test_growing_kv import CONFIG, PAGE_SIZE, requests, serve
-from test_runner import make_model
 from torch import Tensor
 from torch.nn import functional as F
 
 from generate import machine
-from generate.cpu import kernels
-from generate.cpu.attention import CAttention, PackedRows, TorchAttention, dequantize, make_attention, quantize
-from generate.cpu.kernels import KernelError
-from generate.cpu.team import team
+from generate.cpu.attention import CAttention, TorchAttention, dequantize, quantize
 from generate.runner import ModelRunner
+from tests.support.generate import NAN, World, assert_close, logits_of, make_model, need_compiler, pieces
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(4, 4, 64, 64), (9, 3, 64, 16), (4, 2, 128, 64), (3, 1, 80, 16), (2, 2, 5, 16), (16, 1, 24, 32)]
@@ -28,26 +24,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def kernel(dtype: torch.dtype) -> CAttention:
-    try:
-        kernels.find_compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    need_compiler()
     return CAttention(dtype, torch.int8)
 
 
 def world(lengths: list[int], shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0) -> World:
     H, KV, D, P = shape
     return World(lengths, H, D, P, dtype, seed, KV, torch.int8)
-
-
-def random_steps(lengths: list[int], seed: int) -> list[dict[int, int]]:
-    """Return steps that feed all sequences in pieces of random sizes, decodes among them."""
-    rng, left, steps = random.Random(seed), dict(enumerate(lengths)), []
-    while left:
-        members = rng.sample(sorted(left), rng.randint(1, len(left)))
-        steps.append({i: min(left[i], rng.choice([1, 1, 7, 40, 200])) for i in members})
-        left = {i: n - steps[-1].get(i, 0) for i, n in left.items() if n > steps[-1].get(i, 0)}
-    return steps
 
 
 @BOTH
@@ -59,7 +42,7 @@ def test_random_lengths_and_pages_agree_with_attention_to_the_dequantized_rows(
     rng = random.Random(str(shape))
     lengths = [1, 16, *(rng.randrange(2, 330) for _ in range(4))]
     case = world(lengths, shape, dtype)
-    steps = random_steps(lengths, D)
+    steps = pieces(lengths, D)
     got = case.run(kernel, steps, padding=1)
     assert_close(got, case.run(TorchAttention(), steps), dtype, torch.int8)
     for rows, tokens in zip(got, case.tokens):
@@ -67,22 +50,6 @@ def test_random_lengths_and_pages_agree_with_attention_to_the_dequantized_rows(
         past = [dequantize(quantize(part)) for part in (heads[:, H : H + KV], heads[:, H + KV :])]
         y = F.scaled_dot_product_attention(heads[:, :H].float(), *past, is_causal=True, enable_gqa=True)
         assert_close([rows], [y[0].transpose(0, 1).reshape(len(tokens), H * D)], dtype, torch.int8)
-
-
-@BOTH
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_chunks_neighbors_and_threads_do_not_change_a_bit(
-    kernel: CAttention, dtype: torch.dtype, shape: tuple[int, int, int, int]
-) -> None:
-    lengths = [150, 65, 70]
-    case = world(lengths, shape, dtype)
-    whole = case.run(kernel, [dict(enumerate(lengths))])
-    singly = case.run(kernel, [{i: 1} for i, n in enumerate(lengths) for _ in range(n)])
-    together = case.run(kernel, [{i: 1 for i, n in enumerate(lengths) if t < n} for t in range(max(lengths))])
-    team().use(3, own=True)
-    pieces = case.run(kernel, random_steps(lengths, 1), padding=2)
-    for other in (singly, together, pieces):
-        assert all(torch.equal(got, expected) for got, expected in zip(other, whole))
 
 
 @BOTH
@@ -155,9 +122,7 @@ def test_logits_are_close_to_those_of_the_models_own_format(
 
     def logits(kv_dtype: torch.dtype) -> Tensor:
         runner = ModelRunner(make_model(CONFIG, dtype), 40, PAGE_SIZE, kv_dtype)
-        rows = (torch.tensor(x, dtype=torch.int32) for x in ([0, 90], [90], [list(range(1, 7))]))
-        ids = torch.arange(90) * 31 % CONFIG.vocab_size
-        return runner.logits(ids, torch.arange(90), PackedRows(*rows), range(90))
+        return logits_of(runner, [[31 * i % CONFIG.vocab_size for i in range(90)]])[0]
 
     own, small = logits(dtype), logits(torch.int8)
     assert (small.softmax(-1) - own.softmax(-1)).abs().sum(-1).max() < 0.05
@@ -179,8 +144,3 @@ def test_a_gpu_refuses_8_bits_by_name() -> None:
         machine.choose_kv_dtype("int8", torch.float16, torch.device("cuda"))
     assert machine.choose_kv_dtype("auto", torch.float16, torch.device("cuda")) == torch.float16
     assert machine.choose_kv_dtype("int8", torch.float32, torch.device("cpu")) == torch.int8
-
-
-@BOTH
-def test_the_kernel_passes_its_self_test_and_is_chosen(kernel: CAttention, dtype: torch.dtype) -> None:
-    assert make_attention(dtype, "cpu", torch.int8).name == kernel.name

@@ -5,35 +5,19 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
-from kernels import why_no_kernel
 from torch.nn import functional as F
 
 from generate.cpu import linear
 from generate.cpu.declarations import declarations
 from generate.cpu.linear import KernelLinear, Linear, PackedLinear, make_gated, make_head, make_linear, round_rows
+from tests.support.generate import numbers, why_no_kernel
 
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
 
 needs_kernel = pytest.mark.skipif(not linear.kernel_runs(), reason=why_no_kernel())
-
-
-@pytest.fixture(params=["TILES", "DOT", "FMA"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Multiply bfloat16 in each way that this processor has."""
-    library, ways = linear._library(), declarations().constants
-    if not library.packed_linear_has(ways[request.param]):
-        pytest.skip(f"needs a processor that multiplies bfloat16 by {request.param}")
-    library.packed_linear_use(ways[request.param])
-    yield
-    library.packed_linear_use(ways[linear.bfloat16_way().upper()])
-
-
-def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @needs_kernel
@@ -87,16 +71,8 @@ def test_a_residual_is_added_once_in_place(rows: int) -> None:
     layer = KernelLinear((numbers(70, 96) / 12).bfloat16(), numbers(70).bfloat16())
     x, residual = numbers(rows, 96, seed=4).bfloat16(), numbers(rows, 70, seed=5).bfloat16()
     expected = layer.add(x, residual)
-    layer.library.packed_linear(
-        ctypes.byref(layer.struct),
-        x.data_ptr(),
-        residual.data_ptr(),
-        residual.data_ptr(),
-        rows,
-        layer.plain,
-        None,
-        None,
-    )
+    pointers = x.data_ptr(), residual.data_ptr(), residual.data_ptr()
+    layer.library.packed_linear(ctypes.byref(layer.struct), *pointers, rows, layer.plain, None, None)
     assert torch.equal(residual, expected)
 
 

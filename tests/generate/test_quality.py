@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from points import points
-from tiny_checkpoint import write_checkpoint
 from torch.nn import functional as F
 
 from benchmarks.quality import __main__ as quality
@@ -19,6 +17,8 @@ from benchmarks.quality import figures, formats, layers
 from generate.cpu.linear import Linear
 from models import weights
 from models.sources import catalog
+from tests.support import points
+from tests.support.checkpoints import write_checkpoint
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 4
 

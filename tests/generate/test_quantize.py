@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from support_networks import ARCHITECTURES, random_network
 from test_growing_kv import CONFIG, PAGE_SIZE, requests, serve
-from test_runner import make_model
-from torch import Tensor
 
 from generate import machine, quantize
 from generate.cpu import linear
-from generate.cpu.attention import PackedRows
 from generate.cpu.blocks import CBlocks
-from generate.cpu.team import team
 from generate.machine import MachineError
 from generate.quantize import QuantizeError
 from generate.runner import ModelRunner
+from tests.support.generate import ARCHITECTURES, logits_of, make_model, random_network
 
 CPU = torch.device("cpu")
 FORMATS = [name for name in linear.FORMATS if name != "none"]
 
-pytestmark = pytest.mark.skipif(not linear.kernel_runs("int8"), reason="needs a C compiler")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-    team().use(1, own=True)
+pytestmark = [
+    pytest.mark.skipif(not linear.kernel_runs("int8"), reason="needs a C compiler"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 def runner_of(name: str, format: str) -> ModelRunner:
     return ModelRunner(random_network(ARCHITECTURES[name], torch.bfloat16), 40, PAGE_SIZE, None, format)
-
-
-def logits(runner: ModelRunner, lengths: list[int], ids: Tensor) -> Tensor:
-    """Return the logits of prompts of these lengths in one step; `ids` holds their tokens one after the other."""
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    tables = torch.arange(1, 1 + 4 * len(lengths), dtype=torch.int32).view(-1, 4)
-    rows = PackedRows(starts, torch.tensor(lengths, dtype=torch.int32), tables)
-    return runner.logits(ids, positions, rows, range(len(ids)))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -54,19 +34,18 @@ def test_every_family_gives_a_row_the_same_bits_alone_and_among_others(name: str
     torch.set_num_threads(threads)
     runner = runner_of(name, format)
     assert isinstance(runner.blocks, CBlocks)
-    lengths = [1, 40, 7, 16, 1]
-    ids = torch.arange(sum(lengths)) * 31 % runner.config.vocab_size
-    together = logits(runner, lengths, ids).split(lengths)
-    for length, part, among in zip(lengths, ids.split(lengths), together):
-        assert torch.equal(logits(runner, [length], part), among)
+    prompts = [
+        [31 * i % runner.config.vocab_size for i in range(n, n + length)] for n, length in enumerate((1, 40, 7, 16, 1))
+    ]
+    for prompt, among in zip(prompts, logits_of(runner, prompts)):
+        assert torch.equal(logits_of(runner, [prompt])[0], among)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_logits_are_near_those_of_the_weights_as_they_were(format: str) -> None:
     name = "llama, 3 heads to 1"
-    ids = torch.arange(40) * 31 % 211
-    true = logits(runner_of(name, "none"), [40], ids).softmax(-1)
-    found = logits(runner_of(name, format), [40], ids).softmax(-1)
+    prompt = [31 * i % 211 for i in range(40)]
+    true, found = (logits_of(runner_of(name, each), [prompt])[0].softmax(-1) for each in ("none", format))
     assert 0 < (found - true).abs().sum(-1).mean() < (0.15 if format == "int8" else 0.8)
 
 

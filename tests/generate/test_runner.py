@@ -2,85 +2,25 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from points import points
 
 import policies
-from generate.params import GREEDY, SamplingParams
+from generate.params import GREEDY
 from generate.runner import ModelRunner
 from generate.sampling import NotFinite
 from launch.faults.faults import Faults
-from models.gpt2 import GPT, GPTConfig
+from models.gpt2 import GPT
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from serving.recovery import Recovery
-
-SHAPES = {
-    "heads of 64": GPTConfig(block_size=256, vocab_size=301, n_layer=2, n_head=2, n_embd=128),
-    "heads of 8": GPTConfig(block_size=192, vocab_size=97, n_layer=3, n_head=4, n_embd=32),
-    "relu, own width": GPTConfig(
-        block_size=128, vocab_size=65, n_layer=2, n_head=2, n_embd=64, n_inner=96, activation="relu"
-    ),
-    "scaled by layer": GPTConfig(
-        block_size=128,
-        vocab_size=65,
-        n_layer=2,
-        n_head=1,
-        n_embd=64,
-        scale_attn_by_inverse_layer_idx=True,
-        tie_word_embeddings=False,
-    ),
-}
-
-
-def make_model(config: GPTConfig, dtype: torch.dtype = torch.float32) -> GPT:
-    model = GPT(config)
-    model.init_weights(torch.Generator().manual_seed(5))
-    with torch.no_grad():  # sharper than at birth, so that greedy text is not one token for ever
-        for parameter in model.parameters():
-            parameter.mul_(4 if parameter.dim() > 1 else 1)
-    return model.to(dtype).eval().requires_grad_(False)
-
-
-def ragged(config: GPTConfig, n: int, seed: int, **sampling: Any) -> list[Sequence]:
-    rng = random.Random(seed)
-    result = []
-    for i in range(n):
-        prompt = [rng.randrange(config.vocab_size) for _ in range(rng.randrange(1, 90))]
-        params = SamplingParams(**{"seed": i, **sampling})
-        result.append(Sequence(prompt, rng.randrange(1, 30), id=str(i), sampling=params))
-    return result
-
-
-def run(
-    model: GPT,
-    sequences: list[Sequence],
-    policy: str = "dynamic",
-    slots: int = 8,
-    budget: int = 2048,
-    arrivals: int = 3,
-    prefix_cache: bool = True,
-    runner: ModelRunner | None = None,
-) -> list[list[int]]:
-    """Serve `sequences`, `arrivals` new ones before each step; return their tokens."""
-    pool = PagePool(120, 64, prefix_cache=prefix_cache)
-    runner = runner or ModelRunner(model, 120, 64)
-    scheduler = Scheduler(policies.get_policy(policy, max_batch_size=slots), pool, budget)
-    waiting = list(sequences)
-    while waiting or not scheduler.is_idle:
-        for seq in waiting[:arrivals]:
-            scheduler.add(seq)
-        waiting = waiting[arrivals:]
-        scheduler.step(runner.forward, lambda: 0.0)
-    assert pool.used == 0
-    return [seq.output_ids for seq in sequences]
+from tests.support import points
+from tests.support.generate import SHAPES, Counting, make_model, ragged, run
 
 
 def greedy_oracle(model: GPT, seq: Sequence) -> list[int]:
@@ -143,16 +83,6 @@ def test_a_step_after_one_in_halves_computes_all_members() -> None:
     expected = run(make_model(config), ragged(config, 8, 3), arrivals=8)
     halving = Halving(make_model(config), 120, 64)
     assert run(make_model(config), ragged(config, 8, 3), arrivals=8, runner=halving) == expected
-
-
-class Counting(ModelRunner):
-    """A runner that counts the steps that it packs."""
-
-    packed = 0
-
-    def _pack(self, *args: Any) -> Any:
-        self.packed += 1
-        return super()._pack(*args)
 
 
 @pytest.mark.parametrize("policy", points(2, "dynamic", "static", "nobatch", "chunked"))

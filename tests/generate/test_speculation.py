@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from points import points
 
 import policies
 from generate.drafters.model import ModelDrafter
@@ -23,6 +22,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from tests.support import points
 
 CONFIG = GPTConfig(block_size=192, vocab_size=61, n_layer=2, n_head=2, n_embd=128)
 PAGE = 16

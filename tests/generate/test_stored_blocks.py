@@ -10,22 +10,20 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from support_gguf import LLAMA_KEYS, converted, random_model
 
 from benchmarks import engine, machine
 from generate.cpu import linear
 from generate.machine import MachineError
-from generate.packing import pack
-from generate.params import GREEDY
 from generate.quantize import check, kept_kinds, kinds_of
-from generate.runner import ModelRunner, PackedRows
+from generate.runner import ModelRunner
 from models import weights
 from models.gguf import gguf_file
 from models.gguf.block_matrix import KINDS, BlockMatrix, as_tensor
 from models.network import Network
 from models.sources import catalog
 from models.sources.checkpoint import CheckpointError
-from scheduling.sequence import Sequence
+from tests.support.generate import logits_of
+from tests.support.gguf import GPT2_KEYS, LLAMA_KEYS, converted, random_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"rope_theta": 5000.0},
@@ -34,8 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
 }
 KEYS: dict[str, dict[str, Any]] = {
-    "gpt2": {"block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 64,
-             "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5},
+    "gpt2": GPT2_KEYS,
     "qwen3": {"attention.key_length": 8, "attention.value_length": 8},
 }  # fmt: skip
 PARTS = ("qkv", "attn_proj", "fc", "mlp_proj")
@@ -46,7 +43,7 @@ needs_kernel = pytest.mark.skipif(not linear.kernel_runs("int4"), reason="needs 
 def stored(path: Path, family: str, kinds: dict[str, Kind], **changes: Any) -> catalog.ResolvedModel:
     inner = "n_inner" if family == "gpt2" else "intermediate_size"
     model = random_model(family, **{inner: 64}, **FAMILIES[family], **changes)
-    keys = KEYS["gpt2"] if family == "gpt2" else {**LLAMA_KEYS, "feed_forward_length": 64, **KEYS.get(family, {})}
+    keys = {**({} if family == "gpt2" else LLAMA_KEYS), **KEYS.get(family, {}), "feed_forward_length": 64}
     return catalog.resolve(str(converted(path / "model.gguf", model, keys, kinds=kinds)))
 
 
@@ -98,14 +95,8 @@ def test_a_model_in_blocks_computes_nearly_what_it_does_dequantized_alone_and_am
 
 def logits(runner: ModelRunner, count: int) -> torch.Tensor:
     """Return the logits after each of `count` prompts of five tokens, computed together."""
-    sequences = [Sequence([(7 * i + j) % 61 for j in range(5)], 1, id=str(i), sampling=GREEDY) for i in range(count)]
-    ids, positions, sample_rows = pack(sequences, [5] * count)
-    rows = PackedRows(
-        cu_seqlens=torch.arange(0, 5 * count + 1, 5, dtype=torch.int32),
-        context_lens=torch.full((count,), 5, dtype=torch.int32),
-        block_tables=torch.arange(1, count + 1, dtype=torch.int32)[:, None],
-    )
-    return runner.logits(torch.tensor(ids), torch.tensor(positions), rows, sample_rows)
+    prompts = [[(7 * i + j) % 61 for j in range(5)] for i in range(count)]
+    return torch.stack([rows[-1] for rows in logits_of(runner, prompts)])
 
 
 @pytest.mark.parametrize("half", [np.nan, np.inf])

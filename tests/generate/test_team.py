@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from points import points
 
-from generate.cpu.kernels import KernelError, find_compiler, load_library
+from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import SOURCE, Team
+from tests.support import points
+from tests.support.generate import need_compiler
 
 COUNTER = """
 #include "team.h"
@@ -33,10 +34,7 @@ int known(void) { return workers; }
 
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    try:
-        find_compiler()
-    except KernelError as error:
-        pytest.skip(str(error))
+    need_compiler()
     folder = tmp_path_factory.mktemp("team")
     (folder / "team.h").write_text((SOURCE.parent / "team.h").read_text())
     (folder / "counter.c").write_text(COUNTER)

@@ -9,11 +9,11 @@ import shlex
 from typing import Any
 
 import pytest
-from support import FakeTokenizer, fake_engine
 
 from app import create_app
 from config import Config
 from launch import banner
+from tests.support.fakes import FakeTokenizer, fake_engine
 
 
 def shown(

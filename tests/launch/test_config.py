@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 
 import click
 import pytest
-from points import points
-from support import ROOT, free_port, run_app
 
 import config as settings
 import policies
 from config import Config, ConfigError, load
 from launch import preflight
+from tests.support import ROOT
+from tests.support.servers import run_app
 
 FIELDS = {item.name: item for item in dataclasses.fields(Config)}
 NOTHING = Path(os.devnull)
@@ -285,38 +284,12 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
     assert "hunter2" not in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    points(  # the quick run refuses the others without a process: above, and in test_launches.py
-        1,
-        (["dinamic"], ["unknown policy 'dinamic'", "Did you mean 'dynamic'?", "dynamic, ", "nobatch, ", "static, "]),
-        (["dynamic", "--prot", "1"], ["--prot", "--port"]),
-        (
-            ["dynamic", "--model", "gpt3", "--host", "127.0.0.1", "--port", str(free_port())],
-            ["unknown model 'gpt3'", "gpt2", "bard"],
-        ),
-        (["dynamic", "--host", "192.0.2.1"], ["cannot listen on 192.0.2.1", "Use another --host"]),
-        (["dynamic", "--host", "no.such.host.invalid"], ["cannot listen on no.such.host", "--host"]),
-    ),
-)
-def test_a_bad_start_is_one_line_with_the_remedy(argv: list[str], words: list[str]) -> None:
-    result = run_app(*argv)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert all(word in result.stderr for word in words), result.stderr
-
-
-@pytest.mark.full
-def test_a_taken_port_is_one_line_with_the_remedy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        result = run_app("dynamic", "--host", "127.0.0.1", "--port", str(port))
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"error: port {port} on 127.0.0.1")
-    assert result.stderr.endswith(f"--port {port % 65535 + 1}\n")
-    assert result.stderr.count("\n") == 1
+def test_a_bad_start_is_one_line_with_the_remedy() -> None:
+    result = run_app("dinamic")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(
+        r"error: unknown policy 'dinamic'. Did you mean 'dynamic'\?.* dynamic, .*nobatch, .*static, .*\n", result.stderr
+    )
 
 
 def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from points import points
-from support import ROOT, clean_environment
+
+from tests.support import ROOT, points
+from tests.support.servers import clean_environment
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".venv/bin/python").exists(), reason="./eb would install .venv first")
 

@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from support import FakeModel, fake_engine, run_app
 
 from launch import banner
 from launch.faults import faults
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
+from tests.support.fakes import FakeModel, fake_engine
+from tests.support.servers import run_app
 
 
 def read(**armed: Any) -> faults.Faults:

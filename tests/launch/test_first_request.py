@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from tiny_checkpoint import write_checkpoint
 
 from api.service import Service
 from app import connect, create_app, load_engine
@@ -15,6 +14,7 @@ from config import Config
 from generate.runner import ModelRunner
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
+from tests.support.checkpoints import write_checkpoint
 
 Loaded = tuple[FlaskClient, Service, list[str]]
 

@@ -14,10 +14,11 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support import Server, wait_until
+
+from tests.support import wait_until
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.process
 
@@ -40,15 +41,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert "Traceback" not in server.output()
 
 
-def worker(server: Server) -> int:
-    """Return the pid of the process that serves."""
-    pid = server.process.pid
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-
-
 def connections(server: Server) -> int:
     """Return how many sockets and other descriptors the server has open."""
-    return len(os.listdir(f"/proc/{worker(server)}/fd"))
+    return len(os.listdir(f"/proc/{server.workers[0]}/fd"))
 
 
 @contextlib.contextmanager
@@ -117,7 +112,7 @@ def test_a_thousand_connections_that_say_nothing_take_no_thread_and_make_room(se
 
 
 def test_a_server_without_file_descriptors_waits_for_some_and_goes_on(server: Server) -> None:
-    pid = worker(server)
+    (pid,) = server.workers
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     try:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (connections(server) + 4, limits[1]))
@@ -127,7 +122,7 @@ def test_a_server_without_file_descriptors_waits_for_some_and_goes_on(server: Se
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert health_seconds(server, 20) < 0.8
-    assert worker(server) == pid
+    assert server.workers == [pid]
 
 
 UNREADABLE = {
@@ -136,6 +131,8 @@ UNREADABLE = {
     b"GET / HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n\r\n": 417,
     b"GET /" + b"a" * 5_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n": 414,
     b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 9_000 + b"\r\n\r\n": 431,
+    b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 65_536 + b"\r\n\r\n": 431,
+    b"GET / HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(150)) + b"\r\n": 431,
     HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n": 400,
     HEAD[:-2] + b"Transfer-Encoding: odd\r\n\r\n": 501,
     START + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": 501,

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from support import Answer, Server, read_answer, wait_until
+
+from tests.support import wait_until
+from tests.support.servers import Answer, Server, read_answer
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, Server, clean_environment, in_background, wait_until
+
+from tests.support import ROOT, in_background, wait_until
+from tests.support.servers import Server, clean_environment
 
 LOOP = '''"""Hangs when its first request waits."""
 import threading

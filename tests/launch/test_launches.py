@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from points import points
-from support import ROOT, Server, clean_environment, free_port, run_app
-from tiny_checkpoint import write_checkpoint
 
 import app
 from config import Config, ConfigError
 from launch import doctor, preflight
 from models.sources import catalog
+from tests.support import ROOT, points
+from tests.support.checkpoints import write_checkpoint
+from tests.support.servers import Server, clean_environment, free_port, run_app
 
 MOCK = ["--model", "mock:llm-mock"]
 REMEDY = re.compile(r"error: .+\. .*(Use|use|Run|Set|set|Install|choose|Free|Remove)")
@@ -72,6 +72,8 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ({}, ["--model", "/nowhere"], "unknown model '/nowhere'"),
         ({}, ["--model", "gpt2-xl"], "cannot load gpt2-xl"),
         ({}, ["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+        ({}, ["--host", "no.such.host.invalid"], "cannot listen on no.such.host"),
+        ({}, ["--shadow", "statik"], "unknown policy 'statik'. Did you mean 'static'?"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -89,7 +91,9 @@ def test_what_cannot_work_is_refused_in_one_line(
     [
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
         (lambda folder: os.truncate(folder / "model.safetensors", 5000), "broken or truncated"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"not a checkpoint"), "model.safetensors"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
     ],
 )
 def test_weights_that_are_missing_or_broken_are_refused(
@@ -104,7 +108,9 @@ def test_weights_that_are_missing_or_broken_are_refused(
 def test_a_port_in_use_is_refused(variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert f"port {port} on 127.0.0.1" in refused(capsys, "--port", str(port))
+        line = refused(capsys, "--port", str(port))
+    assert line.startswith(f"error: port {port} on 127.0.0.1")
+    assert line.endswith(f"--port {port % 65535 + 1}\n")
 
 
 @contextlib.contextmanager
@@ -138,6 +144,7 @@ def test_a_full_disk_is_refused(
         (MOCK, {"GUNICORN_CMD_ARGS": "--threads 4"}, "4 threads"),
         (["--kv-memory", "1K"], {}, "--kv-memory"),
         (["--dtype", "float16", "--device", "cpu"], {}, "float16 is for GPUs"),
+        (["--device", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, "--device cuda"),
     ),
 )
 def test_what_only_the_server_process_can_check_is_refused_in_one_line(
@@ -153,14 +160,14 @@ def test_what_only_the_server_process_can_check_is_refused_in_one_line(
 
 @pytest.mark.full
 @pytest.mark.process
-def test_missing_cuda_is_refused(tiny: Path) -> None:
-    result = run_app(
-        "dynamic", "--model", str(tiny), "--device", "cuda", "--host", "127.0.0.1", "--port", str(free_port()),
-        CUDA_VISIBLE_DEVICES="",
-    )  # fmt: skip
-    assert result.returncode == 3
+def test_a_folder_without_a_vocabulary_is_refused(tiny: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "model"))
+    (folder / "vocab.json").write_text("{}")
+    result = run_app("dynamic", "--model", str(folder), "--host", "127.0.0.1", "--port", str(free_port()))
+    assert result.returncode in (2, 3)
+    assert result.stderr.count("\n") == 1, result.stderr
     assert REMEDY.match(result.stderr), result.stderr
-    assert "--device cuda" in result.stderr
+    assert "the tokenizer in" in result.stderr
 
 
 @pytest.mark.process

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import Server, wait_until
 
 from generate import machine
 from launch.worker import connections
 from launch.worker.worker import Worker
+from tests.support import wait_until
+from tests.support.servers import Server
 
 # Python runs this at its start: what macOS lacks is gone before anything is imported.
 WITHOUT_LINUX = """

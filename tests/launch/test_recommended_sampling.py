@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from tiny_checkpoint import write_checkpoint
 
 from api.service import Engine, Service
 from app import connect, create_app, load_engine
 from batching import Inference
 from config import Config
 from launch import banner
+from tests.support.checkpoints import write_checkpoint
 
 COMPLETION, CHAT, NATIVE, TGI = "/v1/completions", "/v1/chat/completions", "/inference", "/generate"
 BODIES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Server, in_background, wait_until
+
+from tests.support import in_background, wait_until
+from tests.support.servers import Server
 
 LONG = {"prompt": "the house", "num_tokens": 200, "temperature": 0}
 
@@ -24,16 +26,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def workers(server: Server) -> set[int]:
-    master = server.process.pid
-    return set(map(int, Path(f"/proc/{master}/task/{master}/children").read_text().split()))
-
-
 def reload(server: Server) -> set[int]:
     """Ask for a reload; return the workers from before once there is another."""
-    old = workers(server)
+    old = set(server.workers)
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: workers(server) - old, 60)
+    wait_until(lambda: set(server.workers) - old, 60)
     return old
 
 
@@ -47,7 +44,7 @@ def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_
 
         def has_ended() -> bool:
             answers.append(server.post(prompt="the", num_tokens=3))
-            return not workers(server) & old
+            return not old & {*server.workers}
 
         wait_until(has_ended, 60)
         refused = [answer for answer in answers if answer.status == 503]
@@ -87,7 +84,7 @@ def test_sigterm_during_a_reload_does_not_wait_for_it(slow_loader: Server) -> No
     short = LONG | {"num_tokens": 60}  # it ends well within the time that a drain may take
     with in_background(lambda: slow_loader.post(**short)) as early:
         wait_until(lambda: slow_loader.get("/stats").json["requests-running"] == 1)
-        assert len(workers(slow_loader)) == 1
+        assert len(slow_loader.workers) == 1
         reload(slow_loader)
         slow_loader.process.send_signal(signal.SIGHUP)
         assert slow_loader.stop() == 0

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from support_checkpoints import reference_of, save
-from tiny_checkpoint import write_checkpoint
 
 from api.service import Engine, Service
 from app import connect, create_app, load_engine
 from config import Config
 from launch import banner
+from tests.support.checkpoints import reference_of, save, write_checkpoint
 
 PAGE = 64
 GPT2_PAGE = 2 * 2 * 128 * 4 * PAGE  # keys and values, layers, width, bytes, tokens

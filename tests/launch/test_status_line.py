@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from support import FakeModel, fake_engine, wait_until
-
 from launch.status_line import StatusLine
 from observe.meters import Meters
 from scheduling.pages import PagePool
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 
 def test_the_line_has_the_figures_since_the_line_before() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine, wait_until
 
 from api.service import Service
 from app import connect, create_app
 from config import Config
 from launch.faults.faults import Faults
 from scheduling.iteration import Plan
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine
 
 DIALECTS = {
     "/inference": lambda prompt, n: {"prompt": prompt, "num_tokens": n},
@@ -27,22 +28,12 @@ every_dialect = pytest.mark.parametrize("path", DIALECTS)
 
 
 @pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
-@pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=4, max_queue=8))
     service: Service = app.extensions["service"]
     connect(service, fake_engine(model, max_batch_size=4, max_queue=8))
     yield app
     service.stop()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
 
 
 def ask(app: Flask, path: str, prompt: str = "hi", n: int = 3) -> Any:

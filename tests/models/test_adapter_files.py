@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support_adapters import write_adapter
-from support_checkpoints import reference, reference_of
 
 from models import adapters, families
 from models.adapters import AdapterError
+from tests.support.checkpoints import reference, reference_of, write_adapter
 
 NAME = "base_model.model.transformer.h.1.attn.c_attn.lora_A.weight"
 

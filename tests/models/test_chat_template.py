@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from support_templates import CHATML, LLAMA3, MISTRAL, QWEN3
-from support_tokenizers import CONTROL, strings, write
 
 from models.text import template_sandbox, template_work
 from models.text.chat_template import TemplateError
 from models.text.ranks import TokenizerError
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
+from tests.support.tokenizers import CHATML, CONTROL, LLAMA3, MISTRAL, QWEN3, strings, write
 
 TEMPLATES = {
     "chatml": ("smollm", CHATML), "llama3": ("llama-bpe", LLAMA3), "qwen3": ("qwen2", QWEN3),

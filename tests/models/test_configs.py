@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_checkpoints import transformers
 
 from models.architecture import Architecture, Llama3Scaling
 from models.families import architecture_of
 from models.family import ConfigError
+from tests.support.checkpoints import transformers
 
 SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
          "num_attention_heads": 6, "max_position_embeddings": 160}  # fmt: skip

@@ -12,10 +12,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support_gguf import tiny
 
 from models.gguf import gguf_file
 from models.sources.checkpoint import CheckpointError
+from tests.support.gguf import tiny
 
 HUGE = 2**60
 STRING, ARRAY = 8, 9

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support_checkpoints import reference_of, save
-from support_gguf import LLAMA_KEYS, converted, random_model
-from support_hub import FakeHub, commit, serving, use
 
 from models import weights
 from models.sources import catalog, wheel
 from models.sources.catalog import ModelUnavailable
 from models.sources.checkpoint import CheckpointError
+from tests.support.checkpoints import reference_of, save
+from tests.support.gguf import LLAMA_KEYS, converted, random_model
+from tests.support.hub import FakeHub, commit, serving, use
 
 
 @pytest.fixture(scope="module")

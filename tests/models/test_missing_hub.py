@@ -13,10 +13,10 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from support_checkpoints import reference, save
-from support_hub import FakeHub, serving, use
 
 from models.sources import catalog, hub
+from tests.support.checkpoints import reference, save
+from tests.support.hub import FakeHub, serving, use
 
 
 @pytest.fixture

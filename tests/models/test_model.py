@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from models.sources import catalog
 CONFIG = GPTConfig(block_size=64, vocab_size=257, n_layer=3, n_head=2, n_embd=32)
 SMALL = {"model_type": "gpt2", "n_positions": 64, "vocab_size": 257, "n_layer": 3, "n_head": 2, "n_embd": 32}
 PROMPTS = {"To be": 9, "O": 17, "What's in a name? That which we call a rose": 4, "Hark!": 1}
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass
@@ -37,15 +37,6 @@ class Job:
         self.data.append(token)
         self.done += 1
         return self.done == self.num_tokens
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep small work off a second thread, which waits for whole time slices on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from support import Server
-from support_checkpoints import judged, transformers
 
 import policies
 from client.workloads import messages
@@ -24,12 +22,20 @@ from models.text.tokenizer import load_tokenizer
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support.checkpoints import judged, transformers
+from tests.support.generate import run
+from tests.support.servers import Server
 
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 TOKENS = 32
 ALONE = 20  # texts that are also computed alone, where each step reads all weights for one token
 PAGES, PAGE_SIZE = 600, 64
 NEAR = 1 / 4  # logits here are about 20, where two numbers of bfloat16 are 1/8 apart, and both logits are rounded
+
+
+Runners = Callable[[torch.dtype], ModelRunner]
+Texts = list[list[int]]
+Choices = list[list[tuple[int, float]]]  # of tokens, and by what lead
 
 
 @pytest.fixture(scope="module")
@@ -55,31 +61,26 @@ def test_the_capital_of_france_is_paris_through_the_chat_route(resolved: catalog
 
 
 @pytest.fixture(scope="module")
-def prompts(resolved: catalog.ResolvedModel) -> list[list[int]]:
+def prompts(resolved: catalog.ResolvedModel) -> Texts:
     """Return a hundred chats of one question."""
     tokenizer = load_tokenizer(resolved)
     return [tokenizer.encode_chat([{"role": "user", "content": text}])[1] for text in messages.openings()[:100]]
 
 
 @pytest.fixture(scope="module")
-def runner_of(resolved: catalog.ResolvedModel) -> Callable[[torch.dtype], ModelRunner]:
+def runner_of(resolved: catalog.ResolvedModel) -> Runners:
     """Return our engine in a number format, of which the model is packed once."""
     return cache(lambda dtype: ModelRunner(weights.load(resolved, dtype), PAGES, PAGE_SIZE))
 
 
-def served(runner: ModelRunner, prompts: list[list[int]], slots: int) -> list[list[int]]:
+def served(runner: ModelRunner, prompts: Texts, slots: int) -> Texts:
     """Return the greedy answers of our engine, several prompts joining at each step."""
-    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), PagePool(PAGES, PAGE_SIZE), 256)
     sequences = [Sequence(prompt, TOKENS, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
-    for seq in sequences:
-        scheduler.add(seq)
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
-    return [seq.output_ids for seq in sequences]
+    return run(None, sequences, slots=slots, budget=256, arrivals=len(prompts), pages=PAGES, runner=runner)
 
 
 @pytest.fixture(scope="module")
-def in_float32(runner_of: Callable[[torch.dtype], ModelRunner], prompts: list[list[int]]) -> list[list[int]]:
+def in_float32(runner_of: Runners, prompts: Texts) -> Texts:
     return served(runner_of(torch.float32), prompts, 64)
 
 
@@ -95,9 +96,7 @@ def reference(path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def choices(
-    resolved: catalog.ResolvedModel, prompts: list[list[int]], in_float32: list[list[int]]
-) -> list[list[tuple[int, float]]]:
+def choices(resolved: catalog.ResolvedModel, prompts: Texts, in_float32: Texts) -> Choices:
     """Return what transformers chooses at each token of the texts in float32, and by what lead."""
     assert resolved.path is not None
     model = reference(resolved.path)
@@ -106,10 +105,7 @@ def choices(
 
 @pytest.mark.full
 def test_a_hundred_greedy_texts_among_64_are_those_of_transformers_and_some_alone(
-    runner_of: Callable[[torch.dtype], ModelRunner],
-    prompts: list[list[int]],
-    in_float32: list[list[int]],
-    choices: list[list[tuple[int, float]]],
+    runner_of: Runners, prompts: Texts, in_float32: Texts, choices: Choices
 ) -> None:
     assert {len(text) for text in in_float32} == {TOKENS}
     assert [[token for token, _ in text] for text in choices] == in_float32
@@ -118,10 +114,7 @@ def test_a_hundred_greedy_texts_among_64_are_those_of_transformers_and_some_alon
 
 @pytest.mark.full
 def test_texts_in_bfloat16_leave_those_in_float32_only_where_two_tokens_are_nearly_as_likely(
-    runner_of: Callable[[torch.dtype], ModelRunner],
-    prompts: list[list[int]],
-    in_float32: list[list[int]],
-    choices: list[list[tuple[int, float]]],
+    runner_of: Runners, prompts: Texts, in_float32: Texts, choices: Choices
 ) -> None:
     """The two logits that rounding can swap are at most a quarter apart; the texts are the same alone and among 64."""
     found = served(runner_of(torch.bfloat16), prompts, 64)
@@ -136,7 +129,7 @@ def test_texts_in_bfloat16_leave_those_in_float32_only_where_two_tokens_are_near
 
 @pytest.mark.full
 def test_each_turn_of_a_chat_finds_all_full_pages_that_it_shares_with_the_turn_before(
-    resolved: catalog.ResolvedModel, runner_of: Callable[[torch.dtype], ModelRunner]
+    resolved: catalog.ResolvedModel, runner_of: Runners
 ) -> None:
     tokenizer = load_tokenizer(resolved)
     scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=4), PagePool(PAGES, PAGE_SIZE), 256)

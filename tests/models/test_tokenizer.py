@@ -14,7 +14,6 @@ import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measured import path_of
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -25,6 +24,7 @@ from models.text.ranks import TokenizerError
 from models.text.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
 from models.text.tokenizer_files import from_folder
 from models.text.vocabulary import of_ranks
+from tests.support.data import path_of
 
 TEXT = (
     "First Citizen: we're 12 citizens, they'll say; I'd not!  Before we proceed any further,\n\n"

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from gguf import GGUFValueType, GGUFWriter
-from support_tokenizers import CONTROL, KINDS, gguf_metadata, strings, train, write
 
 from models.gguf import tokenizer_gguf
 from models.sources import catalog
@@ -21,6 +20,7 @@ from models.text import general_bpe, vocabulary
 from models.text.ranks import TokenizerError
 from models.text.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
 from models.text.tokenizer_files import from_folder
+from tests.support.tokenizers import CONTROL, KINDS, gguf_metadata, strings, train, write
 
 COUNT = 1000
 OURS = ("gpt2", "smollm", "llama-bpe", "qwen2")  # by tiktoken

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import ROOT
 from torch.nn import functional as F
 
 from models import weights
 from models.gpt2 import GPT, GPTConfig
 from models.sources import catalog
+from tests.support import ROOT
 
 pytest.importorskip("tokenizers", reason="the trainer needs tokenizers, of requirements-dev.txt")
 from tools import bard_training

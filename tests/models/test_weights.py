@@ -6,19 +6,18 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support_checkpoints import reference, reference_of, save, transformers
 
 from models import family, weights
 from models.activations import ACTIVATIONS
 from models.gpt2 import GPT
 from models.sources import catalog, checkpoint
+from tests.support.checkpoints import reference, reference_of, save, transformers
 
 SHAPES = {
     "heads of 8": {},
@@ -30,6 +29,7 @@ SHAPES = {
     "untied head": {"tie_word_embeddings": False},
     "swish": {"activation_function": "swish"},
 }
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @torch.no_grad()
@@ -52,15 +52,6 @@ def assert_same(hf: Any, gpt: GPT) -> None:
 def edit(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep small work off a second thread, which waits for whole time slices on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

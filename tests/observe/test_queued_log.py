@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine
 
 from api.service import Service
 from app import create_app
 from config import Config
 from observe import queued_log
 from observe.queued_log import QueuedHandler, QueuedLog
+from tests.support.fakes import FakeModel, fake_engine
 
 
 class Stuck(io.StringIO):

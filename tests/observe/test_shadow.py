@@ -18,9 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver import drive, requests, scheduler
-from observed import COST, SLOTS, inferences, recorded, served
-from support import ROOT, Server, run_app, wait_until
 
 import policies
 from config import Config, ConfigError
@@ -41,6 +38,10 @@ from simulate.measured import shadow as simulated
 from simulate.measured.observed import Seen, Trace
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import Run, simulate
+from tests.support import wait_until
+from tests.support.observe import COST, SLOTS, answer_to, inferences, recorded, served
+from tests.support.scheduling import drive, make_scheduler, requests
+from tests.support.servers import Server
 
 
 def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Shadow, Run]:
@@ -51,16 +52,8 @@ def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Sh
 
 def ask(shadow: Shadow) -> dict[str, Any]:
     """Return the answer of the process's code, called here."""
-    out = io.StringIO()
-    lines = list(shadow._server.question(shadow._server.recording.window().requests, shadow=[shadow.policy, {}]))
-    observed.converse(simulated.answer_from, io.StringIO("".join(lines)), out)
-    answer: dict[str, Any] = json.loads(out.getvalue())
-    return answer
-
-
-@pytest.fixture(autouse=True)
-def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed.os, "nice", lambda by: 0)
+    requests = shadow._server.recording.window().requests
+    return answer_to(shadow._server.question(requests, shadow=[shadow.policy, {}]), simulated.answer_from)
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static", "chunked", "elastic"])
@@ -71,7 +64,7 @@ def test_the_cost_of_a_record_is_the_cost_of_its_plan(policy: str) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         steps.append(step_of(plan))
 
-    made = scheduler(policy, 6, budget=32)
+    made = make_scheduler(policy, 6, budget=32)
     run = drive(made, requests(*trace), planned=planned)
     found = [step_of_members(record.members, made.policy.padded) for record in run.iterations]
     assert found == steps
@@ -323,13 +316,6 @@ def state_of(server: Server) -> dict[str, Any]:
             if line.startswith(b"data: "):
                 state: dict[str, Any] = json.loads(line[6:])
                 return state
-
-
-@pytest.mark.process
-def test_the_command_line_rejects_it_before_a_model_is_loaded() -> None:
-    result = run_app("dynamic", "--shadow", "statik", cwd=ROOT)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: unknown policy 'statik'. Did you mean 'static'?")
 
 
 @pytest.mark.full

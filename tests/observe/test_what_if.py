@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import sys
@@ -11,9 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from driver import drive, requests, scheduler
-from observed import COST, Uneven, inferences, manager, recorded, served, watch
-from support import wait_until
 
 from costs.cost import Affine
 from costs.drafting import speculator
@@ -26,6 +22,9 @@ from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
 from simulate.measured import observed, observed_law
 from simulate.measured import what_if as simulated
+from tests.support import wait_until
+from tests.support.observe import COST, Uneven, answer_to, inferences, manager, recorded, served, watch
+from tests.support.scheduling import drive, make_scheduler, requests
 
 
 def expanded(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -44,7 +43,7 @@ def expanded(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked"])
 def test_stretches_hold_every_step_of_a_run(policy: str) -> None:
     trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
-    run = drive(scheduler(policy, 6, budget=32), requests(*trace))
+    run = drive(make_scheduler(policy, 6, budget=32), requests(*trace))
     kept = Stretches()
     for iteration in run.iterations:
         kept.add(iteration)
@@ -61,24 +60,11 @@ class Here(WhatIf):
     def answer_of(self, policies: list[str], count: int = 400, **more: Any) -> dict[str, Any]:
         workload = more.get("workload")
         chosen = [] if workload else self._requests(count, more.get("span"))
-        out = io.StringIO()
         drawn = workload and {**workload.__dict__, "count": count, "context": 1024}
-        lines = io.StringIO("".join(self._question(chosen, policies=policies, workload=drawn)))
-        observed.converse(simulated.answer_from, lines, out)
-        result: dict[str, Any] = json.loads(out.getvalue())
-        return result
+        return answer_to(self._question(chosen, policies=policies, workload=drawn), simulated.answer_from)
 
     def blame_of(self, id: str) -> dict[str, Any]:
-        out = io.StringIO()
-        lines = io.StringIO("".join(self._question(self._beside(id), blame=id)))
-        observed.converse(simulated.answer_from, lines, out)
-        result: dict[str, Any] = json.loads(out.getvalue())
-        return result
-
-
-@pytest.fixture(autouse=True)
-def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed.os, "nice", lambda by: 0)
+        return answer_to(self._question(self._beside(id), blame=id), simulated.answer_from)
 
 
 def here(policy: str = "static") -> tuple[Here, Any]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from driver import Request, drive, made, requests, traces
 from hypothesis import given
 from hypothesis import strategies as st
-from served import SOON, Serve, inference
 
 import policies
 from batching import InferenceError
@@ -17,19 +15,13 @@ from scheduling.backlog import FITTED
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from scheduling.step_law import StepLaw
 from simulate.simulator import simulate
+from tests.support import SOON
+from tests.support.scheduling import KnownLaw, Request, drive, make_scheduler, requests
+from tests.support.serving import Serve, inference
+from tests.support.strategies import traces
 
 NAME = "dynamic+admission-control"
-
-
-class Known(StepLaw):
-    """The law of `cost`, known from the beginning."""
-
-    steps = FITTED
-
-    def seconds(self, rows: int, unknown: float) -> float:
-        return 10 + rows
 
 
 def cost(plan: Plan) -> int:
@@ -37,9 +29,9 @@ def cost(plan: Plan) -> int:
 
 
 def served(sequences: list[Sequence], slots: int, *, known: bool = True, **options: object) -> list[Sequence]:
-    scheduler = made(NAME, slots, **options)
+    scheduler = make_scheduler(NAME, slots, **options)
     if known:
-        scheduler.backlog.law = Known()
+        scheduler.backlog.law = KnownLaw()
     drive(scheduler, sequences, cost=cost)
     return sequences
 

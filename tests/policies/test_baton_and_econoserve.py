@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from driver import Run, burst, drive, made, requests
 
 import policies
 from costs import published
@@ -19,6 +18,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.simulator import simulate
+from tests.support.scheduling import Run, burst, drive, make_scheduler, requests
 
 
 def times(run: Run) -> list[str]:
@@ -30,13 +30,13 @@ def pages(tokens: int) -> PagePool:
 
 
 def test_prompts_that_join_a_baton_batch_together_are_padded_to_the_longest() -> None:
-    run = drive(made("baton", 3), burst((3, 2), (7, 1), (5, 1)))
+    run = drive(make_scheduler("baton", 3), burst((3, 2), (7, 1), (5, 1)))
     assert times(run) == ["31/43", "31/31", "31/31"]  # 10 + 3 x 7, then 10 + 2
     assert run.iterations[0].slot_steps.padding == pytest.approx((4 + 2) / 7)
 
 
 def test_a_baton_batch_shrinks_when_its_rectangle_does_not_fit_and_grows_again_when_the_longest_has_left() -> None:
-    loop = made("baton", 3, pages(20))
+    loop = make_scheduler("baton", 3, pages(20))
     loop.policy.margin = 1
     run = drive(loop, burst((8, 4), (2, 6), (2, 2)))
     # 2 rows of 8 + 1 tokens fit, 3 do not; 2 of 10 + 1 do not, so the second row leaves, and is recomputed with the third
@@ -72,7 +72,7 @@ def test_an_answer_begins_where_another_will_have_left_its_kv(pipelining: str, b
 
     Together they need 14 of 12, but when r0 has left with its token, r1 holds 5: at most 12 at any time.
     """
-    loop = made("econoserve", 4, pages(16), reserved=0.25, padding=0, pipelining=pipelining)
+    loop = make_scheduler("econoserve", 4, pages(16), reserved=0.25, padding=0, pipelining=pipelining)
     run = drive(loop, burst((2, 4), (2, 4), (2, 2)))
     assert times(run) == by_hand
     assert run.now == end
@@ -97,7 +97,7 @@ def begun(policy: str, shapes: list[tuple[int, int]], due: list[float], **option
     def note(scheduler: Scheduler, plan: object) -> None:
         order.extend(s.id for s in scheduler.running if len(s.output_ids) == 2 and s.id not in order)
 
-    drive(made(policy, 4, pages(30), reserved=0.5, padding=0, **options), sequences, planned=note)
+    drive(make_scheduler(policy, 4, pages(30), reserved=0.5, padding=0, **options), sequences, planned=note)
     return order
 
 
@@ -110,7 +110,7 @@ def test_groups_go_by_range_of_deadlines_and_then_by_length() -> None:
 
 def test_a_prediction_that_is_too_short_costs_a_preemption_and_no_token() -> None:
     run = drive(
-        made("econoserve", 4, pages(24), predictor="classes", classes=1, longest=4, reserved=0.1),
+        make_scheduler("econoserve", 4, pages(24), predictor="classes", classes=1, longest=4, reserved=0.1),
         burst((2, 12), (2, 12), (2, 12)),
     )
     assert sum(s.preemptions for s in run.sequences) > 0

@@ -24,8 +24,3 @@ def test_learned_lengths_gain_half_of_what_the_truth_does_and_lose_little_when_t
     ])  # fmt: skip
     assert found["gain"] > least_gain
     assert found["worst"] < 0.02
-
-
-def test_the_accuracy_is_the_share_of_pairs_in_the_right_order() -> None:
-    assert learned.accuracy([(1.0, 10), (2.0, 20), (3.0, 20), (0.5, 30)]) == pytest.approx(2 / 5)
-    assert learned.accuracy([(1.0, 10), (1.0, 20)]) == 0.5

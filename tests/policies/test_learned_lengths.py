@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-from driver import made
 
 import policies
 from costs.published import MODELS
@@ -16,6 +15,7 @@ from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
 from simulate import workloads
 from simulate.simulator import simulate
+from tests.support.scheduling import make_scheduler
 
 LONG, SHORT = 7, 8  # the last tokens of prompts with long and with short answers
 
@@ -93,7 +93,7 @@ def chats(count: int = 60, gap: float = 0.6) -> list[Sequence]:
 
 def test_an_answer_ends_where_the_model_ends_it_in_long_leaps_and_step_by_step() -> None:
     leaps, steps = (
-        simulate(made("dynamic", 4), chats(), MODELS["oracle-a"], fast_forward=fast) for fast in (True, False)
+        simulate(make_scheduler("dynamic", 4), chats(), MODELS["oracle-a"], fast_forward=fast) for fast in (True, False)
     )
     assert [len(seq.output_ids) for seq in leaps.sequences] == [seq.answer_tokens for seq in chats()]
     assert {seq.finish_reason for seq in leaps.sequences} == {"stop"}
@@ -109,7 +109,7 @@ def test_an_oracle_knows_where_a_simulated_answer_ends_and_on_a_server_only_its_
 
 def test_shortest_first_by_what_was_learned_is_between_first_come_and_the_truth() -> None:
     oracle, learned, blind = (
-        simulate(made(name, 1, **options), chats(200, 1.2), MODELS["oracle-a"]).latency.mean()
+        simulate(make_scheduler(name, 1, **options), chats(200, 1.2), MODELS["oracle-a"]).latency.mean()
         for name, options in (
             ("nobatch+sjf", {"predictor": "oracle"}), ("nobatch+sjf", {"predictor": "learned"}), ("nobatch", {})
         )
@@ -122,7 +122,9 @@ def test_lightllm_lets_more_in_when_it_has_learned_that_answers_are_shorter_than
         sequences = chats(200, 0.1)
         for seq in sequences:
             seq.answer_tokens = 0  # as on a server
-        run = simulate(made("lightllm", 16, PagePool(101, 16), max_wait=0, **options), sequences, MODELS["oracle-a"])
+        run = simulate(
+            make_scheduler("lightllm", 16, PagePool(101, 16), max_wait=0, **options), sequences, MODELS["oracle-a"]
+        )
         return max(seq.batch_max for seq in run.sequences[100:])
 
     limits, learned = most(), most(predictor="learned")

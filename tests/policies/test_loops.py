@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from driver import Request, Run, burst, drive, made, next_tokens, pools, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +12,8 @@ import policies
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
-
-slots = st.integers(1, 5)
+from tests.support.scheduling import Request, Run, burst, drive, make_scheduler, next_tokens, requests
+from tests.support.strategies import Pool, pools, slots, traces
 
 
 def joined(run: Run) -> list[list[str]]:
@@ -31,8 +29,8 @@ def test_elastic_holds_no_slot_and_a_member_of_a_batch_is_never_later_than_under
     trace: list[Request], slots: int
 ) -> None:
     together = [(0, prompt, output) for _, prompt, output in trace][:slots]
-    static = drive(scheduler("static", slots), requests(*together))
-    elastic = drive(scheduler("elastic", slots), requests(*together))
+    static = drive(make_scheduler("static", slots), requests(*together))
+    elastic = drive(make_scheduler("elastic", slots), requests(*together))
     assert elastic.held == 0
     for early, late in zip(elastic.sequences, static.sequences):
         assert early.finished_at == early.last_token_at <= late.finished_at
@@ -40,7 +38,7 @@ def test_elastic_holds_no_slot_and_a_member_of_a_batch_is_never_later_than_under
 
 @given(traces(), slots)
 def test_impatient_is_static_but_for_when_it_answers(trace: list[Request], slots: int) -> None:
-    runs = [drive(scheduler(name, slots), requests(*trace)) for name in ("static", "impatient")]
+    runs = [drive(make_scheduler(name, slots), requests(*trace)) for name in ("static", "impatient")]
     static, impatient = ([(it.t, it.seconds, it.members) for it in run.iterations] for run in runs)
     assert static == impatient
     assert all(s.finished_at == s.last_token_at for s in runs[1].sequences)
@@ -48,24 +46,24 @@ def test_impatient_is_static_but_for_when_it_answers(trace: list[Request], slots
 
 @given(traces(), slots)
 def test_static_exact_pads_nothing_and_holds_no_slot(trace: list[Request], slots: int) -> None:
-    run = drive(scheduler("static-exact", slots), requests(*trace))
+    run = drive(make_scheduler("static-exact", slots), requests(*trace))
     assert run.held == sum(it.slot_steps.padding for it in run.iterations) == 0
 
 
 def test_static_exact_groups_the_queue_by_shape_in_order_of_first_appearance() -> None:
     shapes = [(3, 2), (4, 2), (3, 2), (3, 2), (3, 1), (4, 2)]
-    run = drive(scheduler("static-exact", 2), burst(*shapes))
+    run = drive(make_scheduler("static-exact", 2), burst(*shapes))
     assert joined(run) == [["r0", "r2"], ["r3"], ["r1", "r5"], ["r4"]]
 
 
 def test_static_exact_empties_the_queue_before_it_looks_again() -> None:
-    run = drive(scheduler("static-exact", 4), requests((0, 3, 1), (0, 4, 1), (1, 3, 1), (2, 4, 1)))
+    run = drive(make_scheduler("static-exact", 4), requests((0, 3, 1), (0, 4, 1), (1, 3, 1), (2, 4, 1)))
     assert joined(run) == [["r0"], ["r1"], ["r2"], ["r3"]]
 
 
 def test_fixed_starts_batches_of_exactly_k_and_flushes_the_last() -> None:
     trace = [(10 * i, 3, 2) for i in range(7)]
-    loop = made("fixed", 8, k=3, flush=1000)
+    loop = make_scheduler("fixed", 8, k=3, flush=1000)
     run = drive(loop, requests(*trace))
     assert [len(group) for group in joined(run)] == [3, 3, 1]
     assert run.sequences[-1].scheduled_at == 60 + 1000
@@ -73,7 +71,7 @@ def test_fixed_starts_batches_of_exactly_k_and_flushes_the_last() -> None:
 
 
 def test_fixed_does_not_wait_when_no_request_will_arrive() -> None:
-    loop = made("fixed", 8, k=3, flush=3600)
+    loop = make_scheduler("fixed", 8, k=3, flush=3600)
     for seq in burst((3, 2), (3, 2)):
         loop.add(seq)
     assert loop.plan(0) is None
@@ -84,49 +82,49 @@ def test_fixed_does_not_wait_when_no_request_will_arrive() -> None:
 
 
 @given(traces())
-def test_fixed_of_one_is_static_of_one_is_nobatch(trace: list[Request]) -> None:
-    runs = [
-        seen(drive(loop, requests(*trace))) for loop in (made("fixed", 5, k=1), made("static", 1), made("nobatch", 5))
-    ]
-    assert runs[0] == runs[1] == runs[2]
+def test_with_one_slot_all_basic_policies_are_one_as_is_fixed_of_one(trace: list[Request]) -> None:
+    loops = [make_scheduler(name, 1) for name in ("nobatch", "static", "dynamic")]
+    loops += [make_scheduler("nobatch", 5), make_scheduler("fixed", 5, k=1)]
+    first, *others = (seen(drive(loop, requests(*trace))) for loop in loops)
+    assert all(other == first for other in others)
 
 
 @given(traces(), slots, pools())
-def test_window_without_delay_is_static(trace: list[Request], slots: int, pool: Callable[[], PagePool | None]) -> None:
-    static, window = (seen(drive(scheduler(name, slots, pool()), requests(*trace))) for name in ("static", "window"))
+def test_window_without_delay_is_static(trace: list[Request], slots: int, pool: Pool) -> None:
+    static, window = (
+        seen(drive(make_scheduler(name, slots, pool()), requests(*trace))) for name in ("static", "window")
+    )
     assert static == window
 
 
 def test_a_lone_request_starts_when_the_window_closes() -> None:
-    run = drive(made("window", 4, delay=25), requests((7, 3, 2)))
+    run = drive(make_scheduler("window", 4, delay=25), requests((7, 3, 2)))
     assert run.sequences[0].scheduled_at == 32
     assert run.sequences[0].waited == {"window": (0, 25)}
 
 
 def test_window_takes_the_largest_preferred_size_and_leaves_the_rest() -> None:
-    run = drive(made("window", 16, delay=500, preferred="4,8"), burst(*[(2, 1)] * 9))
+    run = drive(make_scheduler("window", 16, delay=500, preferred="4,8"), burst(*[(2, 1)] * 9))
     assert [len(group) for group in joined(run)] == [8, 1]
     assert run.sequences[8].scheduled_at == 500
 
 
 def test_static_global_decodes_each_batch_to_the_longest_of_all() -> None:
-    run = drive(made("static-global", 2, n=4), burst((2, 1), (2, 3), (2, 2), (2, 7)))
+    run = drive(make_scheduler("static-global", 2, n=4), burst((2, 1), (2, 3), (2, 2), (2, 7)))
     assert joined(run) == [["r0", "r1"], ["r2", "r3"]]
     assert len(run.iterations) == 14
     assert run.held == (6 + 4) + (5 + 0)
 
 
 def test_static_global_collects_until_its_oldest_has_waited_long_enough() -> None:
-    run = drive(made("static-global", 2, flush=30), requests((0, 2, 1), (20, 2, 1), (29, 2, 1)))
+    run = drive(make_scheduler("static-global", 2, flush=30), requests((0, 2, 1), (20, 2, 1), (29, 2, 1)))
     assert [s.scheduled_at for s in run.sequences] == [30, 30, 44]
 
 
 @given(traces(), slots, pools())
-def test_prefill_first_never_mixes_prompts_and_decodes(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
+def test_prefill_first_never_mixes_prompts_and_decodes(trace: list[Request], slots: int, pool: Pool) -> None:
     for name in ("prefill-first", "tgi", "lightllm"):
-        run = drive(scheduler(name, slots, pool()), requests(*trace))
+        run = drive(make_scheduler(name, slots, pool()), requests(*trace))
         for it in run.iterations:
             assert len({m.phase for m in it.members if m.phase != "idle"}) == 1, name
 
@@ -134,7 +132,7 @@ def test_prefill_first_never_mixes_prompts_and_decodes(
 def test_with_a_long_prompt_the_worst_gap_is_longer_under_prefill_first_than_dynamic() -> None:
     gaps = {}
     for name in ("dynamic", "prefill-first", "chunked"):
-        loop = made(name, 4, **({"max_batched_tokens": 16} if name == "chunked" else {}))
+        loop = make_scheduler(name, 4, **({"max_batched_tokens": 16} if name == "chunked" else {}))
         run = drive(loop, requests((0, 2, 9), *((15 + i, 100, 1) for i in range(3))))
         ends = [it.t + it.seconds for it in run.iterations if "r0" in {m.id for m in it.members if m.tokens}]
         gaps[name] = max(b - a for a, b in pairwise(ends))
@@ -142,14 +140,14 @@ def test_with_a_long_prompt_the_worst_gap_is_longer_under_prefill_first_than_dyn
 
 
 def test_a_paused_request_is_idle_in_the_record() -> None:
-    run = drive(made("prefill-first", 2), requests((0, 4, 3), (5, 8, 1)))
+    run = drive(make_scheduler("prefill-first", 2), requests((0, 4, 3), (5, 8, 1)))
     second = run.iterations[1]
     assert [(m.id, m.phase, m.tokens) for m in second.members] == [("r1", "prefill", 8), ("r0", "idle", 0)]
     assert (second.batch_size, second.slot_steps.idle) == (1, 1)
 
 
 def test_prefill_first_preempts_the_newest_and_recomputes_it() -> None:
-    run = drive(made("prefill-first", 4, kv_tokens=12), burst((4, 8), (4, 4)))
+    run = drive(make_scheduler("prefill-first", 4, kv_tokens=12), burst((4, 8), (4, 4)))
     first, second = run.sequences
     assert (first.preemptions, second.preemptions) == (0, 1)
     assert [it.preempted for it in run.iterations if it.preempted] == [["r1"]]
@@ -160,44 +158,36 @@ def test_prefill_first_preempts_the_newest_and_recomputes_it() -> None:
 
 
 @given(traces(), slots, st.integers(1, 12), pools())
-def test_chunked_computes_at_most_c_tokens_and_leaves_no_decode_out(
-    trace: list[Request], slots: int, c: int, pool: Callable[[], PagePool | None]
+def test_chunked_fills_every_step_while_prompt_tokens_are_left_and_leaves_no_decode_out(
+    trace: list[Request], slots: int, c: int, pool: Pool
 ) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         assert sum(plan.counts) <= c
         assert all(seq in plan.sequences for seq in scheduler.running if seq.output_ids)
-
-    loop = made("chunked", slots, pool(), max_batched_tokens=c)
-    drive(loop, requests(*trace), planned=planned)
-
-
-@given(traces(), slots, st.integers(1, 12))
-def test_chunked_fills_every_step_while_prompt_tokens_are_left(trace: list[Request], slots: int, c: int) -> None:
-    def planned(scheduler: Scheduler, plan: Plan) -> None:
         left = sum(seq.pending for seq in scheduler.running) > sum(plan.counts)
-        queue = scheduler.waiting and len(scheduler.running) < slots
+        queue = scheduler.pages is None and scheduler.waiting and len(scheduler.running) < slots
         assert sum(plan.counts) == c or not (left or queue)
 
-    drive(made("chunked", slots, max_batched_tokens=c), requests(*trace), planned=planned)
+    drive(make_scheduler("chunked", slots, pool(), max_batched_tokens=c), requests(*trace), planned=planned)
 
 
 @given(traces(), slots, pools())
-def test_chunked_without_end_is_dynamic(trace: list[Request], slots: int, pool: Callable[[], PagePool | None]) -> None:
-    chunked = drive(made("chunked", slots, pool(), max_batched_tokens=10**6), requests(*trace))
-    assert seen(chunked) == seen(drive(scheduler("dynamic", slots, pool()), requests(*trace)))
+def test_chunked_without_end_is_dynamic(trace: list[Request], slots: int, pool: Pool) -> None:
+    chunked = drive(make_scheduler("chunked", slots, pool(), max_batched_tokens=10**6), requests(*trace))
+    assert seen(chunked) == seen(drive(make_scheduler("dynamic", slots, pool()), requests(*trace)))
 
 
 def test_waiting_for_the_token_budget_is_reported() -> None:
-    run = drive(made("chunked", 4, max_batched_tokens=4), burst((8, 1), (2, 1)))
+    run = drive(make_scheduler("chunked", 4, max_batched_tokens=4), burst((8, 1), (2, 1)))
     assert run.sequences[1].waited == {"token_budget": (2, 28)}
 
 
 def test_tgi_admits_when_enough_wait_or_after_max_waiting_decodes() -> None:
     trace = [(0, 2, 30), (0, 2, 30), (0, 2, 30), (0, 2, 30), (20, 2, 1)]
-    alone = drive(made("tgi", 8, ratio=0.5, max_waiting=5), requests(*trace))
+    alone = drive(make_scheduler("tgi", 8, ratio=0.5, max_waiting=5), requests(*trace))
     # one of four is fewer than half, so it waits for the fifth decode after the first step
     assert alone.sequences[4].first_iteration == 1 + 5 + 1
-    company = drive(made("tgi", 8, ratio=0.5, max_waiting=5), requests(*trace, (20, 2, 1)))
+    company = drive(make_scheduler("tgi", 8, ratio=0.5, max_waiting=5), requests(*trace, (20, 2, 1)))
     assert [s.first_iteration for s in company.sequences[4:]] == [3, 3]
 
 
@@ -206,11 +196,11 @@ def test_tgi_is_never_over_its_budget(trace: list[Request], slots: int, most: in
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         assert sum(seq.total for seq in scheduler.running) <= most
 
-    drive(made("tgi", slots, max_total_tokens=most), requests(*trace), planned=planned)
+    drive(make_scheduler("tgi", slots, max_total_tokens=most), requests(*trace), planned=planned)
 
 
 def test_tgi_lets_a_decode_follow_each_prompt_step() -> None:
-    run = drive(made("tgi", 8, ratio=0), requests(*((i, 2, 20) for i in range(5))))
+    run = drive(make_scheduler("tgi", 8, ratio=0), requests(*((i, 2, 20) for i in range(5))))
     phases = ["prefill" in {m.phase for m in it.members} for it in run.iterations]
     assert not any(a and b for a, b in pairwise(phases))
 
@@ -224,7 +214,7 @@ def test_lightllm_never_exceeds_its_pool_and_preempts_no_request(
         assert held < pool
         assert not any(s.preemptions for s in scheduler.running)
 
-    drive(made("lightllm", slots, pool=pool, max_wait=wait), requests(*trace), planned=planned)
+    drive(make_scheduler("lightllm", slots, pool=pool, max_wait=wait), requests(*trace), planned=planned)
 
 
 @given(traces(), slots, st.integers(1, 4), st.integers(20, 40), st.booleans())
@@ -232,14 +222,14 @@ def test_lightllm_preempts_no_request_whose_length_is_known(
     trace: list[Request], slots: int, size: int, tokens: int, prefix_cache: bool
 ) -> None:
     pool = PagePool(1 + -(-tokens // size), size, prefix_cache=prefix_cache)
-    loop = made("lightllm", slots, pool, max_wait=1)
+    loop = make_scheduler("lightllm", slots, pool, max_wait=1)
     loop.policy.margin = 1
     assert not any(seq.preemptions for seq in drive(loop, requests(*trace)).sequences)
 
 
 def test_lightllm_counts_on_answers_as_long_as_those_of_the_past() -> None:
     def most_at_once(past: int, answer: int) -> tuple[int, int]:
-        loop = made("lightllm", 16, PagePool(101, 4), max_wait=0)
+        loop = make_scheduler("lightllm", 16, PagePool(101, 4), max_wait=0)
         for i, length in enumerate([past] * 20 + [answer] * 16):
             seq = requests((0, 4, 300))[0]
             seq.id, seq.open_ended = str(i), True
@@ -261,21 +251,21 @@ def test_lightllm_counts_on_answers_as_long_as_those_of_the_past() -> None:
 
 
 def test_lightllm_tries_every_ten_decodes_and_then_each_step() -> None:
-    run = drive(made("lightllm", 2), requests((0, 2, 14), (0, 2, 30), (1, 2, 1)))
+    run = drive(make_scheduler("lightllm", 2), requests((0, 2, 14), (0, 2, 30), (1, 2, 1)))
     # both slots are taken until r0 is done; r0 joined in step 1, so tries are due from step 12 on
     assert [s.first_iteration for s in run.sequences] == [1, 1, 15]
-    late = drive(made("lightllm", 3), requests((0, 2, 14), (0, 2, 30), (1, 2, 1)))
+    late = drive(make_scheduler("lightllm", 3), requests((0, 2, 14), (0, 2, 30), (1, 2, 1)))
     assert late.sequences[2].first_iteration == 12
 
 
 def test_multibin_batches_like_with_like_in_the_order_of_completion() -> None:
     lengths = [1, 9, 2, 8, 9, 1, 8, 2]
-    run = drive(made("multibin", 2, bounds="5"), burst(*((2, n) for n in lengths)))
+    run = drive(make_scheduler("multibin", 2, bounds="5"), burst(*((2, n) for n in lengths)))
     assert joined(run) == [["r0", "r2"], ["r1", "r3"], ["r4", "r6"], ["r5", "r7"]]
 
 
 def test_multibin_flushes_a_bin_whose_oldest_has_waited() -> None:
-    run = drive(made("multibin", 2, bounds="5", flush=50), requests((0, 2, 1), (10, 2, 9)))
+    run = drive(make_scheduler("multibin", 2, bounds="5", flush=50), requests((0, 2, 1), (10, 2, 9)))
     assert [s.scheduled_at for s in run.sequences] == [50, 62]
 
 
@@ -290,7 +280,7 @@ def test_multibins_bins_have_equal_mass() -> None:
 
 def test_bucket_pads_no_more_than_static_on_the_same_burst() -> None:
     def padding(name: str, shapes: list[tuple[int, int]]) -> int:
-        return sum(plan.padding for plan in drive(scheduler(name, 4), burst(*shapes)).plans)
+        return sum(plan.padding for plan in drive(make_scheduler(name, 4), burst(*shapes)).plans)
 
     for seed in range(20):
         shapes = [(1 + (i * i + seed) * 7919 % 50, 2) for i in range(40)]
@@ -299,11 +289,12 @@ def test_bucket_pads_no_more_than_static_on_the_same_burst() -> None:
 
 def test_adaptive_finds_the_batch_size_that_its_target_allows_and_holds_it() -> None:
     """15 rows take 40. Few come first, then more than can be served: a step in load."""
-    loop = made("adaptive", 32, target=40, every=5)
+    loop = make_scheduler("adaptive", 32, target=40, every=5)
     trace = [(i * 200, 1, 30) for i in range(20)] + [(4000 + i, 1, 30) for i in range(150)]
     run = drive(loop, requests(*trace))
     loaded = [it for it in run.iterations if it.t > 6000 and it.queue]
     assert len(loaded) > 100
     assert sum(it.seconds > 40 for it in loaded) < 0.2 * len(loaded)
     assert 8 < sum(it.batch_size for it in loaded) / len(loaded) < 15
-    assert {it.batch_size for it in drive(made("adaptive", 32, target=1), requests(*trace)).iterations} <= {1, 2}
+    alone = drive(make_scheduler("adaptive", 32, target=1), requests(*trace))
+    assert max(it.batch_size for it in alone.iterations) <= 2

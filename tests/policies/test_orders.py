@@ -6,19 +6,18 @@ import itertools
 import random
 
 import pytest
-from driver import Pool, Request, Run, drive, made, order_of_admission, pools, requests, traces
 from hypothesis import given
-from hypothesis import strategies as st
-from points import points
 
 import policies
 from policies.orders._predictions import chance, gauss
 from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
+from tests.support import points
+from tests.support.scheduling import Request, Run, drive, make_scheduler, order_of_admission, requests
+from tests.support.strategies import Pool, pools, slots, traces
 
 EVERY = policies.order_names()
 UNGUARDED: dict[str, object] = {"guard": 1e9, "guard_ratio": 1e9}
-slots = st.integers(1, 5)
 
 
 def many(n: int, seed: int, gap: float = 0, longest: int = 128) -> list[Sequence]:
@@ -42,7 +41,7 @@ def test_with_equal_requests_of_one_client_every_order_is_first_come_first_serve
 ) -> None:
     alike = [(arrival, [0, 0], 3) for arrival, _, _ in trace]
     exact: dict[str, object] = {"predictor": "oracle"} if order == "ssjf" else {}
-    run = drive(made(f"dynamic+{order}", slots, pool(), **exact), requests(*alike))
+    run = drive(make_scheduler(f"dynamic+{order}", slots, pool(), **exact), requests(*alike))
     if not any(s.preemptions for s in run.sequences):
         assert order_of_admission(run) == [s.id for s in run.sequences]
 
@@ -55,7 +54,7 @@ def test_one_server_does_the_same_work_in_any_order(order: str) -> None:
         sequences = many(30, seed=3, gap=500)
         for i, seq in enumerate(sequences):
             seq.client, seq.priority, seq.deadline = "ab"[i % 2], i % 3, 100.0 * (i * 7 % 11)
-        run = drive(made(name, 1), sequences)
+        run = drive(make_scheduler(name, 1), sequences)
         spans = [(s.finished_at - s.scheduled_at, s.scheduled_at - s.arrived_at) for s in sequences]
         sums.add(sum(service * wait for service, wait in spans))
         assert run.now == max(s.finished_at for s in sequences)
@@ -66,7 +65,7 @@ def test_shortest_first_saves_the_gini_coefficient_of_a_bursts_wait() -> None:
     waits = {}
     for name, options in (("nobatch", {}), ("nobatch+sjf", UNGUARDED)):
         sequences = many(80, seed=1)
-        drive(made(name, 1, **options), sequences)
+        drive(make_scheduler(name, 1, **options), sequences)
         waits[name] = sum(s.scheduled_at for s in sequences)
     services = sorted(s.finished_at - s.scheduled_at for s in sequences)
     n = len(services)
@@ -80,7 +79,7 @@ def test_shortest_first_saves_the_gini_coefficient_of_a_bursts_wait() -> None:
 def test_better_predictions_wait_less() -> None:
     def wait(**options: object) -> float:
         sequences = many(150, seed=2)
-        drive(made("nobatch+sjf", 1, **UNGUARDED, **options), sequences)
+        drive(make_scheduler("nobatch+sjf", 1, **UNGUARDED, **options), sequences)
         return sum(s.scheduled_at for s in sequences)
 
     classes = {"predictor": "classes"}
@@ -92,7 +91,7 @@ def test_better_predictions_wait_less() -> None:
 @pytest.mark.full
 def test_without_error_every_predictor_is_the_oracle() -> None:
     def admitted(**options: object) -> list[str]:
-        return order_of_admission(drive(made("nobatch+sjf", 1, **options), many(50, seed=4)))
+        return order_of_admission(drive(make_scheduler("nobatch+sjf", 1, **options), many(50, seed=4)))
 
     assert admitted() == admitted(predictor="noisy", sigma=0)
     assert admitted() == admitted(predictor="uniform", error=0)
@@ -140,7 +139,7 @@ def test_a_mean_is_of_the_clients_own_last_answers() -> None:
 def test_the_guard_lets_no_long_request_wait_much_longer_than_it_says() -> None:
     def longest_wait(**options: object) -> int:
         trace = [(0, 1, 4), (1, 1, 100), *((2 + 20 * i, 1, 2) for i in range(300))]
-        run = drive(made("nobatch+sjf", 1, **options), requests(*trace))
+        run = drive(make_scheduler("nobatch+sjf", 1, **options), requests(*trace))
         return run.sequences[1].scheduled_at - 1
 
     assert longest_wait(**UNGUARDED) > 5000
@@ -153,7 +152,7 @@ def test_a_higher_class_waits_less_and_ageing_lifts_the_lower() -> None:
         sequences = many(300, seed=6, gap=280, longest=40)
         for i, seq in enumerate(sequences):
             seq.priority = i % 3
-        drive(made("nobatch+priority", 1, **options), sequences)
+        drive(make_scheduler("nobatch+priority", 1, **options), sequences)
         return [sum(s.scheduled_at - s.arrived_at for s in sequences[k::3]) for k in range(3)]
 
     strict, aged, fcfs = waits(), waits(aging=3000), waits(aging=1e-9)
@@ -168,7 +167,7 @@ def test_by_deadline_more_are_in_time_than_by_arrival() -> None:
         sequences = many(200, seed=7, gap=700)
         for i, seq in enumerate(sequences):
             seq.deadline = seq.arrived_at + (1500 if i % 2 else 30_000)
-        drive(made(name, 1), sequences)
+        drive(make_scheduler(name, 1), sequences)
         return sum(s.finished_at <= s.deadline for s in sequences)
 
     assert in_time("nobatch+edf") > 1.3 * in_time("nobatch")
@@ -176,7 +175,7 @@ def test_by_deadline_more_are_in_time_than_by_arrival() -> None:
 
 def test_a_request_without_a_deadline_gets_the_default_one() -> None:
     trace = [(0, 1, 1), (1, 1, 9), (2, 1, 1)]
-    run = drive(made("nobatch+edf", 1, slo=5, slo_per_token=10), requests(*trace))
+    run = drive(make_scheduler("nobatch+edf", 1, slo=5, slo_per_token=10), requests(*trace))
     assert order_of_admission(run) == ["r0", "r2", "r1"]
 
 
@@ -184,7 +183,7 @@ def test_longest_prefix_first_hits_more_of_the_cache() -> None:
     def hits(name: str, **options: object) -> int:
         prompts = [[k] * 8 + [100 + i] for i in range(6) for k in range(4)]
         pool = PagePool(8, 4)
-        drive(made(name, 1, pool, **options), requests(*((0, p, 2) for p in prompts)))
+        drive(make_scheduler(name, 1, pool, **options), requests(*((0, p, 2) for p in prompts)))
         return pool.hit_tokens
 
     assert hits("dynamic+lpm") > 2 * hits("dynamic")
@@ -194,8 +193,8 @@ def test_longest_prefix_first_hits_more_of_the_cache() -> None:
 
 @pytest.mark.parametrize("seed", points(2, *range(4)))
 def test_least_remaining_first_is_no_slower_than_first_come_with_exact_predictions(seed: int) -> None:
-    fcfs = drive(made("dynamic", 4), many(200, seed, gap=300))
-    srpt = drive(made("dynamic+srpt", 4), many(200, seed, gap=300))
+    fcfs = drive(make_scheduler("dynamic", 4), many(200, seed, gap=300))
+    srpt = drive(make_scheduler("dynamic+srpt", 4), many(200, seed, gap=300))
     assert any(s.preemptions for s in srpt.sequences)
     assert mean_latency(srpt) < mean_latency(fcfs)
 
@@ -203,14 +202,14 @@ def test_least_remaining_first_is_no_slower_than_first_come_with_exact_predictio
 def test_a_request_that_is_nearly_done_is_not_preempted() -> None:
     def preemptions(c: float, shorts: int) -> int:
         trace = [(0, 1, 20), (shorts, 1, 2)]
-        return drive(made("dynamic+srpt", 1, c=c), requests(*trace)).sequences[0].preemptions
+        return drive(make_scheduler("dynamic+srpt", 1, c=c), requests(*trace)).sequences[0].preemptions
 
     # by 100 the long one has 8 of its 20 tokens
     assert [preemptions(c, 100) for c in (0, 0.3, 0.5, 1)] == [0, 0, 1, 1]
 
 
 def test_recomputed_tokens_are_in_the_record() -> None:
-    run = drive(made("dynamic+srpt", 1), requests((0, 3, 9), (40, 3, 2)))
+    run = drive(make_scheduler("dynamic+srpt", 1), requests((0, 3, 9), (40, 3, 2)))
     long = run.sequences[0]
     assert (long.preemptions, long.recompute_until) == (1, 6)
     assert [it.preempted for it in run.iterations if it.preempted] == [["r0"]]
@@ -228,8 +227,8 @@ def heavy_tail(seed: int) -> list[Sequence]:
 
 @pytest.mark.parametrize("seed", points(1, *range(3)))
 def test_levels_help_when_lengths_are_unknown_and_heavy_tailed(seed: int) -> None:
-    fcfs = drive(made("dynamic", 2), heavy_tail(seed))
-    mlfq = drive(made("dynamic+mlfq", 2, quantum=200, prompt_pace=0), heavy_tail(seed))
+    fcfs = drive(make_scheduler("dynamic", 2), heavy_tail(seed))
+    mlfq = drive(make_scheduler("dynamic+mlfq", 2, quantum=200, prompt_pace=0), heavy_tail(seed))
     assert mean_latency(mlfq) < mean_latency(fcfs)
 
 
@@ -242,7 +241,7 @@ def test_a_long_prompt_skips_the_levels_that_it_could_not_finish_in() -> None:
 def test_a_request_that_waited_too_long_is_lifted_to_the_top() -> None:
     def wait(**options: object) -> int:
         trace = [(0, 1, 8), *((10 * i, 1, 1) for i in range(1, 200))]
-        loop = made("dynamic+mlfq", 1, quantum=60, prompt_pace=0, **options)
+        loop = make_scheduler("dynamic+mlfq", 1, quantum=60, prompt_pace=0, **options)
         return drive(loop, requests(*trace)).sequences[0].finished_at
 
     assert 5 * wait(lift_every=5, starving=100) < wait(lift_every=10**6)
@@ -258,7 +257,7 @@ def test_every_order_goes_with_every_loop() -> None:
         for seq in sequences[::3]:
             seq.open_ended = True
         pool = PagePool(9, 2)
-        drive(made(f"{loop}+{order}", 3, pool), sequences, cancel={2: [0], 4: [1]})
+        drive(make_scheduler(f"{loop}+{order}", 3, pool), sequences, cancel={2: [0], 4: [1]})
 
 
 def test_a_preempted_request_does_not_overtake_an_overdue_one() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import ROOT
 
 import policies
 from batching import BatchingManager, Inference
@@ -18,6 +17,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.laws.check import check
 from simulate.simulator import simulate
+from tests.support import ROOT
 
 Step = tuple[int, list[str], list[str]]
 SLOTS = 8

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
 import pytest
-from driver import Request, Run, burst, drive, pools, requests, scheduler, traces
 from hypothesis import given
-from hypothesis import strategies as st
 
 import policies
 from scheduling.iteration import Plan
 from scheduling.options import OptionError
-from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support.scheduling import Request, burst, drive, make_scheduler, requests
+from tests.support.strategies import Pool, pools, slots, traces
 
 TRACE_A = [(0, 4, 3), (5, 8, 1), (6, 2, 5), (60, 4, 2)]
 TRACE_B = [(0, 5, 4), (1, 5, 6), (2, 5, 2), (3, 5, 1)]
@@ -49,7 +47,6 @@ B dynamic                             | 15/60 | 32/108  | 77/91  | 108/108 | 108
 B dynamic+fcfs                        | 15/60 | 32/108  | 77/91  | 108/108 | 108 | 7  | 0
 B dynamic+sjf                         | 15/63 | 78/138  | 49/63  | 32/32   | 138 | 10 | 0
 """
-slots = st.integers(1, 5)
 
 
 @pytest.mark.parametrize("line", TIMELINES.strip().splitlines())
@@ -64,19 +61,15 @@ def test_a_timeline_is_what_it_is_by_hand(line: str) -> None:
 
 
 @given(traces(), slots, pools())
-def test_nobatch_runs_one_at_a_time_in_order_of_arrival(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
-    run = drive(scheduler("nobatch", slots, pool()), requests(*trace))
+def test_nobatch_runs_one_at_a_time_in_order_of_arrival(trace: list[Request], slots: int, pool: Pool) -> None:
+    run = drive(make_scheduler("nobatch", slots, pool()), requests(*trace))
     assert max(it.batch_size for it in run.iterations) == 1
     assert [id for it in run.iterations for id, _ in it.left] == [s.id for s in run.sequences]
 
 
 @given(traces(), slots, pools())
-def test_static_batches_start_and_end_together(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
-    run = drive(scheduler("static", slots, pool()), requests(*trace))
+def test_static_batches_start_and_end_together(trace: list[Request], slots: int, pool: Pool) -> None:
+    run = drive(make_scheduler("static", slots, pool()), requests(*trace))
     for it in run.iterations:
         members = [m.id for m in it.members]
         assert it.joined in ([], members)
@@ -89,7 +82,7 @@ def test_static_batches_start_and_end_together(
 
 @given(traces(), slots)
 def test_static_holds_every_slot_from_its_last_token_to_the_longest_members(trace: list[Request], slots: int) -> None:
-    run = drive(scheduler("static", slots), requests(*trace))
+    run = drive(make_scheduler("static", slots), requests(*trace))
     batches = [list(b) for _, b in groupby(run.sequences, lambda s: s.first_iteration)]
     wanted = sum(max(s.max_tokens for s in b) - s.max_tokens for b in batches for s in b)
     assert run.held == wanted
@@ -100,13 +93,13 @@ def test_static_takes_the_oldest_that_wait_up_to_its_slots(trace: list[Request],
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         assert not (plan.joined and scheduler.waiting) or len(plan.joined) == slots
 
-    run = drive(scheduler("static", slots), requests(*trace), planned=planned)
+    run = drive(make_scheduler("static", slots), requests(*trace), planned=planned)
     assert [id for it in run.iterations for id in it.joined] == [s.id for s in run.sequences]
 
 
 @given(traces(), slots, pools())
 def test_dynamic_leaves_no_slot_idle_while_the_oldest_request_fits(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
+    trace: list[Request], slots: int, pool: Pool
 ) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         if scheduler.waiting and len(scheduler.running) < slots:
@@ -114,39 +107,24 @@ def test_dynamic_leaves_no_slot_idle_while_the_oldest_request_fits(
             assert scheduler.pages is not None
             assert scheduler.pages.reserve(oldest.hashes, oldest.total) is None
 
-    run = drive(scheduler("dynamic", slots, pool()), requests(*trace), planned=planned)
+    run = drive(make_scheduler("dynamic", slots, pool()), requests(*trace), planned=planned)
     assert run.held == 0
     assert [id for it in run.iterations for id in it.joined] == [s.id for s in run.sequences]
     assert all(s.finished_at == s.last_token_at for s in run.sequences)
 
 
-@given(traces())
-def test_with_one_slot_all_policies_are_one(trace: list[Request]) -> None:
-    def seen(run: Run) -> list[tuple]:
-        return [(it.t, it.seconds, it.members, it.joined, it.left) for it in run.iterations]
-
-    runs = [seen(drive(scheduler(policy, 1), requests(*trace))) for policy in ALL]
-    assert runs[0] == runs[1] == runs[2]
-
-
 def test_a_short_request_that_arrives_late_overtakes_a_long_one_only_in_dynamic() -> None:
     overtakes = {}
     for policy in ALL:
-        long, short = drive(scheduler(policy, 4), requests((0, 3, 30), (5, 3, 2))).sequences
+        long, short = drive(make_scheduler(policy, 4), requests((0, 3, 30), (5, 3, 2))).sequences
         overtakes[policy] = short.finished_at < long.finished_at
     assert overtakes == {"nobatch": False, "static": False, "dynamic": True}
 
 
 def test_a_slot_is_taken_again_in_the_next_iteration() -> None:
-    run = drive(scheduler("dynamic", 1), requests((0, 3, 2), (0, 3, 2)))
+    run = drive(make_scheduler("dynamic", 1), requests((0, 3, 2), (0, 3, 2)))
     assert [it.members[0].id for it in run.iterations] == ["r0", "r0", "r1", "r1"]
     assert {it.members[0].slot for it in run.iterations} == {0}
-
-
-@pytest.mark.parametrize("policy", ALL)
-def test_a_policy_is_found_by_its_files_name(policy: str) -> None:
-    assert policy in policies.names()
-    assert policies.get_policy(policy, max_batch_size=3).name == policy
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_match() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from driver import drive, made, order_of_admission, requests
-from shared_prefixes import PAGE, drawn, least
 
 import policies
 from costs.cost import Affine
@@ -14,6 +12,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.simulator import Run, simulate
+from tests.support.scheduling import PAGE, drawn, drive, least, make_scheduler, order_of_admission, requests
 
 
 def shared(count: int, prefixes: int) -> list[Sequence]:
@@ -60,7 +59,7 @@ def test_prefixes_within_prefixes_are_computed_once() -> None:
 def test_the_tree_is_walked_depth_first_with_long_answers_early_and_the_longest_branch_last() -> None:
     a, b, c = [1, 1], [2, 2, 2, 2], [3, 3]
     run = drive(
-        made("dynamic+prefix-tree", 1, PagePool(40, 2)),
+        make_scheduler("dynamic+prefix-tree", 1, PagePool(40, 2)),
         requests((0, [*b, 7], 2), (0, [*a, 7], 2), (0, [*b, 8], 2), (0, [*a, 8], 4), (0, [*c, 9], 12)),
     )
     # Tokens to compute for each to generate: c 3/12, a 4/6, b 6/4. In a, the longer answer goes first.
@@ -70,14 +69,14 @@ def test_the_tree_is_walked_depth_first_with_long_answers_early_and_the_longest_
 def test_those_that_share_a_prefix_wait_until_it_is_cached_and_others_take_free_slots() -> None:
     a, b = [1] * 4, [2] * 4
     trace = [(0, [*a, 7], 3), (0, [*a, 8], 3), (0, [*b, 7], 3), (0, [*b, 8], 3)]
-    run = drive(made("dynamic+prefix-tree", 3, PagePool(60, 2)), requests(*trace))
+    run = drive(make_scheduler("dynamic+prefix-tree", 3, PagePool(60, 2)), requests(*trace))
     # r1 waits for r0, so one of the two other slots is left: r2 begins, and r3 waits for it.
     assert [it.joined for it in run.iterations if it.joined] == [["r0", "r2"], ["r1"], ["r3"]]
     assert [seq.cached for seq in run.sequences] == [0, 4, 0, 4]
 
 
 def test_a_request_that_arrives_while_its_prefix_is_computed_waits_for_it() -> None:
-    loop = made("chunked+prefix-tree", 4, PagePool(60, 2), max_batched_tokens=4)
+    loop = make_scheduler("chunked+prefix-tree", 4, PagePool(60, 2), max_batched_tokens=4)
     run = drive(loop, requests((0, [1] * 12, 3), (5, [1] * 12, 3)))
     assert [seq.cached for seq in run.sequences] == [0, 10]
 
@@ -86,7 +85,7 @@ def test_no_request_is_overtaken_by_one_of_a_later_window() -> None:
     def admitted(window: float) -> list[str]:
         alone = (1, [2, 2, 2], 1)
         stream = [(20 * i, [1, 1, 3], 4) for i in range(8)]
-        loop = made("dynamic+prefix-tree", 1, PagePool(40, 2), window=window)
+        loop = make_scheduler("dynamic+prefix-tree", 1, PagePool(40, 2), window=window)
         return order_of_admission(drive(loop, sorted(requests(*stream, alone), key=lambda seq: seq.arrived_at)))
 
     assert admitted(1e9)[-1] == "r8"
@@ -96,5 +95,5 @@ def test_no_request_is_overtaken_by_one_of_a_later_window() -> None:
 @pytest.mark.full
 def test_a_prefix_of_prefixes_as_long_as_a_context_is_no_problem() -> None:
     sequences = [Sequence([1] * (i + 2), 1, id=f"r{i}") for i in range(1500)]
-    run = drive(made("dynamic+prefix-tree", 64, PagePool(4000, 1)), sequences[::-1])
+    run = drive(make_scheduler("dynamic+prefix-tree", 64, PagePool(4000, 1)), sequences[::-1])
     assert all(seq.finish_reason == "length" for seq in run.sequences)

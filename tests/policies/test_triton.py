@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from driver import Request, Run, drive, made, requests, traces
 from hypothesis import given
 from hypothesis import strategies as st
-from served import SOON, Serve, kind_of
 
 import policies
 from costs.cost import Cost
@@ -14,6 +12,10 @@ from costs.steps import Step
 from scheduling.scheduler import Scheduler
 from simulate.__main__ import main
 from simulate.fleet.instances import Instances
+from tests.support import SOON
+from tests.support.scheduling import Request, Run, drive, make_scheduler, requests
+from tests.support.serving import Serve, kind_of
+from tests.support.strategies import traces
 
 FIRST = (0, 4, 3)  # alone in one slot, its steps end at 14, 26 and 38
 
@@ -25,7 +27,7 @@ def served(
     sequences = requests(*(request for request, _, _ in trace))
     for seq, (_, priority, deadline) in zip(sequences, trace):
         seq.priority, seq.deadline = priority, deadline
-    drive(made("triton", slots, **options), sequences)
+    drive(make_scheduler("triton", slots, **options), sequences)
     return [(seq.scheduled_at, seq.finished_at) for seq in sequences]
 
 
@@ -75,14 +77,16 @@ def test_a_request_may_time_out_while_an_idle_engine_waits_for_others() -> None:
 
 def test_after_a_switch_those_that_wait_time_out_by_the_new_policy() -> None:
     sequences = requests(FIRST, (1, 2, 1), (13, 2, 1))
-    drive(made("triton", 1, timeout=5), sequences, switch={1: policies.get_policy("triton", 1, {"timeout": 26})})
+    drive(
+        make_scheduler("triton", 1, timeout=5), sequences, switch={1: policies.get_policy("triton", 1, {"timeout": 26})}
+    )
     assert [(seq.scheduled_at, seq.finished_at) for seq in sequences] == [(0, 38), (None, 38), (38, 50)]
 
 
 @given(traces(), st.integers(1, 4))
 def test_without_its_options_it_is_window(trace: list[Request], slots: int) -> None:
     def records(name: str) -> list[dict]:
-        run: Run = drive(made(name, slots, delay=20.0, preferred=(2,)), requests(*trace))
+        run: Run = drive(make_scheduler(name, slots, delay=20.0, preferred=(2,)), requests(*trace))
         return [{**record, "policy": ""} for record in run.records()]
 
     assert records("triton") == records("window")

@@ -8,20 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import policies
-from scheduling.backlog import FITTED
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from scheduling.step_law import StepLaw
-
-
-class Known(StepLaw):
-    """A law of whole seconds that is known from the beginning."""
-
-    steps = FITTED
-
-    def seconds(self, rows: int, unknown: float) -> float:
-        return 10 + rows
+from tests.support.scheduling import KnownLaw
 
 
 def step_by_step(scheduler: Scheduler, seq: Sequence) -> tuple[float, float]:
@@ -46,7 +36,7 @@ class Served:
 
     def __init__(self, slots: int, budget: int) -> None:
         self.scheduler = Scheduler(policies.get_policy("dynamic+admission-control", slots), None, budget)
-        self.scheduler.backlog.law = Known()
+        self.scheduler.backlog.law = KnownLaw()
         self.plan: Plan | None = None
         self.now, self.ended, self.arrived = 0.0, 0.0, 0
 

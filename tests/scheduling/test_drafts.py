@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from driver import Pool, Request, burst, drive, failing, next_tokens, pools, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,23 +16,24 @@ from scheduling.speculation import Acceptance, Offer, Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
 from simulate.laws.scripted_drafter import ScriptedDrafter
+from tests.support.scheduling import Request, burst, drive, failing, make_scheduler, next_tokens, requests
+from tests.support.strategies import Faults, Pool, budgets, faults, pools, slots, traces
 
 NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
-faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
 
 
 def speculating(
     policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30, *, every: int, fixed: int | None
 ) -> Scheduler:
     """Return a scheduler whose sequences count their tokens, of which each `every`-th is proposed wrong."""
-    made = scheduler(policy, slots, pages, budget)
+    made = make_scheduler(policy, slots, pages, budget)
     made.speculator = Speculator(ScriptedDrafter(lambda seq, place: place, every), fixed)
     return made
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "nobatch", "static-exact", "chunked", "tgi", "dynamic+srpt"])
 @given(
-    traces(), st.integers(1, 5), pools(), st.integers(1, 12), st.sampled_from([1, 2, 3, 7]),
+    traces(), slots, pools(), budgets, st.sampled_from([1, 2, 3, 7]),
     st.sampled_from([1, 2, 5, None]), st.sets(st.integers(1, 25), max_size=5), faults, faults,
 )  # fmt: skip
 def test_every_request_gets_exactly_its_tokens_and_no_page_leaks(
@@ -45,8 +45,8 @@ def test_every_request_gets_exactly_its_tokens_and_no_page_leaks(
     every: int,
     fixed: int | None,
     out_of_memory: set[int],
-    cancel: dict[int, list[int]],
-    fail: dict[int, list[int]],
+    cancel: Faults,
+    fail: Faults,
 ) -> None:
     made = speculating(policy, slots, pool(), budget, every=every, fixed=fixed)
     made.policy.margin = 1

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from driver import Pool, drive, next_tokens, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,21 +21,12 @@ from scheduling.sequence import Sequence
 from simulate.laws.check import check
 from simulate.laws.contents import Contents
 from simulate.simulator import Run, simulate
+from tests.support import points
+from tests.support.scheduling import drive, make_scheduler, next_tokens, requests
+from tests.support.strategies import Pool, budgets, slots, traces
 
-MORE = [
-    "chunked",
-    "tgi",
-    "lightllm",
-    "adaptive",
-    "baton",
-    "econoserve",
-    "static",
-    "dynamic+srpt",
-    "dynamic+mlfq",
-    "dynamic+vtc",
-    "dynamic+sjf",
-]
-LOOPS = ["dynamic", "prefill-first", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
+LOOPS = points(2, "dynamic", "prefill-first", "chunked", "tgi", "lightllm", "adaptive", "baton", "econoserve", "static",
+               "dynamic+srpt", "dynamic+mlfq", "dynamic+vtc", "dynamic+sjf")  # fmt: skip
 cancels = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=4)
 shortages = st.sets(st.integers(1, 25), max_size=3)
 
@@ -49,7 +39,7 @@ def open_ended(*trace: tuple[int, int | list[int], int]) -> list[Sequence]:
 
 
 def growing(policy: str, slots: int, pool: PagePool | None, margin: int = 1, budget: int = 1 << 30) -> Scheduler:
-    made = scheduler(policy, slots, pool, budget)
+    made = make_scheduler(policy, slots, pool, budget)
     made.policy.margin = margin
     return made
 
@@ -64,7 +54,7 @@ def tight_pools(draw: st.DrawFn) -> Pool:
 
 
 @pytest.mark.parametrize("policy", LOOPS)
-@given(traces(), st.integers(1, 5), tight_pools(), st.integers(1, 12), st.integers(1, 4), cancels, shortages)
+@given(traces(), slots, tight_pools(), budgets, st.integers(1, 4), cancels, shortages)
 def test_each_request_gets_its_tokens_from_keys_of_its_own(
     policy: str, trace: list, slots: int, pool: Pool, budget: int, margin: int, cancel: dict, out_of_memory: set[int]
 ) -> None:
@@ -93,7 +83,7 @@ def test_each_request_gets_its_tokens_from_keys_of_its_own(
 @pytest.mark.parametrize(("is_open_ended", "running"), [(False, 21), (True, 64)])
 def test_64_chats_without_max_tokens_run_at_once_in_2_gib_of_gpt2_medium(is_open_ended: bool, running: int) -> None:
     pages = (2 << 30) // (96 * 1024 * 64) + 1
-    made = scheduler("dynamic", 64, PagePool(pages, 64))
+    made = make_scheduler("dynamic", 64, PagePool(pages, 64))
     sequences = [Sequence([i] * 40, 1024 - 40, id=str(i), open_ended=is_open_ended) for i in range(64)]
     for seq in sequences:
         seq.stop = lambda token: "stop" if token == 200 else None
@@ -153,7 +143,7 @@ def test_rows_that_a_static_batch_holds_give_up_their_pages_to_the_last_that_gro
 
 def test_the_next_turn_of_a_chat_finds_the_answer_of_the_last() -> None:
     pool = PagePool(40, 4)
-    made = scheduler("dynamic", 2, pool)
+    made = make_scheduler("dynamic", 2, pool)
     (turn,) = requests((0, 6, 9))
     drive(made, [turn])
     hits = pool.hit_tokens

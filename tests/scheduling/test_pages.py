@@ -149,39 +149,6 @@ def test_a_prompt_known_in_full_still_has_a_token_to_compute(prompt: list[int], 
     assert cached == (len(prompt) - 1) // size * size
 
 
-def test_nothing_is_found_before_it_is_published() -> None:
-    pool = PagePool(20, 2)
-    hashes = pool.hashes([1, 2, 3, 4, 5])
-    assert pool.reserve(hashes, 6) is not None
-    assert pool.cached_tokens(hashes) == 0
-
-
-def test_a_page_is_found_only_behind_the_same_beginning() -> None:
-    pool = PagePool(20, 2)
-    fill(pool, [1, 2, 3, 4, 5])
-    assert pool.cached_tokens(pool.hashes([1, 2, 3, 4, 9])) == 4
-    assert pool.cached_tokens(pool.hashes([1, 2, 4, 4, 9])) == 2
-    assert pool.cached_tokens(pool.hashes([9, 2, 3, 4, 5])) == 0
-
-
-def test_the_tail_of_a_prompt_is_forgotten_before_its_beginning() -> None:
-    pool = PagePool(6, 2)  # five pages
-    fill(pool, [1, 2, 3, 4, 5, 6, 7])  # three full pages and one without content
-    assert pool.reserve([], 6) is not None  # takes the two empty ones, and the tail
-    assert pool.cached_tokens(pool.hashes([1, 2, 3, 4, 5, 6, 7])) == 4
-
-
-def test_the_least_recently_used_prompt_is_forgotten_first() -> None:
-    pool = PagePool(6, 2)
-    old, used = [1, 1, 0], [2, 2, 0]
-    fill(pool, used)
-    fill(pool, old)
-    fill(pool, used)
-    assert pool.reserve([], 8) is not None  # four of five pages
-    assert pool.cached_tokens(pool.hashes(old)) == 0
-    assert pool.cached_tokens(pool.hashes(used)) == 2
-
-
 def test_without_a_prefix_cache_nothing_is_ever_found() -> None:
     pool = PagePool(20, 2, prefix_cache=False)
     fill(pool, [1, 2, 3, 4, 5])

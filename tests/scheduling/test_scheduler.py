@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from driver import drive, failing, next_tokens, requests, scheduler
 from hypothesis import strategies as st
 
 import policies
@@ -15,12 +14,13 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
+from tests.support.scheduling import drive, failing, make_scheduler, next_tokens, requests
 
 slots = st.integers(1, 5)
 
 
 def test_a_long_prompt_is_cut_to_the_budget_beside_a_decode() -> None:
-    run = drive(scheduler("dynamic", 2, budget=4), requests((0, 2, 5), (1, 10, 1)))
+    run = drive(make_scheduler("dynamic", 2, budget=4), requests((0, 2, 5), (1, 10, 1)))
     assert [plan.counts for plan in run.plans] == [[2], [1, 3], [1, 3], [1, 3], [1, 1]]
     assert [m.phase for m in run.iterations[4].members] == ["decode", "prefill"]
     computed = [m.computed for it in run.iterations for m in it.members if m.id == "r1"]
@@ -28,19 +28,19 @@ def test_a_long_prompt_is_cut_to_the_budget_beside_a_decode() -> None:
 
 
 def test_a_budget_below_the_batch_size_is_raised_to_it() -> None:
-    run = drive(scheduler("dynamic", 3, budget=1), requests((0, 1, 3), (0, 5, 1)))
+    run = drive(make_scheduler("dynamic", 3, budget=1), requests((0, 1, 3), (0, 5, 1)))
     assert [plan.counts for plan in run.plans] == [[1, 2], [1, 2], [1, 1]]
 
 
 def test_held_members_leave_with_the_last_live_one_that_is_cancelled() -> None:
-    run = drive(scheduler("static", 3), requests((0, 3, 1), (0, 3, 2), (0, 3, 9)), cancel={3: [2]})
+    run = drive(make_scheduler("static", 3), requests((0, 3, 1), (0, 3, 2), (0, 3, 9)), cancel={3: [2]})
     assert [s.finish_reason for s in run.sequences] == ["length", "length", "abort"]
     assert len(run.iterations) == 3
     assert {s.finished_at for s in run.sequences} == {run.now}
 
 
 def test_a_second_removal_does_nothing() -> None:
-    loop = scheduler("dynamic", 2)
+    loop = make_scheduler("dynamic", 2)
     (seq,) = requests((0, 3, 2))
     loop.add(seq)
     assert loop.remove_all([seq], 1) == [seq]
@@ -52,7 +52,7 @@ def test_a_stop_ends_its_sequence_and_one_that_raises_fails_it_alone() -> None:
     stopping, broken, plain = sequences = requests((0, 3, 9), (0, 3, 9), (0, 3, 4))
     stopping.stop = lambda token: "stop" if token == 1 else None
     broken.stop = lambda token: {}[token]
-    run = drive(scheduler("dynamic", 3), sequences)
+    run = drive(make_scheduler("dynamic", 3), sequences)
     assert (stopping.finish_reason, stopping.output_ids) == ("stop", [0, 1])
     assert (broken.finish_reason, type(broken.error)) == ("abort", KeyError)
     assert (plain.finish_reason, plain.output_ids) == ("length", [0, 1, 2, 3])
@@ -64,7 +64,7 @@ def test_a_missing_token_fails_its_row_alone() -> None:
         return [None if s.id == "r0" else 5 for s in plan.sequences]
 
     silent, other = requests((0, 3, 2), (0, 3, 1))
-    drive_one = scheduler("dynamic", 2)
+    drive_one = make_scheduler("dynamic", 2)
     for seq in (silent, other):
         drive_one.add(seq)
     drive_one.step(forward, lambda: 0.0)
@@ -73,7 +73,7 @@ def test_a_missing_token_fails_its_row_alone() -> None:
 
 
 def test_a_step_that_was_not_committed_can_be_tried_again() -> None:
-    loop = scheduler("dynamic", 2, PagePool(9, 4))
+    loop = make_scheduler("dynamic", 2, PagePool(9, 4))
     (seq,) = requests((0, 6, 2))
     loop.add(seq)
     lost = loop.plan(0)
@@ -85,7 +85,7 @@ def test_a_step_that_was_not_committed_can_be_tried_again() -> None:
 
 
 def test_preempted_requests_join_first_again_and_keep_their_tokens() -> None:
-    made = scheduler("dynamic", 4, PagePool(40, 4))
+    made = make_scheduler("dynamic", 4, PagePool(40, 4))
     sequences = requests((0, 3, 5), (0, 3, 5), (0, 3, 5), (9, 3, 5))
     for seq in sequences:
         made.add(seq)
@@ -105,7 +105,7 @@ def test_preempted_requests_join_first_again_and_keep_their_tokens() -> None:
 
 
 def test_a_request_that_is_preempted_in_the_step_of_its_admission_has_not_joined() -> None:
-    made = scheduler("dynamic", 4)
+    made = make_scheduler("dynamic", 4)
     for seq in requests((0, 3, 5), (0, 3, 5)):
         made.add(seq)
     plan = made.plan(1)
@@ -118,7 +118,7 @@ def test_a_request_that_is_preempted_in_the_step_of_its_admission_has_not_joined
 def test_a_shared_prefix_is_computed_once() -> None:
     pool = PagePool(20, 4)
     prompt = list(range(9))
-    run = drive(scheduler("nobatch", 1, pool), requests((0, prompt, 2), (0, prompt, 2)))
+    run = drive(make_scheduler("nobatch", 1, pool), requests((0, prompt, 2), (0, prompt, 2)))
     assert [s.cached for s in run.sequences] == [0, 8]
     assert [plan.counts for plan in run.plans] == [[9], [1], [1], [1]]
     assert (pool.query_tokens, pool.hit_tokens) == (18, 8)
@@ -126,25 +126,25 @@ def test_a_shared_prefix_is_computed_once() -> None:
 
 def test_a_row_that_failed_publishes_no_pages() -> None:
     pool = PagePool(20, 4)
-    drive(scheduler("dynamic", 1, pool), requests((0, 9, 2)), forward=failing({1: [0]}))
+    drive(make_scheduler("dynamic", 1, pool), requests((0, 9, 2)), forward=failing({1: [0]}))
     assert pool.cached == 0
 
 
 def test_a_row_that_fails_leaves_a_static_batch_at_once() -> None:
-    run = drive(scheduler("static", 2), requests((0, 9, 9), (0, 9, 9)), forward=failing({2: [1]}))
+    run = drive(make_scheduler("static", 2), requests((0, 9, 9), (0, 9, 9)), forward=failing({2: [1]}))
     assert run.iterations[1].left == [("r1", "abort")]
     assert [it.batch_size for it in run.iterations] == [2, 2] + [1] * 7
 
 
 def test_a_prompt_that_is_half_computed_shares_nothing_yet() -> None:
     pool = PagePool(20, 2)
-    run = drive(scheduler("dynamic", 2, pool, budget=4), requests((0, 12, 1), (5, 12, 1)))
+    run = drive(make_scheduler("dynamic", 2, pool, budget=4), requests((0, 12, 1), (5, 12, 1)))
     assert [s.cached for s in run.sequences] == [0, 0]
     assert pool.cached_tokens(pool.hashes(list(range(12)))) == 10
 
 
 def test_the_record_has_phases_batch_sizes_and_waste() -> None:
-    run = drive(scheduler("static", 4), requests((0, 6, 1), (0, 3, 2)))
+    run = drive(make_scheduler("static", 4), requests((0, 6, 1), (0, 3, 2)))
     first, second = (it.to_dict() for it in run.iterations)
     assert [m["phase"] for m in first["members"]] == ["prefill", "prefill"]
     assert [m["phase"] for m in second["members"]] == ["decode", "held"]
@@ -163,7 +163,7 @@ def test_the_record_has_phases_batch_sizes_and_waste() -> None:
 
 def test_in_a_padded_row_only_the_computed_part_is_recomputed() -> None:
     """Two requests are preempted after their prompts of 2 and 8, and compute 3 and 9 tokens in rows of 9."""
-    run = drive(scheduler("static", 4), requests((0, 2, 2), (0, 2, 2), (0, 2, 2), (0, 8, 2)), preempt={2})
+    run = drive(make_scheduler("static", 4), requests((0, 2, 2), (0, 2, 2), (0, 2, 2), (0, 8, 2)), preempt={2})
     again = next(it.slot_steps for it in run.iterations if it.slot_steps.recomputed)
     assert again == pytest.approx((2 / 9, 6 / 9, 0, 2, 10 / 9, 0))
 
@@ -210,7 +210,7 @@ def test_without_records_of_members_everything_else_is_the_same() -> None:
 
 
 def test_identical_steps_ahead_are_as_many_as_no_request_leaves_or_joins_in() -> None:
-    loop = scheduler("dynamic", 2)
+    loop = make_scheduler("dynamic", 2)
     first, second, third = requests((0, 2, 6), (0, 2, 9), (0, 2, 1))
     for seq in (first, second):
         loop.add(seq)
@@ -232,6 +232,6 @@ def test_identical_steps_ahead_are_as_many_as_no_request_leaves_or_joins_in() ->
 
 
 def test_thousands_of_rows_leave_one_step_together() -> None:
-    loop = scheduler("dynamic", 20_000)
+    loop = make_scheduler("dynamic", 20_000)
     run = drive(loop, [Sequence([1], 2, id=str(i)) for i in range(20_000)])
     assert len(run.iterations) == 2

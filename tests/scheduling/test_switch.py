@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from driver import Pool, Request, drive, failing, next_tokens, pools, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
-from points import points
 
 import policies
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
+from tests.support import points
+from tests.support.scheduling import Request, drive, failing, make_scheduler, next_tokens, requests
+from tests.support.strategies import Faults, Pool, budgets, faults, pools, slots, traces
 
-slots = st.integers(1, 5)
-budgets = st.integers(1, 12)
-faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
 SWITCHED = ["static", "dynamic", "chunked", "multibin", "dynamic+mlfq", "tgi+drr"]  # then those for --all
 SWITCHED += [name for name in policies.names() if name not in SWITCHED]
 SWITCHED += ["dynamic+srpt", "dynamic+vtc", "static+sjf"]
@@ -30,38 +28,27 @@ def test_a_live_switch_to_any_policy_loses_no_request(old: str) -> None:
                 seq.client = "ab"[i % 2]
             pool = PagePool(12, 4, salt="test")
             policy = policies.get_policy(new, 2 if fewer else 5)
-            run = drive(scheduler(old, 4, pool, 6), sequences, switch={at: policy})
+            run = drive(make_scheduler(old, 4, pool, 6), sequences, switch={at: policy})
             assert [s.finish_reason for s in sequences] == ["length"] * 12, (old, new, at)
             assert run.iterations[0].policy == old
             assert run.iterations[-1].policy == new
 
 
 @given(
-    traces(),
-    st.lists(st.tuples(st.sampled_from(SWITCHED), slots), min_size=1, max_size=6),
-    pools(),
-    budgets,
-    faults,
-    faults,
-)
+    traces(), st.lists(st.tuples(st.sampled_from(SWITCHED), slots), min_size=1, max_size=6), pools(), budgets, faults, faults
+)  # fmt: skip
 def test_no_request_is_lost_however_often_policies_are_switched(
-    trace: list[Request],
-    chosen: list[tuple[str, int]],
-    pool: Pool,
-    budget: int,
-    cancel: dict[int, list[int]],
-    fail: dict[int, list[int]],
+    trace: list[Request], chosen: list[tuple[str, int]], pool: Pool, budget: int, cancel: Faults, fail: Faults
 ) -> None:
     switch = {2 * i: policies.get_policy(name, slots) for i, (name, slots) in enumerate(chosen)}
-    run = drive(
-        scheduler("dynamic", 3, pool(), budget), requests(*trace), forward=failing(fail), cancel=cancel, switch=switch
-    )
+    scheduler = make_scheduler("dynamic", 3, pool(), budget)
+    run = drive(scheduler, requests(*trace), forward=failing(fail), cancel=cancel, switch=switch)
     assert all(seq.finish_reason in ("length", "abort") for seq in run.sequences)
 
 
 def test_after_a_switch_to_fewer_slots_running_requests_finish_and_the_others_run_one_by_one() -> None:
     nobatch = policies.get_policy("nobatch", 3)
-    run = drive(scheduler("dynamic", 3), requests(*[(0, 2, 4)] * 5), switch={1: nobatch})
+    run = drive(make_scheduler("dynamic", 3), requests(*[(0, 2, 4)] * 5), switch={1: nobatch})
     assert [it.batch_size for it in run.iterations] == [3] * 4 + [1] * 8
     assert [it.slot_steps.idle for it in run.iterations] == [0] * 4 + [2] * 8  # of the engine's three
     assert run.sequences[3].waited == {"slots_full": (4, run.sequences[0].finished_at)}
@@ -69,12 +56,12 @@ def test_after_a_switch_to_fewer_slots_running_requests_finish_and_the_others_ru
 
 def test_a_switch_to_more_slots_lets_waiting_requests_join_at_once() -> None:
     dynamic = policies.get_policy("dynamic", 4)
-    run = drive(scheduler("nobatch", 1), requests(*[(0, 2, 4)] * 5), switch={2: dynamic})
+    run = drive(make_scheduler("nobatch", 1), requests(*[(0, 2, 4)] * 5), switch={2: dynamic})
     assert [it.batch_size for it in run.iterations[:3]] == [1, 1, 4]
 
 
 def test_a_switch_releases_requests_that_only_the_old_policy_held() -> None:
-    loop = scheduler("static", 3)
+    loop = make_scheduler("static", 3)
     done, live = requests((0, 2, 1), (0, 2, 5))
     for seq in (done, live):
         loop.add(seq)
@@ -94,7 +81,7 @@ def test_a_new_policy_is_notified_of_waiting_requests_in_their_order_and_of_runn
         def on_admit(self, seq, now):
             heard.append(("runs", seq.id, now))
 
-    loop = scheduler("nobatch", 1)
+    loop = make_scheduler("nobatch", 1)
     for seq in requests((0, 2, 4), (1, 2, 4), (2, 2, 4)):
         loop.add(seq)
     loop.plan(3)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from driver import drive, next_tokens, requests, scheduler
-
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from tests.support.scheduling import drive, make_scheduler, next_tokens, requests
 
 
 def test_waiting_for_a_slot_is_reported() -> None:
-    run = drive(scheduler("nobatch", 1), requests((0, 4, 3), (5, 8, 1), (6, 2, 5)))
+    run = drive(make_scheduler("nobatch", 1), requests((0, 4, 3), (5, 8, 1), (6, 2, 5)))
     # r1 comes during step 1 (0..14), at whose end it learns that the slot is taken, until 38
     assert run.sequences[0].waited == {}
     assert run.sequences[1].waited == {"policy_order": (1, 9), "slots_full": (2, 24)}
@@ -20,30 +19,30 @@ def test_waiting_for_a_slot_is_reported() -> None:
 
 def test_waiting_for_pages_is_reported() -> None:
     pool = PagePool(3, 4)  # two pages: room for 8 tokens
-    run = drive(scheduler("dynamic", 4, pool), requests((0, 4, 4), (0, 4, 1)))
+    run = drive(make_scheduler("dynamic", 4, pool), requests((0, 4, 4), (0, 4, 1)))
     assert run.sequences[1].waited == {"kv_full": (4, run.sequences[0].finished_at)}
 
 
 def test_waiting_for_the_end_of_a_static_batch_is_reported() -> None:
-    run = drive(scheduler("static", 2), requests((0, 4, 3), (5, 8, 1)))
+    run = drive(make_scheduler("static", 2), requests((0, 4, 3), (5, 8, 1)))
     assert run.sequences[1].waited == {"policy_order": (3, 33)}
 
 
 def test_each_step_names_why_requests_were_left_in_the_queue() -> None:
-    run = drive(scheduler("nobatch", 1), requests((0, 4, 3), (5, 8, 1), (6, 2, 5)))
+    run = drive(make_scheduler("nobatch", 1), requests((0, 4, 3), (5, 8, 1), (6, 2, 5)))
     assert [step.blocked_by for step in run.iterations] == [None, *["slots_full"] * 3, *[None] * 5]
-    run = drive(scheduler("static", 2), requests((0, 4, 3), (5, 8, 1)))
+    run = drive(make_scheduler("static", 2), requests((0, 4, 3), (5, 8, 1)))
     assert [step.get("blocked_by") for step in run.records()] == [None, "policy_order", "policy_order", None]
 
 
 def test_the_wait_of_a_cancelled_request_is_reported() -> None:
-    run = drive(scheduler("nobatch", 1), requests((0, 4, 3), (0, 4, 3)), cancel={2: [0]})
+    run = drive(make_scheduler("nobatch", 1), requests((0, 4, 3), (0, 4, 3)), cancel={2: [0]})
     assert run.sequences[1].finish_reason == "abort"
     assert run.sequences[1].waited == {"slots_full": (2, 26)}
 
 
 def test_a_request_that_arrived_before_the_last_plan_but_was_added_after_it_waited_since_its_arrival() -> None:
-    loop = scheduler("nobatch", 1)
+    loop = make_scheduler("nobatch", 1)
     running, late = requests((0, 4, 3), (9, 4, 1))
     loop.add(running)
     plan = loop.plan(10)
@@ -57,7 +56,7 @@ def test_a_request_that_arrived_before_the_last_plan_but_was_added_after_it_wait
 
 
 def test_a_request_that_enters_an_empty_queue_inherits_no_reason() -> None:
-    loop = scheduler("nobatch", 1)
+    loop = make_scheduler("nobatch", 1)
     running, gone, late = requests((0, 4, 3), (0, 4, 1), (12, 4, 1))
     loop.add(running)
     loop.add(gone)
@@ -92,7 +91,7 @@ def test_waiting_for_a_deadline_of_the_policy_is_reported_and_wakes_the_loop() -
 def test_a_queue_of_thousands_is_not_searched() -> None:
     """Count what the policy is shown of the queue, instead of taking time."""
     looked_at = 0
-    loop = scheduler("dynamic", 4)
+    loop = make_scheduler("dynamic", 4)
 
     def order(waiting, now):
         nonlocal looked_at

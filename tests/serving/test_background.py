@@ -6,9 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from served import SOON, Serve, expected, kind_of
 
 from scheduling.pages import PagePool
+from tests.support import SOON
+from tests.support.serving import Serve, expected, kind_of
 
 POLICIES = ["nobatch", "static", "dynamic", "chunked", "tgi", "dynamic+sjf", "dynamic+vtc", "dynamic+mlfq"]
 
@@ -27,12 +28,12 @@ def test_a_request_takes_the_slots_of_background_work_which_goes_on_afterwards(s
     served.model.breaks = wait_at_the_third
     work = [served.ask(f"work{i}", 6, is_background=True) for i in range(3)]
     assert reached.wait(SOON)
-    steps = len(served.model.plans)
+    steps = len(served.model.computed)
     live = [served.ask(f"live{i}", 3) for i in range(2)]
     go_on.set()
     assert [one.wait_for_completion(SOON) for one in live] == [expected(f"live{i}", 3) for i in range(2)]
     assert [one.wait_for_completion(SOON) for one in work] == [expected(f"work{i}", 6) for i in range(3)]
-    after = served.model.plans[steps:]
+    after = served.model.computed[steps:]
     last = max(i for i, plan in enumerate(after) if any(id.startswith("live") for id in plan))
     assert not any(id.startswith("work") for plan in after[: last + 1] for id in plan)
     assert served.is_empty()

@@ -6,13 +6,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import ALL, SOON, FakeModel, Serve, every_policy, expected, inference, kind_of
 
 import batching
 import policies
 from batching import BatchingManager, Inference, InferenceError
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
+from tests.support import SOON
+from tests.support.fakes import FakeModel
+from tests.support.serving import ALL, Serve, every_policy, expected, inference, kind_of
 
 
 @every_policy
@@ -63,7 +65,7 @@ def test_stop_ends_every_request(serve: Serve, policy: str) -> None:
 
 
 def test_requests_enqueued_before_the_loop_starts_are_served() -> None:
-    manager = BatchingManager(FakeModel(), make_policy=policies.get_policy)
+    manager = BatchingManager(FakeModel(range(99)), make_policy=policies.get_policy)
     request = manager.enqueue(inference("early", 2))
     assert (manager.is_alive, manager.waiting, manager.running) == (True, 1, 0)
     thread = manager.start(policies.get_policy("dynamic", max_batch_size=2))
@@ -110,7 +112,7 @@ def test_an_inference_finishes_once_in_a_race() -> None:
 )
 def test_the_originals_loops_run_the_policy_of_their_name(loop: str, policy: str) -> None:
     manager = BatchingManager(
-        FakeModel(),
+        FakeModel(range(99)),
         make_policy=policies.get_policy,
         make_inference=lambda prompt, n, **options: inference(prompt, n, **options),
     )
@@ -135,7 +137,7 @@ def test_the_originals_names_exist() -> None:
 
 
 def test_text_needs_make_inference_and_the_originals_loops_need_make_policy() -> None:
-    manager = BatchingManager(FakeModel())
+    manager = BatchingManager(FakeModel(range(99)))
     with pytest.raises(TypeError, match="make_inference"):
         manager.enqueue("text", 3)
     with pytest.raises(TypeError, match="make_policy"):

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from served import SOON, Serve, Served, expected, kind_of
 
 import policies
 from batching import Inference, InferenceError
 from serving.dedup import Dedup
 from serving.inference import Wakeup
+from tests.support import SOON
+from tests.support.serving import Serve, Served, expected, kind_of
 
 
 class Growing:
@@ -57,7 +58,7 @@ def test_four_hundred_copies_among_five_hundred_requests_are_computed_once(held:
     served.model.gate.set()
     assert {one.wait_for_completion(SOON) for one in requests if one.prompt == "0:"} == {"0: 0 1 2 3"}
     assert all(one.wait_for_completion(SOON) == f"{one.prompt} 0 1 2 3" for one in requests)
-    computed = {id for plan in served.model.plans for id in plan} - {"other"}
+    computed = {id for plan in served.model.computed for id in plan} - {"other"}
     assert len(computed) == 101
     assert served.is_empty()
     assert sorted(served.left) == sorted(["other", *(one.id for one in requests)])
@@ -116,7 +117,7 @@ def test_what_all_clients_have_left_is_not_computed(held: Any, order: tuple[str,
     last = served.manager.enqueue(request(1, 2, "last"))
     served.model.gate.set()
     assert last.wait_for_completion(SOON) == "1: 0 1"
-    assert [id for plan in served.model.plans for id in plan] == ["other", "last", "last"]
+    assert [id for plan in served.model.computed for id in plan] == ["other", "last", "last"]
     assert served.is_empty()
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from served import SOON, Serve, Words, every_policy, expected, kind_of
 
 from batching import Inference
 from scheduling.iteration import Plan
 from scheduling.policy import Policy
 from scheduling.scheduler import Output
+from tests.support import SOON
+from tests.support.serving import Serve, Words, every_policy, expected, kind_of
 
 
 @every_policy

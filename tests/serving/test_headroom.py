@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from served import SOON, Serve, every_policy, expected, kind_of
 
 from serving import headroom
+from tests.support import SOON
+from tests.support.serving import Serve, every_policy, expected, kind_of
 
 TOO_MUCH = 1 << 60  # bytes, more than any system grants
 

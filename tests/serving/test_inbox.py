@@ -6,13 +6,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import SOON, Serve, every_policy, expected, inference, kind_of
 
 import policies
 from batching import Inference, InferenceError
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output
+from tests.support import SOON
+from tests.support.serving import Serve, every_policy, expected, inference, kind_of
 
 
 def test_a_request_that_the_policy_refuses_ends_at_once(serve: Serve) -> None:
@@ -61,7 +62,7 @@ def test_a_request_canceled_while_waiting_is_never_computed(serve: Serve, policy
     served.model.gate.set()
     assert stays.wait_for_completion(SOON) == expected("stays", 2)
     assert kind_of(gone) == "cancelled"
-    assert not any("gone" in plan for plan in served.model.plans)
+    assert not any("gone" in plan for plan in served.model.computed)
     assert served.is_empty()
 
 
@@ -88,7 +89,7 @@ def test_a_request_canceled_before_it_is_enqueued_is_never_computed(serve: Serve
     gone.cancel()
     served.manager.enqueue(gone)
     served.ask("next", 1).wait_for_completion(SOON)
-    assert served.model.plans == [["next"]]
+    assert served.model.computed == [["next"]]
     assert gone.sequence.finished_at is not None
     assert gone.sequence.finished_at >= gone.sequence.arrived_at
     assert served.is_empty()
@@ -121,7 +122,7 @@ def test_a_caller_that_waits_too_long_gets_a_timeout_and_its_request_ends(serve:
         assert late.completion is None
     served.model.gate.set()
     assert served.ask("next", 1).wait_for_completion(SOON) == expected("next", 1)
-    assert served.model.plans == [["running"], ["next"]]
+    assert served.model.computed == [["running"], ["next"]]
     assert served.is_empty()
 
 

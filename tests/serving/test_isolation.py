@@ -14,10 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from driver import Request, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
-from served import SOON, every_policy
 
 import policies
 from batching import BatchingManager, Inference, outcome
@@ -28,6 +26,10 @@ from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 from serving.inference import failure
 from serving.recovery import Recovery
+from tests.support import SOON
+from tests.support.scheduling import Request, make_scheduler, requests
+from tests.support.serving import every_policy
+from tests.support.strategies import traces
 
 REQUESTS, POISONED, CANCELLED = 10_000, 50, 20  # one in so many
 POISON = 7
@@ -145,7 +147,7 @@ def test_the_others_get_the_tokens_of_a_run_without_faults(
     }  # fmt: skip
     model, now = faulty(**armed), [0.0]
     recovery = Recovery(model, lambda: Sequence([0], 1), lambda: now[0], lambda seconds: None)
-    books = scheduler(policy, slots, PagePool(200, 4))
+    books = make_scheduler(policy, slots, PagePool(200, 4))
     for seq in sequences:
         books.add(seq)
 

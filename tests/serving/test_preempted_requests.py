@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from served import SOON, Serve, Served, inference, kind_of
-from support import wait_until
-
 from batching import Inference
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output
 from serving.inference import Wakeup
+from tests.support import SOON, wait_until
+from tests.support.serving import Serve, Served, inference, kind_of
 
 PAGES = 9  # of four tokens, of which one is for padding
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from served import SOON, Serve, every_policy, expected, kind_of
 
 import policies
 from batching import InferenceError
@@ -17,6 +16,8 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from serving.recovery import EngineBroken, Recovery, is_fatal, is_out_of_memory
+from tests.support import SOON
+from tests.support.serving import Serve, every_policy, expected, kind_of
 
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -180,7 +181,7 @@ def test_a_fatal_error_ends_the_engine_at_once(serve: Serve, error: BaseExceptio
     assert kind_of(served.ask("a", 3)) == "unavailable_error"
     served.thread.join(SOON)
     assert words in died[0]
-    assert len(served.model.plans) == steps
+    assert len(served.model.computed) == steps
 
 
 def test_a_failed_step_makes_the_engine_suspect_until_a_probe_succeeds(serve: Serve) -> None:

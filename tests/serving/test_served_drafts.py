@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from served import SOON, Serve, Words, expected, inference
-
 from generate.drafters.guarded import GuardedDrafter
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
@@ -13,6 +11,8 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import Offer, Speculator
 from serving.inference import Wakeup
 from simulate.laws.scripted_drafter import ScriptedDrafter
+from tests.support import SOON
+from tests.support.serving import Serve, Words, expected, inference
 
 
 def drafter(every: int = 1 << 30) -> ScriptedDrafter:

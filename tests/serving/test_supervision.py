@@ -8,12 +8,13 @@ import threading
 from types import FrameType
 
 import pytest
-from served import SOON, Serve, expected, kind_of
 
 from batching import InferenceError
 from launch.faults.faults import lose_event
 from scheduling.policy import Policy
 from serving.watchdog import CHECK_SECONDS, MAX_FAILURES, RestartLimiter, Watchdog
+from tests.support import SOON
+from tests.support.serving import Serve, expected, kind_of
 
 
 class Loop:

@@ -6,10 +6,9 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from served import SOON
-
 from models.text.tokenizer import Tokenizer, load_stand_in
 from serving.text_watch import TextWatch
+from tests.support import SOON
 
 
 class Loop:

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support_simulate import COST_A, make_scheduler, run_command
 
 from costs.cost import Host
 from simulate.arena.adversary import KEPT, MEASURES, Adversary, Duel, sequences_of
+from tests.support.scheduling import make_scheduler
+from tests.support.simulate import COST_A, run_command
 
 
 def duel(policy: str, rival: str | None, measure: str = "mean") -> Duel:

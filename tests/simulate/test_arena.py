@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import ROOT
-from support_simulate import make_scheduler, run_command
 
 import policies
 from costs.published import Constant
@@ -18,6 +16,9 @@ from simulate.arena import arena
 from simulate.arena.arena import Paired, Rules, paired, play, rank
 from simulate.arena.measures import Measures, measure
 from simulate.simulator import simulate
+from tests.support import ROOT
+from tests.support.scheduling import make_scheduler
+from tests.support.simulate import run_command
 
 SECOND = Constant(a=1.0, b=0.0)  # each step takes a second
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_simulate import run_command
 
 import policies
 from costs.cost import Affine, Cost, Host, Phases, Scaled
@@ -24,6 +23,7 @@ from simulate.best.bounds import Jobs, bounds, misses
 from simulate.best.clairvoyant import KnownHits, parts
 from simulate.best.optimum import Optimum
 from simulate.simulator import simulate
+from tests.support.simulate import run_command
 
 LINEAR = [
     Affine(base=8, token=1, row=1),

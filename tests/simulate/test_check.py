@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from points import points
 
 import policies
 from scheduling.policy import Policy
@@ -23,6 +22,7 @@ from simulate.laws.check import Verdict, check, check_exhaustively
 from simulate.laws.exhaustive import Scope
 from simulate.laws.laws import Broken
 from simulate.laws.trial import try_case
+from tests.support import points
 
 MUTANTS = Path(__file__).parents[1] / "mutants"
 WORK, DEADLINES = "no idle slot while a request fits", "deadlines"

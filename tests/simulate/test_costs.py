@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured import path_of
-from support_simulate import make_scheduler, sequences
 
 from costs import cost as costs
 from costs import published
@@ -17,6 +15,9 @@ from costs.steps import Step, decoding, prefilling, step_of
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 from simulate.simulator import simulate
+from tests.support.data import path_of
+from tests.support.scheduling import make_scheduler
+from tests.support.simulate import sequences
 
 
 def seconds(name: str, step: Step, **options: float) -> float:

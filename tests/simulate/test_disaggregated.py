@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from support_simulate import make_scheduler, run_command, sequences
 
 import policies
 from costs.cost import Affine, Transfer
@@ -13,6 +12,8 @@ from fleet.routers import round_robin
 from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.fleet.disaggregated import Disaggregated, ImportingPool
+from tests.support.scheduling import make_scheduler
+from tests.support.simulate import run_command, sequences
 
 COST = Affine(token=0.001, context=0.0)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from points import points
-from support_simulate import run_command, sequences
 
 import policies
 from app import create_app, start
@@ -25,6 +23,8 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from simulate.simulator import Run, simulate
+from tests.support import points
+from tests.support.simulate import run_command, sequences
 
 WEIGHTS = Affine(base=0.02, token=0.0001, context=1e-7)  # a step reads the weights; more rows cost little
 

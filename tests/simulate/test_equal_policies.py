@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from support_simulate import COST_A, run_poisson, sequences, uniform
 
 from costs.cost import Cost
 from costs.steps import Step
 from scheduling.iteration import Plan
 from simulate.simulator import Run
+from tests.support.simulate import COST_A, run_poisson, sequences, uniform
 
 
 def times(run: Run) -> list[tuple[float, float]]:

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT
-from support_simulate import run_command
 
 from simulate.arena.grade import grade
 from simulate.arena.lessons import COST, LESSONS
@@ -17,6 +15,8 @@ from simulate.arena.measures import measure
 from simulate.best import regret
 from simulate.commands.grade import grade_apart
 from simulate.simulator import simulate
+from tests.support import ROOT
+from tests.support.simulate import run_command
 
 FEW: dict[str, int] = {"cases": 8, "large": 0}
 HEAD = "from scheduling import policy\n\n\nclass Policy(policy.Policy):\n"

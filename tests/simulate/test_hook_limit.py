@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support import ROOT
-from support_simulate import run_command
 
 from simulate import __main__ as command_line
 from simulate.hook_limit import HookTimeout, limited
 from simulate.laws.check import check
+from tests.support import ROOT
+from tests.support.simulate import run_command
 
 HEAD = "from scheduling import policy\n\n\nclass Policy(policy.Policy):\n"
 ORDER = HEAD + "    def order(self, waiting, now):\n"

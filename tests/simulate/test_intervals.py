@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_simulate import make_scheduler
 from test_validate import served_by
 
 from client.report import plots_requests, store
@@ -24,6 +23,7 @@ from simulate.measured import calibrate, intervals, validate
 from simulate.measured.calibrate import Point
 from simulate.measured.intervals import Interval, Noise
 from simulate.simulator import Run, simulate
+from tests.support.scheduling import make_scheduler
 
 LAW = Affine(base=0.01, prefill=0.002, token=0.0004, row=0.0003, context=1e-6)
 NAMES = ("makespan", "mean latency", "p99 latency")

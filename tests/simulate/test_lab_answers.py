@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_simulate import make_scheduler
 
 from simulate.arena import lab
 from simulate.arena.grade import grade
 from simulate.simulator import simulate
+from tests.support.scheduling import make_scheduler
 
 OWN = '''"""Shortest first."""
 
@@ -41,7 +41,7 @@ def ask(folder: Path, kind: str = "race", **changes: Any) -> Any:
 def test_a_race_has_the_figures_and_the_steps_of_the_simulator(folder: Path) -> None:
     answer = ask(folder, policies=["dynamic", "my_policy.py", "dynamic+sjf"])
     asked = ASKED | {"policies": ["dynamic"]}
-    run = simulate(make_scheduler("dynamic", 2, 2048), lab.arrivals(asked, folder), lab.COST, records=True)
+    run = simulate(make_scheduler("dynamic", 2, budget=2048), lab.arrivals(asked, folder), lab.COST, records=True)
     fcfs, mine, sjf = answer["lanes"]
     assert (fcfs["steps"], fcfs["makespan"]) == (run.steps, run.makespan)
     assert fcfs["latency"] == run.latency.tolist()

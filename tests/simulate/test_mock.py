@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replaying import replay
 
 import policies
 from batching import BatchingManager, Inference
@@ -21,6 +20,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.simulator import simulate
+from tests.support.simulate import replay
 
 
 class VirtualClock:

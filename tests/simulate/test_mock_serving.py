@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from support import ROOT, Server, free_port, run_app
 
 from app import create_app, start
 from client import sweep
@@ -21,6 +20,8 @@ from config import Config
 from costs import mock
 from costs.cost import Affine, Sizes, to_dict
 from launch.command import with_absolute_paths
+from tests.support import ROOT
+from tests.support.servers import Server, free_port, run_app
 
 FAST = "mock:llm-mock@1000"
 

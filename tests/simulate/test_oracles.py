@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from points import points, sample
-from support_simulate import COST_A, agrees, make_scheduler, poisson, replicate, run_poisson, sequences, uniform
 
 from costs import published
 from costs.cost import Cost
 from costs.published import Constant
 from costs.steps import Step
 from simulate.simulator import simulate
+from tests.support import points, sample
+from tests.support.scheduling import make_scheduler
+from tests.support.simulate import COST_A, agrees, poisson, replicate, run_poisson, sequences, uniform
 
 Rng = np.random.Generator
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from points import points, sample
-from support_simulate import agrees, make_scheduler, replicate, run_poisson
 
 import policies
 from costs import published
@@ -25,6 +23,9 @@ from simulate.fleet.fleet import Fleet
 from simulate.fleet.plan import Capacity, Limit, capacity, parse_limit
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import PolicyHangs, simulate
+from tests.support import points, sample
+from tests.support.scheduling import make_scheduler
+from tests.support.simulate import agrees, replicate, run_poisson
 
 MS = Phases(token=1e-3)  # a prompt of n tokens and one token out: a job of n ms
 

@@ -6,7 +6,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from measured import path_of
 
 import policies
 from costs import published
@@ -16,6 +15,7 @@ from scheduling.sequence import Sequence
 from simulate import prefix
 from simulate.prefix import Recent, Trie, hits
 from simulate.simulator import simulate
+from tests.support.data import path_of
 
 
 @cache

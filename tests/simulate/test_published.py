@@ -11,13 +11,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from support_simulate import make_scheduler, run_poisson, sequences
 
 from client.workloads.catalog import anyscale_outputs
 from costs import published
 from costs.cost import Affine
 from simulate import workloads
 from simulate.simulator import Run, simulate
+from tests.support.scheduling import make_scheduler
+from tests.support.simulate import run_poisson, sequences
 
 OPT = published.make("distserve-opt13b", {"memory": 2039 / 1555})  # decode on the bandwidth of an A100-40G
 SETTINGS = {32: (16, 8700), 128: (12, 7500), 512: (8, 8100), 1536: (4, 8100)}  # R: batch, TGI's budget
@@ -137,7 +138,7 @@ def test_chunks_bound_the_stall_and_hybrid_steps_bound_the_wait_as_sarathi_measu
         rng = np.random.default_rng(1)
         at = np.cumsum(rng.exponential(0.9, 250))
         rows = zip(at.tolist(), rng.integers(200, 4000, 250).tolist(), rng.integers(20, 200, 250).tolist())
-        run = simulate(make_scheduler(loop, 64, 1 << 20, **options), sequences(rows), cost)
+        run = simulate(make_scheduler(loop, 64, budget=1 << 20, **options), sequences(rows), cost)
         found[loop] = (float(np.median(run.ttft)), float(np.percentile(np.array(run.gaps), 99)))
     assert found["chunked"][1] < found["dynamic"][1] / 2 < found["prefill-first"][1]
     assert found["prefill-first"][0] < found["chunked"][0]
@@ -150,7 +151,7 @@ def test_the_window_is_far_behind_dynamic_at_equal_latency_as_friendliai_measure
 
     def holds(loop: str, slots: int, rate: float, **options: object) -> bool:
         rows = workloads.draw("orca", rate, 700, seed=2)
-        run = simulate(make_scheduler(loop, slots, 1 << 20, **options), rows.sequences(), cost)
+        run = simulate(make_scheduler(loop, slots, budget=1 << 20, **options), rows.sequences(), cost)
         return float((run.latency / run.tokens).mean()) < 0.011
 
     def best(loop: str, slots: int, **options: object) -> float:

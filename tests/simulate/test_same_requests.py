@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured import path_of
-from points import points
 
 from client.client import read_settings
 from client.data import Planned, trace_sha256
@@ -21,6 +19,8 @@ from models.text import ranks
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
 from simulate.__main__ import main
+from tests.support import points
+from tests.support.data import path_of
 
 NUM = 40
 TRACE = (

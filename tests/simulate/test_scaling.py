@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_simulate import make_scheduler, run_command
 
 from costs import published
 from fleet import autoscalers
@@ -19,6 +18,8 @@ from simulate import workloads
 from simulate.fleet.fleet import Fleet
 from simulate.fleet.fleet_run import FleetRun
 from simulate.fleet.scaling import ScaledFleet, Scaling
+from tests.support.scheduling import make_scheduler
+from tests.support.simulate import run_command
 
 COST = published.make("oracle-a")
 WAVES = ("fleet", "dynamic", "--arrivals", "onoff:14:60", "--num", "2400", "--replicas", "2..6")

@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from mock_server import mock_server
-from points import points
-from support_simulate import run_command
 
 import policies
 from client import compare
 from client.report import store
 from simulate.__main__ import COMMANDS, main
 from simulate.prefix import KINDS
+from tests.support import points
+from tests.support.mock_server import mock_server
+from tests.support.simulate import run_command
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--num", "40", "--rate", "3"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support_simulate import run_command
 
 from simulate.__main__ import main
+from tests.support.simulate import run_command
 
 MISTAKES = [
     ("rum", "'rum'", "Did you mean 'run'?"),

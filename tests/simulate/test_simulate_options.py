@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from points import points
 
 from config import flag
 from simulate.__main__ import COMMANDS, build_command, main
 from simulate.arena.grade import Grade
 from simulate.commands import check, grade
 from simulate.measured import calibrate, validate
+from tests.support import points
 
 SMALL = "--num 30 --rate 6 --max-batch-size 4"
 SMALL_PLAN = "--num 100"

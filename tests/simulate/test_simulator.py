@@ -6,11 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 import pytest
-from driver import drive, pools, toy_cost, traces
 from hypothesis import given
 from hypothesis import strategies as st
-from points import points
-from support_simulate import make_scheduler, poisson, sequences
 
 import policies
 from costs import published
@@ -22,6 +19,10 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.simulator import PolicyHangs, Run, simulate
+from tests.support import points
+from tests.support.scheduling import drive, make_scheduler, toy_cost
+from tests.support.simulate import poisson, sequences
+from tests.support.strategies import pools, traces
 
 NAMES = [*policies.names(), "dynamic+vtc", "dynamic+srpt", "lightllm+vtc", "static+sjf"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from support_simulate import sequences
 
 import policies
 from costs import published
@@ -16,6 +15,7 @@ from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.simulator import Run, simulate
 from simulate.swap import SwapSpace
+from tests.support.simulate import sequences
 
 
 class Toy(Cost):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_simulate import run_command
 
 import policies
 from costs import published
@@ -19,6 +18,7 @@ from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.fleet.fleet import Fleet
 from simulate.simulator import simulate
+from tests.support.simulate import run_command
 
 COST = published.make("affine")
 

@@ -15,14 +15,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-from measured import more_data, path_of
-from points import points
-from support_simulate import make_scheduler
 
 from costs import published
 from costs.cost import Host
 from simulate import workloads
 from simulate.simulator import Run, simulate
+from tests.support import points
+from tests.support.data import more_data, path_of
+from tests.support.scheduling import make_scheduler
 
 ORDERS, SUITES = ("VTC", "FCFS"), ("overload", "overload-multi", "poisson_short_long", "real")
 RUNS = [

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Server, wait_until
+
+from tests.support import wait_until
+from tests.support.servers import Server
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NO_BROWSER = "no Chromium here: install one (Debian: apt install chromium) to test the live page"
@@ -74,6 +76,16 @@ class Tab:
     def until(self, condition: str, seconds: float = 30.0) -> None:
         """Ask again and again; playwright's own waiting would need eval, which the page forbids."""
         wait_until(lambda: self.page.evaluate(f"Boolean({condition})"), seconds)
+
+
+def send_load(tab: Tab, count: int = 30, least: int = 4) -> Any:
+    """Send a burst from the page, and wait for its card."""
+    page = tab.open()
+    for field, value in (("load-count", count), ("load-min", least), ("load-max", 40)):
+        page.fill(f"#{field}", str(value))
+    page.click("#burst")
+    tab.until("EB.page.card.answer", 60)
+    return page
 
 
 def assert_axe_finds_nothing_serious(page: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from browser import BROWSER, WINDOW, Tab
-from support import Server
+
+from tests.support.servers import Server
 
 
 @pytest.fixture(scope="session")

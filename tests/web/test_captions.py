@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from browser import in_a_browser
-from driver import Run, drive, requests
 
 import policies
 from api.schemas.demo import LoadRequest
 from scheduling.scheduler import Scheduler
+from tests.support.scheduling import Run, drive, requests
 
 pytestmark = in_a_browser
 

@@ -7,22 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
-from support import wait_until
+from browser import Tab, in_a_browser, send_load
 
+from tests.support import wait_until
 from tools import trace_export
 
 pytestmark = in_a_browser
-
-
-def send_load(tab: Tab, count: int = 30) -> Any:
-    """Send a burst from the page, and wait for its card."""
-    page = tab.open()
-    for field, value in (("load-count", count), ("load-min", 4), ("load-max", 40)):
-        page.fill(f"#{field}", str(value))
-    page.click("#burst")
-    tab.until("EB.page.card.answer", 60)
-    return page
 
 
 def saved(page: Any, button: str, folder: Path) -> Path:

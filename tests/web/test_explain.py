@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
-from driver import Run, drive, requests, scheduler
+from browser import Tab, in_a_browser, send_load
 
 from scheduling.pages import PagePool
+from tests.support.scheduling import Run, drive, make_scheduler, requests
 
 pytestmark = in_a_browser
 
@@ -28,7 +28,7 @@ def recorded(run: Run) -> list[dict[str, Any]]:
 def test_the_steps_in_which_a_request_waited_are_those_that_the_scheduler_counted(reader: Any, policy: str) -> None:
     # Steps end at whole numbers, so only the first request arrives between two steps.
     trace = [(i * 7.25, 3 + i * 5 % 17, 1 + i * 11 % 23) for i in range(24) if i % 4 or not i]
-    run = drive(scheduler(policy, 3, PagePool(20, 4)), requests(*trace))
+    run = drive(make_scheduler(policy, 3, PagePool(20, 4)), requests(*trace))
     shown = reader.evaluate(
         """lines => {
           const model = EB.modelOf(EB.parseRuns(lines.join("\\n"))[0]);
@@ -47,7 +47,7 @@ def test_the_steps_in_which_a_request_waited_are_those_that_the_scheduler_counte
 
 
 def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(live: Tab, tmp_path: Path) -> None:
-    run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 3), (1, 5, 2)))
+    run = drive(make_scheduler("static", 2), requests((0, 5, 9), (0, 5, 3), (1, 5, 2)))
     page = live.replay(recorded(run), tmp_path)
     page.focus("#seek")
     page.keyboard.press("End")
@@ -72,11 +72,7 @@ def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(live
 
 @pytest.mark.full
 def test_the_detail_of_a_request_names_those_that_delayed_it(tab: Tab) -> None:
-    page = tab.open()
-    for field, value in (("load-count", 20), ("load-min", 10), ("load-max", 40)):
-        page.fill(f"#{field}", str(value))
-    page.click("#burst")
-    tab.until("EB.page.card.answer", 60)  # until then, another simulation is running
+    page = send_load(tab, 20, least=10)
     last = page.evaluate("Math.max(...[...EB.page.model.requests.values()].map(({ number }) => number))")
     page.evaluate(f"EB.page.explain.choose({last})")
     page.click("#detail .blame button")

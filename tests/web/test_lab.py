@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from browser import Tab, assert_axe_finds_nothing_serious, in_a_browser
-from support import ROOT, Server, clean_environment, wait_until
 
 from simulate.arena import lab
+from tests.support import ROOT, wait_until
+from tests.support.servers import Server, clean_environment
 
 BUILT = ROOT / "build" / "lab"
 OWN = '''"""Shortest first."""
@@ -109,18 +110,8 @@ def run(tab: Tab, text: str = OWN) -> str:
 
 def test_the_page_gives_the_records_of_cpython_byte_for_byte(tab: Tab, tmp_path: Path) -> None:
     zipfile.ZipFile(BUILT / "lab.zip").extractall(tmp_path)
-    names = [
-        "nobatch",
-        "static",
-        "dynamic",
-        "chunked",
-        "tgi",
-        "dynamic+srpt",
-        "dynamic+vtc",
-        "dynamic+edf",
-        "my_policy.py",
-    ]
-    for name in names:
+    own = "my_policy.py"
+    for name in ("nobatch", "static", "dynamic", "chunked", "tgi", "dynamic+srpt", "dynamic+vtc", "dynamic+edf", own):
         asked = {**ASKED, "kind": "records", "policies": [name]}
         here, there = ask(tab, **asked), lab.answer(json.dumps(asked), str(tmp_path))
         assert len(json.loads(there)) > 500, there[:300]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from browser import SMALL, WINDOW, Tab, assert_axe_finds_nothing_serious, in_a_browser
-from driver import drive, requests, scheduler
-from points import points
-from support import Server
-from support_tokenizers import write
+
+from tests.support import points
+from tests.support.scheduling import drive, make_scheduler, requests
+from tests.support.servers import Server
+from tests.support.tokenizers import write
 
 SHADOW = {
     "policy": "static", "served": "dynamic", "state": "ready", "requests": 1312, "latency-p50": 1.5,
@@ -212,15 +213,8 @@ def test_it_says_which_policy_failed_until_the_next_switch(live: Tab) -> None:
     page = live.page
     serves: dict[str, object] = {"policy": page.text_content("#policy"), "max_queue": 9}
     assert not page.is_visible("#policy-failure")
-    failure = {
-        "policy": "mine",
-        "hook": "order",
-        "file": "mine.py",
-        "line": 7,
-        "error": "KeyError: 3",
-        "now": "static",
-        "time": 1.0,
-    }
+    failure = {"policy": "mine", "hook": "order", "file": "mine.py", "line": 7, "error": "KeyError: 3", "now": "static"}
+    failure["time"] = 1.0
     page.evaluate(f"EB.page.feed.handlers.policy({json.dumps(serves | {'last_failure': failure})})")
     text = page.text_content("#policy-failure")
     assert all(word in text for word in ("mine", "order()", "line 7", "KeyError: 3", "static"))
@@ -254,7 +248,7 @@ def test_it_says_what_the_shadow_says(live: Tab) -> None:
 
 
 def test_an_area_of_the_picture_is_summed_up_and_a_request_is_found_by_number(live: Tab, tmp_path: Path) -> None:
-    run = drive(scheduler("dynamic", 4), requests((0, 5, 8), (0, 3, 8), (0, 2, 4)))
+    run = drive(make_scheduler("dynamic", 4), requests((0, 5, 8), (0, 3, 8), (0, 2, 4)))
     page = live.replay(run.records(), tmp_path)
     page.evaluate("EB.page.player.play(false); EB.page.player.moveTo(1e9)")
     live.until("EB.page.picture.to === EB.page.model.columns.length - 1")

@@ -9,13 +9,15 @@ import threading
 from typing import Any
 
 import pytest
-from support import ROOT, FakeModel, Server, fake_engine, places_taken, wait_until
 
 from api.pages.demo import arrivals
 from api.schemas.demo import LoadRequest
 from app import create_app
 from client.report import race
 from config import Config
+from tests.support import ROOT, wait_until
+from tests.support.fakes import FakeModel, fake_engine, places_taken
+from tests.support.servers import Server
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 

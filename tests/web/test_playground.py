@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from browser import Tab, in_a_browser
-from support import Server, wait_until
+
+from tests.support import wait_until
+from tests.support.servers import Server
 
 pytestmark = in_a_browser
 IDLE = "!document.querySelector('#send').disabled"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from browser import CALMLY, SMALL, WINDOW, Tab, assert_axe_finds_nothing_serious, in_a_browser
-from driver import drive, requests, scheduler
-from points import points
-from support import ROOT, Server, clean_environment, wait_until
 
 from client.report import race, store
+from tests.support import ROOT, points, wait_until
+from tests.support.scheduling import drive, make_scheduler, requests
+from tests.support.servers import Server, clean_environment
 
 THREE = ["nobatch", "static", "dynamic"]
 LOADS = ["poisson:40", "burst"]
@@ -74,7 +74,7 @@ def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(raced: Tab, scheme
 def test_a_request_has_the_same_number_and_color_in_every_lane(raced: Tab, tmp_path: Path) -> None:
     orders = {"nobatch": (3, 9, 4), "dynamic": (9, 3, 4)}  # arrival by arrival, at two servers
     for policy, lengths in orders.items():
-        run = drive(scheduler(policy, 2), requests(*((k, 5, tokens) for k, tokens in enumerate(lengths))))
+        run = drive(make_scheduler(policy, 2), requests(*((k, 5, tokens) for k, tokens in enumerate(lengths))))
         text = "".join(json.dumps(record) + "\n" for record in run.records())
         for k, tokens in enumerate(lengths):
             text = text.replace(json.dumps(run.sequences[k].id), json.dumps(f"of {tokens}"))
@@ -105,9 +105,17 @@ def test_a_race_of_live_servers_shows_each_with_its_policy(tab: Tab, server: Ser
         assert [said for said in tab.complaints if not said.startswith(named)] == []
 
 
+def framed(page: Any, lanes: int) -> Any:
+    """Return the frame of a report with its race, once all lanes are there."""
+    wait_until(lambda: len(page.frames) == 2)
+    frame = page.frames[1]
+    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == lanes, 15)
+    return frame
+
+
 def test_the_race_within_a_report_needs_no_server(raced: Tab, tmp_path: Path) -> None:
     runs = {
-        policy: drive(scheduler(policy, 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
+        policy: drive(make_scheduler(policy, 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
         for policy in ("static", "dynamic")
     }
     path = tmp_path / "report.html"
@@ -119,9 +127,7 @@ def test_the_race_within_a_report_needs_no_server(raced: Tab, tmp_path: Path) ->
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url))
     page.goto(path.as_uri())
-    wait_until(lambda: len(page.frames) == 2)
-    frame = page.frames[1]
-    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 2, 15)
+    frame = framed(page, 2)
     assert frame.locator(".badge").all_text_contents()[1:] == ["static", "dynamic"]
     frame.evaluate("EB.race.clock = 1e9")
     wait_until(lambda: frame.locator(".done", has_text="finished in").count() == 2)
@@ -157,9 +163,7 @@ def test_a_report_races_every_policy_under_every_load(chromium: Any, comparison:
     path.write_text(f"<!doctype html><title>x</title>{race.embed(store.read(comparison))}")
     page = chromium.new_page()
     page.goto(path.as_uri())
-    wait_until(lambda: len(page.frames) == 2)
-    frame = page.frames[1]
-    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 3, 15)
+    frame = framed(page, 3)
     assert frame.locator("#load option").all_text_contents() == LOADS
     frame.select_option("#load", LOADS[1])
     assert frame.locator(".lane .badge").all_text_contents() == THREE
@@ -172,7 +176,7 @@ def test_runs_of_different_requests_are_not_called_the_same(tab: Tab, tmp_path: 
     tab.until("EB.race.lanes.length === 3")
     assert "Each lane serves the same" in str(page.text_content("#lead"))  # by id and length
     for policy, tokens in (("static", 3), ("dynamic", 4)):
-        records = drive(scheduler(policy, 4), requests((0, 5, tokens), (0, 9, 8))).records()
+        records = drive(make_scheduler(policy, 4), requests((0, 5, tokens), (0, 9, 8))).records()
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (tmp_path / f"{policy}.jsonl").write_text(lines)
     page.set_input_files("#files", [tmp_path / "static.jsonl", tmp_path / "dynamic.jsonl"])

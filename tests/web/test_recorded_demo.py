@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from support import ROOT
+
+from tests.support import ROOT
 
 POLICIES = ("nobatch", "static", "dynamic")
 

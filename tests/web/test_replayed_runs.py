@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from browser import Tab, in_a_browser
-from driver import drive, requests, scheduler
+
+from tests.support.scheduling import drive, make_scheduler, requests
 
 pytestmark = in_a_browser
 
@@ -17,7 +18,7 @@ pytestmark = in_a_browser
 @pytest.mark.parametrize("policy", ["static", pytest.param("dynamic", marks=pytest.mark.full), "chunked"])
 def test_what_is_drawn_is_what_happened(live: Tab, tmp_path: Path, policy: str) -> None:
     trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
-    run = drive(scheduler(policy, 6, budget=32), requests(*trace))
+    run = drive(make_scheduler(policy, 6, budget=32), requests(*trace))
     records = run.records()
     page = live.replay(records, tmp_path)
     shown = page.evaluate("EB.page.model.count()")
@@ -42,7 +43,7 @@ def test_what_is_drawn_is_what_happened(live: Tab, tmp_path: Path, policy: str) 
 
 def drop(tab: Tab, opened: str) -> None:
     """Drop a run on the page that is open."""
-    run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8)))
+    run = drive(make_scheduler("static", 4), requests((0, 5, 3), (0, 9, 8)))
     page = tab.page
     assert page.locator("#drop").is_hidden()
     page.evaluate(
@@ -70,7 +71,7 @@ def test_a_run_may_be_dropped_on_the_race(tab: Tab) -> None:
 
 
 def test_every_cell_of_a_short_run_is_painted(live: Tab, tmp_path: Path) -> None:
-    run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6)))
+    run = drive(make_scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6)))
     page = live.replay(run.records(), tmp_path)
     page.focus("#seek")
     page.keyboard.press("End")
@@ -82,7 +83,7 @@ def test_every_cell_of_a_short_run_is_painted(live: Tab, tmp_path: Path) -> None
 
 @pytest.mark.full
 def test_the_picture_has_as_many_rows_as_are_in_use(live: Tab, tmp_path: Path) -> None:
-    run = drive(scheduler("dynamic", 16), requests((0, 2, 700), *[(0, 2, 3)] * 15))
+    run = drive(make_scheduler("dynamic", 16), requests((0, 2, 700), *[(0, 2, 3)] * 15))
     page = live.replay(run.records(), tmp_path)
     live.until("EB.page.picture.rows === 16")
     page.focus("#seek")
@@ -91,7 +92,7 @@ def test_the_picture_has_as_many_rows_as_are_in_use(live: Tab, tmp_path: Path) -
 
 
 def test_a_request_that_waits_at_the_moment_shown_has_waited_as_long_as_it_is_there(live: Tab, tmp_path: Path) -> None:
-    run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 9), (1, 5, 3)))
+    run = drive(make_scheduler("static", 2), requests((0, 5, 9), (0, 5, 9), (1, 5, 3)))
     arrivals = [{"id": s.id, "t": s.arrived_at, "prompt_tokens": 5, "max_tokens": s.max_tokens} for s in run.sequences]
     page = live.replay(arrivals + run.records(), tmp_path)
     page.focus("#seek")

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import SMALL, WINDOW, Tab, in_a_browser
-from support import Server, wait_until
+from browser import SMALL, WINDOW, Tab, assert_axe_finds_nothing_serious, in_a_browser
+
+from tests.support import wait_until
+from tests.support.servers import Server
 
 pytestmark = in_a_browser
 
@@ -179,10 +181,6 @@ def test_a_server_that_cannot_switch_says_so_in_the_tour(tab: Tab, page: Any) ->
 
 @pytest.mark.full
 def test_axe_finds_nothing_serious_in_the_tour_and_in_the_menu(chromium: Any, server: Server) -> None:
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright",
-        reason="axe is not installed: tools/setup.sh requirements-dev.txt does it",
-    )
     tab = Tab(chromium, server, viewport=SMALL, color_scheme="dark")
     page = tab.open()
     tab.until("document.querySelector('#story button.primary')")
@@ -191,8 +189,7 @@ def test_axe_finds_nothing_serious_in_the_tour_and_in_the_menu(chromium: Any, se
     page.click("#policy")
     tab.until("document.querySelector('#policy-menu .foot')")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-    found = axe.Axe().run(page).response["violations"]
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    assert_axe_finds_nothing_serious(page)
     page.keyboard.press("Escape")
     press(page, "Leave")
     tab.until("document.querySelector('#story').hidden")

@@ -1,8 +1,7 @@
-"""What several tests of the server need: an engine without a model, and a real process."""
+"""Servers in processes of their own, and what to say to them."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -12,149 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from flask import Flask
-
-import policies
-from api.service import Engine
-from batching import BatchingManager, Inference
-from generate.text import AnswerText
-from scheduling.iteration import Plan
-from scheduling.pages import PagePool
-from scheduling.scheduler import Token
-
-ROOT = Path(__file__).resolve().parent.parent
-EOT = "<|endoftext|>"
-SAMPLING = {
-    "temperature", "top_k", "top_p", "seed", "ignore_eos", "min_p", "typical_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs",
-}  # fmt: skip
-
-
-def run_async(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a thread of its own: in this one, the loop of the browser's tests may be running."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, coroutine).result()
-
-
-class FakeTokenizer:
-    """A byte is a token; token 256 ends a text. Counts what it is asked."""
-
-    vocab_size = 257
-    longest_token = 4
-    bos_ids: tuple[int, ...] = ()
-    eos_ids = (256,)
-    special_ids = frozenset([256])
-    chat_template: Any = None
-
-    def __init__(self) -> None:
-        self.encoded = 0
-
-    def encode(self, text: str, end_of_text: Any = "text") -> list[int]:
-        self.encoded += 1
-        if end_of_text == "special":
-            parts = text.split(EOT)
-            return [t for i, part in enumerate(parts) for t in ([256] * (i > 0) + list(part.encode()))]
-        return list(text.encode())
-
-    def encode_chat(self, messages: Any, add_generation_prompt: bool = True) -> tuple[str, list[int]]:
-        text, ids = self.chat_template(messages, add_generation_prompt)
-        return text, ids
-
-    def token_bytes(self, token: int) -> bytes:
-        return EOT.encode() if token == 256 else bytes([token])
-
-    def decode_bytes(self, tokens: Iterable[int]) -> bytes:
-        return b"".join(map(self.token_bytes, tokens))
-
-    def decode(self, tokens: Iterable[int], *, begins: bool = False) -> str:
-        return self.decode_bytes(tokens).decode("utf-8", "replace")
-
-
-class FakeDetail(NamedTuple):
-    """What a model tells of a token: its log probability and rank, and the likeliest tokens with theirs."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-    rank: int = 1
-
-
-class FakeModel:
-    """Answers a, b, c, ..., or what `says` has; `before` is called with each plan and may wait or raise."""
-
-    def __init__(self, says: bytes | list[int] = b"") -> None:
-        self.plans = 0
-        self.says = list(says)
-        self.before: Callable[[Plan], None] = lambda plan: None
-
-    def forward(self, plan: Plan) -> list[Any]:
-        self.plans += 1
-        self.before(plan)
-        return [self.output(s, n) if n == s.pending else None for s, n in zip(plan.sequences, plan.counts)]
-
-    def output(self, seq: Any, count: int) -> Any:
-        at = len(seq.output_ids)
-        token = self.says[at % len(self.says)] if self.says else 97 + at % 26
-        wanted, of_prompt = (seq.sampling.get(n) for n in ("logprobs", "prompt_logprobs"))
-        if wanted is None and of_prompt is None:
-            return token
-        own = None if wanted is None else detail(token, wanted)
-        scored = [] if of_prompt is None or at else seq.prompt_ids[1:]
-        return Token(token, own, [detail(t, of_prompt) for t in scored])
-
-
-def detail(token: int, wanted: int) -> FakeDetail:
-    """Return what the fake model tells: the token itself is the likeliest, with the log of 1/2."""
-    others = [((token + i) % 256, -1.0 - i) for i in range(1, wanted)]
-    return FakeDetail(token, -0.5, ((token, -0.5), *others)[:wanted])
-
-
-def fake_engine(
-    model: FakeModel | None = None,
-    *,
-    policy: str = "dynamic",
-    context: int = 1024,
-    max_batch_size: int = 8,
-    max_queue: int = 8,
-    tokenizer: Any = None,
-    pages: PagePool | None = None,
-) -> Engine:
-    """Return an engine whose loop runs on a fake model; stop it with `engine.manager.stop()`."""
-    tokenizer = tokenizer or FakeTokenizer()
-
-    def make_inference(prompt: str, num_tokens: int, prompt_ids: list[int], **options: Any) -> Inference:
-        sampling = {k: options.pop(k) for k in SAMPLING & options.keys()}
-        written = {k: options.pop(k) for k in ("stops", "stop_ids", "keep_stop", "min_tokens") if k in options}
-        text = AnswerText(
-            tokenizer,
-            **written,
-            eos_ids=() if sampling.get("ignore_eos", True) else tokenizer.eos_ids,
-            hidden=tokenizer.special_ids if options.pop("hide_special", False) else (),
-        )
-        return Inference(prompt, num_tokens, prompt_ids, sampling=sampling, text=text, **options)
-
-    manager = BatchingManager(
-        model or FakeModel(),
-        pages=pages,
-        max_batch_size=max_batch_size,
-        max_queue=max_queue,
-        make_inference=make_inference,
-    )
-    manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
-    wait_until(lambda: manager.is_alive)
-    return Engine(
-        manager=manager, make_inference=make_inference, model=manager.model, tokenizer=tokenizer, model_name="fake",
-        device="cpu", dtype="float32", kv_dtype="float32", context=context,
-        vocabulary=tokenizer.vocab_size, n_pages=0, page_size=16, tokens_per_step=2048,
-    )  # fmt: skip
+from tests.support import ROOT
 
 
 def unchunked(data: bytes) -> bytes:
@@ -166,24 +29,6 @@ def unchunked(data: bytes) -> bytes:
         assert data[n : n + 2] == b"\r\n"
         whole, data = whole + data[:n], data[n + 2 :]
     return whole
-
-
-def places_taken(app: Flask) -> int:
-    """Return how many places of the queue the requests of an app hold."""
-    taken: int = app.extensions["service"].engine.manager.inbox.places.taken
-    return taken
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Return as soon as `condition()` is true; fail when it is not in time.
-
-    It asks ever less often: a question to a server takes both sides longer than the first pauses.
-    """
-    began = time.monotonic()
-    while not condition():
-        waited = time.monotonic() - began
-        assert waited < seconds, "it did not happen in time"
-        time.sleep(min(max(0.002, waited / 10), 0.05))
 
 
 def free_port() -> int:
@@ -280,6 +125,12 @@ class Server:
             self.process.wait()
             raise
 
+    @property
+    def workers(self) -> list[int]:
+        """The pids of the processes that serve: two while one takes the place of the other."""
+        master = self.process.pid
+        return [*map(int, Path(f"/proc/{master}/task/{master}/children").read_text().split())]
+
     def output(self) -> str:
         """Return what it said so far."""
         return self.log.read_text("utf-8", "replace")
@@ -340,14 +191,3 @@ def read_answer(connection: socket.socket) -> Answer:
     status, *lines = head.decode("latin-1").split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
     return Answer(int(status.split()[1]), headers, body)
-
-
-@contextlib.contextmanager
-def in_background(act: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Run `act` in a thread meanwhile; the list gets its result, at the latest at the end."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(act()), daemon=True)
-    thread.start()
-    yield results
-    thread.join(60)
-    assert not thread.is_alive(), "it hangs"

@@ -1,24 +1,26 @@
-"""A driver with a toy cost and faults on demand, which checks the scheduler against books of its own after every step."""
+"""Requests, and a driver with a toy cost and faults on demand that checks the scheduler's books after every step."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
-from functools import partial
-
-from hypothesis import strategies as st
+from typing import Any
 
 import policies
 from scheduling.advance import Run as Tokens
 from scheduling.advance import run_of
+from scheduling.backlog import FITTED
 from scheduling.driver import Driver
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
+from scheduling.step_law import StepLaw
 
 Request = tuple[int, int | list[int], int]  # arrival, prompt (or its length), output tokens
-Pool = Callable[[], PagePool | None]
+PAGE = 16
+VOCABULARY = 4000  # token ids that every model has
 
 
 def requests(*trace: Request) -> list[Sequence]:
@@ -31,17 +33,24 @@ def requests(*trace: Request) -> list[Sequence]:
     ]
 
 
+class KnownLaw(StepLaw):
+    """The law of steps that take 10 and one more for each row, known from the beginning."""
+
+    steps = FITTED
+
+    def seconds(self, rows: int, unknown: float) -> float:
+        return 10 + rows
+
+
 def burst(*shapes: tuple[int, int]) -> list[Sequence]:
     return requests(*((0, prompt, output) for prompt, output in shapes))
 
 
-def scheduler(policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30) -> Scheduler:
-    return Scheduler(policies.get_policy(policy, max_batch_size=slots), pages, budget)
-
-
-def made(name: str, slots: int, pages: PagePool | None = None, **options: object) -> Scheduler:
-    """Return a scheduler without a token budget, whose policy has these options."""
-    return Scheduler(policies.get_policy(name, slots, options), pages, 1 << 30)
+def make_scheduler(
+    policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30, **options: Any
+) -> Scheduler:
+    """Return a scheduler whose policy has these options; without a budget, a step may compute any number of tokens."""
+    return Scheduler(policies.get_policy(policy, max_batch_size=slots, options=options), pages, budget)
 
 
 def prompt_tokens(plan: Plan) -> int:
@@ -81,30 +90,27 @@ def failing(rows: dict[int, list[int]]) -> Callable[[Plan], list[Output]]:
 
 
 class Run(Driver):
-    """A run that is checked after every step; `events` are (time, change of the number in system)."""
+    """A run that is checked after every step; `events` are (time, change of the number in system).
+
+    `cancel` names the sequences (of those in the system) to take out before a step, `switch` the policy that decides
+    from a step on, `preempt` the steps at which the newer half of the batch finds no memory; later batches are as small.
+    """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        sequences: list[Sequence],
-        forward: Callable[[Plan], list[Output]],
-        cost: Callable[[Plan], int],
-        cancel: dict[int, list[int]],
-        switch: dict[int, Policy],
-        preempt: Collection[int],
-        planned: Callable[[Scheduler, Plan], None],
-    ) -> None:
+        self, scheduler: Scheduler, sequences: list[Sequence], *,
+        forward: Callable[[Plan], list[Output]] = next_tokens, cost: Callable[[Plan], int] = toy_cost,
+        cancel: dict[int, list[int]] | None = None, switch: dict[int, Policy] | None = None,
+        preempt: Collection[int] = (), planned: Callable[[Scheduler, Plan], None] = lambda scheduler, plan: None,
+    ) -> None:  # fmt: skip
         super().__init__(scheduler, sequences)
         self.sequences = sequences
         self.forward, self.cost, self.planned = forward, cost, planned
-        self.cancel, self.switch, self.preempt = cancel, switch, preempt
+        self.cancel, self.switch, self.preempt = cancel or {}, switch or {}, preempt
         self.plans: list[Plan] = []
         self.iterations: list[Iteration] = []
         self.events: list[tuple[float, int]] = []
         self.open: list[Sequence] = []  # added, and not finished when last looked at
-        self.most_slots = (
-            scheduler.policy.max_batch_size
-        )  # sequences that run at a switch may stay beyond the new slots
+        self.most_slots = scheduler.policy.max_batch_size  # of all policies: a switch lets those that run stay
 
     @property
     def held(self) -> float:
@@ -222,23 +228,9 @@ class Run(Driver):
             assert seq.preemptions or abs(waited - (until - seq.arrived_at)) < 1e-6
 
 
-def drive(
-    scheduler: Scheduler,
-    sequences: list[Sequence],
-    *,
-    forward: Callable[[Plan], list[Output]] = next_tokens,
-    cost: Callable[[Plan], int] = toy_cost,
-    cancel: dict[int, list[int]] | None = None,
-    switch: dict[int, Policy] | None = None,
-    preempt: Collection[int] = (),
-    planned: Callable[[Scheduler, Plan], None] = lambda scheduler, plan: None,
-) -> Run:
-    """Run until all sequences have left.
-
-    `cancel` names the sequences (of those in the system) to take out before a step, `switch` the policy that decides
-    from a step on, `preempt` the steps at which the newer half of the batch finds no memory; later batches are as small.
-    """
-    run = Run(scheduler, sequences, forward, cost, cancel or {}, switch or {}, preempt, planned)
+def drive(scheduler: Scheduler, sequences: list[Sequence], **options: Any) -> Run:
+    """Run until all sequences have left."""
+    run = Run(scheduler, sequences, **options)
     run.run()
     run.check_end()
     return run
@@ -248,25 +240,23 @@ def order_of_admission(run: Run) -> list[str]:
     return [id for it in run.iterations for id in it.joined]
 
 
-@st.composite
-def traces(draw: st.DrawFn) -> list[Request]:
-    """Draw up to 12 small requests in order of arrival, prompts of two words so that prefixes recur."""
-    now, trace = 0, []
-    prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-    for gap, prompt, output in draw(
-        st.lists(st.tuples(st.integers(0, 40), prompts, st.integers(1, 8)), min_size=1, max_size=12)
-    ):
-        now += gap
-        trace.append((now, prompt, output))
-    return trace
+def drawn(count: int, prefixes: int, tokens: int, tail: int = 20, answer: int = 24, seed: int = 1) -> list[Sequence]:
+    """Return shuffled requests with `prefixes` beginnings of `tokens` tokens, then 4 to `tail`, answered by 4 to `answer`."""
+    rng = random.Random(seed)
+    heads = [[rng.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(prefixes)]
+    chosen = [heads[i % prefixes] for i in range(count)]
+    rng.shuffle(chosen)
+    return [
+        Sequence(
+            [*head, *(rng.randrange(VOCABULARY) for _ in range(rng.randint(4, tail)))], rng.randint(4, answer), id=f"r{i}"
+        )
+        for i, head in enumerate(chosen)
+    ]  # fmt: skip
 
 
-@st.composite
-def pools(draw: st.DrawFn) -> Pool:
-    """Draw what makes a pool in which each request of `traces` fits alone, or what makes none."""
-    if draw(st.booleans()):
-        return lambda: None
-    size = draw(st.integers(1, 5))
-    least = -(-20 // size) + 1
-    pages = draw(st.integers(least, 3 * least))
-    return partial(PagePool, pages, size, prefix_cache=draw(st.booleans()), salt="test")
+def least(sequences: list[Sequence], page_size: int = PAGE) -> int:
+    """Return the fewest prompt tokens to compute: each distinct page of the trie once, and what is behind the last."""
+    pool = PagePool(2, page_size)
+    chains = [pool.hashes(seq.prompt_ids) for seq in sequences]
+    tails = sum(len(seq.prompt_ids) - page_size * len(chain) for seq, chain in zip(sequences, chains))
+    return page_size * len({block for chain in chains for block in chain}) + tails

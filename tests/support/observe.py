@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import json
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,7 @@ from observe.replay.recording import Recording
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.speculation import Speculator
+from simulate.measured import observed
 from simulate.simulator import Run, simulate
 
 COST = Affine(base=0.02, token=0.0004, row=0.0007, context=2e-6, prefill=0.003)
@@ -81,3 +85,11 @@ def recorded(
     recording = Recording(lambda: server.policy.padded, clock=lambda: run.ended)
     watch(recording, run, people)
     return recording, run, server
+
+
+def answer_to(question: Iterable[str], answer_from: Callable[..., Any]) -> dict[str, Any]:
+    """Return the answer of the code that simulates in a process of its own, called here."""
+    out = io.StringIO()
+    observed.converse(answer_from, io.StringIO("".join(question)), out)
+    answer: dict[str, Any] = json.loads(out.getvalue())
+    return answer

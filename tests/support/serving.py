@@ -1,23 +1,21 @@
-"""A manager whose loop runs on a model that does what a test tells it; `serve`, in conftest, starts them."""
+"""A manager whose loop runs on a fake model that answers 0, 1, 2 ...; `serve`, in conftest, starts them."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from driver import next_tokens
 
 import policies
 from batching import BatchingManager, Inference, InferenceError
-from scheduling.iteration import Iteration, Plan
+from scheduling.iteration import Iteration
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
-from scheduling.scheduler import Output
+from tests.support import SOON
+from tests.support.fakes import FakeModel
 
-SOON = 20.0  # seconds that a test waits for what must come; none takes as long
 ALL = ["nobatch", "static", "dynamic"]
 
 every_policy = pytest.mark.parametrize("policy", ALL)
@@ -34,28 +32,11 @@ class Words:
         return "".join(f" {token}" for token in output_ids)
 
 
-class FakeModel:
-    """Answers 0, 1, 2 ...; `gate` holds its steps, `breaks` may raise or change their outputs."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        self.plans: list[list[str]] = []
-        self.breaks: Callable[[Plan, list[Output]], list[Output]] = lambda plan, outputs: outputs
-
-    def forward(self, plan: Plan) -> list[Output]:
-        self.plans.append([seq.id for seq in plan.sequences])
-        self.entered.set()
-        assert self.gate.wait(SOON)
-        return self.breaks(plan, next_tokens(plan))
-
-
 class Served:
     """A manager whose loop runs, and what its observer saw."""
 
     def __init__(self, policy: str | Policy, slots: int, **options: Any) -> None:
-        self.model = FakeModel()
+        self.model = FakeModel(range(1 << 20))
         self.pages = options.pop("pages", None) or PagePool(512, 4)
         if isinstance(policy, str):
             policy = policies.get_policy(policy, max_batch_size=slots)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, LIMITS, Front, behind, connected, posted, read_answer, says, send, streams
+from front import ASK, GOOD, LIMITS, STATS, Front, behind, connected, posted, read_answer, says, send, streams, waits
 
 from fleet import clients
 
@@ -52,20 +52,12 @@ def test_two_headers_of_codings_are_one_list() -> None:
      "/v1/models", "/requests/r-1", "/replica/a/stats"],
 )  # fmt: skip
 def test_head_is_answered_as_get_without_a_body(path: str) -> None:
-    stats = {
-        "latency-per-token": 0.5,
-        "requests": 2,
-        "total-tokens-handled": 8,
-        "total-elapsed-time": 4.0,
-        "policy": "",
-    }
-
     async def test(front: Front) -> None:
         _, body = await front.get(path)
         async with front.session.head(front.url + path) as answer:
             assert (answer.status, int(answer.headers["Content-Length"])) == (200, len(body))
 
-    behind(test, says([stats] if path == "/slots" else stats))
+    behind(test, says([STATS] if path == "/slots" else STATS))
 
 
 @pytest.mark.parametrize(
@@ -186,10 +178,6 @@ def test_the_longest_idle_connection_makes_room_for_a_new_one() -> None:
 def test_a_connection_is_refused_where_all_have_a_request() -> None:
     release = asyncio.Event()
 
-    async def slow(request: web.Request) -> web.Response:
-        await release.wait()
-        return web.json_response(GOOD)
-
     async def test(front: Front) -> None:
         async with connected(front) as (reader, writer):
             writer.write(posted("/inference", body=ASKED))
@@ -202,7 +190,7 @@ def test_a_connection_is_refused_where_all_have_a_request() -> None:
             release.set()
             assert (await read_answer(reader))[0].startswith("HTTP/1.1 200")
 
-    behind(test, slow, limits=LIMITS._replace(connections=1))
+    behind(test, waits(release), limits=LIMITS._replace(connections=1))
 
 
 def test_a_client_that_reads_nothing_is_disconnected() -> None:

@@ -6,12 +6,8 @@ In a process of its own: where kernels run in Triton's interpreter, none can be 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import triton
 from triton.backends.compiler import GPUTarget

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-COMMITTED = Path(__file__).parent / "data"
+COMMITTED = Path(__file__).resolve().parents[1] / "data"
 MORE = Path(os.environ["EB_TEST_DATA"]) if os.environ.get("EB_TEST_DATA") else None
 
 
