@@ -34,7 +34,7 @@ def test_a_padded_policy_has_no_room_for_drafts() -> None:
 
 def parts(tokenizer: Any) -> Any:
     return SimpleNamespace(
-        model=None, tokenizer=tokenizer, name="served", dtype="float32", device="cpu", context=128, n_pages=9
+        model=None, tokenizer=tokenizer, model_name="served", dtype="float32", device="cpu", context=128, n_pages=9
     )
 
 
