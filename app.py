@@ -111,9 +111,9 @@ def connect(service: Service, engine: Engine) -> None:
     manager = engine.manager
     manager.deadlines.queue_timeout = service.config.queue_limit
     manager.deadlines.request_timeout = service.config.request_timeout
-    manager.listeners += [service.requests.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
+    manager.listeners += [service.registry.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
     manager.observers += [
-        service.requests.observe,
+        service.registry.observe,
         service.meters.observe,
         service.feed.observe,
         service.socket_writer.observe,
@@ -121,7 +121,7 @@ def connect(service: Service, engine: Engine) -> None:
     manager.fallback.listeners.append(lambda: policy.announce(service, engine))
     if engine.shadow is not None:
         engine.shadow.start(lambda report: service.feed.announce("shadow", report))
-    service.requests.waited = manager.waited
+    service.registry.waited = manager.waited
     # Last: handlers that see an engine rely on all that was set before.
     service.engine = engine
     if service.batches is not None:

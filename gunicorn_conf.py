@@ -159,7 +159,7 @@ def _end(service: Service, errors: QueuedLog, reason: str) -> None:
     errors.write(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
     end = time.monotonic() + ANSWER_SECONDS
     time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
-    while service.requests.open and time.monotonic() < end:
+    while service.registry.open and time.monotonic() < end:
         time.sleep(0.02)
     if too_often:
         errors.write(

@@ -192,8 +192,8 @@ def adapter_refusal(error: AdapterError, param: str) -> ApiError:
 def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:
     """Return the scheduling fields of a request that neither the active policy nor the eviction uses."""
     policy, pages = engine.manager.policy, engine.manager.pages
-    heeds = (*(policy.claims.heeds if policy is not None else ()), pages.evict.heeds if pages is not None else "")
-    return [path + name for name, hint in HINTS.items() if name in hints.model_fields_set and hint not in heeds]
+    uses = (*(policy.claims.uses if policy is not None else ()), pages.evict.uses if pages is not None else "")
+    return [path + name for name, hint in HINTS.items() if name in hints.model_fields_set and hint not in uses]
 
 
 def start_generation(

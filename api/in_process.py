@@ -12,7 +12,7 @@ from typing import Any
 
 from werkzeug.test import EnvironBuilder
 
-from api.http.deferral import App, Exchange
+from api.http.deferral import App, DeferredRequest
 from api.http.errors import ApiError
 from api.http.owner import BACKGROUND
 from api.schemas import body
@@ -45,7 +45,7 @@ class InProcess:
 
     def cancel(self, id: str) -> None:
         """Cancel the line that was sent with this id."""
-        self._service.requests.cancel(id)
+        self._service.registry.cancel(id)
 
     def _begin(self, line: Line, owner: str, id: str, done: Done) -> None:
         call = Call(self._app, line, owner, id, done)
@@ -80,7 +80,7 @@ class Call:
         environ = builder.get_environ()
         builder.close()
         environ[BACKGROUND] = owner
-        self.exchange = Exchange(app, environ, self._start)
+        self.exchange = DeferredRequest(app, environ, self._start)
         self._status = 500
         self._id = id
         self._done = done

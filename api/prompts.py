@@ -53,7 +53,7 @@ def check_size(engine: Engine, texts: Iterable[str], param: str) -> None:
 def tokenizing(characters: int, param: str) -> Iterator[None]:
     """Run a block that tokenizes a text of this many characters; its ValueError becomes an ApiError."""
     try:
-        with large.alone(characters):
+        with large.serialize_large(characters):
             yield
     except ValueError as error:
         raise ApiError(f"{param} cannot be tokenized: {str(error)[:400]}", param=param) from None

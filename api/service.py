@@ -132,7 +132,7 @@ class Service:
         self.access_log = QueuedLog(sys.stdout)
         self.operations: list[Operation] = []
         self.watcher = Watcher()
-        self.requests = RequestRegistry(self.watcher)
+        self.registry = RequestRegistry(self.watcher)
         self.meters = Meters()
         self.stats = ServerStats(self.meters)
         self.completer = Completer()

@@ -16,7 +16,7 @@ import json
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -38,7 +38,7 @@ from simulate.measured.validate import Served, Single
 from simulate.scenario import Chosen
 from simulate.simulator import Run
 
-Trace = Rows[Planned]
+Trace = Many[Planned]
 Learned = tuple[Cost, Host, Noise]
 UNSENT = Single({}, 0.0, 0)
 RECENT = 4  # runs to fit
@@ -68,7 +68,7 @@ def simulated(
     return validate.simulated(Chosen(policy), served, trace, law or learned[0], learned[1], records=records)
 
 
-def learn(policy: str, runs: Rows[tuple[Trace, Served]]) -> Learned:
+def learn(policy: str, runs: Many[tuple[Trace, Served]]) -> Learned:
     """Fit law, host and noise to runs of a server."""
     padded = policies.get_policy(policy).padded
     steps = [[predict.step_of(record, padded) for record in served.records] for _, served in runs]
@@ -139,7 +139,7 @@ def served_by(policy: str, args: Namespace, scores: list[float]) -> Iterator[dic
             }  # fmt: skip
 
 
-def summary(runs: Rows[dict[str, Any]]) -> dict[str, Any]:
+def summary(runs: Many[dict[str, Any]]) -> dict[str, Any]:
     """Return coverage and shares within the bounds, of the runs that count."""
     figures = [(name, *values) for run in runs if run["counted"] for name, values in run["figures"].items()]
     held = [low <= measured <= high for _, _, low, high, measured in figures]
@@ -156,7 +156,7 @@ def summary(runs: Rows[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def markdown(runs: Rows[dict[str, Any]]) -> str:
+def markdown(runs: Many[dict[str, Any]]) -> str:
     """Return a table with a line for each run that counts, and the summary."""
     heads = ["model", "policy", "load", "utilization", *(f"{name}, s" for name in BOUNDS)]
     lines = [heads, ["---"] * len(heads)]

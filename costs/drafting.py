@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,7 +172,7 @@ def read(path: Path) -> dict[str, Recorded]:
     return found
 
 
-def replaying(records: Rows[Mapping[str, Any]], drafts: str) -> Speculator | None:
+def replaying(records: Many[Mapping[str, Any]], drafts: str) -> Speculator | None:
     """Return a speculator with the draft tokens of a server's records, and no others; None if there are none."""
     if not any("drafts" in record for record in records):
         return None  # a simulation without a speculator skips equal steps

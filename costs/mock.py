@@ -17,7 +17,7 @@ from typing import NamedTuple
 from costs import cost as costs
 from costs import published
 from costs.cost import Cost, Host, Scaled, Sizes
-from scheduling.advance import Output, Run, Token, run_of
+from scheduling.advance import Output, Token, TokenRun, run_of
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence as Request
 
@@ -108,7 +108,7 @@ class MockModel:
         """Return the drafts that are right, and the token behind them."""
         ids = run_of(drafts, [self.token(seq, later) for later in range(len(drafts) + 1)])
         outputs = (self._output(seq, later) for later in range(len(ids)))
-        return Run(ids, [output.detail for output in outputs if isinstance(output, Token)])
+        return TokenRun(ids, [output.detail for output in outputs if isinstance(output, Token)])
 
     def _output(self, seq: Request, later: int) -> Output:
         """Return the token after the next `later` ones, with log probabilities if its sampling parameters ask for them."""

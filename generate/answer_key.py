@@ -25,6 +25,6 @@ def answer_key(inference: Any) -> Hashable:
     return (
         hashlib.sha256(array("q", seq.prompt_ids).tobytes()).digest(),
         inference.num_tokens, inference.scores_prompt, seq.open_ended, seq.cache_salt, sampling, text.rules,
-        inference.is_background, inference.owner, seq.client, seq.priority, inference.slo_s,
+        inference.is_background, inference.owner, seq.client, seq.priority, inference.deadline,
         seq.session, seq.keep_s,
     )  # fmt: skip

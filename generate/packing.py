@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from generate.sampling import Draws, History, NotFinite, logprobs
-from scheduling.advance import Output, Run, Token, run_of
+from scheduling.advance import Output, Token, TokenRun, run_of
 from scheduling.sequence import Sequence
 
 Drawn = int | Token | NotFinite  # a token, with its log probabilities if they were requested, or why there is none
@@ -61,7 +61,7 @@ def sample_outputs(
     """Return the outputs of `pack`ed sequences from the float32 logits (R, V) of the rows to sample, in their order.
 
     The output of a sequence whose prompt is not complete is None, or the scores of the prompt's tokens. That of one with
-    drafts is a Run.
+    drafts is a TokenRun.
     """
     outputs: list[Output] = [None] * len(sequences)
     first = 0
@@ -131,7 +131,7 @@ def _draw_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tenso
 
 
 def _run(seq: Sequence, drafts: list[int], tokens: Many[int | NotFinite], logits: Tensor) -> Output:
-    """Return a Run, or the one token of a sequence without drafts."""
+    """Return a TokenRun, or the one token of a sequence without drafts."""
     run = run_of(drafts, tokens)
     ids = [token for token in run if isinstance(token, int)]
     if not ids:
@@ -140,7 +140,7 @@ def _run(seq: Sequence, drafts: list[int], tokens: Many[int | NotFinite], logits
     count = seq.sampling.logprobs
     details = [] if count is None else logprobs(logits[: len(ids)], ids, [count] * len(ids))
     if drafts:
-        return Run(ids, details)
+        return TokenRun(ids, details)
     return Token(ids[0], details[0]) if details else ids[0]
 
 

@@ -15,7 +15,7 @@ from models.text.tokenizer import Detokenizer, Tokenizer
 class AnswerText:
     """Follows the generated tokens of one request.
 
-    The answer ends where the first of `stops` begins, and at the first of `stop_ids` or `eos_ids`; with `keep_stop`
+    The answer ends where the first of `stop_texts` begins, and at the first of `stop_ids` or `eos_ids`; with `keep_stop`
     the stop stays in the text. None of them counts if it ends among the first `min_tokens` tokens. `hidden` ids never
     give text.
     """
@@ -23,7 +23,7 @@ class AnswerText:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        stops: Sequence[str] = (),
+        stop_texts: Sequence[str] = (),
         stop_ids: Collection[int] = (),
         *,
         eos_ids: Collection[int] = (),
@@ -31,7 +31,7 @@ class AnswerText:
         min_tokens: int = 0,
         hidden: Collection[int] = (),
     ) -> None:
-        self.stops = tuple(stops)
+        self.stop_texts = tuple(stop_texts)
         self.stop_ids = frozenset(stop_ids)
         self.eos_ids = frozenset(eos_ids)
         self.keep_stop = keep_stop
@@ -39,7 +39,7 @@ class AnswerText:
         self.hidden = frozenset(hidden)
         self.stop_reason: str | int | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer) if self.stops else None
+        self._detokenizer = Detokenizer(tokenizer) if self.stop_texts else None
         self._text = ""
         self._fed = 0
         self._ends_at = 0  # tokens at which the stop was found
@@ -47,12 +47,12 @@ class AnswerText:
     @property
     def rules(self) -> tuple[object, ...]:
         """What decides, beside the tokens, about the text and its end."""
-        return self.stops, self.stop_ids, self.eos_ids, self.keep_stop, self.min_tokens, self.hidden
+        return self.stop_texts, self.stop_ids, self.eos_ids, self.keep_stop, self.min_tokens, self.hidden
 
     @property
     def watches(self) -> bool:
         """Whether each token must be fed as it comes, to find the end."""
-        return bool(self.stops or self.stop_ids or self.eos_ids)
+        return bool(self.stop_texts or self.stop_ids or self.eos_ids)
 
     def feed(self, token: int) -> str | None:
         """Add a token; return "stop" if the answer ends with it."""
@@ -69,7 +69,7 @@ class AnswerText:
         if not counts:
             return None
         # Each from its own length back: a stop that ended before this token did not count, or is not one.
-        hits = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self.stops]
+        hits = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self.stop_texts]
         hits = [(position, stop) for position, stop in hits if position >= 0]
         if not hits:
             return None
@@ -95,7 +95,7 @@ class AnswerText:
 
     def growing(self, follows_tokens: bool = False) -> GrowingText:
         """Return the part of this answer that a reader may see while it grows."""
-        stops = () if self.keep_stop else self.stops
+        stops = () if self.keep_stop else self.stop_texts
         return GrowingText(self._tokenizer, stops, self.hidden, follows_tokens)
 
 

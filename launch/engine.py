@@ -108,7 +108,7 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
         prompt_ids: list[int] | None = None,
         *,
         seed: int | None = None,
-        stops: Many[str] = (),
+        stop_texts: Many[str] = (),
         stop_ids: Many[int] = (),
         ignore_eos: bool = True,
         keep_stop: bool = False,
@@ -130,7 +130,7 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
             ),
             text=AnswerText(
                 tokenizer,
-                stops,
+                stop_texts,
                 stop_ids,
                 eos_ids=eos_ids,
                 keep_stop=keep_stop,

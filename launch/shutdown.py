@@ -24,13 +24,13 @@ def drain(service: Service, seconds: float) -> None:
     # Batches have no client that waits: the next process computes what is left of them.
     if service.batches is not None:
         service.batches.stop()
-    while service.requests.open and time.monotonic() < end:
+    while service.registry.open and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
         if service.engine is not None and call.look(service.engine.manager.frame, POLL_SECONDS) >= HANG_SECONDS:
             log.error("%s, does not return, so the open requests end with an error", call.place)
             end = time.monotonic()
     service.stop()
-    while service.requests.open and time.monotonic() < end + 0.5:
+    while service.registry.open and time.monotonic() < end + 0.5:
         time.sleep(POLL_SECONDS)
 
 

@@ -39,7 +39,7 @@ class Policy(Predicting):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, limits_kv=True, heeds=(*self.claims.heeds, "deadline"))
+        self.claims = replace(self.claims, limits_kv=True, uses=(*self.claims.uses, "deadline"))
         self._kv_tokens = 1 << 60  # of all pages
         self._begun: set[Sequence] = set()
 

@@ -58,9 +58,9 @@ class Policy(Predicting):
         self._quantiles = 0
         counted = [name for name in ("client", "adapter") if getattr(self, f"per_{name}")]
         self._guesses = self.predictor != "oracle"
-        heeds = [name for name in self.claims.heeds if self._guesses or name != "length"]
-        heeds += [*counted, "length"] if counted else []
-        self.claims = replace(self.claims, heeds=tuple(dict.fromkeys(heeds)))
+        uses = [name for name in self.claims.uses if self._guesses or name != "length"]
+        uses += [*counted, "length"] if counted else []
+        self.claims = replace(self.claims, uses=tuple(dict.fromkeys(uses)))
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         due = not running or self._decodes >= self.max_wait

@@ -31,7 +31,7 @@ class Policy(Predicting, static.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims.without_order(), patience=self.flush, heeds=self.heeded)
+        self.claims = replace(self.claims.without_order(), patience=self.flush, uses=self.heeded)
         self.k = len(self.bounds) + 1 if self.bounds else self.k
         self._bins: list[list[Sequence]] = [[] for _ in range(self.k)]
         self._batches: deque[list[Sequence]] = deque()

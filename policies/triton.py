@@ -62,12 +62,12 @@ class Policy(window.Policy):
                 "policy option preserve_ordering is on, but priority levels and timeout_action=delay change the order. "
                 "Leave it out, or use one level and no delay"
             )
-        claims, heeds = self.claims.without_order(), ["priority"] * (count > 1)
+        claims, uses = self.claims.without_order(), ["priority"] * (count > 1)
         in_order = type(self).order is Policy.order and not self.order_name and count == 1 and not delays
         claims = replace(claims, overtaking_tokens=0 if in_order else inf)
-        heeds += ["deadline"] * any(level.timeout and level.override == "on" for level in self._levels)
+        uses += ["deadline"] * any(level.timeout and level.override == "on" for level in self._levels)
         refuses = any(level.most or (level.timeout and level.action == "reject") for level in self._levels)
-        self.claims = replace(claims, refuses=claims.refuses or refuses, heeds=(*heeds, *claims.heeds))
+        self.claims = replace(claims, refuses=claims.refuses or refuses, uses=(*uses, *claims.uses))
 
     def _of_each(self, name: str, count: int) -> tuple[Any, ...]:
         """Return an option's value for each level."""

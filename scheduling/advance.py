@@ -21,7 +21,7 @@ class Token(NamedTuple):
     prompt_details: list[Any] | None = None
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """The tokens that a sequence with drafts gets in one step, with what else is known of each, if anything is.
 
     These are the drafts that are right, and one more token: what the sequence would have got one by one.
@@ -42,7 +42,7 @@ def run_of(drafts: Many[int], tokens: Many[T]) -> Many[T]:
     return tokens
 
 
-Output = int | Token | Run | BaseException | None  # tokens, the row's own failure, or None if no token is due
+Output = int | Token | TokenRun | BaseException | None  # tokens, the row's own failure, or None if no token is due
 OnToken = Callable[[Sequence, float], None]
 Errors = list[Exception] | None  # those of hooks that only take note; None: they are raised
 
@@ -132,7 +132,7 @@ def _advance_one(
     publish: Callable[[Sequence], None],
     errors: Errors,
 ) -> None:
-    if isinstance(output, Run):
+    if isinstance(output, TokenRun):
         _append(seq, output.ids, output.details, now, on_token, errors)
         return
     seq.computed += count

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cache
 
-from scheduling.batch import Batch
+from scheduling.batch import RunningBatch
 from scheduling.iteration import Plan
 from scheduling.policy import Policy
 from scheduling.sequence import Estimate, Sequence
@@ -46,7 +46,7 @@ class Backlog:
         self._queues.clear()
 
     def estimate(
-        self, seq: Sequence, waiting: OrderedDict[Sequence, None], batch: Batch, policy: Policy
+        self, seq: Sequence, waiting: OrderedDict[Sequence, None], batch: RunningBatch, policy: Policy
     ) -> Estimate | None:
         """Return when a new sequence will join and end; None before the law is known."""
         if self.law.steps < FITTED:

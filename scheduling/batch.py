@@ -12,7 +12,7 @@ from scheduling.reservations import ENDLESS, Reservations
 from scheduling.sequence import Sequence
 
 
-class Batch:
+class RunningBatch:
     """`running` is in order of admission; `slot_cap` bounds it below the number of slots."""
 
     def __init__(self, pool: PagePool | None) -> None:

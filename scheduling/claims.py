@@ -30,7 +30,7 @@ class Claims:
     limits_kv: bool = False  # `blocked_by` may keep requests out by a KV limit below that of the pages
     # What the order goes by: client, priority, deadline, prefix, length. The server and the simulator warn the user
     # when requests do not differ in any of them, since only the order of arrival is left then.
-    heeds: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
 
     def without_order(self) -> Claims:
         """Return the claims of a loop that forms groups of its own, so that its order cannot keep promises."""

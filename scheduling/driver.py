@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from math import inf
 
-from scheduling.advance import Run, run_of
+from scheduling.advance import TokenRun, run_of
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import UNKNOWN_TOKEN, Sequence
@@ -29,12 +29,12 @@ class Driver:
         self.now: float = 0
 
     def run(self) -> None:
-        """Run until all sequences have left."""
+        """TokenRun until all sequences have left."""
         while self.turn():
             pass
 
     def turn(self) -> bool:
-        """Run one step, or sleep until the next event; return False when nothing is left to do."""
+        """TokenRun one step, or sleep until the next event; return False when nothing is left to do."""
         self.deliver()
         iteration = self.scheduler.step(self.compute, lambda: self.now)
         self.refuse(self.scheduler.refused)
@@ -90,5 +90,5 @@ def tokens_due(plan: Plan) -> list[Output]:
     ]
     for i, drafts in enumerate(plan.drafts):
         if drafts:
-            due[i] = Run(run_of(drafts, [UNKNOWN_TOKEN] * (len(drafts) + 1)))
+            due[i] = TokenRun(run_of(drafts, [UNKNOWN_TOKEN] * (len(drafts) + 1)))
     return due

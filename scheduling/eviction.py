@@ -20,7 +20,7 @@ class Eviction:
     """Least recently used: all pages are worth the same."""
 
     ranks = True  # whether `worths` tells pages apart; without it the pool keeps no ranking
-    heeds = ""  # the field of requests that it goes by: session or keep_s
+    uses = ""  # the field of requests that it goes by: session or keep_s
     clairvoyant = False  # whether it needs `foresee`, so that only a simulator can have it
 
     def foresee(self, sequences: Iterable[Sequence]) -> None:

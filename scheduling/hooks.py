@@ -23,7 +23,7 @@ class Hooks:
     expires: bool
     preempts: bool
     blocks: bool
-    releases: bool
+    overrides_release: bool
     on_token: Callable[[Sequence, float], None] | None
     on_step: Callable[[Plan, float], None] | None
     repeats: bool  # the plan of a step in which all decode can be used for the next one
@@ -35,7 +35,7 @@ class Hooks:
             expires=overrides(policy, "expires_at"),
             preempts=overrides(policy, "preempt") and policy.preempts,
             blocks=overrides(policy, "blocked_by"),
-            releases=overrides(policy, "release"),
+            overrides_release=overrides(policy, "release"),
             on_token=policy.on_token if overrides(policy, "on_token") else None,
             on_step=policy.on_step if overrides(policy, "on_step") else None,
             # The default `allocate_tokens`, like padding, gives each member one token when each has one pending.

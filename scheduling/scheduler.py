@@ -5,9 +5,9 @@ know threads, HTTP, tensors, or which of the two it is in. What a step does, and
 
     plan
       time that has passed is charged to those that wait, by reason             waiting.py
-      those that waited too long are refused                                    admission.py
+      those that waited too long are refused                                    wait_queue.py
       the policy preempts; those that grow get pages, if need be a victim's     batch.py, reservations.py
-      the policy lets waiting ones join, each with a slot and pages             admission.py, batch.py, pages.py
+      the policy lets waiting ones join, each with a slot and pages             wait_queue.py, batch.py, pages.py
       the policy divides the tokens of the step among the running ones          batch.py
       decodes get as many drafts as pay                                         speculation.py, draft_choice.py
     compute, by the caller: an output for each sequence                         driver.py, serving/loop.py
@@ -24,18 +24,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scheduling.admission import Admission
-from scheduling.advance import Errors, Output, Run, Token, advance, keep
+from scheduling.advance import Errors, Output, Token, TokenRun, advance, keep
 from scheduling.backlog import Backlog
-from scheduling.batch import Batch
+from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
 from scheduling.iteration import Iteration, Plan, SlotSteps, members_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from scheduling.wait_queue import WaitQueue
 
-__all__ = ["Output", "PolicyError", "Run", "Scheduler", "Token"]
+__all__ = ["Output", "PolicyError", "Scheduler", "Token", "TokenRun"]
 
 
 class Scheduler:
@@ -58,8 +58,8 @@ class Scheduler:
         self.record = record
         self.speculator = speculator
         self.number = 0
-        self.batch = Batch(pages)
-        self.queue = Admission(self.batch)
+        self.batch = RunningBatch(pages)
+        self.queue = WaitQueue(self.batch)
         self.backlog = Backlog()
         self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
         self.refused: list[Sequence] = []  # those that the last `plan` turned away, after they had waited
@@ -156,7 +156,7 @@ class Scheduler:
             raise
 
     def step(self, forward: Callable[[Plan], list[Output]], clock: Callable[[], float]) -> Iteration | None:
-        """Run one iteration; return None if the policy lets all requests wait."""
+        """TokenRun one iteration; return None if the policy lets all requests wait."""
         plan = self.plan(clock())
         if plan is None:
             return None
@@ -260,7 +260,7 @@ class Scheduler:
             answered += self._answer(result.finished, now)
         # Without a `release` of its own, a policy lets go of finished sequences only, so a step that finishes none
         # needs no call.
-        if result.finished or self.hooks.releases:
+        if result.finished or self.hooks.overrides_release:
             answered += self._let_go(now)
         pages_used, pages_total = self.batch.pages.usage
         return Iteration(

@@ -100,7 +100,7 @@ class Inference:
     * `on_end` is called in the thread that ends it, and must not block.
     * `scores_prompt`: the whole prompt is computed, even if it is cached, and `num_tokens` may be 0.
     * `open_ended`: the client named no length, so `num_tokens` is the rest of the context.
-    * `slo_s`, `queue_timeout`, `request_timeout`: seconds from its arrival in which the answer is wanted, after which it
+    * `deadline`, `queue_timeout`, `request_timeout`: seconds from its arrival in which the answer is wanted, after which it
       times out in the queue, and after which it times out as a whole. The server's limits apply if they are shorter.
     * `owner`: whose request it is. Owners may be kept from sharing answers.
     * `is_background`: it is computed while the server has nothing else to do, takes no place, and has no deadline.
@@ -122,7 +122,7 @@ class Inference:
         session: str = "",
         keep_s: float = 0.0,
         open_ended: bool = False,
-        slo_s: float | None = None,
+        deadline: float | None = None,
         queue_timeout: float = math.inf,
         request_timeout: float = math.inf,
         wakeup: Wakeup | None = None,
@@ -141,7 +141,7 @@ class Inference:
         self._on_end = on_end
         self.ready = 0
         self.is_received = False  # the loop has taken it in, or refused it
-        self.slo_s = slo_s
+        self.deadline = deadline
         self.scores_prompt = scores_prompt
         self.owner = owner
         self.is_background = is_background
@@ -168,8 +168,8 @@ class Inference:
         """Connect the inference to the loop that will compute it, and stamp its arrival; `enqueue` calls this once."""
         self._owner = owner
         self.sequence.arrived_at = now
-        if self.slo_s is not None:
-            self.sequence.deadline = now + self.slo_s
+        if self.deadline is not None:
+            self.sequence.deadline = now + self.deadline
 
     @property
     def places(self) -> int:

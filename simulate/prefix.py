@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from simulate.result import tpots
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 
-Blocks = Rows[int]
+Blocks = Many[int]
 PAGE_SIZE = 16
 KINDS = ("trie", "live", "live+lpm")
 
@@ -100,7 +100,7 @@ def hits(cache: Recent | Trie, requests: Iterable[Blocks]) -> int:
     return sum(cache.serve(blocks) for blocks in requests)
 
 
-def popularity_and_recency(requests: Rows[Blocks], sizes: Iterable[int]) -> list[dict[str, int]]:
+def popularity_and_recency(requests: Many[Blocks], sizes: Iterable[int]) -> list[dict[str, int]]:
     """Return for each size the hits on the second half of a trace: a trie of the first half, an LRU warmed by it."""
     half = len(requests) // 2
     rows = []
@@ -144,7 +144,7 @@ class LivePool(PagePool):
         while self.cached > self.kept:
             self._blank.append(self._forget())
 
-    def warm(self, prompts: Rows[list[int]]) -> None:
+    def warm(self, prompts: Many[list[int]]) -> None:
         """Serve prompts to fill the cache, without those whose pages would be evicted by the end anyway."""
         last: list[tuple[list[bytes], list[int]]] = []
         known: set[bytes] = set()
@@ -176,7 +176,7 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
     return drawn
 
 
-def serve(cost: Cost, served: Rows[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
+def serve(cost: Cost, served: Many[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
     """Serve prompts that all arrive at once, first come first served, behind a trie."""
     scheduler = Engine(slots, 1 << 30).scheduler(Chosen("dynamic"))
     scheduler.batch.pages = TrieReservations(trie)
@@ -184,7 +184,7 @@ def serve(cost: Cost, served: Rows[list[int]], slots: int, trie: Trie, host: Hos
 
 
 def serve_live(
-    cost: Cost, served: Rows[list[int]], slots: int, tokens: int, before: Rows[list[int]],
+    cost: Cost, served: Many[list[int]], slots: int, tokens: int, before: Many[list[int]],
     order: str = "fcfs", host: Host | None = None,
 ) -> Run:  # fmt: skip
     """Serve prompts that all arrive at once behind a live cache of `tokens`, which saw others `before`."""
@@ -195,7 +195,7 @@ def serve_live(
     return _burst(Scheduler(policy, pool, 1 << 30), served, cost, host)
 
 
-def _burst(scheduler: Scheduler, served: Rows[list[int]], cost: Cost, host: Host | None = None) -> Run:
+def _burst(scheduler: Scheduler, served: Many[list[int]], cost: Cost, host: Host | None = None) -> Run:
     sequences = [Sequence(p, llm_mock_output(len(p)), id=str(i)) for i, p in enumerate(served)]
     return simulate(scheduler, sequences, cost, host)
 

@@ -11,7 +11,7 @@ from itertools import accumulate, islice, repeat
 
 from costs.cost import Cost, Host
 from costs.steps import Step
-from scheduling.advance import Output, Run
+from scheduling.advance import Output, TokenRun
 from scheduling.driver import tokens_due
 from scheduling.iteration import Plan
 
@@ -63,7 +63,7 @@ def gaps_of_step(plan: Plan, outputs: list[Output], now: float) -> list[float]:
     gaps = []
     for seq, output in zip(plan.sequences, outputs):
         if output is not None and seq.last_token_at is not None:
-            tokens = len(output.ids) if isinstance(output, Run) else 1
+            tokens = len(output.ids) if isinstance(output, TokenRun) else 1
             gaps += [(now - seq.last_token_at) / tokens] * tokens
     return gaps
 

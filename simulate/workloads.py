@@ -124,7 +124,7 @@ class Rows:
 
     @property
     def differ_in(self) -> set[str]:
-        """The attributes by which an order can tell these requests apart, as `Claims.heeds` names them."""
+        """The attributes by which an order can tell these requests apart, as `Claims.uses` names them."""
         hints = {"client": self.client, "priority": self.priority, "deadline": self.slo}
         names = {"length"} | {name for name, values in hints.items() if len(set(values or ())) > 1}
         heads = {tuple(ids[:PAGE]) for ids in self.ids or ()}

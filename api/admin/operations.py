@@ -96,14 +96,14 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/requests/<id>")
     def timeline(id: str) -> Response:
-        record = service.requests.find(id)
+        record = service.registry.find(id)
         if record is None:
             raise _unknown(id)
         return jsonify(record)
 
     @routes.delete("/requests/<id>")
     def cancel(id: str) -> Response:
-        state = service.requests.cancel(id)
+        state = service.registry.cancel(id)
         if state is None:
             raise _unknown(id)
         return jsonify(id=id, state=state)

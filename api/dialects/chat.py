@@ -122,7 +122,7 @@ def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | No
         raise min_tokens_error(params.min_tokens, most)
     options = options_of(engine, params, adapter)
     if not engine.chats:
-        options["stops"] = [*params.stop, STOP]
+        options["stop_texts"] = [*params.stop, STOP]
     if params.top_logprobs is not None and params.top_logprobs > 0 and not params.logprobs:
         raise ApiError(
             f"top_logprobs is {params.top_logprobs}, but needs logprobs. Send logprobs: true, or remove top_logprobs",

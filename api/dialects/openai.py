@@ -118,7 +118,7 @@ def check_sampled(service: Service, params: Sampled) -> None:
         raise ApiError("request_id begins with batch_, as only lines of batches do. Use another", param="request_id")
     if params.request_id is not None and "X-Request-Id" not in request.headers:
         g.request_id = params.request_id
-        service.requests.rename(g.context, params.request_id)
+        service.registry.rename(g.context, params.request_id)
 
 
 def completion_count(params: CompletionRequest) -> int:
@@ -174,7 +174,7 @@ def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "logit_bias": tuple(params.logit_bias.items()),
-        "stops": params.stop,
+        "stop_texts": params.stop,
         "stop_ids": params.stop_token_ids,
         "ignore_eos": params.ignore_eos,
         "min_tokens": params.min_tokens,

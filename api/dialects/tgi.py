@@ -137,7 +137,7 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
         "typical_p": p.typical_p or 1.0,
         "repetition_penalty": p.repetition_penalty or 1.0,
         "frequency_penalty": p.frequency_penalty or 0.0,
-        "stops": p.stop or p.stop_sequences or [],
+        "stop_texts": p.stop or p.stop_sequences or [],
         "ignore_eos": False,
         "keep_stop": True,
         "hide_special": True,

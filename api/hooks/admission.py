@@ -50,7 +50,7 @@ def enter(service: Service) -> RequestContext:
         place = request.environ.get(PLACE) or inbox.places.lend()
         if place is None:
             raise from_inference(inbox.full_error(1))
-    context = service.requests.enter(g.request_id, place, is_background=is_background())
+    context = service.registry.enter(g.request_id, place, is_background=is_background())
     g.context = context
     return context
 

@@ -109,7 +109,7 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
     def teardown_request(error: BaseException | None) -> None:
         context: RequestContext | None = g.get("context")
         if context is not None and not g.get("ends_with_response"):
-            service.requests.leave(context)
+            service.registry.leave(context)
 
     return teardown_request
 
@@ -117,7 +117,7 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
 def _finish(service: Service, current: Request, status: int, length: int | None, state: Any) -> None:
     """Give back the places of a request, count it and log it. Flask's context may have ended by then."""
     context: RequestContext | None = state.get("context")
-    if context is not None and not service.requests.leave(context):
+    if context is not None and not service.registry.leave(context):
         return
     gone = context is not None and context.gone
     status = 499 if gone else status

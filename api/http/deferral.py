@@ -62,7 +62,7 @@ class App(Flask):
         return answer
 
 
-class Exchange:
+class DeferredRequest:
     """A request and its response, in two halves between which it holds no thread: `begin` and `answer`.
 
     Flask keeps the state of a request in context variables, so both halves run in one `contextvars.Context`. Each half

@@ -19,7 +19,7 @@ _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C
 _used = 0
 
 
-def alone(size: int) -> AbstractContextManager[None]:
+def serialize_large(size: int) -> AbstractContextManager[None]:
     """Return a context for work on `size` bytes: large work waits there for its turn, smaller work enters at once."""
     return _in_turn(size) if size > LARGE else nullcontext()
 

@@ -87,7 +87,7 @@ def parse(body: bytes, example: str) -> dict[str, Any]:
 
     Large bodies are parsed one at a time: in parallel they would take as long, and more memory.
     """
-    with large.alone(len(body)):
+    with large.serialize_large(len(body)):
         return _parse(body, example)
 
 

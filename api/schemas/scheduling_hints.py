@@ -28,6 +28,6 @@ class SchedulingHints(Refusing):
     def scheduling_options(self) -> dict[str, Any]:
         """Return these fields as options of `make_inference`."""
         return {
-            "client": self.user, "priority": self.priority, "slo_s": self.slo_s,
+            "client": self.user, "priority": self.priority, "deadline": self.slo_s,
             "session": self.session, "keep_s": self.keep_s or 0.0,
         }  # fmt: skip

@@ -25,7 +25,7 @@ from gunicorn.http.errors import UnsupportedTransferCoding
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from api.hooks.admission import PLACE
-from api.http.deferral import Exchange
+from api.http.deferral import DeferredRequest
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
 from launch.worker.callbacks import Callbacks, Outcome
@@ -220,7 +220,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived:
             resp.force_close()  # the client's next connection may reach another server
         environ[PLACE] = conn.place
-        exchange = Exchange(self.wsgi, environ, resp.start_response)
+        exchange = DeferredRequest(self.wsgi, environ, resp.start_response)
         work = exchange.begin()
         if work is not None:
             # The completer's thread owns the connection from here on, and may have answered before this returns.
@@ -239,7 +239,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             conn.sock.sendall(unsent)
         return not resp.should_close()
 
-    def _complete(self, conn: TConn, exchange: Exchange, resp: Any) -> None:
+    def _complete(self, conn: TConn, exchange: DeferredRequest, resp: Any) -> None:
         """Send the answer of a request that was PENDING; called in the completer's thread, which must not block."""
         if self._service.draining:
             resp.force_close()

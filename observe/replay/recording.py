@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from functools import partial
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ class Served(NamedTuple):
     limit: int
     alone: bool
     hashes: list[bytes]
-    drafts: Rows[tuple[int, int, int]] = ()
+    drafts: Many[tuple[int, int, int]] = ()
 
 
 class Window(NamedTuple):

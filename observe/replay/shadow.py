@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from typing import Any
 
 from observe.replay.question import Server
@@ -33,7 +33,7 @@ class Shadow:
         policy: str,
         server: Server,
         *,
-        command: Rows[str] = (),
+        command: Many[str] = (),
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

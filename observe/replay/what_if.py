@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class Workload:
 class WhatIf:
     """Answers how policies would have served the requests that `server` has served."""
 
-    def __init__(self, server: Server, context: int, *, command: Rows[str] = (), timeout: float = TIMEOUT) -> None:
+    def __init__(self, server: Server, context: int, *, command: Many[str] = (), timeout: float = TIMEOUT) -> None:
         self._server = server
         self._context = context
         self._process = SimulatorProcess("simulate.measured.what_if", timeout=timeout, command=command)
@@ -50,7 +50,7 @@ class WhatIf:
 
     def answer(
         self,
-        policies: Rows[str],
+        policies: Many[str],
         count: int,
         *,
         span: tuple[float, float] | None = None,

@@ -18,7 +18,7 @@ MOST_TURNS = 1000  # that are told apart
 
 
 class Eviction(eviction.Eviction):
-    heeds = "session"
+    uses = "session"
 
     def __init__(self) -> None:
         self._reached: Counter[int] = Counter()  # by turn: the sessions that got so far

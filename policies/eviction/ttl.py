@@ -12,7 +12,7 @@ from scheduling.sequence import Sequence
 
 
 class Eviction(eviction.Eviction):
-    heeds = "keep_s"
+    uses = "keep_s"
 
     def worths(self, seq: Sequence, before: list[float]) -> list[float]:
         used = next(at for at in (seq.last_token_at, seq.scheduled_at, seq.arrived_at) if at is not None)

@@ -21,7 +21,7 @@ class Fair(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, heeds=("client",))
+        self.claims = replace(self.claims, uses=("client",))
         self.counters: dict[str, float] = {}  # in the order in which clients were first seen
         self._queues: dict[str, OrderedDict[Sequence, None]] = {}
         self._weights = _parse_weights(self.weights)

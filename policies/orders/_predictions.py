@@ -61,7 +61,7 @@ class Predicting(policy.Policy):
         self._learner = Lengths() if self.predictor == "learned" else None
         self._guess: Any = getattr(self, f"_{self.predictor}")
         self.heeded = ("length", "client") if self.predictor in ("mean", "learned") else ("length",)
-        self.claims = replace(self.claims, heeds=tuple(dict.fromkeys((*self.heeded, *self.claims.heeds))))
+        self.claims = replace(self.claims, uses=tuple(dict.fromkeys((*self.heeded, *self.claims.uses))))
 
     def predict(self, seq: Sequence) -> float:
         """Return how many tokens this sequence will generate, as far as known; the same at every call."""

@@ -22,7 +22,7 @@ class Order(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, heeds=("adapter",), guard=self.guard, overtaking_tokens=0)
+        self.claims = replace(self.claims, uses=("adapter",), guard=self.guard, overtaking_tokens=0)
         self._in_batch: dict[Sequence, None] = {}
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:

@@ -22,7 +22,7 @@ class Order(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, heeds=("deadline",), refuses=True, refuses_only_late=self.slack >= 0)
+        self.claims = replace(self.claims, uses=("deadline",), refuses=True, refuses_only_late=self.slack >= 0)
 
     def refuse(self, seq: Sequence, now: float) -> bool:
         due = seq.deadline if seq.deadline is not None else now + (self.slo or inf)

@@ -18,7 +18,7 @@ class Order(Sorted):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, heeds=("deadline", "length") if self.slo_per_token else ("deadline",))
+        self.claims = replace(self.claims, uses=("deadline", "length") if self.slo_per_token else ("deadline",))
 
     def key(self, seq: Sequence, now: float) -> float:
         if seq.deadline is not None:

@@ -21,7 +21,7 @@ class Order(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, heeds=("prefix",), guard=self.guard, overtaking_tokens=0)
+        self.claims = replace(self.claims, uses=("prefix",), guard=self.guard, overtaking_tokens=0)
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         if len(waiting) > self.most:

@@ -52,7 +52,7 @@ class Order(policy.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self.claims = replace(
-            self.claims, heeds=("prefix",), conserving=False, overtakes=self.window, overtaking_tokens=0,
+            self.claims, uses=("prefix",), conserving=False, overtakes=self.window, overtaking_tokens=0,
             computes_once=not self.closed,
         )  # fmt: skip
         self._root = Branch([])

@@ -17,7 +17,7 @@ class Order(Sorted):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, heeds=("priority",))
+        self.claims = replace(self.claims, uses=("priority",))
 
     def key(self, seq: Sequence, now: float) -> float:
         """Return the level; all requests age equally, so the time of arrival is added once."""

@@ -20,7 +20,7 @@ class Order(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, heeds=("client",), refuses=True)
+        self.claims = replace(self.claims, uses=("client",), refuses=True)
         self._accepted: OrderedDict[str, deque[float]] = OrderedDict()  # the last accepted last
 
     def refuse(self, seq: Sequence, now: float) -> bool:

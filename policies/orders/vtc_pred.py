@@ -24,7 +24,7 @@ class Order(Predicting, vtc.Order):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         # It is as fair as its predictions are right, and lengths only change what a client pays.
-        self.claims = replace(self.claims, fair=False, heeds=("client",))
+        self.claims = replace(self.claims, fair=False, uses=("client",))
         self._ahead: dict[Sequence, float] = {}  # tokens that were charged at admission
 
     def price_of_joining(self, seq: Sequence) -> float:

@@ -88,7 +88,7 @@ def of_policies(args: Values, asked: Sequence[Policy], reported: Collection[str]
         return  # a policy from a user's file may use any hint
     loop = args.policies[0].partition("+")[0]
     for hint, (option, words, order, _) in HINTS.items():
-        if hint not in reported and not any(hint in policy.claims.heeds for policy in asked):
+        if hint not in reported and not any(hint in policy.claims.uses for policy in asked):
             yield option, f"has no effect: {named} does not use {words}. Use {loop}+{order}, or leave it out"
 
 
@@ -143,7 +143,7 @@ def notes(args: Values, asked: Iterable[Policy], rows: Rows) -> Iterator[str]:
     yield from rows.notes
     differ_in = rows.differ_in if args.kv_tokens else rows.differ_in - {"prefix"}
     for policy in {policy.name: policy for policy in asked}.values():
-        heeds = policy.claims.heeds
-        if heeds and not differ_in & set(heeds):
-            hint = HINTS[heeds[0]]
+        uses = policy.claims.uses
+        if uses and not differ_in & set(uses):
+            hint = HINTS[uses[0]]
             yield f"{policy.name} orders by {hint.words}, which is the same for all these requests. {hint.remedy}"

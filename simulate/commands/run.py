@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -170,7 +170,7 @@ def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
 def check_evict(args: Values, rows: workloads.Rows) -> None:
     """Reject an --evict that is given twice, or goes by sessions that the requests do not have."""
     check_once("--evict", args.evict)
-    heeding = [name for name in args.evict if policies.get_eviction(name).heeds]
+    heeding = [name for name in args.evict if policies.get_eviction(name).uses]
     if heeding and not rows.keep_s:
         raise UsageError(f"--evict {heeding[0]} has no effect: the requests have no session. Use --workload agent")
 
@@ -213,7 +213,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
 
 
-def show_runs(console: Console, results: Rows[dict[str, Any]]) -> None:
+def show_runs(console: Console, results: Many[dict[str, Any]]) -> None:
     """Print one result in full, or a line for each."""
     for n in results:
         if "blame" in n["simulation"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -106,7 +106,7 @@ class Capacity:
         return math.ceil(rate / self.low - 1e-9) if self.low else 0
 
 
-def breaks(run: Run, limits: Rows[Limit]) -> str:
+def breaks(run: Run, limits: Many[Limit]) -> str:
     """Return the first limit that a run breaks, in words; "" if it meets all."""
     skip = int(run.answered * WARM_UP)
     if run.answered < run.requests:
@@ -119,7 +119,7 @@ def breaks(run: Run, limits: Rows[Limit]) -> str:
     return ""
 
 
-def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit] = DEFAULT_LIMITS) -> Capacity:
+def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Many[Limit] = DEFAULT_LIMITS) -> Capacity:
     """Return the highest rate at which a policy meets all limits; the requests come at one a second.
 
     The search begins at the rate at which a backlog is served, which no sustained rate can much exceed.
@@ -147,7 +147,7 @@ def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Li
 
 
 def interval(
-    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit], found: Capacity, noise: Noise | None
+    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Many[Limit], found: Capacity, noise: Noise | None
 ) -> Interval:
     """Return the interval of the capacity: from the one found on a slow machine to the one on a fast machine.
 
@@ -163,7 +163,7 @@ def interval(
 
 
 def shortest_queue_replicas(
-    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Rows[Limit], rate: float, most: int, seed: int = 0
+    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Many[Limit], rate: float, most: int, seed: int = 0
 ) -> int:
     """Return how many replicas sustain `rate` when each request joins the shortest queue; `most` are enough.
 

@@ -47,7 +47,7 @@ ASKED = (*TIMES, "client", "priority", "id")
 BOOKKEEPING = {
     ("scheduling.driver", "deliver"), ("scheduling.driver", "next_event"),  # an arrival, which is now
     ("scheduling.scheduler", "add"), ("scheduling.scheduler", "_arrive"), ("scheduling.backlog", "estimate"),
-    ("scheduling.admission", "arrive"), ("scheduling.admission", "next_expiry"), ("scheduling.admission", "_note_join"),
+    ("scheduling.wait_queue", "arrive"), ("scheduling.wait_queue", "next_expiry"), ("scheduling.wait_queue", "_note_join"),
     ("scheduling.advance", "_advance_one"), ("scheduling.scheduler", "commit"), ("scheduling.scheduler", "<listcomp>"),
 }  # fmt: skip
 CONSTANT = (int, float, str, type(None), Claims)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from scheduling.iteration import Plan
 from scheduling.policy import Policy
-from scheduling.scheduler import Output, Run, Scheduler
+from scheduling.scheduler import Output, Scheduler, TokenRun
 from simulate.laws.case import Case
 from simulate.laws.laws import Broken
 
@@ -34,7 +34,7 @@ class Service:
         for seq, output in zip(plan.sequences, outputs):
             if output is not None:
                 prompt, before = len(seq.prompt_ids), len(seq.output_ids)
-                tokens = len(output.ids) if isinstance(output, Run) else 1
+                tokens = len(output.ids) if isinstance(output, TokenRun) else 1
                 self._charge(seq.client, price(prompt, before + tokens) - price(prompt, before))
         self._steps.append(({seq.client for seq in scheduler.waiting}, dict(self._service)))
 

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Collection
 from math import inf
 
-from scheduling.admission import tokens_to_reserve
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from scheduling.wait_queue import tokens_to_reserve
 from simulate.laws.contents import Contents
 
 WORK = "no idle slot while a request fits"

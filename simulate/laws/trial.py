@@ -18,7 +18,7 @@ from scheduling.driver import Driver
 from scheduling.iteration import Iteration, Plan
 from scheduling.located import described
 from scheduling.policy import Policy
-from scheduling.scheduler import Output, PolicyError, Run, Scheduler
+from scheduling.scheduler import Output, PolicyError, Scheduler, TokenRun
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from scheduling.step_law import StepLaw
@@ -185,7 +185,7 @@ class Trial(Driver):
         if self._service is not None:
             self._service.add(self.scheduler, plan, outputs)
         self._preemptions.generate(
-            sum(len(output.ids) if isinstance(output, Run) else 1 for output in outputs if output is not None)
+            sum(len(output.ids) if isinstance(output, TokenRun) else 1 for output in outputs if output is not None)
         )
         self._unanswered = laws.unanswered(self.scheduler)
         self.now += toy_cost(plan)
@@ -194,9 +194,9 @@ class Trial(Driver):
     def _token(self, seq: Sequence, place: int) -> int:
         return (self._first_tokens[seq] + place) % 997
 
-    def _run(self, seq: Sequence, drafts: list[int]) -> Run:
+    def _run(self, seq: Sequence, drafts: list[int]) -> TokenRun:
         place = len(seq.output_ids)
-        return Run(run_of(drafts, [self._token(seq, place + j) for j in range(len(drafts) + 1)]))
+        return TokenRun(run_of(drafts, [self._token(seq, place + j) for j in range(len(drafts) + 1)]))
 
     def record(self, iteration: Iteration) -> None:
         self.records.append(iteration)

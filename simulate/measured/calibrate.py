@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,7 @@ class Point:
         )
 
 
-Measure = Callable[[Rows[Point]], Iterable[float]]
+Measure = Callable[[Many[Point]], Iterable[float]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def table(steps: Iterable[Step], knee: int = 0) -> np.ndarray:
     return np.array(rows)[:, : 7 if knee else 6]
 
 
-def fit(steps: Rows[Step], seconds: np.ndarray, knee: int = 0) -> Affine:
+def fit(steps: Many[Step], seconds: np.ndarray, knee: int = 0) -> Affine:
     """Fit the default law, no coefficient below 0."""
     from scipy.optimize import nnls  # which takes longer to load than most commands of the simulator take
 
@@ -120,7 +120,7 @@ def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
 
 
 def cross_validate(
-    make: Callable[[Rows[Step], np.ndarray], Cost], steps: Rows[Step], seconds: np.ndarray, folds: int = FOLDS
+    make: Callable[[Many[Step], np.ndarray], Cost], steps: Many[Step], seconds: np.ndarray, folds: int = FOLDS
 ) -> np.ndarray:
     """Return the relative error of each point as predicted by a fit without its fold; `folds` = 0 leaves one out."""
     n = len(steps)
@@ -133,7 +133,7 @@ def cross_validate(
     return errors
 
 
-def interpolated(steps: Rows[Step], seconds: np.ndarray) -> Interpolated:
+def interpolated(steps: Many[Step], seconds: np.ndarray) -> Interpolated:
     """Fit the fallback: the context and pair terms of the default law, and a monotone curve of the rest."""
     from scipy.optimize import isotonic_regression
 
@@ -156,7 +156,7 @@ def interpolated(steps: Rows[Step], seconds: np.ndarray) -> Interpolated:
     return Interpolated(decode or mixed, mixed or decode, law.context, law.pair)
 
 
-def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
+def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
     """Return the law with the least error in cross-validation: affine, with a hinge, or the fallback.
 
     A hinge must earn its place by 10 %, and interpolation is taken only when no affine law is good enough.
@@ -175,7 +175,7 @@ def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
     return best
 
 
-def calibrate(measure: Measure, points: Rows[Point]) -> tuple[Fit, list[dict[str, Any]]]:
+def calibrate(measure: Measure, points: Many[Point]) -> tuple[Fit, list[dict[str, Any]]]:
     """Time each point twice, in random order at different times, and fit; return the fit and the timings.
 
     `drift` is the median difference between the two times; above 5 % other programs used the machine.
@@ -198,10 +198,10 @@ def calibrate(measure: Measure, points: Rows[Point]) -> tuple[Fit, list[dict[str
     return fit, rows
 
 
-def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
+def probe(arguments: Many[str], facts: dict[str, Any]) -> Measure:
     """Return a function that times the real engine in a process of its own, which also fills `facts`."""
 
-    def measure(points: Rows[Point]) -> Iterator[float]:
+    def measure(points: Many[Point]) -> Iterator[float]:
         command = [sys.executable, "-m", "benchmarks.probe", *arguments]
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
@@ -228,7 +228,7 @@ def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
 def shown(measure: Measure, console: Console) -> Measure:
     """Return the same function, which also shows how many steps are timed."""
 
-    def watched(points: Rows[Point]) -> Iterator[float]:
+    def watched(points: Many[Point]) -> Iterator[float]:
         steps = iter(measure(points))
         first = [*itertools.islice(steps, 1)]  # an engine that cannot start ends without progress
         with counted(console, len(points), "steps timed") as progress:
@@ -239,7 +239,7 @@ def shown(measure: Measure, console: Console) -> Measure:
     return watched
 
 
-def write(path: Path, fit: Fit, rows: Rows[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:
+def write(path: Path, fit: Fit, rows: Many[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:
     """Write the file that `--cost FILE.json` and `--model mock:FILE.json` read."""
     content = {
         "cost": to_dict(fit.cost),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class Comparison:
 
 
 def compare(
-    run: Run, outcomes: Rows[Outcome], records: Rows[Record], intervals: Mapping[str, Interval] | None = None
+    run: Run, outcomes: Many[Outcome], records: Many[Record], intervals: Mapping[str, Interval] | None = None
 ) -> list[Comparison]:
     """Compare a simulated run with the outcomes of a client and the steps of the server; `intervals` by figure."""
     latency = np.array([outcome.latency for outcome in outcomes])
@@ -116,12 +116,12 @@ def steps_of(run: Run) -> list[Record]:
     return [iteration.to_dict() for iteration in run.iterations]
 
 
-def batch_sizes(records: Rows[Record]) -> Counter[int]:
+def batch_sizes(records: Many[Record]) -> Counter[int]:
     """Count the steps of each batch size; rows that are held and computed on belong to it."""
     return Counter(sum(m["phase"] != "idle" for m in record["members"]) for record in records)
 
 
-def agreement(predicted: Rows[Record], measured: Rows[Record]) -> float:
+def agreement(predicted: Many[Record], measured: Many[Record]) -> float:
     """Return the share of steps whose batch has the same requests on both sides, when steps may be shifted in time."""
     sides = [
         Counter(frozenset(m["id"] for m in record["members"]) for record in records)
@@ -130,7 +130,7 @@ def agreement(predicted: Rows[Record], measured: Rows[Record]) -> float:
     return (sides[0] & sides[1]).total() / max(len(predicted), len(measured), 1)
 
 
-def ranges(sizes: Rows[int], most: int = 12) -> list[tuple[int, int]]:
+def ranges(sizes: Many[int], most: int = 12) -> list[tuple[int, int]]:
     """Return ranges that hold all these batch sizes: each its own, or equally wide ones where there are too many."""
     low, high = min(sizes), max(sizes)
     width = -(-(high - low + 1) // most)

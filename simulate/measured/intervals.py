@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -145,7 +145,7 @@ class Noise:
         return replace(self, scores=(*self.scores, *scores))
 
 
-def of_points(points: Rows[Mapping[str, Any]], scores: Iterable[float] = ()) -> Noise | None:
+def of_points(points: Many[Mapping[str, Any]], scores: Iterable[float] = ()) -> Noise | None:
     """Return what the timings of a calibration leave unexplained, by points left out of the fit; None for an older file.
 
     Steps of one size that were timed in one pass are slow together.

@@ -11,7 +11,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
@@ -44,15 +44,15 @@ class Seen(NamedTuple):
     deadline: float | None = None
     open_ended: bool = False
     limit: int = 0  # max_tokens
-    pages: Rows[int] = ()
-    drafts: Rows[Rows[int]] = ()
+    pages: Many[int] = ()
+    drafts: Many[Many[int]] = ()
 
 
 @dataclass(frozen=True)
 class Trace:
     """Finished requests, in order of arrival."""
 
-    seen: Rows[Seen]
+    seen: Many[Seen]
 
     def sequences(self) -> list[Sequence]:
         """Return fresh sequences, whose answers end after as many tokens as on the server."""
@@ -78,7 +78,7 @@ class Observed:
     """
 
     scenario: Scenario[Trace]
-    timed: Rows[tuple[Step, float]]
+    timed: Many[tuple[Step, float]]
     basis: dict[str, Any]
     cost: str
     ids: list[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from simulate.measured.intervals import Noise
 OUTLYING = 6.0  # times as long as others, or as short
 
 
-def law(steps: Rows[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost, Host, dict[str, Any]]:
+def law(steps: Many[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost, Host, dict[str, Any]]:
     """Return what steps cost, what each turn of the loop adds, and what these rest on.
 
     `cost` is a file of `calibrate` or the name of a mock model, whose law is known and whose steps take a little longer; without
@@ -41,7 +41,7 @@ def law(steps: Rows[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost,
     return fitted, Host(sigma=sigma), basis
 
 
-def noise(cost: Cost, steps: Rows[tuple[Step, float]], basis: dict[str, Any], file: str) -> Noise | None:
+def noise(cost: Cost, steps: Many[tuple[Step, float]], basis: dict[str, Any], file: str) -> Noise | None:
     """Return the noise of a law that `law` found: of its `file`, none for an exact law, or of its own steps.
 
     The drift is how far a fitted law is off for steps of one size: another policy takes other sizes.
@@ -55,7 +55,7 @@ def noise(cost: Cost, steps: Rows[tuple[Step, float]], basis: dict[str, Any], fi
     return replace(Noise.of([(pairs[0], pairs[1])]), drift=drift, groups=len(kinds))
 
 
-def misfit(law: Cost, steps: Rows[tuple[Step, float]]) -> float:
+def misfit(law: Cost, steps: Many[tuple[Step, float]]) -> float:
     """Return the error of a law, scaled to the time of all steps, in the mean of steps of one size, weighted by their time."""
     sums: defaultdict[tuple[bool, int], np.ndarray] = defaultdict(lambda: np.zeros(2))
     for step, seconds in steps:
@@ -65,7 +65,7 @@ def misfit(law: Cost, steps: Rows[tuple[Step, float]]) -> float:
     return float(np.abs(predicted * scale - measured).sum() / measured.sum())
 
 
-def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:
+def like_others(steps: Many[Step], seconds: Many[float]) -> list[int]:
     """Return the indices of the steps that took about as long as others of their class.
 
     An outlier (the very first step, a process that was stopped) has its cause in the machine, and one such step could
@@ -81,7 +81,7 @@ def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:
     ]  # fmt: skip
 
 
-def fit(steps: Rows[Step], seconds: Rows[float]) -> tuple[Cost, float]:
+def fit(steps: Many[Step], seconds: Many[float]) -> tuple[Cost, float]:
     """Fit the default law to steps of a server; return it and its mean relative error on them.
 
     A fit of relative errors is too fast when a few steps are slow, so the law is scaled to the total time of all steps.

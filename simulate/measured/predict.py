@@ -12,7 +12,7 @@ import csv
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Recorded(Cost):
 
     name = "recorded"
 
-    def __init__(self, records: Rows[Record], law: Cost) -> None:
+    def __init__(self, records: Many[Record], law: Cost) -> None:
         self.law = law
         self.matched = self.steps = 0
         self.known = {members_of(record): lasted for record, lasted in zip(records, lasting(records))}
@@ -62,7 +62,7 @@ class Recorded(Cost):
         return self.law(plan) if charge is None else charge
 
 
-def lasting(records: Rows[Record]) -> list[float]:
+def lasting(records: Many[Record]) -> list[float]:
     """Return the seconds of each step, with the pause before the next one where its requests go on."""
     return [
         after["t"] - record["t"]
@@ -93,7 +93,7 @@ def step_of(record: Record, padded: bool) -> Step:
     return step_of_members(members, padded)
 
 
-def law_of(records: Rows[Record], padded: bool) -> Cost:
+def law_of(records: Many[Record], padded: bool) -> Cost:
     """Fit a law to a server's own steps; ValueError when there are too few."""
     timed = [record for record in records if record["members"] and record["seconds"] > 0]
     if len(timed) < FEWEST_STEPS:
@@ -138,7 +138,7 @@ def sequences(
     return result
 
 
-def replay(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost) -> tuple[Run, dict[str, Any]]:
+def replay(run: Record, lines: Many[Line], records: Many[Record], law: Cost) -> tuple[Run, dict[str, Any]]:
     """Simulate a run on the server's clock; return the run, and how many of its steps equal the server's.
 
     Its other steps take the time of `law`.
@@ -168,7 +168,7 @@ def replay(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost) -> 
 
 
 def predicted(
-    run: Record, lines: Rows[Line], records: Rows[Record], cost: Cost, host: Host, noise: Noise | None
+    run: Record, lines: Many[Line], records: Many[Record], cost: Cost, host: Host, noise: Noise | None
 ) -> tuple[Run, dict[str, Any]]:
     """Simulate a run by a cost model; return the run, its makespan and the measured one, and intervals if there is noise."""
 
@@ -187,7 +187,7 @@ def predicted(
     return simulated, {**facts, "intervals": noise.intervals(fresh, cost, simulated)} if noise else facts
 
 
-def seen(arrived: Mapping[str, float], records: Rows[Record]) -> dict[str, float]:
+def seen(arrived: Mapping[str, float], records: Many[Record]) -> dict[str, float]:
     """Return when the loop saw each request: after an idle time, that is when the loop woke up."""
     starts, ends, last = [], [], float("-inf")
     for before, record in zip([None, *records], records):
@@ -222,7 +222,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     step_cost = published.make(cost) if cost else None
     host = published.host_of(cost) if cost else Host()
     noise = intervals.of_cost(cost) if cost else None
-    rows: list[Rows[Any]] = []
+    rows: list[Many[Any]] = []
     compared, left_out = [], []
     for short in results.runs:
         labels = {name: short[name] for name in store.LABELS}
@@ -246,7 +246,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     return summary
 
 
-def truth(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost, host: Host) -> dict[str, Any]:
+def truth(run: Record, lines: Many[Line], records: Many[Record], law: Cost, host: Host) -> dict[str, Any]:
     """Return how far the policy of a run is from the best possible, and which clients made which wait, with steps of `law`.
 
     There is no blame for runs of one client or of many requests.
@@ -275,7 +275,7 @@ def _beside(run: Run, lines: Iterable[Line]) -> list[tuple[Any, ...]]:
     return result
 
 
-def errors(pairs: Rows[tuple[Any, ...]]) -> dict[str, Any]:
+def errors(pairs: Many[tuple[Any, ...]]) -> dict[str, Any]:
     """Return measured and simulated mean and p99 of the latency, and the mean error of single requests."""
     measured, simulated = (np.array([row[i] for row in pairs]) for i in (3, 4))
     return {
@@ -288,7 +288,7 @@ def errors(pairs: Rows[tuple[Any, ...]]) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, rows: Rows[Rows[Any]], summary: Mapping[str, Any]) -> None:
+def _write(folder: Path, rows: Many[Many[Any]], summary: Mapping[str, Any]) -> None:
     (folder / "simulated.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     with (folder / "simulated.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -11,7 +11,7 @@ import io
 import json
 import tempfile
 from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -108,12 +108,12 @@ class Validation:
         }
 
 
-def settings(flags: Rows[str]) -> config.Config:
+def settings(flags: Many[str]) -> config.Config:
     """Return the settings of a server with these flags; UsageError for a wrong one."""
     return config.load(flags).config
 
 
-def serve(policy: str, flags: Rows[str], trace: Rows[Planned], console: Console) -> Served:
+def serve(policy: str, flags: Many[str], trace: Many[Planned], console: Console) -> Served:
     """Start a server, send it single requests and then the trace; RuntimeError when it fails."""
     with server(policy, flags, console) as target:
         single = measure_alone(target, console)
@@ -121,7 +121,7 @@ def serve(policy: str, flags: Rows[str], trace: Rows[Planned], console: Console)
 
 
 @contextmanager
-def server(policy: str, flags: Rows[str], console: Console) -> Iterator[Target]:
+def server(policy: str, flags: Many[str], console: Console) -> Iterator[Target]:
     """Yield a server that was started with these flags; RuntimeError when it does not start."""
     console.print(f"{policy}: starting its server", highlight=False)
     key = config.load().config.api_key or None
@@ -135,7 +135,7 @@ def server(policy: str, flags: Rows[str], console: Console) -> Iterator[Target]:
         raise RuntimeError(f"the server did not start: {error}") from error
 
 
-def observe(target: Target, policy: str, trace: Rows[Planned], console: Console | None, single: Single) -> Served:
+def observe(target: Target, policy: str, trace: Many[Planned], console: Console | None, single: Single) -> Served:
     """Send a trace to a server and return its outcomes and steps; RuntimeError when a request fails."""
     lines = io.StringIO()
     events = EventRecorder(target, lines)
@@ -163,7 +163,7 @@ def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
     ]
 
 
-def send(target: Target, trace: Rows[Planned], console: Console | None = None) -> list[Outcome]:
+def send(target: Target, trace: Many[Planned], console: Console | None = None) -> list[Outcome]:
     """Send a trace at its times and return the outcomes, in order; RuntimeError when one fails."""
     run = load.LoadRun(target, trace)
     with Display(run, console, trace[-1].at) if console else nullcontext():
@@ -178,7 +178,7 @@ def send(target: Target, trace: Rows[Planned], console: Console | None = None) -
     return outcomes
 
 
-def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculator | None:
+def speculator_of(server: config.Config, records: Many[Record] = ()) -> Speculator | None:
     """Return a speculator like the server's: as its mock model has it, or with the drafts of its records."""
     if server.speculate == "off" or server.drafts == "0":
         return None
@@ -228,7 +228,7 @@ def measure_alone(target: Target, console: Console) -> Single:
 def simulated(
     chosen: Chosen,
     served: Served,
-    trace: Rows[Planned],
+    trace: Many[Planned],
     cost: Cost,
     host: Host,
     speculator: Speculator | None = None,
@@ -248,8 +248,8 @@ def simulated(
 def validate(
     chosen: Chosen,
     cost: Cost,
-    trace: Rows[Planned],
-    flags: Rows[str],
+    trace: Many[Planned],
+    flags: Many[str],
     console: Console,
     noise: Noise | None = None,
     learn: Path | None = None,

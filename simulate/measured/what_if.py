@@ -7,7 +7,7 @@ simulated, whose difference shows how reliable the others are. It must not know 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -73,7 +73,7 @@ def extrapolates(steps: Iterable[Stretch], padded: bool, timed: Iterable[Step]) 
     return strange > MOST_STRANGE * count
 
 
-def seen_at(trace: Rows[Seen], ids: Rows[str], steps: Iterable[Stretch]) -> list[float]:
+def seen_at(trace: Many[Seen], ids: Many[str], steps: Iterable[Stretch]) -> list[float]:
     """Return when the loop saw each request: an idle one takes a moment to wake, and sees all that came meanwhile at once.
 
     Otherwise a burst would begin with a batch of one request where the real server found several.
@@ -94,7 +94,7 @@ class Lane:
     """One policy on the requests: its figures, as the answer has them, and its steps."""
 
     figures: dict[str, Any]
-    steps: Rows[Stretch]
+    steps: Many[Stretch]
 
 
 def moved(trace: Trace, at: Iterable[float]) -> Trace:

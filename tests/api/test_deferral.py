@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask import Response, g, request
 
-from api.http.deferral import App, Completer, Deferred, Exchange
+from api.http.deferral import App, Completer, Deferred, DeferredRequest
 from tests.support import wait_until
 
 
@@ -122,7 +122,7 @@ def test_a_request_keeps_its_context_from_the_thread_that_began_it_to_the_one_th
 
     app.teardown_request(lambda error: ended.append(g.name))
     started: list[Any] = []
-    first, second = (Exchange(app, environ("/later"), lambda *args: started.append(args)) for _ in range(2))
+    first, second = (DeferredRequest(app, environ("/later"), lambda *args: started.append(args)) for _ in range(2))
     assert in_a_thread(first.begin) is job
     assert in_a_thread(second.begin) is job
     assert ended == []
@@ -137,7 +137,7 @@ def test_what_fails_in_the_second_half_is_answered_by_the_apps_error_handlers() 
     app.register_error_handler(ZeroDivisionError, lambda error: Response("zero", 500))
     app.add_url_rule("/bad", view_func=lambda: Deferred(job, lambda: Response(str(1 / 0))))
     job: Any = object()
-    exchange = Exchange(app, environ("/bad"), lambda *args: None)
+    exchange = DeferredRequest(app, environ("/bad"), lambda *args: None)
     assert exchange.begin() is job
     assert exchange.answer(b"".join) == b"zero"
 

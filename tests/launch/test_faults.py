@@ -135,7 +135,7 @@ def test_an_answer_that_cannot_be_read_raises_in_the_loop_and_in_the_handler() -
     engine = fake_engine()
     make = read(bad_detokenize="X").maker(engine.make_inference)
     assert make("fine", 1, [1]).text.text([97]) == "a"
-    bad = make("X", 1, [1], stops=["."])
+    bad = make("X", 1, [1], stop_texts=["."])
     for act in (bad.text.text, bad.text.feed, bad.sequence.stop, bad.text.growing().feed):
         with pytest.raises(ValueError, match="armed"):
             act([97])

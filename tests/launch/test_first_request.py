@@ -58,7 +58,7 @@ def test_the_warm_up_is_not_counted(loaded: Loaded) -> None:
     assert not any(engine["slot_steps"].values())
     kv = engine["kv"]
     assert kv["pages_used"] == kv["pages_cached"] == kv["query_tokens"] == 0
-    assert not service.requests.open
+    assert not service.registry.open
     id = client.post("/inference", json={"prompt": "hi", "num_tokens": 2}).get_json()["id"]
     assert client.get(f"/requests/{id}").get_json()["iterations"] == [1, 2]
     assert client.get("/stats").get_json()["total-tokens-handled"] == 2

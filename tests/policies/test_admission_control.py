@@ -101,10 +101,10 @@ def test_with_the_law_of_its_own_steps_many_more_are_on_time_and_none_is_late_by
 
 def test_the_server_refuses_with_the_time_after_which_to_retry(serve: Serve) -> None:
     served = serve(policies.get_policy(NAME, max_batch_size=1))
-    assert served.ask("learn", FITTED + 1, slo_s=1e-9).wait_for_completion(SOON)
+    assert served.ask("learn", FITTED + 1, deadline=1e-9).wait_for_completion(SOON)
     held = served.hold()
     seconds = [served.ask(f"{i}", 1) for i in range(2)]
-    late = served.ask("late", 1, slo_s=1e-9)
+    late = served.ask("late", 1, deadline=1e-9)
     served.model.gate.set()
     for each in (held, *seconds):
         assert each.wait_for_completion(SOON)

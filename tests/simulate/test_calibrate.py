@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pa
 def noisy(law: Cost, noise: float = 0.02, seed: int = 0) -> Measure:
     rng = np.random.default_rng(seed)
 
-    def measure(points: Rows[Point]) -> Iterator[float]:
+    def measure(points: Many[Point]) -> Iterator[float]:
         for point in points:
             yield law.seconds(point.step) * (1 + noise * rng.standard_normal())
 
@@ -81,7 +81,7 @@ def test_where_no_affine_law_fits_the_points_are_interpolated() -> None:
 
 
 def test_a_machine_that_drifts_is_noticed() -> None:
-    def measure(points: Rows[Point]) -> Iterator[float]:
+    def measure(points: Many[Point]) -> Iterator[float]:
         for i, point in enumerate(points):
             yield LAW.seconds(point.step) * (1.3 if i >= len(points) // 2 else 1.0)
 

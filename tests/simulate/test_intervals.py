@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from functools import cache, partial
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def learned(law: Cost = LAW, days: int = 8) -> Noise:
     return Noise.of(groups)
 
 
-def predicted(days: Rows[int], law: Cost, noise: Noise, draws: int = 20) -> Iterator[tuple[float, Interval, float]]:
+def predicted(days: Many[int], law: Cost, noise: Noise, draws: int = 20) -> Iterator[tuple[float, Interval, float]]:
     """Yield each figure of each day as predicted, its interval, and as it was."""
     for day in days:
         expected, was = run(day, law), intervals.figures(run(day, Machine(day)))
@@ -75,7 +75,7 @@ def predicted(days: Rows[int], law: Cost, noise: Noise, draws: int = 20) -> Iter
             yield value, found[name], was[name]
 
 
-def coverage(days: Rows[int], law: Cost, noise: Noise, draws: int = 20) -> float:
+def coverage(days: Many[int], law: Cost, noise: Noise, draws: int = 20) -> float:
     held = [low <= was <= high for _, (low, high), was in predicted(days, law, noise, draws)]
     assert len(held) >= 60
     return float(np.mean(held))
@@ -127,7 +127,7 @@ def test_fewer_than_nine_errors_of_earlier_runs_say_too_little_to_change_an_inte
 def calibrated(path: Path) -> Path:
     rng = np.random.default_rng(1)
 
-    def measure(points: Rows[Point]) -> Iterator[float]:
+    def measure(points: Many[Point]) -> Iterator[float]:
         for point in points:
             yield LAW.seconds(point.step) * float(np.exp(0.05 * rng.standard_normal()))
 

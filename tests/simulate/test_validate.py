@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ LAW = published.make("oracle-a")
 SLOWER = Scaled(LAW, 1.56)
 
 
-def run_of(policy: str, cost: Cost, trace: Rows[Planned], engine: dict[str, Any] = ENGINE) -> Run:
+def run_of(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Run:
     outcomes = [
         outcome(i, Sequence([0] * (5 + i % 9), p.num_tokens, id=f"r{i}", arrived_at=p.at), Run("", []), {})
         for i, p in enumerate(trace)
@@ -40,7 +40,7 @@ def single_of(cost: Cost) -> Single:
     return Single({n: float(r.latency[0]) for n, r in runs.items()}, float(runs[4].ttft[0]), 5)
 
 
-def served_by(policy: str, cost: Cost, trace: Rows[Planned], engine: dict[str, Any] = ENGINE) -> Served:
+def served_by(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Served:
     """Return what a server would have done whose steps take what `cost` says."""
     run = run_of(policy, cost, trace, engine)
     chunks = chunks_of(run)
@@ -164,7 +164,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let servers be simulated ones at LAW's pace; return the flags that the last was started with."""
     started: list[str] = []
 
-    def serve(policy: str, given: Rows[str], trace: Rows[Planned], console: Console) -> Served:
+    def serve(policy: str, given: Many[str], trace: Many[Planned], console: Console) -> Served:
         started[:] = given
         return served_by(policy, LAW, trace, {**ENGINE, "max_batch_size": 32})
 

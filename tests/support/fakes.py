@@ -13,7 +13,7 @@ import policies
 from api.service import Engine
 from batching import BatchingManager, Inference
 from generate.text import AnswerText
-from scheduling.advance import Run, run_of
+from scheduling.advance import TokenRun, run_of
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Token
@@ -99,7 +99,7 @@ class FakeModel:
         at = len(seq.output_ids)
         tokens = [self.says[i % len(self.says)] for i in range(at, at + len(drafts) + 1)]
         if drafts:
-            return Run(run_of(drafts, tokens))
+            return TokenRun(run_of(drafts, tokens))
         wanted, of_prompt = ((seq.sampling or {}).get(n) for n in ("logprobs", "prompt_logprobs"))
         if wanted is None and of_prompt is None:
             return tokens[0]
@@ -129,7 +129,7 @@ def fake_engine(
 
     def make_inference(prompt: str, num_tokens: int, prompt_ids: list[int], **options: Any) -> Inference:
         sampling = {k: options.pop(k) for k in SAMPLING & options.keys()}
-        written = {k: options.pop(k) for k in ("stops", "stop_ids", "keep_stop", "min_tokens") if k in options}
+        written = {k: options.pop(k) for k in ("stop_texts", "stop_ids", "keep_stop", "min_tokens") if k in options}
         text = AnswerText(
             tokenizer,
             **written,

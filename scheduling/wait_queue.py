@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from itertools import count
 from math import inf
 
-from scheduling.batch import Batch
+from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
 from scheduling.policy import Budget, Policy, PolicyError
 from scheduling.sequence import Sequence
 from scheduling.waiting import WaitClock
 
 
-class Admission:
+class WaitQueue:
     """`waiting` is in order of arrival, except that preempted sequences go first."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: RunningBatch) -> None:
         self.batch = batch
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.clock = WaitClock()
@@ -30,7 +30,7 @@ class Admission:
         self.expiries: list[tuple[float, int, Sequence]] = []  # a heap, with entries of sequences that have left
         self._numbers = count()
 
-    def share(self, other: Admission) -> None:
+    def share(self, other: WaitQueue) -> None:
         """Have the same sequences wait here and there."""
         self.waiting, self.clock, self.expiries = other.waiting, other.clock, other.expiries
 
