@@ -140,9 +140,7 @@ def run(args: Values, console: Console, command: str) -> int:
         store.close()
         if store.summary["runs"]:
             predict(store.folder, args.cost, console)
-        ending.finish(store.folder, console, not args.no_plots)
-        if args.readme:
-            ending.copy_for_readme(store.folder, args.readme, console)
+        ending.finish(store.folder, console, not args.no_plots, args.readme)
     return experiment.exit_code()
 
 

@@ -18,8 +18,8 @@ README_PLOTS = {
 }  # fmt: skip
 
 
-def finish(folder: Path, console: Console, plots: bool) -> None:
-    """Print and write the table, draw the page, and print the folder's name."""
+def finish(folder: Path, console: Console, plots: bool, readme: Path | None = None) -> None:
+    """Print and write the table, draw the page, and print the folder's name; copy table and plots for a README."""
     results = store.read(folder)
     if results.runs:
         text = write_table(results)
@@ -34,21 +34,20 @@ def finish(folder: Path, console: Console, plots: bool) -> None:
         if plots:
             draw_page(folder, console)
     emit(str(folder))
+    if results.runs and readme:
+        copy_for_readme(results, readme, console)
 
 
-def copy_for_readme(folder: Path, into: Path, console: Console) -> None:
+def copy_for_readme(results: store.Results, into: Path, console: Console) -> None:
     """Copy the table and some plots to a folder, under fixed names."""
-    results = store.read(folder)
-    if not results.runs:
-        return
     into.mkdir(parents=True, exist_ok=True)
     s = results.summary
     origin = f"Made by `{s['command']}` on {s['machine'].get('processor')}, {s['date'][:10]}."
-    table = (folder / "table.md").read_text("utf-8")
+    table = (results.folder / "table.md").read_text("utf-8")
     (into / "comparison.md").write_text(f"{table}\n{origin}\n", encoding="utf-8")
     first, last = (store.slug(results.loads[i]) for i in (0, -1))
     for name, kind in README_PLOTS.items():
-        picture = folder / "plots" / f"{kind.format(first=first, last=last)}.png"
+        picture = results.folder / "plots" / f"{kind.format(first=first, last=last)}.png"
         if picture.is_file():
             shutil.copyfile(picture, into / f"{name}.png")
     say(console, f"for the README: {into / 'comparison.md'} and {', '.join(README_PLOTS)} beside it")

@@ -73,11 +73,6 @@ class Axis:
     server: Callable[[float], list[str]] = lambda value: []
 
 
-def drafting(drafts: float) -> list[str]:
-    """Return the flags of a server with so many draft tokens."""
-    return ["--speculate", "auto", "--drafts", swept("speculate", drafts)] if drafts else ["--speculate", "off"]
-
-
 BURST = Arrivals("burst")
 AXES: dict[str, Axis] = {
     "rate": Axis(
@@ -104,7 +99,8 @@ AXES: dict[str, Axis] = {
     ),
     "speculate": Axis(
         "draft tokens of a request in a step, 0 to 8 or auto, for the users of a closed loop (--users)", (0, 2, 8, AUTO),
-        lambda _: Arrivals("closed", 1), server=lambda n: drafting(n),
+        lambda _: Arrivals("closed", 1),
+        server=lambda n: ["--speculate", "auto", "--drafts", swept("speculate", n)] if n else ["--speculate", "off"],
     ),
 }  # fmt: skip
 STARTING = ("batch", "cache", "speculate")  # need a server for each value

@@ -15,7 +15,6 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -137,11 +136,6 @@ def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None
         csv.writer(file, lineterminator="\n").writerows(rows[:MAX_ROWS])
 
 
-def decimal(axis: Axis) -> bool:
-    transform = axis.get_transform()
-    return isinstance(transform, LogTransform) and transform.base == 10
-
-
 def finish(axes: Axes, x: str, y: str, zero: bool = True) -> None:
     """Label the axes, with units, and add grid and legend."""
     axes.set_xlabel(x)
@@ -151,7 +145,9 @@ def finish(axes: Axes, x: str, y: str, zero: bool = True) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()
-            if high < NARROW * low and decimal(axis):  # else there would be one label, or none
+            transform = axis.get_transform()
+            is_decimal = isinstance(transform, LogTransform) and transform.base == 10
+            if high < NARROW * low and is_decimal:  # otherwise there would be one label, or none
                 axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter(NullFormatter())

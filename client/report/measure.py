@@ -253,6 +253,7 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
     if facts.slos and numbers["duration"]:
         numbers["request_goodput"] = sum(meets(o, facts.slos) for o in outcomes) / numbers["duration"]
     per_token = [o.normalized for o in done if o.normalized is not None]
+    prompts = [o.prompt_tokens for o in outcomes]
     streamed = any(o.first is not None for o in done)
     return {
         "date": facts.date,
@@ -265,7 +266,7 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
         **numbers,
         **distributions(done),
         "mean_latency_per_token_ms": 1000 * sum(per_token) / len(per_token) if per_token else None,
-        "input_lens": _all_or_none([o.prompt_tokens for o in outcomes]),
+        "input_lens": prompts if any(length is not None for length in prompts) else None,
         "output_lens": [outcome.tokens for outcome in outcomes],
         "ttfts": [None if o.error else o.ttft for o in outcomes] if streamed else None,
         "itls": [o.itls for o in outcomes] if streamed else None,
@@ -311,13 +312,9 @@ def distributions(done: Sequence[Outcome]) -> dict[str, float | None]:
 def intervals(done: Sequence[Outcome]) -> dict[str, Any]:
     """Return 95 % intervals within this run (block bootstrap over requests) of mean, p50 and p99."""
     done = sorted(done, key=lambda o: o.intended)
-    return (
-        figures.intervals("ttft", [o.ttft for o in done])
-        | figures.intervals("tpot", [o.tpot for o in done])
-        | figures.intervals("e2el", [o.latency for o in done])
-        | figures.intervals("normalized_latency", [o.normalized for o in done])
-    )
-
-
-def _all_or_none(values: list[int | None]) -> list[int | None] | None:
-    return values if any(value is not None for value in values) else None
+    return {
+        **figures.intervals("ttft", [o.ttft for o in done]),
+        **figures.intervals("tpot", [o.tpot for o in done]),
+        **figures.intervals("e2el", [o.latency for o in done]),
+        **figures.intervals("normalized_latency", [o.normalized for o in done]),
+    }

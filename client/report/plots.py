@@ -6,10 +6,8 @@ They draw what the data allow and leave out the rest. Each also writes its point
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from . import figures, plots_requests, plots_steps, plots_sweep, sentences
 from .album import BOTTOM, Album, Picture, finish
@@ -106,16 +104,13 @@ def percentiles(album: Album, load: str) -> None:
                 x = j + (i - (len(policies) - 1) / 2) * width
                 axes.bar(x, p99 or 0, width * 0.9, color=color, alpha=0.35)
                 axes.bar(x, p50 or 0, width * 0.9, color=color, label=policy if j == 0 else None)
-                _whisker(axes, x, runs, f"p99_{key}_ms")
+                span = (runs[0].get("intervals") or {}).get(f"p99_{key}_ms") if len(runs) == 1 else None
+                if span:
+                    axes.vlines(x, *span, color="#000000", linewidth=1)
                 rows.append([policy, measure, p50, p99])
         axes.set_xticks(range(len(measures)), [measure for measure, _ in measures])
         axes.set_yscale("log")
         finish(axes, "solid: p50, pale: p99 with its 95 % interval", "ms", zero=False)
-
-
-def _whisker(axes: Axes, x: float, runs: list[dict[str, Any]], key: str) -> None:
-    if len(runs) == 1 and (span := (runs[0].get("intervals") or {}).get(key)):
-        axes.vlines(x, span[0], span[1], color="#000000", linewidth=1)
 
 
 def in_system(album: Album, load: str) -> None:

@@ -46,7 +46,9 @@ def simulated_over_measured(album: Album, load: str) -> None:
                     scatter(axes, album, policy, pairs, label)
                     rows += [[kind, policy, *pair] for pair in pairs]
             for policy, _, bar in album.results.intervals(load) if kind == "latency_s" else ():
-                whisker(axes, album, policy, *bar)
+                measured, simulated, low, high = bar
+                sides = [[simulated - low], [high - simulated]]
+                axes.errorbar([measured], [simulated], sides, color=album.look(policy)["color"], capsize=4, fmt="_")
             axes.axline((0.1, 0.1), (1, 1), color="#999999", linewidth=0.8)
             axes.set_xscale("log")
             axes.set_yscale("log")
@@ -83,12 +85,6 @@ def scatter(axes: Axes, album: Album, policy: str, pairs: Pairs, label: str) -> 
     x, y = zip(*pairs)
     look = album.look(policy)
     axes.scatter(x, y, s=14, alpha=0.6, label=label, color=look["color"], marker=look["marker"])
-
-
-def whisker(axes: Axes, album: Album, policy: str, measured: float, simulated: float, low: float, high: float) -> None:
-    """Draw a simulated figure with its 90 % interval over the measured one."""
-    sides = [[simulated - low], [high - simulated]]
-    axes.errorbar([measured], [simulated], sides, color=album.look(policy)["color"], capsize=4, fmt="_")
 
 
 def pairs_of(lines: list[dict[str, str]], policy: str, kind: str) -> Pairs:

@@ -245,8 +245,10 @@ def _answer(results: Results, load: str) -> str:
     start = under(load)[:1].upper() + under(load)[1:]
     if not others:
         return f"{start}, {first} has {texts[first]}{'' if full else f' {what}'}."
+    shares = {p: value / known[first] for p, value in known.items()}
+    factors = {p: f" ({s:.0%} of that)" if full else f" ({s:.1f} times as long)" for p, s in shares.items()}
     level = [p for p in others if not differ(results, load, key, first, p)]
-    rest = ", ".join(f"{p} {texts[p]}{_factor(known, first, p, sign)}" for p in others if p not in level)
+    rest = ", ".join(f"{p} {texts[p]}{factors[p]}" for p in others if p not in level)
     rest = f"; {rest}" if rest else ""
     if level:
         measure = "throughputs" if full else "mean latencies"
@@ -255,12 +257,6 @@ def _answer(results: Results, load: str) -> str:
         return f"{start}, the {measure} of {pairs} are not distinguishable{once}{rest}."
     best_is = "the most" if full else "the lowest"
     return f"{start}, {first} has {best_is} {what}, {texts[first]}{rest}."
-
-
-def _factor(known: Mapping[str, float], first: str, other: str, sign: int) -> str:
-    """Return how far another is from the first."""
-    share = known[other] / known[first]
-    return f" ({share:.1f} times as long)" if sign > 0 else f" ({share:.0%} of that)"
 
 
 def reason(results: Results) -> str:
