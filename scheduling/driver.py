@@ -29,12 +29,12 @@ class Driver:
         self.now: float = 0
 
     def run(self) -> None:
-        """TokenRun until all sequences have left."""
+        """Run until all sequences have left."""
         while self.turn():
             pass
 
     def turn(self) -> bool:
-        """TokenRun one step, or sleep until the next event; return False when nothing is left to do."""
+        """Run one step, or sleep until the next event; return False when nothing is left to do."""
         self.deliver()
         iteration = self.scheduler.step(self.compute, lambda: self.now)
         self.refuse(self.scheduler.refused)

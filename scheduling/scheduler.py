@@ -156,7 +156,7 @@ class Scheduler:
             raise
 
     def step(self, forward: Callable[[Plan], list[Output]], clock: Callable[[], float]) -> Iteration | None:
-        """TokenRun one iteration; return None if the policy lets all requests wait."""
+        """Run one iteration; return None if the policy lets all requests wait."""
         plan = self.plan(clock())
         if plan is None:
             return None

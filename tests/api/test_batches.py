@@ -154,7 +154,7 @@ def test_a_cancelled_batch_keeps_what_was_computed(world: World) -> None:
     assert done.status == "cancelled"
     assert done.request_counts.completed == len(world.rows(done.output_file_id)) < 2
     assert sdk.batches.cancel(batch.id).status == "cancelled"
-    wait_until(lambda: service(world.app).requests.open == 0)
+    wait_until(lambda: service(world.app).registry.open == 0)
 
 
 def test_another_key_sees_neither_files_nor_batches(world: World) -> None:

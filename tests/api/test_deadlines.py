@@ -110,7 +110,7 @@ def test_who_is_refused_gives_its_place_back(model: FakeModel, body: bytes) -> N
     app = small(model)
     for path in ("/inference", "/v1/completions", "/generate", "/generate_stream", "/"):
         app.test_client().post(path, data=body, content_type="application/json").close()
-    assert (places_taken(app), service(app).requests.open) == (0, 0)
+    assert (places_taken(app), service(app).registry.open) == (0, 0)
     stop(app)
 
 
@@ -127,7 +127,7 @@ def test_a_handler_that_fails_leaves_nothing_running(model: FakeModel, monkeypat
     monkeypatch.setattr(engine.manager, "enqueue_all", fail)
     model.before = lambda plan: time.sleep(0.005)
     assert ask(app, num_tokens=900).status_code == 500
-    wait_until(lambda: service(app).requests.open == 0)
+    wait_until(lambda: service(app).registry.open == 0)
     wait_until(lambda: (places_taken(app), engine.manager.running) == (0, 0))
     stop(app)
 
@@ -140,7 +140,7 @@ def test_a_stream_that_is_never_read_gives_everything_back(model: FakeModel) -> 
     reply.close()
     engine = service(app).engine
     assert engine is not None
-    wait_until(lambda: service(app).requests.open == 0)
+    wait_until(lambda: service(app).registry.open == 0)
     wait_until(lambda: (places_taken(app), engine.manager.running) == (0, 0))
     stop(app)
 

@@ -55,7 +55,7 @@ class World:
         shapes = [(9, 3), (1, 8), (4, 1), (12, 2), (2, 6)]
         return [
             self.engine.manager.enqueue(
-                Inference("", n, [i % 2] * size, sampling={}, client="ab"[i % 2], priority=i % 3, slo_s=i or None)
+                Inference("", n, [i % 2] * size, sampling={}, client="ab"[i % 2], priority=i % 3, deadline=i or None)
             )
             for i, (size, n) in enumerate(shapes)
         ]

@@ -151,7 +151,7 @@ def test_who_waits_is_told_so_and_then_why(
         jobs = [pool.submit(ask, app, f"r{i}", num_tokens=4) for i in range(2)]
         wait_until(lambda: in_the_loop(app) == 2 and model.plans)
         jobs.append(pool.submit(ask, app, "late"))
-        wait_until(lambda: (service(app).requests.find("late") or {}).get("arrived_at"))
+        wait_until(lambda: (service(app).registry.find("late") or {}).get("arrived_at"))
         assert client.get("/requests/late").get_json()["state"] == "waiting"
         assert client.get("/requests/r0").get_json()["state"] in ("running", "waiting")
         gate.set()
@@ -210,7 +210,7 @@ def test_only_the_last_thousand_are_kept(app: Flask, client: FlaskClient, monkey
         ask(app, f"r{i}")
     known = [client.get(f"/requests/r{i}").status_code for i in range(6)]
     assert known == [404, 404, 404, 200, 200, 200]
-    kept = service(app).requests
+    kept = service(app).registry
     assert (len(kept._done), len(kept._latest), len(kept._of), kept.open) == (3, 3, 0, 0)
 
 
@@ -250,7 +250,7 @@ def test_further_places_belong_to_the_same_request(app: Flask) -> None:
         assert places_taken(app) == 6
         with pytest.raises(ApiError, match="6 requests queued or running, this one adds 2, limit 6"):
             take_more(service(app), 2)
-    assert (places_taken(app), service(app).requests.open) == (0, 0)
+    assert (places_taken(app), service(app).registry.open) == (0, 0)
 
 
 def test_a_request_leaves_once() -> None:

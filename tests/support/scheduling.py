@@ -89,7 +89,7 @@ def failing(rows: dict[int, list[int]]) -> Callable[[Plan], list[Output]]:
     return forward
 
 
-class TokenRun(Driver):
+class Run(Driver):
     """A run that is checked after every step; `events` are (time, change of the number in system).
 
     `cancel` names the sequences (of those in the system) to take out before a step, `switch` the policy that decides
@@ -228,15 +228,15 @@ class TokenRun(Driver):
             assert seq.preemptions or abs(waited - (until - seq.arrived_at)) < 1e-6
 
 
-def drive(scheduler: Scheduler, sequences: list[Sequence], **options: Any) -> TokenRun:
-    """TokenRun until all sequences have left."""
-    run = TokenRun(scheduler, sequences, **options)
+def drive(scheduler: Scheduler, sequences: list[Sequence], **options: Any) -> Run:
+    """Run until all sequences have left."""
+    run = Run(scheduler, sequences, **options)
     run.run()
     run.check_end()
     return run
 
 
-def order_of_admission(run: TokenRun) -> list[str]:
+def order_of_admission(run: Run) -> list[str]:
     return [id for it in run.iterations for id in it.joined]
 
 

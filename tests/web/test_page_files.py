@@ -120,7 +120,7 @@ def test_the_requests_of_a_load_are_found_and_cancelled_like_any_other() -> None
     wait_until(lambda: len(arrived) == 4)
     assert client.get(f"/requests/{arrived[0]}").get_json()["state"] in ("waiting", "running")
     assert client.delete(f"/requests/{arrived[3]}").get_json()["state"] == "cancelled"
-    assert app.extensions["service"].requests.open == 0  # no client waits for them, so a shutdown does not either
+    assert app.extensions["service"].registry.open == 0  # no client waits for them, so a shutdown does not either
     go.set()
     wait_until(lambda: not client.get("/load").get_json()["active"])
     reasons = [client.get(f"/requests/{id}").get_json()["finish_reason"] for id in arrived]
