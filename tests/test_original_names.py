@@ -1,4 +1,4 @@
-"""The original's Python names, imported as the README says."""
+"""The original's Python names, imported as docs/original.md says."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 
 from tests.support import ROOT
 
-README = (ROOT / "README.md").read_text("utf-8")
-CHAPTER = README.partition("## For users of the original")[2].partition("\n## ")[0]
-CODE = "".join(re.findall(r"```python\n(.*?)```", CHAPTER, re.DOTALL))
+PAGE = (ROOT / "docs/original.md").read_text("utf-8")
+CODE = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 IMPORTS = [
     (statement.module, name.name)
     for statement in ast.parse(CODE).body
@@ -25,17 +24,17 @@ NAMES = {
 }  # fmt: skip
 
 
-def test_the_readme_says_where_each_of_the_names_is() -> None:
+def test_the_page_says_where_each_of_the_names_is() -> None:
     assert {name for _, name in IMPORTS} == NAMES
 
 
 @pytest.mark.parametrize(("module", "name"), IMPORTS)
-def test_a_name_is_where_the_readme_says(module: str, name: str) -> None:
+def test_a_name_is_where_the_page_says(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name)
 
 
-def test_the_manager_has_the_methods_that_the_readme_names() -> None:
-    methods = re.findall(r"`(\w+)`", CHAPTER.partition("`BatchingManager` has")[2].partition(".")[0])
+def test_the_manager_has_the_methods_that_the_page_names() -> None:
+    methods = re.findall(r"`(\w+)`", PAGE.partition("`BatchingManager` has")[2].partition(".")[0])
     assert len(methods) == 4
     manager = importlib.import_module("batching").BatchingManager
     assert all(callable(getattr(manager, method)) for method in methods)

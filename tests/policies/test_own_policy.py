@@ -1,8 +1,9 @@
-"""The README's policy of one's own: checked, simulated and served as it stands there, and the same in both."""
+"""The README's policy of one's own: checked, simulated and served as it stands there; the trace of one's own too."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,24 @@ from costs.published import Constant
 from scheduling.iteration import Iteration
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from simulate.__main__ import main
 from simulate.laws.check import check
 from simulate.simulator import simulate
 from tests.support import ROOT
 
 Step = tuple[int, list[str], list[str]]
 SLOTS = 8
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 @pytest.fixture
-def four(tmp_path: Path) -> str:
+def mine(tmp_path: Path) -> str:
     """Write the file that the README shows."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
     (code,) = (block for block in blocks if "class Policy" in block)
     assert len(code.splitlines()) <= 20
-    (tmp_path / "four.py").write_text(code)
-    return str(tmp_path / "four.py")
+    (tmp_path / "mine.py").write_text(code)
+    return str(tmp_path / "mine.py")
 
 
 def asked() -> list[tuple[list[int], int]]:
@@ -65,18 +68,42 @@ def simulated(policy: str) -> list[Step]:
     return steps(simulate(scheduler, sequences, Constant(0.0005, 0.0), records=True).iterations)
 
 
-def test_the_readmes_policy_keeps_every_law(four: str) -> None:
-    verdict = check(four, cases=100, large=1)
+def test_the_readmes_policy_keeps_every_law(mine: str) -> None:
+    verdict = check(mine, cases=100, large=1)
     assert verdict.broken is None, str(verdict)
 
 
-def test_it_decides_the_same_in_the_server_and_in_the_simulator(four: str) -> None:
-    found = served(four)
-    assert found == simulated(four)
-    assert max(size for size, _, _ in found) == 4
+def test_it_decides_the_same_in_the_server_and_in_the_simulator(mine: str) -> None:
+    found = served(mine)
+    assert found == simulated(mine)
     lengths = [asked()[int(id)][1] for _, joined, _ in found for id in joined]
     assert lengths == sorted(lengths)  # the shortest first
     assert found != simulated("dynamic")
+
+
+def test_it_gains_what_the_readme_shows(
+    mine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = re.search(r"^\./eb simulate (run .*? mine\.py .*?)\n```\n\n```text\n(.*?)```", README, re.S | re.M)
+    assert shown
+    monkeypatch.chdir(Path(mine).parent)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(shlex.split(shown[1])) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in shown[2].splitlines() if line not in printed] == []
+
+
+def test_the_trace_of_the_recipes_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/recipes.md").read_text("utf-8")
+    shown = re.search(r"```csv\n(.*?)```\n\n```bash\n\./eb simulate (.*?)\n", page, re.S)
+    assert shown
+    trace, command = shown.groups()
+    (tmp_path / "my.csv").write_text(trace)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)) == 0
+    assert "skipped" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
