@@ -65,6 +65,12 @@ def batch() -> click.Command:
     return batch.COMMAND
 
 
+def chat() -> click.Command:
+    from client import chat
+
+    return chat.COMMAND
+
+
 def compare() -> click.Command:
     from client import compare
 
@@ -90,7 +96,7 @@ def simulate() -> click.Command:
 
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "serve": serve, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
+    "serve": serve, "chat": chat, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip
 
