@@ -77,6 +77,12 @@ def _with_named_model(loaded: settings.Loaded) -> settings.Loaded:
     from models.sources import catalog
 
     if word not in catalog.NAMES and not mock.is_mock(word):
+        try:
+            policies.check_name(word)
+        except ValueError:
+            hint = settings.nearest(word, catalog.NAMES)
+            if hint and not settings.nearest(word, policies.names()):
+                raise ConfigError(f"unknown policy or model {word!r}.{hint} ./server.sh --help lists both") from None
         return loaded
     if loaded.origin["model"] == "flag":
         other = loaded.config.model

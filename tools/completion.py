@@ -43,8 +43,9 @@ class Group(click.Group):
 def serve() -> click.Command:
     import config
     import policies
+    from models.sources import catalog
 
-    return config.command({name: policies.summary(name) for name in policies.names()})
+    return config.command(dict.fromkeys([*policies.names(), *catalog.NAMES], ""))
 
 
 def fleet() -> click.Command:

@@ -39,6 +39,12 @@ def test_two_models_are_refused() -> None:
         read("smollm2", "--model", "bard")
 
 
+def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown policy or model 'smolm2'\. Did you mean 'smollm2'\?"):
+        read("smolm2")
+    assert read("dinamic") == ("dinamic", "")  # its error names the nearest policy
+
+
 def test_it_is_a_setting_like_any_other() -> None:
     rows = {row.split()[0]: row.split()[1:] for row in run_app("bard", "--print-config").stdout.splitlines()}
     assert (rows["--policy"], rows["--model"]) == (["dynamic", "flag"], ["bard", "flag"])
