@@ -15,7 +15,7 @@ from typing import Any
 
 from terminal import options
 from terminal.option_types import HOST, KEY, ORIGINS, nearest, pieces, read_origins, read_pairs
-from terminal.options import TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Size, Type
+from terminal.options import TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Section, Size, Type
 from terminal.options import UsageError as ConfigError
 from terminal.shell import complete
 
@@ -31,11 +31,14 @@ RESERVE = 32  # HTTP threads in addition to those of open requests
 # What --demo sets, where flags, environment and .env do not: about 20 steps a second, as slow as a person can follow.
 DEMO = {"policy": "dynamic", "max_batch_size": 8, "model": "mock:distserve-opt13b@0.4"}
 LAB = {"policy": "dynamic", "model": "mock:distserve-opt13b"}  # what --lab sets there: a lab needs no weights
+COMMON = ("model", "port", "host", "api_key", "max_batch_size", "policy_option", "device", "quantize", "kv_memory",
+          "batch_folder", "print_config", "doctor")  # fmt: skip  # what --help shows first
 SUBCOMMANDS = ("demo", "doctor")  # first words that are short for the flags of these names
 INTRO = """Serve a language model over HTTP with the batching policy of your choice. For example:
 
 \b
   ./server.sh demo
+  ./server.sh smollm2
   ./server.sh dynamic --model bard --port 8501
 
 Each setting can also be an EB_* environment variable or a line in .env. Flags override the environment, and the
@@ -55,18 +58,14 @@ def seconds(low: float, high: float = 86400) -> Number:
 class Config:
     """The settings of one server."""
 
-    policy: str = setting("nobatch", "batching policy; the variable BATCHING sets it too")
-    policy_option: str = setting(
-        "", "option of the policy as NAME=VALUE; separate several with commas or repeat the flag"
-    )
+    policy: str = setting("nobatch", "policy, or a model to serve with dynamic; BATCHING sets the policy, too")
+    policy_option: str = setting("", "option of the policy as NAME=VALUE; several: with commas, or repeat the flag")
     max_batch_size: int = setting(64, "slots: maximum number of requests computed together", Number(1, 4096))
     max_tokens_per_step: int = setting(
         0, "maximum tokens per step; longer prompts are split into chunks; 0: 256 on a CPU, 2048 on a GPU",
         Number(0, 1 << 20)
     )  # fmt: skip
-    max_queue: int = setting(
-        1024, "maximum number of queued requests, beyond those that run; further requests get 429", Number(0, 16384)
-    )
+    max_queue: int = setting(1024, "maximum queued requests, beyond those that run; more get 429", Number(0, 16384))
     max_queue_tokens: int = setting(
         1 << 20, "maximum tokens of queued requests, prompts and answers; further requests get 429", Number(1, 1 << 40)
     )
@@ -93,9 +92,7 @@ class Config:
     adapter: str = setting("", "LoRA adapter, on CPUs: NAME=FOLDER or NAME=owner/name; repeat the flag for more")
     adapter_folder: str = setting("", "folder that /v1/load_lora_adapter may read; repeat the flag for more")
     adapter_memory: int = setting(1 << 30, "maximum memory of loaded adapters, such as 512M or 2G", Size())
-    load_format: str = setting(
-        "auto", "dummy: random weights of the right shape, for benchmarks", Choice(["auto", "dummy"])
-    )
+    load_format: str = setting("auto", "dummy: random weights, for benchmarks", Choice(["auto", "dummy"]))
     device: str = setting("auto", "device to compute on", Choice(["auto", "cpu", "cuda"]))
     dtype: str = setting(
         "auto", "number format of weights and KV cache", Choice(["auto", "float32", "bfloat16", "float16"])
@@ -129,9 +126,7 @@ class Config:
         False, "on a GPU: compute the same tokens for a request alone and in any batch, slightly slower; always so "
         "on a CPU"
     )  # fmt: skip
-    tokenizer_file: str = setting(
-        "", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once and cached"
-    )
+    tokenizer_file: str = setting("", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once")
     kv_memory: int = setting(0, "memory for KV pages, such as 512M or 2G; 0: a share of the free memory", Size())
     end_of_text: str = setting(
         "special", "meaning of <|endoftext|> in a prompt: the special token, or plain text; always plain text on "
@@ -287,14 +282,15 @@ def load(
     environ: Mapping[str, str] | None = None,
     dotenv: Path | None = None,
     policies: Mapping[str, str] | None = None,
+    orders: Sequence[str] = (),
 ) -> Loaded:
     """Read flags, environment and `.env`; ConfigError for what is wrong.
 
-    `policies` maps the name of each policy to a one-line description for `--help`.
+    `policies` maps the name of each policy to a one-line description for `--help`; `orders` are names.
     """
     environ = os.environ if environ is None else environ
     path = None if environ.get(COMPLETE) else dotenv or ROOT / ".env"
-    parser = command(policies)
+    parser = command(policies, orders)
     complete(parser, "_SERVER_SH_COMPLETE", environ)  # set by a shell that completes the command line
     words = [f"--{argv[0]}", *argv[1:]] if argv and argv[0] in SUBCOMMANDS else argv
     values = options.read(parser, words, environ, path)
@@ -324,8 +320,8 @@ def _unknown_variables(names: Sequence[str]) -> list[str]:
     ]
 
 
-def command(policies: Mapping[str, str] | None = None) -> Command:
-    """Return the command line of the server, made of the settings; --help lists the policies."""
+def command(policies: Mapping[str, str] | None = None, orders: Sequence[str] = ()) -> Command:
+    """Return the command line of the server, made of the settings; --help lists the policies and orders."""
     policy, *others = fields(Config)
     group, known = "", [*(policies or ()), *SUBCOMMANDS]
     sections: dict[str, list[Parameter]] = {
@@ -347,4 +343,7 @@ def command(policies: Mapping[str, str] | None = None) -> Command:
             default=[] if item.name in LISTS else item.default, repeat=item.name in LISTS,
         )  # fmt: skip
         sections.setdefault(group, []).append(option)
-    return Command("./server.sh", INTRO, sections, {"policies": list(policies.items())} if policies else None)
+    more: dict[str, Section] = {"policies": list(policies.items())} if policies else {}
+    if orders:
+        more["orders"] = f"POLICY+ORDER, as in dynamic+sjf, changes who is next in the queue: {', '.join(orders)}"
+    return Command("./server.sh", INTRO, sections, more, COMMON)

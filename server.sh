@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./server.sh <policy> [flags]: create .venv, install what is missing, and start the server.
+# ./server.sh <policy or model> [flags]: create .venv, install what is missing, and start the server.
 # ./server.sh --help lists the policies and the settings. A mock model (--model mock:...) needs no PyTorch.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -7,7 +7,7 @@ if [ "${1:-}" = doctor ]; then
   for word in "$@"; do
     case "$word" in -h | --help)
       [ -n "${_EB_CALLED:-}" ] && serve="./eb serve" doctor="./eb doctor" || serve=./server.sh doctor="./server.sh doctor"
-      echo "usage: $doctor [POLICY] [OPTIONS]
+      echo "usage: $doctor [POLICY|MODEL] [OPTIONS]
 
 Check that this machine has what a server with these settings needs: Python,
 PyTorch, device, compiler, disk, open files, port, weights and tokenizer. Each

@@ -39,7 +39,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     if pages is not None:
         counts = [*engine.sequences_that_fit.items()]
         (short, most), (whole, fewest) = counts[0], counts[-1]
-        fits = f", room for {most:,} requests of {short:,} tokens, or {fewest:,} of {whole:,}"
+        fits = f"room for {most:,} requests of {short:,} tokens, or {fewest:,} of {whole:,}"
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     url = f"http://{address(local, config.port)}"
     key = "required (Authorization: Bearer ...)" if config.api_key else "none"
@@ -47,8 +47,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     for text in facts.get("warnings", ()):
         _loud(text)
     rows = [
-        ("policy", f"{engine.manager.policy_name}, {_slots(engine)}, queue of {engine.manager.max_queue:,}, "
-                   f"{config.threads:,} HTTP threads"),
+        ("policy", f"{engine.manager.policy_name}, {_slots(engine)}, queue of {engine.manager.max_queue:,}"),
         *_computing(engine, fits),
         *([("drafts", _drafts(config))] if engine.manager.speculator is not None else []),
         ("API key", key),
@@ -102,7 +101,7 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
     if "instead" in facts:
         return [
             ("model", f"{engine.model_name}, no weights: {facts['instead']}, context {engine.context:,}"),
-            ("KV pages", f"counted only{fits}"),
+            *([("KV pages", fits)] if fits else []),
         ]
     whole = facts.get("whole_context", engine.context)
     sampling = ", ".join(f"{name} {value:g}" for name, value in engine.sampling.items())
@@ -111,10 +110,8 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
         ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "
                   f"context {engine.context:,}{cut}"),
         *([("sampling", f"{sampling}, where a completion or chat names no other (the model's own)")] if sampling else []),
-        ("device", f"{engine.device}, {_formats(engine)}, {facts.get('compute_threads', 0)} threads, "
-                   f"attention {facts.get('attention', '')}, "
-                   f"linear layers {facts.get('linear', '')}"),
-        ("KV memory", f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB, {engine.kv_dtype}{fits}"),
+        ("device", f"{engine.device}, {_formats(engine)}, {facts.get('compute_threads', 0)} threads"),
+        ("KV memory", ", ".join(filter(None, [f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB", engine.kv_dtype, fits]))),
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import config as settings
 import policies
-from config import Config
+from config import Config, ConfigError
 from costs import mock
 from launch import banner, preflight
 from terminal.shell import printing
@@ -39,7 +39,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         known = {name: policies.summary(name) for name in policies.names()}
-        loaded = settings.load(sys.argv[1:] if argv is None else argv, policies=known)
+        words = sys.argv[1:] if argv is None else argv
+        loaded = _with_named_model(settings.load(words, policies=known, orders=policies.order_names()))
         preflight.check_settings(loaded.config)
         if loaded.task == "print-config":
             with printing():
@@ -66,6 +67,34 @@ def main(argv: list[str] | None = None) -> None:
     if loaded.origin["policy"] == "default":
         banner.note(NO_POLICY)
     _become_gunicorn({**config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy})
+
+
+def _with_named_model(loaded: settings.Loaded) -> settings.Loaded:
+    """Return the settings to serve a model with dynamic, if the command line names one in the place of the policy."""
+    word = loaded.config.policy
+    if loaded.origin["policy"] != "flag" or word in policies.names():
+        return loaded
+    from models.sources import catalog
+
+    if word not in catalog.NAMES and not mock.is_mock(word):
+        try:
+            policies.check_name(word)
+        except ValueError:
+            hint = settings.nearest(word, catalog.NAMES)
+            if hint and not settings.nearest(word, policies.names()):
+                raise ConfigError(f"unknown policy or model {word!r}.{hint} ./server.sh --help lists both") from None
+        return loaded
+    if loaded.origin["model"] == "flag":
+        other = loaded.config.model
+        raise ConfigError(
+            f"{word!r} and --model {other!r} both name a model. Use one of them: ./server.sh {word}, or "
+            f"./server.sh dynamic --model {other}"
+        )
+    return dataclasses.replace(
+        loaded,
+        config=dataclasses.replace(loaded.config, policy="dynamic", model=word),
+        origin={**loaded.origin, "model": "flag"},
+    )
 
 
 def _become_gunicorn(variables: Mapping[str, str]) -> None:

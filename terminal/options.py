@@ -37,7 +37,7 @@ from .shell import as_called, printing
 
 __all__ = [
     "FILE", "FOLDER", "KEY", "POSITIVE", "TEXT", "Argument", "Choice", "Command", "Number", "OnOff", "Option", "Parameter",
-    "Read", "Size", "Type", "UsageError", "Values", "nearest", "read", "read_dotenv", "read_pairs",
+    "Read", "Section", "Size", "Type", "UsageError", "Values", "nearest", "read", "read_dotenv", "read_pairs",
 ]  # fmt: skip
 
 ORIGINS: dict[ParameterSource | None, str] = {
@@ -118,6 +118,8 @@ class Argument(Parameter, click.Argument):
 
 Section = str | Sequence[tuple[str, str]]
 KEPT_HYPHEN = "\u2011"
+HELP_FLAGS = ["-h", "--help"]
+WHOLE = "effective-batching.whole-help"  # in a context: whether --help shows every option
 
 
 class HelpFormatter(click.HelpFormatter):
@@ -141,6 +143,7 @@ class Command(click.Command):
     """A command line: its parameters by section of the help, and the sections below them.
 
     A section of `more` is rows of a name and its description, or a text. A paragraph that begins with `\\b` keeps its lines.
+    With `common`, names of options, `--help` shows only those, and `--help all` every one.
     """
 
     context_class = Context
@@ -151,19 +154,23 @@ class Command(click.Command):
         help: str,
         sections: Mapping[str, Sequence[Parameter]],
         more: Mapping[str, Section] | None = None,
+        common: Sequence[str] = (),
     ) -> None:
         self.declared = [param for params in sections.values() for param in params]
-        super().__init__(
-            as_called(name), params=[*self.declared], context_settings={"help_option_names": ["-h", "--help"]}
-        )
-        self.text, self.sections, self.more = as_called(help), sections, more or {}
+        super().__init__(as_called(name), params=[*self.declared], context_settings={"help_option_names": HELP_FLAGS})
+        self.text, self.sections, self.more, self.common = as_called(help), sections, more or {}, common
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(f"usage: {ctx.command_path} {' '.join(self.collect_usage_pieces(ctx))}\n\n")
         formatter.write_text(self.text)
-        records = {title: [param.get_help_record(ctx) for param in params] for title, params in self.sections.items()}
+        sections, more = self.sections, self.more
+        if self.common and not ctx.meta.get(WHOLE):
+            named = {param.name: param for param in self.declared}
+            sections = {"arguments": sections["arguments"], "common flags": [named[name] for name in self.common]}
+            more = {**more, "": f"{ctx.command_path} --help all shows every flag."}
+        records = {title: [param.get_help_record(ctx) for param in params] for title, params in sections.items()}
         options = {title: [record for record in some if record] for title, some in records.items()}
-        for title, content in [*options.items(), *self.more.items()]:
+        for title, content in [*options.items(), *more.items()]:
             if isinstance(content, str):
                 formatter.write(f"\n{title}:\n" if title else "\n")
                 formatter.write_text(as_called(content).rstrip())
@@ -172,6 +179,7 @@ class Command(click.Command):
                     formatter.write_dl(content)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[WHOLE] = "all" in args and not {*HELP_FLAGS}.isdisjoint(args)
         return super().parse_args(ctx, [*self._spread(args)])
 
     def _spread(self, words: Sequence[str]) -> Iterator[str]:

@@ -43,8 +43,9 @@ class Group(click.Group):
 def serve() -> click.Command:
     import config
     import policies
+    from models.sources import catalog
 
-    return config.command({name: policies.summary(name) for name in policies.names()})
+    return config.command(dict.fromkeys([*policies.names(), *catalog.NAMES], ""))
 
 
 def fleet() -> click.Command:
@@ -63,6 +64,12 @@ def batch() -> click.Command:
     from client import batch
 
     return batch.COMMAND
+
+
+def chat() -> click.Command:
+    from client import chat
+
+    return chat.COMMAND
 
 
 def compare() -> click.Command:
@@ -90,7 +97,7 @@ def simulate() -> click.Command:
 
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "serve": serve, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
+    "serve": serve, "chat": chat, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip
 

@@ -30,6 +30,8 @@ is_without_weights() {
       --demo | --lab) [ "${2:-}" = off ] || demo=yes ;;
       --model) model="${2:-}" ;;
       --model=*) model="${1#--model=}" ;;
+      # The name of a model in the place of the policy.
+      gpt2 | gpt2-medium | gpt2-large | gpt2-xl | distilgpt2 | smollm2 | bard | mock:*) model="$1" ;;
     esac
     shift
   done

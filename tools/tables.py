@@ -34,7 +34,10 @@ TABLE = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A help text, and what `--help` puts in brackets after it.
 FACTS = re.compile(r"^(.*?)(?: \[([^\[\]]*)\])?$", re.DOTALL)
 UNBOUNDED = str(1 << 60)
-CLIENT = {"load": "`client/client.py`", **{name: f"`client.{name}`" for name in ("batch", "compare", "sweep", "top")}}
+CLIENT = {
+    "load": "`client/client.py`",
+    **{name: f"`client.{name}`" for name in ("batch", "chat", "compare", "sweep", "top")},
+}
 PREDICTIONS = options_of(Predicting)
 Row = Sequence[str]
 

@@ -41,12 +41,20 @@ def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> 
         Config(policy="dynamic", host="127.0.0.1", port=8123), capsys,
         parameters=3_000_000, kv_bytes=64 << 20, compute_threads=2, attention="c",
     )  # fmt: skip
-    for words in ("dynamic, 8 slots", "queue of 8", "1,120 HTTP threads", "fake, 3.0 M parameters",
+    for words in ("dynamic, 8 slots", "queue of 8", "fake, 3.0 M parameters",
                   "context 1,024", "cpu, float32, 2 threads", "64 MiB", "127.0.0.1:8123", "ready in 1.2 s",
                   "curl -X POST http://127.0.0.1:8123/inference", "/stats"):  # fmt: skip
         assert words in text, words
     assert re.search(r"API key +none", text)
-    assert "warning" not in text
+    assert not re.search("warning|HTTP threads|attention", text)
+
+
+def test_a_model_without_weights_has_no_line_on_memory_that_it_does_not_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown(Config(policy="dynamic"), capsys, instead="the delays of a cost model")
+    assert "fake, no weights: the delays of a cost model" in text
+    assert "KV" not in text
 
 
 def test_on_a_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

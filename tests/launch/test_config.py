@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 import config as settings
@@ -254,9 +253,15 @@ def test_a_host_that_is_no_address_is_refused(host: str) -> None:
     assert repr(host) in refusal("--host", host)
 
 
-def test_help_shows_every_setting_with_default_variable_and_bounds() -> None:
-    command = settings.command()
-    lines = command.get_help(click.Context(command)).splitlines()
+def help_of(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    with pytest.raises(SystemExit):
+        load(argv, {}, NOTHING, {"dynamic": "each step"}, ["fcfs", "sjf"])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_help_all_shows_all_with_default_variable_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = help_of(capsys, "--help", "all")
+    assert help_of(capsys, "all", "--help") == lines
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
     for item in dataclasses.fields(Config):
@@ -267,6 +272,15 @@ def test_help_shows_every_setting_with_default_variable_and_bounds() -> None:
     assert "[64, 1..4096; EB_MAX_BATCH_SIZE]" in text
     assert "0..1048576; EB_MAX_TOKENS_PER_STEP]" in text
     assert "auto|float32|bfloat16|float16" in text
+
+
+def test_help_shows_the_common_flags_first_and_how_to_see_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = help_of(capsys, "--help")
+    flags = re.findall(r"^  --([\w-]+)", "\n".join(lines), re.MULTILINE)
+    assert [flag.replace("-", "_") for flag in flags] == [*settings.COMMON]
+    assert "as in dynamic+sjf, changes who is next in the queue: fcfs, sjf" in " ".join(" ".join(lines).split())
+    assert lines[-1] == "./server.sh --help all shows every flag."
+    assert max(map(len, lines)) <= 80
 
 
 def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) -> None:

@@ -59,7 +59,13 @@ def test_through_a_link_a_command_gets_its_arguments_and_passes_its_exit_code(tm
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("sim", {"simulate"}), ("serve de", {"demo"}), ("simulate che", {"check"}), ("sweep --over us", {"users"})],
+    [
+        ("sim", {"simulate"}),
+        ("serve de", {"demo"}),
+        ("serve sm", {"smollm2"}),
+        ("simulate che", {"check"}),
+        ("sweep --over us", {"users"}),
+    ],
 )
 def test_a_shell_completes_commands_and_what_belongs_to_them(words: str, found: set[str]) -> None:
     line = ["eb", *words.split()]

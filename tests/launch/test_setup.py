@@ -124,7 +124,7 @@ def test_a_server_without_weights_and_its_help_need_no_torch_and_another_install
     assert set_up(folder, "requirements.txt", *arguments) == (0, "", [])
 
 
-@pytest.mark.parametrize("command", ["serve", "fleet", "load", "compare", "sweep", "top", "simulate", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "chat", "fleet", "load", "compare", "sweep", "top", "simulate", "doctor"])
 def test_help_installs_no_more_than_a_mock_needs(folder: Path, command: str) -> None:
     calls = ran(folder, "eb", "help", command)[2] + ran(folder, "eb", command, "-h")[2]
     assert set(installed(calls)) <= {MOCK, "client/requirements.txt"}
@@ -141,6 +141,9 @@ def test_help_installs_no_more_than_a_mock_needs(folder: Path, command: str) -> 
         (("demo", "--model", "bard"), "", "", "requirements.txt"),
         (("dynamic", "--demo", "off"), "", "", "requirements.txt"),
         (("--lab", "--model", "bard"), "", "", "requirements.txt"),
+        (("smollm2",), "mock:llm-mock", "", "requirements.txt"),
+        (("demo", "smollm2"), "", "", "requirements.txt"),
+        (("mock:llm-mock",), "bard", "", MOCK),
     ],
 )
 def test_a_flag_names_the_model_before_the_variable_before_the_file(
