@@ -24,8 +24,8 @@ SHOWN = {
 HEAD = """# The batching loop, read aloud
 
 The code of the loop that all policies share, of continuous batching, and of static batching. Its docstrings and comments
-are the text here: `python -m tools.annotate` writes this page. [Architecture](architecture.md) says where everything
-else is.
+are the text here: `python -m tools.annotate` writes this page. [Batching](batching.md) explains the ideas, and
+[architecture](architecture.md) says where everything else is.
 """
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef
 
