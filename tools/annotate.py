@@ -44,11 +44,12 @@ def definition(tree: ast.Module, name: str) -> ast.ClassDef | ast.FunctionDef:
 
 def annotated(source: str, name: str = "") -> Iterator[str]:
     """Yield the text and the code of a function, or of a whole file, as paragraphs of Markdown."""
-    node: Definition = ast.parse(source)
+    tree = ast.parse(source)
+    node: Definition = tree
     lines = source.splitlines()
     first, last, indent = 1, len(lines), 0
     if name:
-        node = definition(node, name)
+        node = definition(tree, name)
         first, last, indent = node.lineno, node.end_lineno or node.lineno, node.col_offset
     docstrings: dict[int, str] = {}  # by the line above which they are shown
     skipped: set[int] = set()
