@@ -221,6 +221,16 @@ def test_a_link_carries_policy_and_race_and_runs_nothing_by_itself(tab: Tab, chr
     other.until("document.querySelector('#problem').textContent", 60)
     assert "found []" in str(other.page.text_content("#problem"))
     other.close()
+    page.fill("#text", OWN)
+    page.evaluate(
+        "async (race) => (location.hash = await EB.link.pack(race))",
+        {"racers": ["nobatch"], "workload": "bell", "count": 26},
+    )
+    tab.until("document.querySelector('#count').value === '26'")
+    assert page.input_value(".racer >> nth=0") == "nobatch"
+    assert page.input_value("#workload") == "bell"
+    assert page.input_value("#text") == OWN
+    assert not page.is_visible("#banner")
     broken = opened(Tab(chromium, host), "/#never-a-policy")
     wait_until(lambda: "damaged" in str(broken.page.text_content("#banner")))
     broken.close()

@@ -80,6 +80,15 @@ class Policy(policy.Policy):
     $("copy").hidden = !/^policies\/(orders\/)?[a-z]\w*\.py$/.test(name);
   }
 
+  // The reader's own policy, as this browser keeps it.
+  function kept() {
+    try {
+      return localStorage.getItem(STORED) ?? EXAMPLE;
+    } catch {
+      return EXAMPLE; // storage is blocked
+    }
+  }
+
   // What the controls say, as a link carries it.
   function chosen() {
     const numbers = Object.fromEntries(NUMBERS.map((name) => [name, Number($(name).value)]));
@@ -210,23 +219,26 @@ class Policy(policy.Policy):
     }
   }
 
-  // Show what a link carries. Nothing of it runs before the reader presses a button.
+  // Show what a link carries: a race, and perhaps a policy. Nothing of it runs before the reader presses a button.
   async function openLink() {
     if (location.hash.length < 2) return;
     try {
       const value = await EB.link.unpack(location.hash);
-      own = value.text;
-      linked = true;
+      const carries = value.text !== undefined;
+      if (carries) own = value.text;
+      else if (linked) own = kept();
+      if (carries || linked) $("banner").hidden = !carries;
+      linked = carries;
       [...document.querySelectorAll(".racer")].forEach((select, k) => (select.value = value.racers[k] ?? ""));
       for (const name of NUMBERS) if (Number.isFinite(value[name])) $(name).value = String(value[name]);
       $("workload").value = value.workload;
       describeWorkload();
       open(OWN);
-      EB.put("banner", "This policy came with a link. Read it before you run it: it is the code of whoever made the link. It runs apart from this page and without a network.");
+      if (carries) EB.put("banner", "This policy came with a link. Read it before you run it: it is the code of whoever made the link. It runs apart from this page and without a network.");
     } catch (error) {
       EB.put("banner", error.message);
+      $("banner").hidden = false;
     }
-    $("banner").hidden = false;
   }
 
   async function begin() {
@@ -239,11 +251,7 @@ class Policy(policy.Policy):
       $("banner").hidden = false;
     }
     fill();
-    try {
-      own = localStorage.getItem(STORED) ?? EXAMPLE;
-    } catch {
-      // storage is blocked
-    }
+    own = kept();
     open(OWN);
     await openLink();
   }

@@ -1,4 +1,5 @@
-// A policy and its race in the fragment of an address, which no host ever sees. It knows nothing of what it carries.
+// A race, with or without a policy, in the fragment of an address, which no host ever sees. It knows nothing of what it
+// carries.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
@@ -30,10 +31,10 @@
         parts.push(part.value);
       }
       const value = JSON.parse(await new Blob(parts).text());
-      if (typeof value?.text !== "string" || !Array.isArray(value.racers)) throw new Error("no policy");
+      if (!["string", "undefined"].includes(typeof value?.text) || !Array.isArray(value?.racers)) throw new Error("no race");
       return value;
     } catch {
-      throw new Error("this link is damaged: no policy can be read from it. Ask for it again");
+      throw new Error("this link is damaged: nothing can be read from it. Ask for it again");
     }
   }
 
