@@ -206,7 +206,8 @@ def predict(folder: Path, cost: str | None, console: Console) -> None:
         say(console, done.stderr.rstrip())
     elif (folder / "simulated.json").is_file():
         for run in json.loads((folder / "simulated.json").read_text("utf-8"))["compared"]:
-            say(console, f"{run['policy']}, {run['load']}, as simulated: {run['regret']}")
+            if run["repeat"] == 0:  # one line a load: the repeats hardly differ
+                say(console, f"{run['policy']}, {run['load']}, as simulated: {run['regret']}")
 
 
 def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
