@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -30,6 +31,7 @@ from . import ending, flags
 from .display import guarded
 from .experiment import Experiment, check_names, name_of, server_flags, without_key
 from .report import verdict as judge
+from .report.summary import average
 from .runs import allow_files, draw
 from .send import servers
 from .workloads import catalog
@@ -49,11 +51,14 @@ EXAMPLES = (
 FIRST = """\
 By default: nobatch, static and dynamic, each with gpt2-medium's shape (random weights), and 100
 requests of the original's workload, at one per second and in a burst. --quick uses the built-in model
-bard, 16 slots, so that a burst needs several batches, and 58 requests, at 8 per second and in a burst;
-it takes less than three minutes."""
+bard, 16 slots, so that a burst needs several batches, and 58 requests three times: in a burst, and then
+with Poisson arrivals at 70 % of the most requests per second that a loop completed in the burst. It
+prints that rate and takes less than three minutes."""
 QUICK = {"model": "bard", "load_format": "auto", "workload": "original-buckets", "numsamples": 58,
-         "load": [Arrivals("poisson", 8.0), Arrivals("burst")]}  # fmt: skip
+         "load": [Arrivals("burst")]}  # fmt: skip
 QUICK_SLOTS = "16"
+QUICK_REPEATS = 3
+FILL = 0.7  # of the capacity that the burst shows
 FULL = {"model": "gpt2-medium", "load_format": "dummy", "workload": "original", "numsamples": 100,
         "load": [Arrivals("poisson", 1.0), Arrivals("burst")]}  # fmt: skip
 
@@ -70,10 +75,11 @@ def check_cost(cost: str) -> str:
 COMPARED = [
     Option("--quick", "use bard, 16 slots and small loads: less than 3 minutes on two cores", None),
     Option("--load", "arrival processes, run one after another (see below)", flags.LOAD, several=True),
-    Option("--repeats", "runs of each load, with consecutive seeds", Number(1, 100), default=1),
+    Option("--repeats", "runs of each load, with consecutive seeds (3 with --quick)", Number(1, 100), default=1),
     Option("--different", "compare two result files even if their arrivals differ", None),
 ]
 MORE_OUTPUT = [
+    Option("--original", "add a column with the figures that the original project documents", None),
     Option("--readme", "also copy the table and some plots for a README to this folder", FOLDER),
     Option(
         "--cost", "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
@@ -97,6 +103,9 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     args = flags.parse(build_command(), argv, environ)
     if args.load is None and (own := catalog.own_times(args.workload)):
         args.load = [own]
+    args.is_rate_measured = args.quick and args.load is None
+    if args.quick and not args.is_given("repeats"):
+        args.repeats = QUICK_REPEATS
     if args.model and args.load_format is None:
         args.load_format = "auto"  # a named model is meant with its own weights
     for name, value in (QUICK if args.quick else FULL).items():
@@ -114,10 +123,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
 
 def run(args: Values, console: Console, command: str) -> int:
     """Send the loads to every policy; print and write the results, even if interrupted."""
-    loads = [
-        [draw(args, args.workload, args.numsamples, pace, args.seed + i, USUAL_CONTEXT) for i in range(args.repeats)]
-        for pace in args.load
-    ]
+    loads = [plans_of(args, pace) for pace in args.load]
     for first, *_ in loads:
         allow_files(len(first.planned), first.arrivals.kind == "burst")
         for note in first.notes:
@@ -126,22 +132,60 @@ def run(args: Values, console: Console, command: str) -> int:
     experiment = Experiment(args, console, command)
     say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {args.seed}")
     store = experiment.store
-    for plans in loads:
-        for repeat, plan in enumerate(plans):
-            store.arrivals(plan.arrivals.text, repeat, plan.planned)
-
-    def measure(word: str, progress: str) -> None:
-        with experiment.reached(word) as target:
-            experiment.run_loads(name_of(word), target, loads, progress)
-
+    store.summary["original"] = args.original
     try:
-        experiment.each(measure)
+        send(experiment, args.what, loads)
+        if args.is_rate_measured and not experiment.interrupted and (pace := choose_rate(store.summary, args, console)):
+            measured = {run["policy"] for run in store.summary["runs"]}
+            send(experiment, [word for word in args.what if name_of(word) in measured], [plans_of(args, pace)])
     finally:
         store.close()
         if store.summary["runs"]:
             predict(store.folder, args.cost, console)
         ending.finish(store.folder, console, not args.no_plots, args.readme)
     return experiment.exit_code()
+
+
+def plans_of(args: Values, pace: Arrivals) -> list[catalog.Plan]:
+    """Return the plan of each repeat of a load."""
+    return [draw(args, args.workload, args.numsamples, pace, args.seed + i, USUAL_CONTEXT) for i in range(args.repeats)]
+
+
+def send(experiment: Experiment, what: Sequence[str], loads: Sequence[Sequence[catalog.Plan]]) -> None:
+    """Write the plans and send them to each policy or server."""
+    for plans in loads:
+        for repeat, plan in enumerate(plans):
+            experiment.store.arrivals(plan.arrivals.text, repeat, plan.planned)
+
+    def measure(word: str, progress: str) -> None:
+        with experiment.reached(word) as target:
+            experiment.run_loads(name_of(word), target, loads, progress)
+
+    experiment.each(measure, what)
+
+
+def choose_rate(summary: dict[str, Any], args: Values, console: Console) -> Arrivals | None:
+    """Return Poisson arrivals at `FILL` of what the best policy completed in the burst, and put them into the summary.
+
+    None if nothing was completed.
+    """
+    rates = {
+        name: average([run for run in summary["runs"] if run["policy"] == name], "request_throughput") or 0.0
+        for name in summary["policies"]
+    }
+    best = max(rates, key=lambda name: rates[name])
+    if not rates[best]:
+        return None
+    pace = Arrivals("poisson", float(f"{FILL * rates[best]:.3g}"))  # few digits, to be typed again
+    summary["loads"].append(pace.text)
+    summary["capacity"] = {
+        "policy": best, "requests_per_second": rates[best], "share": FILL, "load": pace.text,
+    }  # fmt: skip
+    say(
+        console, f"{best} completed {rates[best]:.3g} requests per second in the burst; {FILL:.0%} of that is "
+        f"{pace.text}. To repeat this run, add --seed {args.seed} --load burst {pace.text}",
+    )  # fmt: skip
+    return pace
 
 
 def predict(folder: Path, cost: str | None, console: Console) -> None:
@@ -162,7 +206,8 @@ def predict(folder: Path, cost: str | None, console: Console) -> None:
         say(console, done.stderr.rstrip())
     elif (folder / "simulated.json").is_file():
         for run in json.loads((folder / "simulated.json").read_text("utf-8"))["compared"]:
-            say(console, f"{run['policy']}, {run['load']}, as simulated: {run['regret']}")
+            if run["repeat"] == 0:  # one line a load: the repeats hardly differ
+                say(console, f"{run['policy']}, {run['load']}, as simulated: {run['regret']}")
 
 
 def verdict(paths: Sequence[str], different: bool, console: Console) -> int:

@@ -11,10 +11,9 @@ from terminal.console import emit, say
 
 from .report import store, summary, tables
 
-# Latency over tokens under the first load, which is the lightest; the batch over time under the last, the heaviest.
 README_PLOTS = {
-    "comparison-latency": "latency-over-tokens.{first}", "comparison-cdf": "latency-cdf",
-    "comparison-waste": "waste", "comparison-batch": "batch-over-time.{last}",
+    "comparison-latency": "latency-over-tokens.{light}", "comparison-cdf": "latency-cdf",
+    "comparison-waste": "waste", "comparison-batch": "batch-over-time.{heavy}",
 }  # fmt: skip
 
 
@@ -45,9 +44,9 @@ def copy_for_readme(results: store.Results, into: Path, console: Console) -> Non
     origin = f"Made by `{s['command']}` on {s['machine'].get('processor')}, {s['date'][:10]}."
     table = (results.folder / "table.md").read_text("utf-8")
     (into / "comparison.md").write_text(f"{table}\n{origin}\n", encoding="utf-8")
-    first, last = (store.slug(results.loads[i]) for i in (0, -1))
+    light, heavy = store.slug(results.lightest), store.slug(results.heaviest)
     for name, kind in README_PLOTS.items():
-        picture = results.folder / "plots" / f"{kind.format(first=first, last=last)}.png"
+        picture = results.folder / "plots" / f"{kind.format(light=light, heavy=heavy)}.png"
         if picture.is_file():
             shutil.copyfile(picture, into / f"{name}.png")
     say(console, f"for the README: {into / 'comparison.md'} and {', '.join(README_PLOTS)} beside it")

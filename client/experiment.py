@@ -68,11 +68,11 @@ class Experiment:
         self.failed = self.missing = 0
         self.interrupted = False
 
-    def each(self, run: Callable[[str, str], None]) -> None:
-        """Call `run` for each policy or server, until Ctrl-C; one that cannot be started or reached is left out."""
-        for i, word in enumerate(self.flags.what, 1):
+    def each(self, run: Callable[[str, str], None], what: Sequence[str]) -> None:
+        """Call `run` for each of these policies or servers, until Ctrl-C; one that cannot be started or reached is left out."""
+        for i, word in enumerate(what, 1):
             try:
-                run(word, f"[{i}/{len(self.flags.what)}] ")
+                run(word, f"[{i}/{len(what)}] ")
             except ServerUnreachable as error:
                 self.missing += 1
                 self.store.warn(f"{word}: cannot start or reach the server: {error}")

@@ -264,7 +264,7 @@ def run(args: Values, console: Console, command: str) -> int:
     sweep.store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
     say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")
     try:
-        sweep.each(sweep.policy)
+        sweep.each(sweep.policy, args.what)
     finally:
         sweep.store.close()
         ending.finish(sweep.store.folder, console, not args.no_plots)

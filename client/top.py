@@ -33,6 +33,7 @@ from . import flags
 from .report import waste
 from .send import events
 from .send.target import Target
+from .tiles import Tiles
 
 COLORS = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
 MARKS = {"prefill": "█", "decode": "▄", "held": "╱", "idle": "‥"}  # readable without colors, too
@@ -40,7 +41,7 @@ MAX_STEPS = 1000
 MAX_ERROR = 0.25  # of the simulator; beyond it, its figures are compared only with each other
 SILENCE = 30.0  # seconds without a byte, after which the server counts as gone: it sends comments more often
 RETRY_SECONDS = 1.0
-WINDOW = 10.0  # seconds over which the figures are averaged
+TIMES = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
 
 
 class Watched:
@@ -49,6 +50,7 @@ class Watched:
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
         self.steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
+        self.tiles = Tiles()
         self.problem = "no answer yet"
         self.offset = 0.0  # server's clock minus ours
         self.last_id: int | None = None
@@ -58,13 +60,21 @@ class Watched:
         if event == "state":
             if self.state.get("run") not in (None, data["run"]):  # another process counts its steps from 1 again
                 self.steps.clear()
+                self.tiles = Tiles()
                 self.last_id = None
             self.state = data
             self.offset = data["now"] - time.monotonic()
+            for arrival in data.get("waiting", ()):
+                self.tiles.arrival(arrival)
         elif event in ("", "step"):
             self.steps.append(data)
             self.last_id = data["n"]
             self.state["policy"] = data["policy"]
+            self.tiles.add(data)
+        elif event == "arrival":
+            self.tiles.arrival(data)
+        elif event == "departure":
+            self.tiles.departure(data)
         elif event == "policy":
             self.state |= {"policy": data["policy"]}
         elif event == "shadow":
@@ -72,28 +82,14 @@ class Watched:
 
     def figures(self, now: float) -> dict[str, Any]:
         """Return the figures of the last seconds before `now` on the server's clock."""
-        recent = [s for s in list(self.steps) if s["t"] + s["seconds"] > now - WINDOW]
-        drafts = [draft for s in recent for draft in s.get("drafts", ())]
-        drafted, accepted = (sum(draft[name] for draft in drafts) for name in ("drafted", "accepted"))
-        output = sum(m["tokens"] for s in recent for m in s["members"] if m["phase"] == "decode") - drafted + accepted
-        output += sum(len(s["joined"]) for s in recent)
-        spent = {kind: sum(s["slot_steps"].get(kind, 0.0) for s in recent) for kind in waste.COLORS}
-        span = max(now - recent[0]["t"], 1e-6) if recent else 1.0
         last = self.steps[-1] if self.steps else None
-        left = {request["id"] for request in last["left"]} if last else set()
+        left = {id for _, id in list(self.tiles.gone)}
         running = sum(m["id"] not in left for m in last["members"]) if last else 0
-        return {
-            "running": running,
-            "waiting": last["queue"] if last else 0,
-            "tokens/s": output / span,
-            "step": sum(s["seconds"] for s in recent) / len(recent) if recent else None,
-            "fill": waste.fill(spent),
-            "wasted": waste.wasted(spent),
-            "accepted": accepted / drafted if drafted else None,
-            "waste": spent,
-            "pages": last["pages"] if last else {"used": 0, "total": self.state.get("pages_total", 0)},
-            "steps": len(recent),
-        }
+        pages = last["pages"] if last else {"used": 0, "total": self.state.get("pages_total", 0)}
+        if not running:  # the last step was recorded before its pages were freed
+            pages = {**pages, "used": 0}
+        waiting = last["queue"] if last else 0
+        return {"running": running, "waiting": waiting, "pages": pages, **self.tiles.figures(now)}
 
 
 async def follow(watched: Watched, target: Target, stop: threading.Event) -> None:
@@ -101,7 +97,7 @@ async def follow(watched: Watched, target: Target, stop: threading.Event) -> Non
     while not stop.is_set():
         last = {} if watched.last_id is None else {"Last-Event-ID": str(watched.last_id)}
         try:
-            async with events.watch(target, last, SILENCE, detail="1", last="300") as stream:
+            async with events.watch(target, last, SILENCE, detail="1", last="600") as stream:
                 async for event, data in stream:
                     watched.add(event, json.loads(data))
                     watched.problem = ""
@@ -198,14 +194,14 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
         ("waiting", str(figures["waiting"])),
         ("tokens/s", f"{figures['tokens/s']:,.0f}"),
         ("step time", seconds(figures["step"])),
+        ("KV pages", f"{pages['used']} of {pages['total']}"),
+        ("accepted", "-" if figures["accepted"] is None else f"{figures['accepted']:.0%}"),
+        *((name, seconds(figures[name])) for name in TIMES),
         ("batch fill", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
         ("wasted rows", "-" if figures["wasted"] is None else f"{figures['wasted']:.0%}"),
-        ("KV pages", f"{pages['used']} of {pages['total']}"),
-        *([("accepted", f"{figures['accepted']:.0%}")] if figures["accepted"] is not None else []),
     ]
-    for _ in cells:
-        tiles.add_column()
-    tiles.add_row(*(Text.assemble((name + "\n", "grey62"), (value, "bold")) for name, value in cells))
+    for row in (cells[:6], cells[6:]):
+        tiles.add_row(*(Text.assemble((name + "\n", "grey62"), (value, "bold")) for name, value in row))
     line = shadow_line(state.get("shadow"))
     below = 14 + -(-len(line) // max(1, width))
     picture = slots_picture(watched, width - 4, height - below)
@@ -265,7 +261,8 @@ def _lines(watched: Watched, end: float, stop: threading.Event) -> None:
         figures = watched.figures(time.monotonic() + watched.offset)
         print(
             watched.problem or f"{figures['running']} running, {figures['waiting']} waiting, "
-            f"{figures['tokens/s']:,.0f} tokens/s, {figures['steps']} steps", flush=True,
+            f"{figures['tokens/s']:,.0f} tokens/s, {figures['steps']} steps, "
+            + ", ".join(f"{name} {seconds(figures[name])}" for name in TIMES), flush=True,
         )  # fmt: skip
 
 

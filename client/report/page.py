@@ -111,8 +111,8 @@ def chosen(results: store.Results, pictures: list[Picture]) -> tuple[list[Pictur
     """Return the pictures that answer most questions, at most `KEY_PLOTS`, and the others."""
     if results.summary.get("sweep") or not results.loads:
         return pictures[:KEY_PLOTS], pictures[KEY_PLOTS:]
-    light, heavy = store.slug(results.loads[0]), store.slug(results.loads[-1])
-    lanes = [f"slots.{store.slug(policy)}.{heavy}" for policy in opposites(results, results.loads[-1])]
+    light, heavy = store.slug(results.lightest), store.slug(results.heaviest)
+    lanes = [f"slots.{store.slug(policy)}.{heavy}" for policy in opposites(results, results.heaviest)]
     wanted = ["latency-cdf", f"latency-over-tokens.{light}", *lanes, "waste", f"batch-sizes.{heavy}",
               f"queue-over-time.{heavy}", f"percentiles.{light}"]  # fmt: skip
     by_name = {picture.name: picture for picture in pictures}
@@ -207,6 +207,7 @@ def method(results: store.Results) -> str:
     s = results.summary
     command = str(s.get("command"))
     command += "" if "--seed" in command else f" --seed {s.get('seed')}"
+    command += f" --load {' '.join(s['loads'])}" if "capacity" in s else ""  # the rate would be chosen anew
     warmup = max((run.get("warmup_requests") or 0 for run in results.runs), default=0)
     lags = [run["client_lag"]["p99_ms"] for run in results.runs if run["client_lag"]["p99_ms"]]
     facts = [

@@ -177,7 +177,7 @@ def waste(album: Album) -> None:
         return
     total = round(sum(sum(steps.values()) for _, steps in spent))
     columns = ["of", "run", *COLORS]
-    says = sentences.spent(album.results, album.results.loads[-1])
+    says = sentences.spent(album.results, album.results.heaviest)
     with album.draw("waste", "Use of the slots", columns, says, count=total, unit="slot-steps", across=2) as (
         grid,
         rows,

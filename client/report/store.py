@@ -198,6 +198,16 @@ class Results:
         """The loads in order."""
         return list(dict.fromkeys(run["load"] for run in self.runs))
 
+    @property
+    def lightest(self) -> str:
+        """The first load that is not the burst, if there is one: loads are given in ascending order."""
+        return next((load for load in self.loads if load != "burst"), self.loads[0])
+
+    @property
+    def heaviest(self) -> str:
+        """The burst, if there is one; otherwise the last load."""
+        return "burst" if "burst" in self.loads else self.loads[-1]
+
     def of(self, policy: str, load: str) -> list[dict[str, Any]]:
         """Return the repeats of a policy under a load."""
         return [r for r in self.runs if (r["policy"], r["load"]) == (policy, load)]

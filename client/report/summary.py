@@ -1,7 +1,7 @@
 """A comparison as tables and as one sentence. Pure.
 
-The original's figures are shown beside ours only where it documents them, and are marked as theirs: it used another
-model on another machine, without a KV cache, with at most 8 requests at once.
+The original's figures are shown beside ours only with --original and where it documents them, and are marked as theirs:
+it used another model on another machine, without a KV cache, with at most 8 requests at once.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def best(results: Results, load: str, key: str, prefer: str) -> str | None:
 def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of a table of some loads, one row per policy; columns without a figure are left out.
 
-    In a table of one load the best figures are bold, and the original's are beside ours.
+    In a table of one load the best figures are bold, and with --original its figures are beside ours.
     """
     groups = [(p, load, results.of(p, load)) for p in results.policies for load in loads if results.of(p, load)]
     columns = [column for column in COLUMNS if column.is_known([runs for *_, runs in groups])]
@@ -133,7 +133,7 @@ def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[s
         for line in lines:
             if line[0] == winner:
                 line[place] = f"**{line[place]}**"
-    if any(policy in ORIGINAL for policy, *_ in groups):
+    if results.summary.get("original") and any(policy in ORIGINAL for policy, *_ in groups):
         heads.append("the original's (theirs)")
         for line in lines:
             line.append(_theirs(line[0]))
@@ -159,8 +159,8 @@ def _theirs(policy: str) -> str:
 
 
 def note(results: Results) -> str:
-    """Return the note on the original's figures."""
-    if results.summary.get("sweep"):
+    """Return the note on the original's figures; "" without them."""
+    if not results.summary.get("original"):
         return ""
     return ORIGINAL_NOTE if any(p in ORIGINAL for p in results.policies) else NO_ORIGINAL_NOTE
 
@@ -193,8 +193,11 @@ def title(results: Results, load: str) -> str:
     count, repeats = runs[0]["num_prompts"], 1 + max(run["repeat"] for run in runs)
     model = runs[0].get("model_id") or "the server's model"
     times = f", {repeats} times" if repeats > 1 else ""
+    measured = results.summary.get("capacity", {})
+    is_share = measured.get("load") == load
+    share = f" ({measured['share']:.0%} of the capacity of {measured['policy']})" if is_share else ""
     return (
-        f"{load}: {count} requests of {results.summary.get('workload')}{times}, {model}, "
+        f"{load}{share}: {count} requests of {results.summary.get('workload')}{times}, {model}, "
         f"seed {results.summary.get('seed')}"
     )
 

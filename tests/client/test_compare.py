@@ -139,10 +139,11 @@ def test_the_originals_figures_are_marked_as_theirs() -> None:
     numbers = {"output_throughput": 5.0, "num_prompts": 9, "repeat": 0, "load": "burst"}
     head = {"seed": 1, "workload": "original"}
     runs = [{**numbers, "policy": name} for name in ("dynamic", "static")]
-    text = summary.markdown(store.Results(Path(), {**head, "runs": runs}, []))
+    text = summary.markdown(store.Results(Path(), {**head, "runs": runs, "original": True}, []))
     assert "the original's (theirs)" in text
     assert "7.42 s, 0.1005 s/token, r 0.996" in text
-    assert "no figures" in summary.note(store.Results(Path(), {"runs": [{"policy": "vllm"}]}, []))
+    assert "no figures" in summary.note(store.Results(Path(), {"runs": [{"policy": "vllm"}], "original": True}, []))
+    assert "original's" not in summary.markdown(store.Results(Path(), {**head, "runs": runs, "original": False}, []))
 
 
 def headline(**rates: list[float]) -> str:
@@ -225,15 +226,6 @@ def test_all_policies_are_checked_before_a_server_starts_or_a_folder_is_made(
     assert main([*flags.split(), "--numsamples", "2", "--out", str(tmp_path)], {}) == 2
     assert words in capsys.readouterr().err.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_quick_and_full_are_what_the_help_says() -> None:
-    quick, full = compare.read(["--quick"], {}), compare.read([], {})
-    assert (quick.model, quick.numsamples, quick.what) == ("bard", 58, ["nobatch", "static", "dynamic"])
-    assert (full.model, full.load_format, full.numsamples) == ("gpt2-medium", "dummy", 100)
-    assert compare.read(["--model", "smollm2"], {}).load_format == "auto"  # not random weights, whose chats never end
-    assert [pace.text for pace in full.load] == ["poisson:1", "burst"]
-    assert compare.read(["--quick", "--numsamples", "7"], {}).numsamples == 7
 
 
 def test_a_trace_is_replayed_at_its_own_times(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
