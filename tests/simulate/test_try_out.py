@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import policies
 from simulate.__main__ import main
 from simulate.commands import new, run, try_out
+from simulate.measured import observed
 from tests.support.simulate import run_command
 
 SMALL = ["--num", "40", "--max-batch-size", "4"]
@@ -54,11 +56,28 @@ def test_what_hooks_print_goes_to_stderr(command: list[str], mine: Path, capsys:
 
 
 @pytest.mark.full
-def test_what_hooks_print_in_another_process_goes_to_stderr(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_hooks_print_in_another_process_goes_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.py"
+    main(["new", str(mine)])
+    capfd.readouterr()
     main(["grade", "sjf", str(mine)])
     captured = capfd.readouterr()
     assert " waiting may join " in captured.err
     json.loads(captured.out)
+
+
+def test_what_hooks_print_is_no_answer_to_a_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(rows: object, ask: object) -> dict[str, int]:
+        print("printed")
+        return {"answer": 1}
+
+    monkeypatch.setattr("os.nice", lambda steps: 0)
+    out = io.StringIO()
+    observed.converse(answer, ['{"ask": {}}'], out)
+    assert json.loads(out.getvalue()) == {"answer": 1}
+    assert capsys.readouterr() == ("", "printed\n")
 
 
 def test_a_file_is_not_overwritten(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
