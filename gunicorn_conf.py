@@ -141,8 +141,9 @@ def post_worker_init(worker: Any) -> None:
     errors.start()
     service.access_log = QueuedLog(armed.stream(sys.stdout))
     service.access_log.start()
+    terminal, sys.stdout = sys.stdout, sys.stderr  # what a policy prints is no access log
     if on_terminal:
-        status_line.start(sys.stdout, service.meters, lambda: service.engine)
+        status_line.start(terminal, service.meters, lambda: service.engine)
     service.completer.start()
     logging.basicConfig(handlers=[QueuedHandler(errors)], level=logging.WARNING)
 
@@ -172,9 +173,9 @@ def _end(service: Service, errors: QueuedLog, reason: str) -> None:
 
 def worker_exit(server: Any, worker: Any) -> None:
     """Flush the access log, and clear the status line for the shell."""
-    if sys.stdout.isatty():
-        sys.stdout.write(status_line.CLEAR)
-        sys.stdout.flush()
+    if sys.__stdout__ is not None and sys.__stdout__.isatty():
+        sys.__stdout__.write(status_line.CLEAR)
+        sys.__stdout__.flush()
     app = getattr(worker, "wsgi", None)
     if app is not None:
         app.extensions["service"].access_log.flush()

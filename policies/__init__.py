@@ -87,6 +87,17 @@ def absolute(name: str) -> str:
     return "+".join(filter(None, whole))
 
 
+def complete(name: str) -> str:
+    """Return `dynamic+FILE` for the file of an order, and other names as they are."""
+    if not _is_file(name):
+        return name
+    module = _module(name, "policies")
+    own = {
+        kind for kind in ("Policy", "Order") if getattr(getattr(module, kind, 0), "__module__", "") == module.__name__
+    }
+    return f"dynamic+{name}" if own == {"Order"} else name
+
+
 def get_policy(
     name: str,
     max_batch_size: int = 32,

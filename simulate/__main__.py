@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from traceback import walk_tb
 from types import ModuleType
@@ -19,6 +20,8 @@ from terminal.console import emit_json, say
 from terminal.options import Argument, Choice, Command, read
 
 COMMANDS = {
+    "new": "Write a policy file to start from.",
+    "try": "Check a policy file, run it beside the loop that it derives from, and write a report.",
     "run": "Serve a workload with one or more policies and report the result of each.",
     "plan": "Find the highest rate that each policy sustains, and the replicas that a rate needs.",
     "arena": "Rank all policies and your own over many workloads.",
@@ -42,7 +45,7 @@ EXAMPLES = """\b
 
 def _module(name: str) -> ModuleType:
     """Return the module of a command, which loads what only this one needs."""
-    return import_module(f"simulate.commands.{name}")
+    return import_module(f"simulate.commands.{'try_out' if name == 'try' else name}")
 
 
 def build_command(name: str) -> Command:
@@ -63,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with limited():
             args = read(build_command(command), argv[1:])
             args.command_line = shlex.join(["python", "-m", "simulate", *argv])
-            result = _module(command).run(args, console)
+            with redirect_stdout(sys.stderr):  # stdout is for the result alone, and a policy may print
+                result = _module(command).run(args, console)
     except KeyboardInterrupt:
         return 130
     except (Exception, HookTimeout) as error:
@@ -79,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         say(console, f"error: {error}")
         return 2 if isinstance(error, ValueError) else 1
-    if isinstance(result, int):  # it has printed a text for people
-        return result
+    if command == "check":  # its result is a text for people
+        say(Console(), str(result))
+        return 0 if result.broken is None else 1
     emit_json(result)
     return 0 if result.get("good", True) else 1
 

@@ -73,7 +73,8 @@ def _end(words: str) -> None:
 
 
 def begin() -> None:
-    """Limit the hooks for as long as a worker process lives, whose main thread this is."""
+    """Limit the hooks for as long as a worker process lives, whose main thread this is; what they print goes to stderr."""
+    sys.stdout = sys.stderr
     HookLimit().start()
 
 

@@ -96,8 +96,15 @@ def simulate() -> click.Command:
     return Group("simulate", {name: partial(simulator.build_command, name) for name in simulator.COMMANDS})
 
 
+def simulated(name: str) -> click.Command:
+    import simulate.__main__ as simulator
+
+    return simulator.build_command(name)
+
+
 COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "serve": serve, "chat": chat, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
+    "serve": serve, "chat": chat, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top,
+    "simulate": simulate, "new": partial(simulated, "new"), "try": partial(simulated, "try"), "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip
 

@@ -10,9 +10,8 @@ import policies
 from scheduling.reservations import ENDLESS
 from simulate.commands.arguments import Sections, pairs
 from simulate.commands.option_checks import refuse
-from simulate.laws.check import CASES, LARGE_CASES, check, check_exhaustively
+from simulate.laws.check import CASES, LARGE_CASES, Verdict, check, check_exhaustively
 from simulate.laws.exhaustive import DEFAULT_SCOPE, Scope
-from terminal.console import say
 from terminal.options import Argument, Command, Number, Option, UsageError, Values, read_pairs
 from terminal.progress import counted
 
@@ -69,18 +68,15 @@ def build_command() -> Command:
     return Command("python -m simulate check", DESCRIPTION, sections, more)
 
 
-def run(args: Values, console: Console) -> int:
-    """Print the verdict on stdout; return 0 when every law is kept, 1 when one is broken."""
+def run(args: Values, console: Console) -> Verdict:
+    """Test the policy."""
     if not args.cases + args.large_cases:
         raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
     values = read_pairs(args.policy_option, "--policy-option")
     if args.exhaustive:
         refuse(args, [("cases large_cases seed", "has no effect with --exhaustive. Leave one out")])
         with counted(console, None, "runs so far") as progress:
-            verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values, progress)
-    else:
-        refuse(args, [("requests longest", "has no effect without --exhaustive. Add it")])
-        with counted(console, args.cases + args.large_cases, "cases tested") as progress:
-            verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
-    say(Console(), str(verdict))
-    return 0 if verdict.broken is None else 1
+            return check_exhaustively(args.policy, Scope(args.requests, args.longest), values, progress)
+    refuse(args, [("requests longest", "has no effect without --exhaustive. Add it")])
+    with counted(console, args.cases + args.large_cases, "cases tested") as progress:
+        return check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)

@@ -10,6 +10,7 @@ import faulthandler
 import os
 import re
 import signal
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
@@ -114,6 +115,7 @@ def grade_apart(
 
 def _grade_here(sender: Connection, stack: str, policy: str, lesson: str, seed: int, limit: float) -> None:
     """Grade a policy and send the grade; SIGPROF writes the stack into a file and ends the process, even in a loop in C."""
+    sys.stdout = sys.stderr  # what a policy prints must not get into the result
     with open(stack, "w", encoding="utf-8") as file:
         faulthandler.register(signal.SIGPROF, file, all_threads=False, chain=True)
 

@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
@@ -119,7 +120,7 @@ def converse(
             continue
         try:
             # JSON has no NaN: a browser could read nothing of an answer with one.
-            with limited():
+            with limited(), redirect_stdout(sys.stderr):  # an answer is a line of stdout, and a policy may print
                 text = json.dumps(answer_from(rows, message["ask"]), allow_nan=False)
         except HookTimeout as error:
             text = json.dumps({"problem": f"PolicyFailed: {error}"})

@@ -50,7 +50,7 @@ def test_a_hook_that_never_returns_is_named_and_holds_up_nothing(
 def test_nothing_is_said_of_a_policy_that_keeps_the_laws_and_none_of_the_projects_is_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preflight.check_own_policy(own(tmp_path, "    pass\n"))
+    preflight.check_own_policy(own(tmp_path, "    print('loaded')\n    def on_step(self, plan, now): print(now)\n"))
     monkeypatch.setattr("launch.preflight.subprocess.run", None)
     preflight.check_own_policy("dynamic+sjf")
     assert capsys.readouterr().err == ""

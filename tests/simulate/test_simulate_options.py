@@ -16,7 +16,8 @@ import pytest
 from config import flag
 from simulate.__main__ import COMMANDS, build_command, main
 from simulate.arena.grade import Grade
-from simulate.commands import check, grade
+from simulate.commands import check, grade, new, try_out
+from simulate.laws.check import Verdict
 from simulate.measured import calibrate, validate
 from tests.support import points
 
@@ -77,6 +78,7 @@ SCALED = "fleet dynamic --num 300 --rate 20 --max-batch-size 4 --replicas 1..4 -
 CALIBRATE = "calibrate --out OUT/cost.json"
 VALIDATE = "validate dynamic --cost llm-mock"
 CHECK = "check window"
+TRY = "try MINE"
 ARENA = "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1"
 ADVERSARY = "adversary static --requests 4 --tries 20 --out OUT/a.csv"
 CASES: dict[str, dict[str, tuple[str, str]]] = {
@@ -171,6 +173,16 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},
     },
     "predict": {"--cost": ("predict RUN", "constant")},
+    "new": {},
+    "try": {
+        "--workload": (TRY, "orca"),
+        "--rate": (TRY, "5"),
+        "--num": (TRY, "20"),
+        "--max-batch-size": (TRY, "3"),
+        "--seed": (TRY, "1"),
+        "--out": (TRY, "OUT/a"),
+        "--no-open": (TRY, ""),
+    },
     "arena": {
         "--only": ("arena static --workloads uniform --seeds 1 --num 10 --jobs 1", ""),
         "--by": (ARENA, "p99"),
@@ -223,6 +235,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(lines))
     block = {"timestamp_ms": 0, "input_length": 9, "output_length": 9}
     blocks = [json.dumps({**block, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
+    (tmp_path / "mine.py").write_text(new.TEMPLATE.read_text())
     (tmp_path / "blocks.jsonl").write_text("\n".join(blocks))
     host = {"alpha0": 0.01, "alpha1": 0.02, "alpha2": 0.001, "sigma": 0.01, "poll": 0.0}
     cost = {"kind": "affine", "base": 0.008, "row": 0.0002, "token": 0.0001}
@@ -249,6 +262,8 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "validate", ask)
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
+    monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))
+    monkeypatch.setattr(try_out, "run_both", lambda line, folder, console: ask(line, folder.parent.name))
     monkeypatch.setattr(
         grade, "grade_apart", lambda policy, lesson, seed, **more: Grade(policy, lesson, seed, f"asked {seed}")
     )
@@ -271,7 +286,7 @@ def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) 
         main(f"run dynamic {SMALL} --no-plots --out {out / 'run'}".split())
         capsys.readouterr()
     files = {
-        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json"
+        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py",
     }  # fmt: skip
     places = {name: folder / path for name, path in files.items()} | {"OUT": out, "RUN": out / "run"}
     parts = [word.partition("/") for word in line.split()]
@@ -313,6 +328,7 @@ PAIRS = [
     )
     for command, cases in CASES.items()
     for option, (base, value) in cases.items()
+    if option != "--no-open"  # of a browser, which is none of the figures
 ]
 
 

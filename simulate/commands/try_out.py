@@ -1,0 +1,180 @@
+"""Try a policy file: the laws, a run beside the loop that it derives from, the arena, and a page with plots."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import sys
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+
+import policies
+from client import ending
+from scheduling.policy import Policy
+from simulate.arena.arena import REFERENCE, WORKLOADS
+from simulate.commands import arena
+from simulate.commands import run as run_command
+from simulate.commands.arguments import Sections
+from simulate.laws.check import CASES, LARGE_CASES, check
+from simulate.laws.laws import Broken
+from simulate.laws.trial import try_case
+from terminal.console import say
+from terminal.options import FOLDER, POSITIVE, Argument, Command, Number, Option, UsageError, Values, read
+from terminal.progress import counted
+
+SHOWN = 20  # lines of what hooks print
+HINTS = ["--clients", "4", "--priorities", "3", "--slo", "2", "10"]  # for whatever an order goes by
+ARENA = ["--only", "--seeds", "1", "--num", "200", "--jobs", "1"]
+NOTE = "Exit status: 0 when every law is kept, 1 when one is broken, 2 for a wrong command line."
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "arguments": [Argument("policy", "file of a policy or of an order, or loop+file", required=True)],
+        "run beside the loop that it derives from": [
+            Option("--workload", "a workload of the client", default="short-long"),
+            Option("--rate", "requests per second", POSITIVE, default=12.0),
+            Option("--num", "number of requests", Number(10), default=1000),
+            Option("--max-batch-size", "slots", Number(1), default=8),
+            Option("--seed", "random seed", Number(0), default=0),
+        ],
+        "result": [
+            Option("--out", "folder for the report (default: a new one in results/)", FOLDER),
+            Option("--no-open", "on a terminal with a display, do not open the report in a browser", None),
+        ],
+    }
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Check the laws; if all are kept, run the policy and its loop and draw the page."""
+    shipped = {*policies.names(), *policies.order_names()}
+    if shipped.issuperset(args.policy.split("+")):
+        raise UsageError(
+            f"{args.policy!r} is a policy of this project. Use a file, or python -m simulate run {args.policy}"
+        )
+    name = policies.complete(args.policy)
+    policy = policies.get_policy(name, args.max_batch_size)
+    base = base_of(policy)
+    if policy.name == base:
+        raise UsageError(f"{args.policy!r} has the name of the loop that it derives from. Rename the file")
+    say(console, f"1 of 3: the laws, in {CASES:,} small and {LARGE_CASES} large cases")
+    # A bar would take what hooks print to the terminal, all of it, so progress is lines.
+    plain = Console(stderr=True, force_terminal=False)
+    with printed(console, 0), counted(plain, CASES + LARGE_CASES, "cases tested") as progress:
+        verdict = check(name, CASES, large=LARGE_CASES, progress=progress)
+    say(console, str(verdict))
+    told: dict[str, Any] = {
+        "policy": policy.name,
+        "base": base,
+        "good": verdict.broken is None,
+        "verdict": str(verdict),
+    }
+    if verdict.broken is not None:
+        if verdict.case is not None:
+            with printed(console, SHOWN), suppress(Broken):
+                try_case(policies.policy_maker(name), verdict.case, twice=False)
+        return told
+    say(console, f"2 of 3: {policy.name} beside {base}")
+    folder = args.out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-try-{policy.name}"
+    slots = max(policy.max_batch_size, policies.get_policy(base, args.max_batch_size).max_batch_size)
+    told["runs"] = run_both(run_line(args, base, name, slots), folder, console)
+    say(console, compared(*told["runs"]))
+    say(console, f"3 of 3: the arena, {len(WORKLOADS)} workloads")
+    others = dict.fromkeys([name, base])
+    given = read(
+        Command("python -m simulate arena", "", arena.options()), [*(n for n in others if n != REFERENCE), *ARENA]
+    )
+    with printed(console, 0):
+        told["arena"] = arena.run(given, plain)["ranking"]
+    page = folder / "report.html"
+    if page.is_file():
+        told["report"] = str(page)
+        if not args.no_open and console.is_terminal and has_display():
+            webbrowser.open(page.resolve().as_uri())
+    say(
+        console,
+        f"next: other requests with python -m simulate run {base} {name} --workload NAME, or a server with ./eb serve {name}",
+    )
+    return told
+
+
+def base_of(policy: Policy) -> str:
+    """Return the name of the loop that a policy derives from."""
+    for cls in type(policy).__mro__:
+        package, _, module = cls.__module__.rpartition(".")
+        if package == "policies":
+            return module.replace("_", "-")
+    return REFERENCE
+
+
+def run_line(args: Values, base: str, name: str, slots: int) -> list[str]:
+    """Return the arguments of `simulate run` for both."""
+    line = [base, name, "--workload", args.workload, "--num", str(args.num), "--max-batch-size", str(slots)]
+    line += ["--seed", str(args.seed)]
+    if args.is_given("rate") or not args.workload.startswith("trace:"):
+        line += ["--rate", f"{args.rate:g}"]
+    return line if args.is_given("workload") else [*line, *HINTS]
+
+
+def run_both(line: list[str], folder: Path, console: Console) -> list[dict[str, Any]]:
+    """Run `simulate run`, whose report is for this folder; return the result of each policy."""
+    given = read(
+        Command("python -m simulate run", "", run_command.options()), [*line, "--out", str(folder), "--no-plots"]
+    )
+    given.command_line = shlex.join(["python", "-m", "simulate", "run", *line])
+    with printed(console, SHOWN, folder / "printed.txt"):
+        runs: list[dict[str, Any]] = run_command.run(given, console)["runs"]
+    say(console, "drawing the plots of the report")
+    ending.draw_page(folder, console)
+    return runs
+
+
+def compared(base: dict[str, Any], mine: dict[str, Any]) -> str:
+    """Say how the latencies of a policy differ from those of its loop."""
+    figures = {"mean latency": "mean_e2el_ms", "p99 latency": "p99_e2el_ms", "mean TTFT": "mean_ttft_ms"}
+    words = (f"{what} {mine[key] / base[key] - 1:+.0%}" for what, key in figures.items() if mine[key] and base[key])
+    return f"{mine['policy']} beside {base['policy']}: {', '.join(words)}"
+
+
+class Printed(io.TextIOBase):
+    """Passes on the first lines that hooks print; counts all of them, and keeps them in a file if there is one."""
+
+    def __init__(self, shown: int, file: TextIO | None = None) -> None:
+        self.lines, self._shown, self._file = 0, shown, file
+
+    def write(self, text: str, /) -> int:
+        if self.lines < self._shown:
+            sys.stderr.write(text)
+        if self._file is not None:
+            self._file.write(text)
+        self.lines += text.count("\n")
+        return len(text)
+
+
+@contextmanager
+def printed(console: Console, shown: int, path: Path | None = None) -> Iterator[None]:
+    """Show the first lines that hooks print meanwhile, and say how many more there were."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") if path else nullcontext() as file:
+        lines = Printed(shown, file)
+        with redirect_stdout(lines):
+            yield
+    if path is not None and not lines.lines:
+        path.unlink()
+    if lines.lines > shown:
+        where = f"all are in {path}" if path else "simulate check and simulate arena show them"
+        say(console, f"note: {lines.lines - shown:,} lines that hooks printed are not shown; {where}")
+
+
+def has_display() -> bool:
+    """Whether a browser can show something here."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,0 +1,153 @@
+"""`new` and `try`: a file to start from, and all that the simulator says of it; and where the prints of hooks go."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import policies
+from simulate.__main__ import main
+from simulate.commands import new, run, try_out
+from simulate.measured import observed
+from tests.support.simulate import run_command
+
+SMALL = ["--num", "40", "--max-batch-size", "4"]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Return a file that `new` wrote."""
+    path = tmp_path / "mine.py"
+    told, words = run_command(capsys, "new", str(path))
+    assert told == {"written": str(path)}
+    assert f"./eb try {path}" in words
+    return path
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the pages that a browser opens; there is a display, few cases, and a page without plots."""
+    pages: list[str] = []
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(try_out, "CASES", 20)
+    monkeypatch.setattr(try_out, "LARGE_CASES", 0)
+    monkeypatch.setattr(try_out, "ARENA", [*try_out.ARENA, "--num", "10", "--workloads", "uniform"])
+    monkeypatch.setattr(run.ending, "draw_page", lambda folder, console: (folder / "report.html").write_text("plots"))
+    monkeypatch.setattr(try_out.webbrowser, "open", pages.append)
+    return pages
+
+
+@pytest.mark.parametrize(
+    "command", [["check", "--cases", "3", "--large-cases", "0"], ["run", *SMALL], ["arena", "--only", "--jobs", "1", "--num", "10", "--seeds", "1", "--workloads", "uniform"]],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_what_hooks_print_goes_to_stderr(command: list[str], mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command[0], str(mine), *command[1:]]) == 0
+    captured = capsys.readouterr()
+    assert " waiting may join " in captured.err
+    assert " waiting may join " not in captured.out
+    if command[0] == "check":
+        assert captured.out.startswith(f"{mine} keeps every law in 3 small")
+    else:
+        json.loads(captured.out)
+
+
+@pytest.mark.full
+def test_what_hooks_print_in_another_process_goes_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.py"
+    main(["new", str(mine)])
+    capfd.readouterr()
+    main(["grade", "sjf", str(mine)])
+    captured = capfd.readouterr()
+    assert " waiting may join " in captured.err
+    json.loads(captured.out)
+
+
+def test_what_hooks_print_is_no_answer_to_a_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(rows: object, ask: object) -> dict[str, int]:
+        print("printed")
+        return {"answer": 1}
+
+    monkeypatch.setattr("os.nice", lambda steps: 0)
+    out = io.StringIO()
+    observed.converse(answer, ['{"ask": {}}'], out)
+    assert json.loads(out.getvalue()) == {"answer": 1}
+    assert capsys.readouterr() == ("", "printed\n")
+
+
+def test_a_file_is_not_overwritten(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine.write_text("mine")
+    _, words = run_command(capsys, "new", str(mine), code=2)
+    assert words == f"error: '{mine}' exists, and is not overwritten. Use another name\n"
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("mine", "Use mine.py"), ("tgi.py", "my_tgi.py"), ("sjf.py", "my_sjf.py")]
+)
+def test_a_name_that_no_policy_file_can_have_is_refused(
+    name: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, words = run_command(capsys, "new", name, code=2)
+    assert remedy in words
+
+
+def test_a_policy_is_tried_beside_the_loop_that_it_derives_from(
+    mine: Path, opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    told, words = run_command(capsys, "try", str(mine), *SMALL, "--out", str(out))
+    assert (told["policy"], told["base"], told["good"]) == ("mine", "dynamic", True)
+    assert [each["policy"] for each in told["runs"]] == ["dynamic", "mine"]
+    assert all(each["simulation"]["least_mean_e2el_ms"] > 0 for each in told["runs"])
+    assert {each["policy"] for each in told["arena"]} == {"dynamic", str(mine)}
+    assert told["report"] == str(out / "report.html")
+    assert "mine beside dynamic: mean latency " in words
+    lines = (out / "printed.txt").read_text().splitlines()
+    assert all(" waiting may join " in line for line in lines)
+    assert words.count(" waiting may join ") == min(len(lines), try_out.SHOWN)
+    assert opened == []  # stderr is no terminal
+
+
+def test_on_a_terminal_the_report_opens_unless_it_shall_not(
+    mine: Path, opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["try", str(mine), *SMALL, "--out", str(tmp_path / "a"), "--no-open"]) == 0
+    assert opened == []
+    assert main(["try", str(mine), *SMALL, "--out", str(tmp_path / "b")]) == 0
+    assert opened == [(tmp_path / "b" / "report.html").as_uri()]
+
+
+def test_a_broken_law_ends_the_trial_with_the_smallest_case_and_what_is_printed_in_it(
+    tmp_path: Path, opened: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "careless.py"
+    path.write_text(new.TEMPLATE.read_text().replace("        return n\n", "        return n + 1\n"))
+    told, words = run_command(capsys, "try", str(path), "--out", str(tmp_path / "out"), code=1)
+    assert not told["good"]
+    assert "runs" not in told
+    assert "the smallest case found that shows it" in words
+    assert " waiting may join " in words.partition("the smallest case")[2]
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_order_is_tried_under_dynamic_and_a_loop_beside_its_own(tmp_path: Path) -> None:
+    order, loop = tmp_path / "late.py", tmp_path / "hurry.py"
+    order.write_text("from scheduling.policy import Policy\n\n\nclass Order(Policy):\n    pass\n")
+    loop.write_text("from policies import prefill_first\n\n\nclass Policy(prefill_first.Policy):\n    pass\n")
+    assert policies.complete(str(order)) == f"dynamic+{order}"
+    assert policies.complete(str(loop)) == str(loop)
+    assert policies.complete("dynamic+sjf") == "dynamic+sjf"
+    names = {"dynamic": f"dynamic+{order}", "prefill-first": str(loop), "tgi": f"tgi+{order}"}
+    assert {base: try_out.base_of(policies.get_policy(name)) for base, name in names.items()} == {b: b for b in names}
+
+
+def test_a_policy_of_this_project_is_no_file_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    _, words = run_command(capsys, "try", "dynamic+sjf", code=2)
+    assert words.startswith("error: 'dynamic+sjf' is a policy of this project. Use a file, or python -m simulate run ")
