@@ -72,7 +72,7 @@ def test_a_simulation_that_is_close_is_not_scaled(tmp_path: Path) -> None:
 
 def test_a_queue_that_is_no_longer_recorded_is_not_explained(monkeypatch: pytest.MonkeyPatch, law: str) -> None:
     monkeypatch.setattr(recordings, "MAX_REQUESTS", 10)
-    recording, run = slow()
+    recording, _ = slow()
     kept = recording.arrived()
     assert not any(one.alone for one in kept)
     last = max(kept, key=lambda one: one.waited)
