@@ -12,7 +12,7 @@
 
   // One part of a request's time, the worst culprit first; `numbers` has the requests' numbers on this page by id.
   function sentence(verb, part, answer, numbers) {
-    const { simulated, alone, residual } = answer[part];
+    const { measured, simulated, alone, residual } = answer[part];
     const others = answer.others.filter((other) => other[part]).sort((a, b) => b[part] - a[part]);
     const worst = others.slice(0, SHOWN).filter((other) => Math.abs(other[part]) >= LEAST * simulated);
     const words = worst.map((other) => {
@@ -24,14 +24,24 @@
     if (alone) words.unshift(`${time(alone)} even alone`);
     if (residual <= -0.05) words.push(`less ${time(-residual)} that these count more than once`);
     if (residual >= 0.05) words.push(`${time(residual)} that no single request explains`);
-    return `It ${verb} ${time(simulated)}${words.length ? `: ${words.join(", ")}` : ""}.`;
+    const again = time(measured) === time(simulated) ? "" : ` (simulated ${time(simulated)})`;
+    return `It ${verb} ${time(measured)}${again}${words.length ? `: ${words.join(", ")}` : ""}.`;
   }
 
-  function basis({ latency_ms: { measured, simulated }, left_out: out }) {
+  // Why nothing can be said, by the part that the simulation misses most.
+  function doubt({ wait_ms: wait, run_ms: run }) {
+    const off = ({ measured, simulated }) => Math.abs(simulated - measured);
+    const [again, really, part] = off(wait) >= off(run) ? ["waits", "waited", wait] : ["runs", "ran", run];
+    return `Simulated, it ${again} ${time(part.simulated)}, but it really ${really} ${time(part.measured)}, so who delayed it cannot be told.`;
+  }
+
+  function basis({ latency_ms: { measured, simulated }, left_out: out, cost: { scaled_by: factor } }) {
     const off = Math.abs(100 * (simulated / measured - 1)).toFixed(1);
     const without = "Simulated once without each of the requests that were in the server with it";
     const most = out ? `, except for ${counted(out, "other")}` : "";
-    return `${without}${most}. Its simulated latency is ${off} % ${simulated < measured ? "below" : "above"} the measured one.`;
+    const change = Math.abs(100 * (factor - 1)).toFixed(1);
+    const scaled = factor ? ` All steps were simulated ${change} % ${factor > 1 ? "longer" : "shorter"}, as they really took.` : "";
+    return `${without}${most}. Its simulated latency is ${off} % ${simulated < measured ? "below" : "above"} the measured one.${scaled}`;
   }
 
   // A button that asks at `url`, and in its place the answer.
@@ -46,7 +56,9 @@
         const reply = await fetch(url, { headers: headers({}) });
         if (!reply.ok) throw await EB.refusal(reply);
         const answer = await reply.json();
-        const lines = [sentence("waited", "wait_ms", answer, numbers), sentence("ran", "run_ms", answer, numbers), basis(answer)];
+        const lines = answer.trusted
+          ? [sentence("waited", "wait_ms", answer, numbers), sentence("ran", "run_ms", answer, numbers), basis(answer)]
+          : [doubt(answer)];
         box.replaceChildren(element("h3", "", "Which requests delayed it"), ...lines.map((line) => element("p", "", line)));
       } catch (error) {
         box.append(element("p", "error", error.status ? error.message : "the server cannot be reached"));

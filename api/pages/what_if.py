@@ -43,15 +43,20 @@ ANSWER: dict[str, Any] = {
     },
 }  # fmt: skip
 PART: dict[str, Any] = {
-    "type": "object", "required": ["simulated", "alone", "residual", "residual_share"],
-    "properties": {"simulated": NUMBER, "alone": NUMBER, "residual": NUMBER, "residual_share": OPTIONAL},
+    "type": "object", "required": ["measured", "simulated", "alone", "residual", "residual_share"],
+    "properties": {"measured": NUMBER, "simulated": NUMBER, "alone": NUMBER, "residual": NUMBER, "residual_share": OPTIONAL},
 }  # fmt: skip
 ROWS: dict[str, Any] = {"type": "array", "items": {"type": "object", "required": ["client", "wait_ms", "run_ms"]}}
 BLAME: dict[str, Any] = {
     "type": "object",
-    "required": ["id", "client", "policy", "latency_ms", "wait_ms", "run_ms", "others", "clients", "left_out", "cost"],
-    "properties": {"wait_ms": PART, "run_ms": PART, "others": ROWS, "clients": ROWS, "left_out": {"type": "integer"}},
-}
+    "required": [
+        "id", "client", "policy", "trusted", "latency_ms", "wait_ms", "run_ms", "others", "clients", "left_out", "cost",
+    ],
+    "properties": {
+        "trusted": {"type": "boolean"}, "wait_ms": PART, "run_ms": PART, "others": ROWS, "clients": ROWS,
+        "left_out": {"type": "integer"}, "cost": {"type": "object", "properties": {"scaled_by": NUMBER}},
+    },
+}  # fmt: skip
 MOST_REQUESTS = 400
 MOST_POLICIES = 6
 Name = Annotated[StrictStr, Field(min_length=1, max_length=100)]

@@ -34,7 +34,10 @@ class Server:
     def question(self, requests: Iterable[Served], more: Iterable[str] = (), **ask: Any) -> Iterator[str]:
         """Yield the lines of a question: these requests and the time of all measured steps, `more`, then what is asked."""
         numbers: dict[bytes, int] = {}  # in place of long hashes
-        rows = ((*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts) for r in requests)
+        rows = (
+            (*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts, r.waited)
+            for r in requests
+        )
         yield from in_pieces("requests", rows, ROWS_PER_LINE)
         steps = ((*step, seconds) for step, seconds in self.recording.steps())
         yield from in_pieces("steps", steps, ROWS_PER_LINE)

@@ -33,6 +33,7 @@ class Served(NamedTuple):
     """A request that has left; `latency` is None unless its answer is complete. `alone`: it found the server idle.
 
     `drafts`: of each step in which it had some, the place in its answer, how many they were, and how many were accepted.
+    `waited`: seconds until it joined the batch.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Served(NamedTuple):
     alone: bool
     hashes: list[bytes]
     drafts: Many[tuple[int, int, int]] = ()
+    waited: float = 0.0
 
 
 class Window(NamedTuple):
@@ -141,6 +143,7 @@ class Recording:
                 inference.id, arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority,
                 seq.deadline, seq.open_ended, seq.max_tokens, alone, seq.hashes,
                 [(at - len(seq.prompt_ids), drafted, accepted) for at, drafted, accepted in drafts],
+                (seq.scheduled_at or arrived) - arrived,
             )
         )  # fmt: skip
         self.departures += 1

@@ -23,7 +23,6 @@ FEWEST_REQUESTS = 4
 FEWEST_STEPS = 10
 PAUSE = 2.0  # seconds without an arrival, after which a request that finds the server idle begins another load
 STRETCHES_PER_LINE = 10
-MOST_BESIDE = 400  # requests before one that is asked about
 KEPT = 100  # answers about single requests
 KINDS = {"ValueError": "invalid_request_error", "UnknownWorkload": "not_found_error"}  # of the simulator's exceptions
 
@@ -116,7 +115,11 @@ class WhatIf:
         return requests
 
     def _beside(self, id: str) -> list[Served]:
-        """Return the requests that arrived before this one left, itself among them."""
+        """Return the requests that arrived before this one left, itself among them.
+
+        They begin where the server was last idle before it, or with the oldest that is recorded: a later beginning
+        would leave out the queue that the request found.
+        """
         recording = self._server.recording
         one = recording.find(id)
         if one is None or one.latency is None or recording.policy != self._server.manager.policy_name:
@@ -129,7 +132,9 @@ class WhatIf:
         if recording.oldest_open() <= end:
             still = "requests that were in the server with it are still running. Try again when they have left"
             raise InferenceError("unavailable_error", still, 3)
-        requests = recording.arrived(last=end)[-MOST_BESIDE:]
+        requests = recording.arrived(last=end)
+        begin = max((i for i, other in enumerate(requests) if other.alone and other.at <= one.at), default=0)
+        requests = requests[begin:]
         if one not in requests or len(recording.steps()) < FEWEST_STEPS:
             few = f"request {id[:200]!r} is too old, or fewer than {FEWEST_STEPS} steps are measured. Send a load first"
             raise InferenceError("not_found_error", few)

@@ -31,7 +31,8 @@ from simulate.simulator import Run, simulate
 
 PARTS = ("wait_ms", "run_ms")
 MOST_REQUESTS = 400  # of a run in which each is left out once
-MOST_OTHERS = 100  # that are left out for the sake of one request
+MOST_OTHERS = 100  # that are left out for the sake of one request,
+MOST_REPLAYED = 40_000  # but fewer if the runs without each would have more requests than this in all
 MOST_CLIENTS = 8  # in a matrix; all further clients share a row and a column
 UNNAMED = "unnamed"
 LEAST = 0.0005  # milliseconds of blame that are reported
@@ -116,7 +117,7 @@ def of(
         if len(ids) < len(everyone.sequences):
             scheduler, sequences = again()
             served = simulate(scheduler, [seq for seq in sequences if seq.id in ids], cost, host)
-        return {seq.id: _times(seq) for seq in served.done}
+        return {seq.id: parts_of(seq) for seq in served.done}
 
     together_in: dict[str, set[str]] = {}  # by request: the ids of its busy period
     took: dict[str, np.ndarray] = {}
@@ -132,7 +133,8 @@ def of(
     left_out = 0
     if asked:
         others = nearest(victims[0], culprits)
-        culprits, left_out = others[:MOST_OTHERS], len(others[MOST_OTHERS:])
+        most = min(MOST_OTHERS, MOST_REPLAYED // len(together_in[asked]))
+        culprits, left_out = others[:most], len(others[most:])
     by = np.zeros((len(victims), len(culprits), len(PARTS)))
     for number, culprit in enumerate(culprits):
         without = times(together_in[culprit.id] - {culprit.id})
@@ -177,7 +179,8 @@ def _left(seq: Sequence) -> float:
     return seq.arrived_at if seq.finished_at is None else seq.finished_at
 
 
-def _times(seq: Sequence) -> np.ndarray:
+def parts_of(seq: Sequence) -> np.ndarray:
+    """Return the seconds in which a request waited, and in which it ran."""
     joined = seq.scheduled_at or 0.0
     return np.array([joined - seq.arrived_at, _left(seq) - joined])
 

@@ -33,7 +33,8 @@ class Seen(NamedTuple):
     """A finished request: its arrival, its lengths, and its latency in seconds (None: the answer was incomplete).
 
     `pages` names its full pages, of prompt and answer, by numbers, equal where their tokens and all before them are.
-    `drafts`: of each step with drafts, the place in the answer, their number, and how many were accepted.
+    `drafts`: of each step with drafts, the place in the answer, their number, and how many were accepted. `waited`: seconds
+    until it joined the batch.
     """
 
     at: float
@@ -47,6 +48,7 @@ class Seen(NamedTuple):
     limit: int = 0  # max_tokens
     pages: Many[int] = ()
     drafts: Many[Many[int]] = ()
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from simulate.simulator import simulate
 MOST_STRANGE = 0.05  # of the steps of a lane may have sizes that were not measured
 LONGEST_WAKE = 0.05  # seconds of an idle loop; a policy that waits for more requests waits longer
 COMPARED = ("latency_mean_s", "latency_p99_s", "makespan_s")
+MOST_OFF = 0.2  # of a measured time: a simulation that is further off explains nothing,
+LEAST_OFF = 0.005  # unless it is off by less than these seconds
 
 
 def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool, *, is_known: bool) -> tuple[Cost, Host]:
@@ -39,13 +42,8 @@ def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool, *, 
     taken = predicted = 0.0
     count = 0
     for stretch in steps:
-        members, passed = stretch.first_members(), stretch.steps - 1
-        last = [m._replace(computed=m.computed + passed * m.tokens) for m in members]
-        ends = [
-            cost.seconds(step_of_members(rows, padded)) for rows in (members, last)
-        ]  # costs grow evenly between them
         taken += stretch.ended - stretch.t
-        predicted += stretch.steps * sum(ends) / 2 + passed * host.sigma
+        predicted += seconds_of(stretch, cost, padded) + (stretch.steps - 1) * host.sigma
         count += stretch.steps
     if not predicted:
         return cost, host
@@ -53,6 +51,30 @@ def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool, *, 
         return cost, replace(host, sigma=max(0.0, host.sigma + (taken - predicted) / count))
     factor = taken / predicted
     return Scaled(cost, factor), replace(host, sigma=host.sigma * factor)
+
+
+def seconds_of(stretch: Stretch, cost: Cost, padded: bool) -> float:
+    """Return how long a law says that the steps take, without what passes between them."""
+    members, passed = stretch.first_members(), stretch.steps - 1
+    last = [m._replace(computed=m.computed + passed * m.tokens) for m in members]
+    ends = [cost.seconds(step_of_members(rows, padded)) for rows in (members, last)]  # costs grow evenly between them
+    return stretch.steps * sum(ends) / 2
+
+
+def slowness(scenario: Scenario[Trace], steps: Many[Stretch]) -> float:
+    """Return how many times as long as in the scenario the server took for these steps and for what it did between them.
+
+    Time in which it had nothing to do, or its policy waited for more requests, does not count.
+    """
+    padded, taken, simulated = scenario.asked[0].padded, 0.0, 0.0
+    for step in steps:
+        taken += step.ended - step.t
+        simulated += seconds_of(step, scenario.cost, padded) + step.steps * scenario.host.sigma
+    for step, later in pairwise(steps):
+        between = later.t - step.ended
+        if len(step.first_members()) > len(step.left) or (step.queue and between < LONGEST_WAKE):
+            taken += between
+    return taken / simulated if simulated else 1.0
 
 
 def extrapolates(steps: Iterable[Stretch], padded: bool, timed: Iterable[Step]) -> bool:
@@ -191,18 +213,37 @@ def draw(name: str, rate: float, count: int, seed: int, context: int) -> Trace:
     return Trace([Seen(at, prompt, tokens, 0.0) for at, prompt, tokens in columns])
 
 
+def is_close(measured: Iterable[float], simulated: Iterable[float]) -> bool:
+    """Return whether each simulated time is near enough to the measured one to explain it."""
+    return all(abs(again - real) <= max(MOST_OFF * real, LEAST_OFF) for real, again in zip(measured, simulated))
+
+
 def blame_from(server: Observed, id: str) -> dict[str, Any]:
-    """Return which others made a request wait or slowed its tokens, as simulated, and how long it really took."""
-    scenario, place = as_it_was(server), server.ids.index(id)
-    again = partial(scenario.fresh, *scenario.policies)
-    found = blame.of(again, scenario.cost, scenario.host, str(place))
-    one = server.scenario.rows.seen[place]
-    waited = scenario.rows.seen[place].at - one.at  # until the loop saw it
-    latency = {"measured": one.latency, "simulated": float(found.took.sum()) + waited}
+    """Return which others made a request wait or slowed its tokens, as simulated, and how long it really took.
+
+    A queue is the sum of all steps before it: if the simulation is off, all steps are made slower or faster once, by what the
+    server really took for those up to the request's end.
+    """
+    scenario, place, basis = as_it_was(server), server.ids.index(id), server.basis
+    one, asked = server.scenario.rows.seen[place], str(place)
+    latency = one.latency or 0.0
+    real = (one.waited, latency - one.waited)
+    late = np.array([scenario.rows.seen[place].at - one.at, 0.0])  # until the loop saw it
+    run = scenario.serve(*scenario.policies)
+    if not all(is_close(real, late + blame.parts_of(seq)) for seq in run.done if seq.id == asked):
+        factor = slowness(scenario, [step for step in server.stretches if step.t < one.at + latency])
+        host = replace(scenario.host, sigma=scenario.host.sigma * factor)
+        scenario = replace(scenario, cost=Scaled(scenario.cost, factor), host=host)
+        run, basis = scenario.serve(*scenario.policies), {**basis, "scaled_by": factor}
+    found = blame.of(partial(scenario.fresh, *scenario.policies), scenario.cost, scenario.host, asked, run)
+    found = replace(found, took=found.took + late, alone=found.alone + late)
+    told = found.of_request(server.ids)
+    for part, seconds in zip(blame.PARTS, real):
+        told[part] = {"measured": round(1000 * seconds, 3), **told[part]}
     return {
-        "id": id, "client": one.client, "policy": scenario.asked[0].name,
-        "latency_ms": {name: 1000 * seconds for name, seconds in latency.items() if seconds is not None},
-        **found.of_request(server.ids), "cost": server.basis,
+        "id": id, "client": one.client, "policy": scenario.asked[0].name, "trusted": is_close(real, found.took[0]),
+        "latency_ms": {"measured": 1000 * latency, "simulated": 1000 * float(found.took.sum())},
+        **told, "cost": basis,
     }  # fmt: skip
 
 

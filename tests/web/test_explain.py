@@ -85,6 +85,52 @@ def test_the_detail_of_a_request_names_those_that_delayed_it(tab: Tab) -> None:
     assert tab.complaints == []
 
 
+def blamed(wait: tuple[float, float], trusted: bool, **cost: float) -> dict[str, Any]:
+    """Return an answer on a request that waited so many milliseconds, measured and simulated, and ran 100."""
+    none = {"alone": 0, "residual": 0, "residual_share": None}
+    return {
+        "trusted": trusted, "left_out": 0, "clients": [], "cost": cost,
+        "latency_ms": {"measured": wait[0] + 100, "simulated": wait[1] + 100},
+        "wait_ms": {"measured": wait[0], "simulated": wait[1], **none, "alone": 10},
+        "run_ms": {"measured": 100, "simulated": 100, **none},
+        "others": [{"id": "a", "client": "x", "wait_ms": wait[1] - 10, "run_ms": 0}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            blamed((949, 930), True, scaled_by=1.22),
+            [
+                "It waited 949 ms (simulated 930 ms): 10 ms even alone, 920 ms because of #7 (x).",
+                "It ran 100 ms.",
+                "Simulated once without each of the requests that were in the server with it. Its simulated latency is "
+                "1.8 % below the measured one. All steps were simulated 22.0 % longer, as they really took.",
+            ],
+        ),
+        (
+            blamed((949, 50), False),
+            ["Simulated, it waits 50 ms, but it really waited 949 ms, so who delayed it cannot be told."],
+        ),
+    ],
+)
+def test_who_delayed_a_request_is_told_only_if_the_simulation_waits_as_long_as_it_did(
+    live: Tab, answer: dict[str, Any], told: list[str]
+) -> None:
+    live.page.evaluate(
+        """answer => {
+          const ask = globalThis.fetch;
+          globalThis.fetch = async () => ({ ok: true, json: async () => answer });
+          const box = globalThis.blameBox = EB.blameAt("", new Map([["a", 7]]), () => ({}));
+          box.querySelector("button").onclick().finally(() => { globalThis.fetch = ask; });
+        }""",
+        answer,
+    )
+    live.until("globalThis.blameBox.querySelector('p')")
+    assert live.page.evaluate("[...blameBox.querySelectorAll('p')].map(p => p.textContent)") == told
+
+
 @pytest.mark.full
 def test_the_help_closes_with_escape_and_the_focus_returns(tab: Tab) -> None:
     page = tab.open()
