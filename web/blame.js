@@ -28,11 +28,19 @@
     return `It ${verb} ${time(measured)}${again}${words.length ? `: ${words.join(", ")}` : ""}.`;
   }
 
-  // Why nothing can be said, by the part that the simulation misses most.
-  function doubt({ wait_ms: wait, run_ms: run }) {
+  // Why nothing can be said of a part.
+  function doubt(part, answer) {
+    const [again, really, did] = part === "wait_ms" ? ["waits", "waited", "delayed"] : ["runs", "ran", "slowed"];
+    const { measured, simulated } = answer[part];
+    return `Simulated, it ${again} ${time(simulated)}, but it really ${really} ${time(measured)}, so who ${did} it cannot be told.`;
+  }
+
+  function linesOf(answer, numbers) {
     const off = ({ measured, simulated }) => Math.abs(simulated - measured);
-    const [again, really, part] = off(wait) >= off(run) ? ["waits", "waited", wait] : ["runs", "ran", run];
-    return `Simulated, it ${again} ${time(part.simulated)}, but it really ${really} ${time(part.measured)}, so who delayed it cannot be told.`;
+    if (!answer.trusted) return [doubt(off(answer.wait_ms) >= off(answer.run_ms) ? "wait_ms" : "run_ms", answer)];
+    const parts = [["waited", "wait_ms"], ["ran", "run_ms"]].map(([verb, part]) =>
+      answer[part].trusted ? sentence(verb, part, answer, numbers) : doubt(part, answer));
+    return [...parts, basis(answer)];
   }
 
   function basis({ latency_ms: { measured, simulated }, left_out: out, cost: { scaled_by: factor } }) {
@@ -56,9 +64,7 @@
         const reply = await fetch(url, { headers: headers({}) });
         if (!reply.ok) throw await EB.refusal(reply);
         const answer = await reply.json();
-        const lines = answer.trusted
-          ? [sentence("waited", "wait_ms", answer, numbers), sentence("ran", "run_ms", answer, numbers), basis(answer)]
-          : [doubt(answer)];
+        const lines = linesOf(answer, numbers);
         box.replaceChildren(element("h3", "", "Which requests delayed it"), ...lines.map((line) => element("p", "", line)));
       } catch (error) {
         box.append(element("p", "error", error.status ? error.message : "the server cannot be reached"));

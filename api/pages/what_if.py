@@ -43,8 +43,11 @@ ANSWER: dict[str, Any] = {
     },
 }  # fmt: skip
 PART: dict[str, Any] = {
-    "type": "object", "required": ["measured", "simulated", "alone", "residual", "residual_share"],
-    "properties": {"measured": NUMBER, "simulated": NUMBER, "alone": NUMBER, "residual": NUMBER, "residual_share": OPTIONAL},
+    "type": "object", "required": ["measured", "trusted", "simulated", "alone", "residual", "residual_share"],
+    "properties": {
+        "measured": NUMBER, "trusted": {"type": "boolean"}, "simulated": NUMBER, "alone": NUMBER, "residual": NUMBER,
+        "residual_share": OPTIONAL,
+    },
 }  # fmt: skip
 ROWS: dict[str, Any] = {"type": "array", "items": {"type": "object", "required": ["client", "wait_ms", "run_ms"]}}
 BLAME: dict[str, Any] = {

@@ -213,9 +213,14 @@ def draw(name: str, rate: float, count: int, seed: int, context: int) -> Trace:
     return Trace([Seen(at, prompt, tokens, 0.0) for at, prompt, tokens in columns])
 
 
-def is_close(measured: Iterable[float], simulated: Iterable[float]) -> bool:
-    """Return whether each simulated time is near enough to the measured one to explain it."""
-    return all(abs(again - real) <= max(MOST_OFF * real, LEAST_OFF) for real, again in zip(measured, simulated))
+def is_close(measured: float, simulated: float) -> bool:
+    """Return whether a simulated time is near enough to the measured one to explain it."""
+    return bool(abs(simulated - measured) <= max(MOST_OFF * measured, LEAST_OFF))
+
+
+def explains(real: Many[float], again: np.ndarray) -> bool:
+    """Return whether a simulated request waits about as long as the real one, and takes about as long in all."""
+    return is_close(real[0], again[0]) and is_close(sum(real), again.sum())
 
 
 def blame_from(server: Observed, id: str) -> dict[str, Any]:
@@ -230,7 +235,7 @@ def blame_from(server: Observed, id: str) -> dict[str, Any]:
     real = (one.waited, latency - one.waited)
     late = np.array([scenario.rows.seen[place].at - one.at, 0.0])  # until the loop saw it
     run = scenario.serve(*scenario.policies)
-    if not all(is_close(real, late + blame.parts_of(seq)) for seq in run.done if seq.id == asked):
+    if not all(explains(real, late + blame.parts_of(seq)) for seq in run.done if seq.id == asked):
         factor = slowness(scenario, [step for step in server.stretches if step.t < one.at + latency])
         host = replace(scenario.host, sigma=scenario.host.sigma * factor)
         scenario = replace(scenario, cost=Scaled(scenario.cost, factor), host=host)
@@ -238,10 +243,10 @@ def blame_from(server: Observed, id: str) -> dict[str, Any]:
     found = blame.of(partial(scenario.fresh, *scenario.policies), scenario.cost, scenario.host, asked, run)
     found = replace(found, took=found.took + late, alone=found.alone + late)
     told = found.of_request(server.ids)
-    for part, seconds in zip(blame.PARTS, real):
-        told[part] = {"measured": round(1000 * seconds, 3), **told[part]}
+    for part, seconds, again in zip(blame.PARTS, real, found.took[0]):
+        told[part] = {"measured": round(1000 * seconds, 3), "trusted": is_close(seconds, again), **told[part]}
     return {
-        "id": id, "client": one.client, "policy": scenario.asked[0].name, "trusted": is_close(real, found.took[0]),
+        "id": id, "client": one.client, "policy": scenario.asked[0].name, "trusted": explains(real, found.took[0]),
         "latency_ms": {"measured": 1000 * latency, "simulated": 1000 * float(found.took.sum())},
         **told, "cost": basis,
     }  # fmt: skip

@@ -85,14 +85,14 @@ def test_the_detail_of_a_request_names_those_that_delayed_it(tab: Tab) -> None:
     assert tab.complaints == []
 
 
-def blamed(wait: tuple[float, float], trusted: bool, **cost: float) -> dict[str, Any]:
-    """Return an answer on a request that waited so many milliseconds, measured and simulated, and ran 100."""
+def blamed(wait: tuple[float, float], trusted: bool, ran: float = 100, **cost: float) -> dict[str, Any]:
+    """Return an answer on a request that waited so many milliseconds, measured and simulated, and ran 100, as simulated."""
     none = {"alone": 0, "residual": 0, "residual_share": None}
     return {
         "trusted": trusted, "left_out": 0, "clients": [], "cost": cost,
-        "latency_ms": {"measured": wait[0] + 100, "simulated": wait[1] + 100},
-        "wait_ms": {"measured": wait[0], "simulated": wait[1], **none, "alone": 10},
-        "run_ms": {"measured": 100, "simulated": 100, **none},
+        "latency_ms": {"measured": wait[0] + ran, "simulated": wait[1] + 100},
+        "wait_ms": {"measured": wait[0], "trusted": trusted, "simulated": wait[1], **none, "alone": 10},
+        "run_ms": {"measured": ran, "trusted": ran == 100, "simulated": 100, **none},
         "others": [{"id": "a", "client": "x", "wait_ms": wait[1] - 10, "run_ms": 0}],
     }  # fmt: skip
 
@@ -107,6 +107,15 @@ def blamed(wait: tuple[float, float], trusted: bool, **cost: float) -> dict[str,
                 "It ran 100 ms.",
                 "Simulated once without each of the requests that were in the server with it. Its simulated latency is "
                 "1.8 % below the measured one. All steps were simulated 22.0 % longer, as they really took.",
+            ],
+        ),
+        (
+            blamed((949, 949), True, ran=151),
+            [
+                "It waited 949 ms: 10 ms even alone, 939 ms because of #7 (x).",
+                "Simulated, it runs 100 ms, but it really ran 151 ms, so who slowed it cannot be told.",
+                "Simulated once without each of the requests that were in the server with it. Its simulated latency is "
+                "4.6 % below the measured one.",
             ],
         ),
         (
