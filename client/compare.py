@@ -132,7 +132,8 @@ def run(args: Values, console: Console, command: str) -> int:
     experiment = Experiment(args, console, command)
     say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {args.seed}")
     store = experiment.store
-    store.summary["original"] = args.original
+    if args.original:
+        store.summary["original"] = True
     try:
         send(experiment, args.what, loads)
         if args.is_rate_measured and not experiment.interrupted and (pace := choose_rate(store.summary, args, console)):
