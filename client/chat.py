@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ if not __package__:
     __package__ = Path(__file__).resolve().parent.name
 
 import aiohttp
+import requests
 from rich.console import Console
 
 from terminal import console as out
@@ -63,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
                 return UNREACHABLE
             dialect = Dialect("chat", stream=True, temperature=args.temperature)
             target = Target(url, args.timeout, api_key=args.api_key, dialect=dialect)
+            _await_model(url, console)
             return Chat(known(target), console).run()
 
     return display.guarded(run, lambda: target)
@@ -80,6 +83,15 @@ def _address(where: str, key: str | None, console: Console, stack: contextlib.Ex
     log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
     with Reporter(console, lambda: State(0, None, f"starting a server with {model}"), after=0.0):
         return stack.enter_context(servers.started("dynamic", ["--model", model], log, key))
+
+
+def _await_model(url: str, console: Console) -> None:
+    """Wait while a server that was just started loads its model; servers of other projects have no /ready."""
+    end = time.monotonic() + servers.READY_SECONDS
+    waiting = Reporter(console, lambda: State(0, None, "waiting until the server has loaded its model"))
+    with waiting, contextlib.suppress(requests.RequestException):  # what else is wrong is said at the first request
+        while time.monotonic() < end and requests.get(f"{url}/ready", timeout=5).status_code == 503:
+            time.sleep(0.3)
 
 
 class Chat:

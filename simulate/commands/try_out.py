@@ -57,9 +57,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     """Check the laws; if all are kept, run the policy and its loop and draw the page."""
     shipped = {*policies.names(), *policies.order_names()}
     if shipped.issuperset(args.policy.split("+")):
-        raise UsageError(
-            f"{args.policy!r} is a policy of this project. Use a file, or python -m simulate run {args.policy}"
-        )
+        raise UsageError(f"{args.policy!r} is a policy of this project. Use a file, or ./eb simulate run {args.policy}")
     name = policies.complete(args.policy)
     policy = policies.get_policy(name, args.max_batch_size)
     base = base_of(policy)
@@ -101,7 +99,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             webbrowser.open(page.resolve().as_uri())
     say(
         console,
-        f"next: other requests with python -m simulate run {base} {name} --workload NAME, or a server with ./eb serve {name}",
+        f"next: other requests with ./eb simulate run {base} {name} --workload NAME, or a server with ./eb serve {name}",
     )
     return told
 

@@ -6,6 +6,7 @@ import io
 import subprocess
 
 import pytest
+import requests
 
 from client import chat
 from client.send import servers
@@ -126,3 +127,21 @@ def test_a_model_that_cannot_be_served_is_one_line(
     assert "error: cannot start a server with smolm2: unknown model 'smolm2'" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_it_waits_while_the_server_loads_its_model(
+    server: MockServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statuses = [503, 503, 200]
+    asked: list[tuple[str, int]] = []
+
+    def get(url: str, **_: object) -> requests.Response:
+        answer = requests.Response()
+        answer.status_code = statuses.pop(0)
+        asked.append((url, len(server.asked)))
+        return answer
+
+    monkeypatch.setattr(chat.requests, "get", get)
+    assert said(monkeypatch, "one\n", server.url) == 0
+    assert asked == [(f"{server.url}/ready", 0)] * 3
+    assert capsys.readouterr().out == f"{ANSWER}\n"
