@@ -150,4 +150,4 @@ def test_an_order_is_tried_under_dynamic_and_a_loop_beside_its_own(tmp_path: Pat
 
 def test_a_policy_of_this_project_is_no_file_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     _, words = run_command(capsys, "try", "dynamic+sjf", code=2)
-    assert words.startswith("error: 'dynamic+sjf' is a policy of this project. Use a file, or python -m simulate run ")
+    assert words.startswith("error: 'dynamic+sjf' is a policy of this project. Use a file, or ./eb simulate run ")
