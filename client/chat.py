@@ -27,7 +27,7 @@ from rich.console import Console
 
 from terminal import console as out
 from terminal.console import EXIT_CODES, FINE, SOME_FAILED, UNREACHABLE, emit, say
-from terminal.options import Argument, Command, Number, Option
+from terminal.options import Argument, Command, Number, Option, UsageError
 from terminal.progress import Reporter, State
 
 from . import display, flags
@@ -39,6 +39,7 @@ from .send.target import CONNECT_SECONDS, ServerUnreachable, Target, fetch, know
 
 USUAL = "http://127.0.0.1:8500"
 MODEL = "smollm2"
+HOST_AND_PORT = re.compile(r"[\w.-]+:\d+")
 WARMTH = Number(0, 2, kind=float, name="T")
 COMMAND = Command(
     "python -m client.chat", __doc__ or "",
@@ -73,8 +74,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _address(where: str, key: str | None, console: Console, stack: contextlib.ExitStack) -> str:
     """Return the URL of the server, which is started if it must be, and then ends with `stack`."""
-    if "://" in where:
-        return flags.base_url(where)
+    if "://" in where or HOST_AND_PORT.fullmatch(where):
+        try:
+            return flags.base_url(where if "://" in where else f"http://{where}")
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     if not where:
         with contextlib.suppress(ServerUnreachable):
             if fetch(Target(USUAL, api_key=key), "/v1/models") is not None:

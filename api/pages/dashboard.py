@@ -50,7 +50,7 @@ PROGRESS = {
     "properties": {"total": NUMBER, "sent": NUMBER, "done": NUMBER, "failed": NUMBER,
                    "active": {"type": "boolean"}, "seed": NUMBER, "params": {"type": ["object", "null"]}},
 }  # fmt: skip
-MOST_MARKDOWN = 1 << 18  # bytes: longer than the answer of any context served here
+MOST_MARKDOWN = 1 << 13  # bytes: some texts take the parser time that grows with the square of their length
 TAG = "live page"
 OPERATIONS = [
     Operation("get", "/race", "a page that compares runs side by side", TAG, media="text/html", answer={"type": "string"}),

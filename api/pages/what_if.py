@@ -123,7 +123,8 @@ def install(routes: Blueprint, service: Service) -> None:
 
     @routes.get("/requests/<path:id>/blame")
     def blame(id: str) -> Response:
-        return Response(_simulator(service).blame(id), mimetype="application/json")
+        known = service.registry.find(id)  # by an id as OpenAI's answers have it, too
+        return Response(_simulator(service).blame(known["id"] if known else id), mimetype="application/json")
 
 
 def _simulator(service: Service) -> WhatIf:

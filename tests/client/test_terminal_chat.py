@@ -145,3 +145,9 @@ def test_it_waits_while_the_server_loads_its_model(
     assert said(monkeypatch, "one\n", server.url) == 0
     assert asked == [(f"{server.url}/ready", 0)] * 3
     assert capsys.readouterr().out == f"{ANSWER}\n"
+
+
+@pytest.mark.parametrize("where", ["http://", "ftp://127.0.0.1", "http://127.0.0.1:99999", "http://a b"])
+def test_what_is_no_address_is_said_in_one_line(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat.main([where]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {where!r} is not a server address")
