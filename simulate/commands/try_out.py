@@ -58,6 +58,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     shipped = {*policies.names(), *policies.order_names()}
     if shipped.issuperset(args.policy.split("+")):
         raise UsageError(f"{args.policy!r} is a policy of this project. Use a file, or ./eb simulate run {args.policy}")
+    if Path(args.policy).is_dir():
+        raise UsageError(f"{args.policy!r} is a folder. Name the file of a policy, as in ./eb try mine.py")
     name = policies.complete(args.policy)
     policy = policies.get_policy(name, args.max_batch_size)
     base = base_of(policy)

@@ -151,3 +151,8 @@ def test_an_order_is_tried_under_dynamic_and_a_loop_beside_its_own(tmp_path: Pat
 def test_a_policy_of_this_project_is_no_file_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     _, words = run_command(capsys, "try", "dynamic+sjf", code=2)
     assert words.startswith("error: 'dynamic+sjf' is a policy of this project. Use a file, or ./eb simulate run ")
+
+
+def test_a_folder_is_no_file_to_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, words = run_command(capsys, "try", str(tmp_path), code=2)
+    assert words.startswith(f"error: {str(tmp_path)!r} is a folder.")
