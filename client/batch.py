@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     def run(console: Console) -> int:
         nonlocal target
         args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
-        target = Target(flags.base_url(args.url), args.timeout, api_key=args.api_key)
+        target = Target(args.url, args.timeout, api_key=args.api_key)
         with _input(Path(args.input)) as lines:
             return _send(console, args, target, lines)
 

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from terminal import console as out
 from terminal.console import EXIT_CODES, FINE, SOME_FAILED, UNREACHABLE, emit, say
-from terminal.options import Argument, Command, Number, Option, UsageError
+from terminal.options import Argument, Command, Number, Option
 from terminal.progress import Reporter, State
 
 from . import display, flags
@@ -75,10 +75,7 @@ def main(argv: list[str] | None = None) -> int:
 def _address(where: str, key: str | None, console: Console, stack: contextlib.ExitStack) -> str:
     """Return the URL of the server, which is started if it must be, and then ends with `stack`."""
     if "://" in where or HOST_AND_PORT.fullmatch(where):
-        try:
-            return flags.base_url(where if "://" in where else f"http://{where}")
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        return flags.base_url(where if "://" in where else f"http://{where}")
     if not where:
         with contextlib.suppress(ServerUnreachable):
             if fetch(Target(USUAL, api_key=key), "/v1/models") is not None:
@@ -141,7 +138,7 @@ class Chat:
                 emit("\n(/exit or Ctrl-D leaves)")
 
     def _ask(self, text: str) -> bool:
-        """Print the answer as it comes; return whether there is one. What has no answer is not part of the conversation."""
+        """Print the answer as it comes; return whether there is one. A message without one leaves the conversation."""
         answer, problem = Answer(), ""
         before, self._messages = self._messages, [*self._messages, {"role": "user", "content": text}]
         try:

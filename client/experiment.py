@@ -32,7 +32,7 @@ def check_names(what: Sequence[str]) -> None:
     for name, _, url in (word.partition("=") for word in what if "=http" in word):
         try:
             base_url(url)
-        except ValueError as error:
+        except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
 
 

@@ -42,7 +42,7 @@ def slo(text: str) -> tuple[str, float]:
 
 
 def base_url(text: str) -> str:
-    """Check a server's address and remove a final `/v1`, which the routes have."""
+    """Check a server's address and remove a final `/v1`, which the routes have; UsageError for what is none."""
     url = text.rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)
@@ -53,7 +53,7 @@ def base_url(text: str) -> str:
     except ValueError:
         is_bad = True
     if is_bad:
-        raise ValueError(
+        raise UsageError(
             f"{text!r} is not a server address. Use http://HOST:PORT, with an IPv6 address as in http://[::1]:8500, and "
             "--api-key for a key"
         )
