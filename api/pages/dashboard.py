@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import mimetypes
 import re
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response, jsonify, request
-from markdown_it import MarkdownIt
 from werkzeug.exceptions import NotFound
 from werkzeug.security import safe_join
 
@@ -29,6 +30,9 @@ from api.schemas.demo import LoadRequest
 from api.service import Service
 from config import LAB_FOLDER, ROOT
 
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+
 WEB = ROOT / "web"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -41,7 +45,6 @@ LAB_POLICY = (
 HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-f:]+\](:\d+)?")
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 NEIGHBORS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
-MARKDOWN = MarkdownIt("js-default").disable("image")  # HTML in a text is escaped; the page loads nothing from elsewhere
 EXAMPLE = '{"count": 40, "rate": 4}'
 NUMBER = {"type": "integer"}
 PROGRESS = {
@@ -93,7 +96,7 @@ def blueprint(service: Service) -> Blueprint:
         text = body.read(request)
         if len(text) > MOST_MARKDOWN:
             raise ApiError(f"the text has {len(text):,} bytes, but may have {MOST_MARKDOWN:,}", status=413)
-        return Response(MARKDOWN.render(text.decode(errors="replace")), mimetype="text/html")
+        return Response(_markdown().render(text.decode(errors="replace")), mimetype="text/html")
 
     @routes.post("/load")
     def start() -> Response:
@@ -131,6 +134,14 @@ def blueprint(service: Service) -> Blueprint:
         return response
 
     return routes
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    """Return the renderer, in which HTML is escaped and nothing is loaded from elsewhere. Only a chat pays its import."""
+    from markdown_it import MarkdownIt
+
+    return MarkdownIt("js-default").disable("image")
 
 
 def wants_page() -> bool:
