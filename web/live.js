@@ -59,8 +59,7 @@
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
         chats: state.chats, demo: state.demo,
       };
-      for (const [id, number] of Object.entries(state.numbers)) live.number(id, number);
-      for (const arrival of state.waiting) live.arrival(arrival);
+      live.connected(state);
       playground.fit(state);
       if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall
       if (fresh) story.ready();

@@ -97,6 +97,12 @@
       return this.next++;
     }
 
+    // The server's numbers and queue at the time when a page connects.
+    connected({ numbers = {}, waiting }) {
+      for (const [id, number] of Object.entries(numbers)) this.number(id, number);
+      for (const arrival of waiting) this.arrival(arrival);
+    }
+
     number(id, number) {
       if (!this.numbers.has(id)) this.served.set(id, number);
     }

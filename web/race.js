@@ -101,8 +101,7 @@
       state(state, fresh) {
         if (fresh) model.clear();
         lane.offset = state.now - performance.now() / 1000;
-        for (const [id, number] of Object.entries(state.numbers ?? {})) model.number(id, number);
-        for (const arrival of state.waiting) model.arrival(arrival);
+        model.connected(state);
         EB.put(lane.badge, state.policy);
       },
       step: (record) => model.add(record),
