@@ -170,12 +170,12 @@ def session() -> aiohttp.ClientSession:
 
 
 def probing(address: tuple[Any, ...]) -> socket.socket:
-    """Return a socket for an address of `getaddrinfo` that breaks when nobody answers any more."""
+    """Return a socket for an address of `getaddrinfo` that breaks when the peer stops answering."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": IDLE, "TCP_KEEPINTVL": EVERY, "TCP_KEEPCNT": PROBES}
-    # Probes are only sent on an idle connection; this is for a request that nobody acknowledges.
+    # Probes are sent only on an idle connection; this covers a request that the peer never acknowledges.
     options["TCP_USER_TIMEOUT"] = 1000 * (IDLE + PROBES * EVERY)
     for name, value in options.items():
         if hasattr(socket, name):  # all of them on Linux

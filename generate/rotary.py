@@ -64,7 +64,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 class Turn(NamedTuple):
-    """What happens to H heads of queries and KV heads of keys, of D values each, before attention.
+    """How H query heads and KV key heads, of D values each, are normalized and rotated before attention.
 
     norms: [2, D], the weights of the RMS norms of the heads of queries and of keys before the rotation, or None.
     """

@@ -41,7 +41,7 @@ class Backlog:
         self._ended = now
 
     def forget(self) -> None:
-        """Note that sequences computed or left their slots; the estimates begin anew with the next arrival."""
+        """Discard the estimates, because sequences computed tokens or left; the next arrival makes new ones."""
         # Explicitly, since the state that the queues are found by may be the same again when another sequence has joined.
         self._queues.clear()
 

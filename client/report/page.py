@@ -207,7 +207,9 @@ def method(results: store.Results) -> str:
     s = results.summary
     command = str(s.get("command"))
     command += "" if "--seed" in command else f" --seed {s.get('seed')}"
-    command += f" --load {' '.join(s['loads'])}" if "capacity" in s else ""  # the rate would be chosen anew
+    command += (
+        f" --load {' '.join(s['loads'])}" if "capacity" in s else ""
+    )  # otherwise a repeat would measure another rate
     warmup = max((run.get("warmup_requests") or 0 for run in results.runs), default=0)
     lags = [run["client_lag"]["p99_ms"] for run in results.runs if run["client_lag"]["p99_ms"]]
     facts = [

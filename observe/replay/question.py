@@ -32,7 +32,7 @@ class Server:
         self._cost = cost
 
     def question(self, requests: Iterable[Served], more: Iterable[str] = (), **ask: Any) -> Iterator[str]:
-        """Yield the lines of a question: these requests and the time of all measured steps, `more`, then what is asked."""
+        """Yield the lines of a question: the requests and measured steps, then `more`, then the question itself."""
         numbers: dict[bytes, int] = {}  # in place of long hashes
         rows = (
             (*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts, r.waited)
