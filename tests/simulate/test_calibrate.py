@@ -39,7 +39,7 @@ def test_a_law_is_recovered_from_timings_with_noise(size: str, seed: int) -> Non
     truth = predict(LAW, steps)
     assert np.abs(predict(found.cost, steps) / truth - 1).mean() < 0.01
     assert isinstance(found.cost, Affine)
-    shares = calibrate.table(steps) * [LAW.base, LAW.prefill, LAW.token, LAW.row, LAW.context, LAW.pair]
+    shares = calibrate.table(steps) * [LAW.base, LAW.prefill, LAW.token, LAW.row, LAW.context, LAW.pair, LAW.mask_row_s]
     carries = (shares / truth[:, None]).max(axis=0) >= 0.5
     for name, share in zip(("base", "prefill", "token", "row", "context", "pair"), carries):
         value = getattr(found.cost, name)
@@ -58,6 +58,19 @@ def test_the_longest_sequences_are_timed_and_none_exceeds_the_context(size: str,
     assert longest > 8000 or context < 8192
     tokens = [point.decodes * point.context for point in grid(size, 256, context)]
     assert max(tokens) <= 128 * 960
+
+
+def test_what_a_mask_takes_is_found_beside_rows_without_one() -> None:
+    points = [*grid(), *(Point(16, 128, masks=masks) for masks in (4, 16))]
+    for law in (Affine(0.09, token=0.005, mask_row_s=0.002), Affine(0.09, token=0.005)):
+        found, rows = calibrate.calibrate(noisy(law, 0.001), points)
+        assert found.cost.mask_row_s == pytest.approx(law.mask_row_s, rel=0.1, abs=1e-4)
+        assert rows[-1]["masks"] == 16
+    steps = [point.step for point in points]
+    without = interpolated(steps, predict(LAW, steps))
+    masked = interpolated(steps, predict(LAW, steps) + [0.01 * s.masks for s in steps])
+    assert masked.mask_row_s == pytest.approx(0.01)
+    assert np.array(masked.decode) == pytest.approx(np.array(without.decode))
 
 
 def test_a_hinge_is_taken_where_there_is_one_and_only_there() -> None:
