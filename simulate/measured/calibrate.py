@@ -93,6 +93,7 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
     points += [Point(prefills=n, chunk=p) for p in prompts for n in (1, 4) if n * p <= most or n == 1]
     points += [Point(prefills=1, chunk=c, cached=512) for c in chunks]
     points += [Point(d, 128, 1, c) for d in (4, 16) for c in chunks]
+    points += [Point(b, 16, masks=b) for b in (4, 16, 32)]
     if longest > contexts[-1] + MARGIN and longest > 2 * 512:
         points += [Point(b, longest) for b in batches if b == 1 or b * longest <= batches[-1] * contexts[-1]]
         points += [Point(prefills=1, chunk=c, cached=longest - c) for c in chunks]
