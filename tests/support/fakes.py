@@ -13,6 +13,7 @@ import policies
 from api.service import Engine
 from batching import BatchingManager, Inference
 from generate.text import AnswerText
+from models.text.tool_format import HERMES
 from scheduling.advance import TokenRun, run_of
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -36,6 +37,7 @@ class FakeTokenizer:
     eos_ids = (256,)
     special_ids = frozenset([256])
     chat_template: Any = None
+    tool_format = HERMES
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -47,7 +49,7 @@ class FakeTokenizer:
             return [t for i, part in enumerate(parts) for t in ([256] * (i > 0) + list(part.encode()))]
         return list(text.encode())
 
-    def encode_chat(self, messages: Any, add_generation_prompt: bool = True) -> tuple[str, list[int]]:
+    def encode_chat(self, messages: Any, add_generation_prompt: bool = True, **more: Any) -> tuple[str, list[int]]:
         text, ids = self.chat_template(messages, add_generation_prompt)
         return text, ids
 
