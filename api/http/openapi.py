@@ -124,9 +124,7 @@ def document(
     ordered = sorted(models, key=lambda model: model.__name__)
     references, definitions = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
     named = {model: reference for (model, _), reference in references.items()}
-    schemas = {
-        name: _nullable(_written(s, vocabulary), context) for name, s in definitions.get("$defs", {}).items()
-    }
+    schemas = {name: _nullable(_written(s, vocabulary), context) for name, s in definitions.get("$defs", {}).items()}
     schemas |= {"Error": ERROR, "TgiError": TGI_ERROR}
     paths: dict[str, dict[str, Any]] = {}
     unlisted: dict[str, dict[str, Any]] = {}
