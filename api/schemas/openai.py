@@ -301,11 +301,12 @@ class ChatRequest(Sampled):
     )
 
     def ignored(self, read: Collection[str] | None) -> list[str]:
-        kwargs = [f"chat_template_kwargs.{name}" for name in self.chat_template_kwargs if name not in (read or ())]
-        if self.reasoning_effort not in (None, "none") and "reasoning_effort" not in (read or ()):
-            kwargs.append("reasoning_effort")
+        variables = set(read or ()) - {"tools"}  # which only the field of this name sets
+        unread = [f"chat_template_kwargs.{name}" for name in self.chat_template_kwargs if name not in variables]
+        if self.reasoning_effort not in (None, "none") and "reasoning_effort" not in variables:
+            unread.append("reasoning_effort")
         known = (*u.MESSAGE, "tool_calls", "tool_call_id", *(() if read is None else TEMPLATE_FIELDS))
-        return kwargs + [
+        return unread + [
             f"messages.{i}.{name}"
             for i, message in enumerate(self.messages)
             for name, value in (message.model_extra or {}).items()

@@ -24,7 +24,7 @@ EOT = "<|endoftext|>"
 ALPHABET = range(ord("a"), ord("z") + 1)
 SAMPLING = {
     "temperature", "top_k", "top_p", "seed", "ignore_eos", "min_p", "typical_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs",
+    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs", "grammar",
 }  # fmt: skip
 
 
