@@ -102,8 +102,9 @@ def _rule(form: Form) -> str:
     """Return a form as an expression within a grammar."""
     if form.kind == "choice":
         return " | ".join(json.dumps(text) for text in form.source)
-    if form.kind == "regex":  # a slash would end it
-        return "/" + re.sub(r"\\?/", r"\\/", form.source).replace("\n", r"\n") + "/"
+    if form.kind == "regex":  # which a slash or a new line would end
+        ends = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+        return "/" + re.sub(r"\\[\s\S]|[/\n]", lambda match: ends.get(match[0], match[0]), form.source) + "/"
     return f"%json {json_source(form.source if form.kind == 'json' else {'type': 'object'})}"
 
 

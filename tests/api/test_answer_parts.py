@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import validate
 
 from api.answer_parts import AnswerParts, Piece
-from models.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat
+from models.text.tool_format import FREE, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat, format_of
+from tests.support.grammars import CITY, SPECIAL, THINK, THOUGHT, drawn, written
 
 FORMS = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)
 NAMES = ("f", "f2", "get.weather")
@@ -40,11 +43,6 @@ def parts_of(
     return joined(pieces + taker.finish())
 
 
-def written(form: ToolFormat, calls: list[tuple[str, str]]) -> str:
-    each = [form.head + name + form.middle + arguments for name, arguments in calls]
-    return form.marker + form.begin + (form.tail + form.between).join(each) + form.tail + form.end if calls else ""
-
-
 texts = st.text(st.sampled_from('a <{[\n"\\'), max_size=12)
 values = st.recursive(
     st.one_of(st.none(), st.text(st.sampled_from('a"\\{}[]</'), max_size=6)),
@@ -66,7 +64,7 @@ def test_every_cut_gives_the_parts_of_the_whole(
 ) -> None:
     if not form.marker:
         called, content = called[:1], "" if called else content
-    text = content + written(form, called)
+    text = content + written(form, *called)
     text = f"<think>{thought}</think>{text}" if ends else text
     whole = parts_of(form, text)
     expected: list[Part] = [("reasoning", thought.strip())] if ends else []
@@ -103,7 +101,7 @@ def test_a_text_that_only_looks_like_a_call_is_text() -> None:
         ' {"name": "f", "parameters": {}}',
     ):
         assert parts_of(LLAMA3, text) == [("content", text)]
-    call = written(HERMES, [("f", "{}")])
+    call = written(HERMES, ("f", "{}"))
     assert parts_of(HERMES, call, names=()) == [("content", call)]
 
 
@@ -118,7 +116,36 @@ def test_an_answer_has_called_once_its_last_call_is_whole() -> None:
 
 
 def test_calls_have_ids_of_their_own() -> None:
-    two = written(HERMES, [("f", "{}"), ("f", "{}")])
+    two = written(HERMES, ("f", "{}"), ("f", "{}"))
     ids = [piece.id for taker in (AnswerParts(HERMES, NAMES, "none"), AnswerParts(HERMES, NAMES, "none"))
            for piece in taker.feed(two) if piece.id]  # fmt: skip
     assert len(ids) == len(set(ids)) == 4
+
+
+SPECIAL_FORMS = (
+    format_of("[TOOL_CALLS]", (), SPECIAL),
+    format_of("</think>", (), {"<think>": THINK, "</think>": THOUGHT}),
+)
+SCHEMAS = {"weather": json.loads(CITY), "now": {"type": "object", "maxProperties": 0}}
+
+
+@pytest.mark.parametrize("text", [FREE, None, f"%json {CITY}"], ids=["text", "required", "form"])
+@pytest.mark.parametrize("thinking", ["none", "maybe", "open"])
+@pytest.mark.parametrize("form", [*FORMS, *SPECIAL_FORMS], ids=lambda form: form.opening)
+def test_whatever_the_grammar_lets_pass_has_calls_that_validate(
+    form: ToolFormat, thinking: Any, text: str | None
+) -> None:
+    rng, grammar = random.Random(5), form.grammar({"weather": CITY, "now": None}, text, thinking)
+    for answer in filter(None, (drawn(grammar, rng) for _ in range(4))):
+        parts = dict(parts_of(form, answer, names=SCHEMAS, thinking=thinking))
+        called = [name for name in parts if name.startswith("call")]
+        for name in called:
+            validate(json.loads(parts[name.replace("call", "arguments")]), SCHEMAS[parts[name]])
+        content = parts.get("content", "")
+        if text is None:
+            assert called
+            assert not content
+        elif text == FREE:
+            assert not form.marker or form.marker not in content
+        elif not called:
+            validate(json.loads(content), SCHEMAS["weather"])

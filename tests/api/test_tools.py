@@ -17,7 +17,9 @@ from api.dialects import tools
 from api.forms import Form
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
+from models.text.tool_format import HERMES
 from tests.support.fakes import FakeModel, fake_engine
+from tests.support.grammars import checker, written
 from tests.support.tokenizers import TOOL_TEMPLATES, write
 
 PARIS = '{"city": "Paris"}'
@@ -169,14 +171,19 @@ def test_a_choice_decides_what_an_answer_may_be(
     assert ('"additionalProperties": false' in source) == (names == 2)
 
 
-def test_a_form_and_tools_are_alternatives(client: FlaskClient) -> None:
-    lark = (
-        tools._rule(Form("choice", ["a", "/"])),
-        tools._rule(Form("regex", r"a/b\/\\")),
-        tools._rule(Form("json", SCHEMA)),
-    )
-    assert lark[:2] == ('"a" | "/"', r"/a\/b\/\\/")
-    assert lark[2].startswith('%json {"type": "object"')
+@pytest.mark.parametrize(
+    ("form", "texts"),
+    [(Form("choice", ["a", "", '\n/"é']), {"a": 1, "": 1, '\n/"é': 1, "b": 0}), (Form("regex", "a|b"), {"a": 1, "b": 1, "c": 0}),
+     (Form("regex", r"a/b\/c\\/d"), {"a/b/c\\/d": 1, "a": 0}), (Form("regex", "a\nb"), {"a\nb": 1}), (Form("regex", "a\\\nb"), {"a\nb": 1}),
+     (Form("json", SCHEMA), {PARIS: 1, "{}": 0}), (Form("json_object", None), {"{}": 1, "[]": 0})],
+    ids=str,
+)  # fmt: skip
+def test_a_form_is_an_alternative_to_calls_and_begins_after_thinking(form: Form, texts: dict[str, int]) -> None:
+    for called in ({}, {"now": None}):
+        check = checker(HERMES.grammar(called, tools._rule(form), "maybe"))
+        for before in ("", "<think>x</think>\n\n"):
+            assert {text: check(before + text) == "whole" for text in texts} == texts
+            assert (check(before + written(HERMES, ("now", "{}"))) == "whole") == bool(called)
 
 
 def test_the_model_sees_tools_calls_and_results(client: FlaskClient, prompts: list[str]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,70 +12,16 @@ from models.text.chat_template import ChatTemplate
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
 from models.text.tool_format import FREE, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat, format_of
+from tests.support.grammars import CITY, SPECIAL, THINK, THOUGHT, checker, written
 from tests.support.tokenizers import CHATML, CONTROL, TOOL_TEMPLATES, write
 
-llguidance = pytest.importorskip("llguidance")
-EOS, MARKER, ARGS, THINK, THOUGHT = 256, 257, 258, 259, 260
-SPECIAL = {"[TOOL_CALLS]": MARKER, "[ARGS]": ARGS}
-CITY = json.dumps(
-    {
-        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    }
-)  # fmt: skip
 TOOLS = {"weather": CITY, "now": None}
 PARIS = '{"city": "Paris"}'
 FORMS = {"hermes": HERMES, "llama": LLAMA3, "mistral": MISTRAL, "mistral args": MISTRAL_ARGS}
 
 
-class Bytes:
-    """A byte is a token, as llguidance wants its tokenizers."""
-
-    is_tokenizer_wrapper = True
-    tokens = [bytes([i]) for i in range(256)] + [
-        b"<eos>",
-        *(text.encode() for text in (*SPECIAL, "<think>", "</think>")),
-    ]
-    eos_token_id, bos_token_id = EOS, None
-    special_token_ids = [*range(EOS, len(tokens))]
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
-@cache
-def wrapped() -> Any:
-    return llguidance.LLTokenizer(Bytes(), n_vocab=len(Bytes.tokens), eos_token=EOS)
-
-
-def checker(grammar: str) -> Callable[[str], str]:
-    """Return what says of a text whether it is whole, begins an answer ("open"), or is refused.
-
-    The texts of special tokens are those tokens where they stand in ‹›.
-    """
-
-    def check(text: str) -> str:
-        matcher = llguidance.LLMatcher(wrapped(), grammar, log_level=0)
-        assert not matcher.is_error(), matcher.get_error()
-        ids: list[int] = []
-        for i, part in enumerate(text.replace("›", "‹").split("‹")):
-            ids += [Bytes.tokens.index(part.encode())] if i % 2 else list(part.encode())
-        if matcher.try_consume_tokens(ids) < len(ids):
-            return "refused"
-        return "whole" if matcher.is_accepting() else "open"
-
-    return check
-
-
 def with_control(form: ToolFormat) -> ToolFormat:
     return format_of({"[": "[TOOL_CALLS]", "": "[TOOL_CALLS] [ARGS]"}[form.begin], (), SPECIAL)
-
-
-def written(form: ToolFormat, *calls: tuple[str, str]) -> str:
-    """Return calls as the form writes them."""
-    each = [form.head + name + form.middle + arguments for name, arguments in calls]
-    return form.marker + form.begin + (form.tail + form.between).join(each) + form.tail + form.end
 
 
 def marked(text: str) -> str:
