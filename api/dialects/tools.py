@@ -5,16 +5,18 @@ All dialects with tools make a `ChatRequest` of theirs, so this module must not 
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any, NamedTuple
 
 from api.answer_parts import AnswerParts
-from api.forms import Form, constrain, json_source
+from api.dialects.openai import form_of
+from api.generation import constraint
 from api.http.errors import ApiError, shown
 from api.prompts import Prompt
+from api.schemas.forms import Form
 from api.schemas.openai import ChatRequest, NamedChoice, Tool
 from api.service import Engine
+
+FREE = "TEXT"  # any text, in the grammars of `models/text/tool_format.py`
 
 
 class Calls(NamedTuple):
@@ -68,50 +70,42 @@ def described(calls: Calls) -> list[dict[str, Any]]:
 _TOLD = {"name", "description", "parameters"}
 
 
-def shape(
-    engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, options: dict[str, Any], form: Form | None = None
-) -> Any:
-    """Constrain an answer to calls, to `form` or to either, after its thinking part; adds to the options of `make_inference`.
+def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, options: dict[str, Any]) -> Any:
+    """Constrain an answer to calls, to a form or to either, after its thinking part; adds to the options of `make_inference`.
 
     Return what makes the parts of an answer (`AnswerParts`), or None where it is content alone.
     """
     written = engine.tokenizer.tool_format
     continued = params.messages[-1].content if params.continue_final_message else None
     thinking = written.thinking_after(prompt.text, continued)
-    if form is not None:
-        options["grammar"] = constrain(engine, form, "response_format")
-    if form is not None and form.kind == "lark":  # a whole grammar, with rules of its own
-        if calls.tools:
-            raise ApiError("a grammar cannot be combined with tools. Remove one of them", param="tools")
-        thinking = "none"
+    asked = form_of(params)
+    if asked is not None:  # alone, so that an error names its own field
+        options["grammar"] = constraint(engine, *asked)
     if not calls.tools and thinking == "none":
         return None
     names = [tool.function.name for tool in calls.tools]
-    if calls.tools or form is not None:
-        text = "TEXT" if form is None else _rule(form)
+    if calls.tools or asked is not None:
+        schemas = {f"tool_{i}": schema for i, tool in enumerate(calls.tools) if (schema := _schema(tool)) is not None}
+        arguments = {name: f"@tool_{i}" if f"tool_{i}" in schemas else None for i, name in enumerate(names)}
         most = {} if calls.most is None else {"most": calls.most}
-        arguments = {tool.function.name: _arguments(tool) for tool in calls.tools}
-        lark = written.grammar(arguments, None if calls.required else text, thinking, **most)
-        options["grammar"] = constrain(engine, Form("lark", lark), "tools" if calls.tools else "response_format")
+        if asked is None or calls.required:
+            text = None if calls.required else FREE
+            lark = written.grammar(arguments, text, thinking, **most)
+            options["grammar"] = constraint(engine, "tools", Form("lark", lark, schemas))
+        else:
+            field, form = asked
+            before = written.grammar(arguments, "@form", thinking, **most)
+            field = "tools" if calls.tools else field
+            options["grammar"] = constraint(engine, field, form._replace(parts={**form.parts, **schemas}), before)
     if written.control:  # these words must be seen; the grammar or the template lets no others appear
         options["hide_special"] = False
     return lambda: AnswerParts(written, names, thinking)
 
 
-def _rule(form: Form) -> str:
-    """Return a form as an expression within a grammar."""
-    if form.kind == "choice":
-        return " | ".join(json.dumps(text) for text in form.source)
-    if form.kind == "regex":  # which a slash or a new line would end
-        ends = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
-        return "/" + re.sub(r"\\[\s\S]|[/\n]", lambda match: ends.get(match[0], match[0]), form.source) + "/"
-    return f"%json {json_source(form.source if form.kind == 'json' else {'type': 'object'})}"
-
-
-def _arguments(tool: Tool) -> str | None:
-    """Return the source of the arguments' grammar: of an object that has no other keys than the schema's, as a rule."""
+def _schema(tool: Tool) -> dict[str, Any] | None:
+    """Return the schema of the arguments: of an object that has no other keys than the schema's, as a rule."""
     schema = tool.function.parameters
     if schema is None:
         return None
     is_plain = "properties" in schema and not schema.keys() & {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
-    return json_source({"type": "object", **({"additionalProperties": False} if is_plain else {}), **schema})
+    return {"type": "object", **({"additionalProperties": False} if is_plain else {}), **schema}

@@ -1,8 +1,9 @@
 """How a family of models writes tool calls, found in the source of its chat template, and the grammar of its answers.
 
 A template that does not read `tools`, and a model without a template, get the generic form: the system message lists the
-tools, and calls and results are text. The grammar is llguidance's dialect of Lark. In it the names and schemas of tools
-are JSON strings and JSON, so that no word of theirs changes it. This module must not know HTTP or how text is encoded.
+tools, and calls and results are text. The grammar is llguidance's dialect of Lark. In it the names of tools are JSON
+strings, and schemas have names of their own, so that no word of a tool changes it. This module must not know HTTP or how
+text is encoded.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Thinking = Literal["none", "maybe", "open"]  # "open": the prompt has begun the 
 OPEN, CLOSE = "<think>", "</think>"
 MOST_CALLS = 16  # in one answer: a small model may never stop by itself
 FREE = "TEXT"  # the rule of text that has no form
+NO_ARGUMENTS = json.dumps("{}")
 INSTRUCTION = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -74,8 +76,8 @@ class ToolFormat:
     ) -> str:
         """Return the grammar of answers that call 1 to `most` tools, or have `text` instead, after a thinking part.
 
-        `tools` are names with the source behind %json of their arguments, None for `{}`. `text` is an expression such as
-        `%json {...}`, FREE for any text, which calls may follow, or None where a call is required.
+        `tools` are names with the expression of their arguments, such as `@schema`, None for `{}`. `text` is an expression,
+        FREE for any text, which calls may follow, or None where a call is required.
         """
         rules, answers = ["%llguidance {}"], [] if text is None else [text]
         if tools:
@@ -92,9 +94,8 @@ class ToolFormat:
                 marker = "marked"
             answers.append(f"{marker} {calls}")
             rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
-            for i, (name, schema) in enumerate(tools.items()):
-                arguments = '"{}"' if schema is None else f"%json {schema}"
-                rules.append(f"call_{i}: {self._words(self.head + name + self.middle)} {arguments}")
+            for i, (name, arguments) in enumerate(tools.items()):
+                rules.append(f"call_{i}: {self._words(self.head + name + self.middle)} {arguments or NO_ARGUMENTS}")
         if FREE in answers:
             rules.append(f"TEXT: /(.|\\n)*/{self._excluded(bool(tools), thinking)}")
         if thinking != "none":

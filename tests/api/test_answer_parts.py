@@ -135,7 +135,7 @@ SCHEMAS = {"weather": json.loads(CITY), "now": {"type": "object", "maxProperties
 def test_whatever_the_grammar_lets_pass_has_calls_that_validate(
     form: ToolFormat, thinking: Any, text: str | None
 ) -> None:
-    rng, grammar = random.Random(5), form.grammar({"weather": CITY, "now": None}, text, thinking)
+    rng, grammar = random.Random(5), form.grammar({"weather": f"%json {CITY}", "now": None}, text, thinking)
     for answer in filter(None, (drawn(grammar, rng) for _ in range(4))):
         parts = dict(parts_of(form, answer, names=SCHEMAS, thinking=thinking))
         called = [name for name in parts if name.startswith("call")]

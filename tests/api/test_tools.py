@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from calls import connected, error
@@ -13,13 +13,13 @@ from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import USER, chat, official_client
 
+from api import generation
 from api.dialects import tools
-from api.forms import Form
+from api.schemas.forms import Form
+from api.service import Engine
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
-from models.text.tool_format import HERMES
 from tests.support.fakes import FakeModel, fake_engine
-from tests.support.grammars import checker, written
 from tests.support.tokenizers import TOOL_TEMPLATES, write
 
 PARIS = '{"city": "Paris"}'
@@ -33,11 +33,26 @@ HISTORY = [USER, {"role": "assistant", "content": None, "tool_calls": [
     {"role": "tool", "content": "rain", "tool_call_id": "call_1"}]  # fmt: skip
 
 
+class Asked(NamedTuple):
+    """A form that an answer got: for which field, the form, and the grammar of what comes before it."""
+
+    param: str
+    form: Form
+    before: str
+    compiled: Any
+
+
 @pytest.fixture
-def forms(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Form, str]]:
-    """Return the forms that answers got, with the field that each is for."""
-    found: list[tuple[Form, str]] = []
-    monkeypatch.setattr(tools, "constrain", lambda engine, form, param: found.append((form, param)))
+def forms(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """Return the forms that answers got."""
+    found: list[Asked] = []
+
+    def constraint(engine: Engine, param: str, form: Form, before: str = "") -> Any:
+        compiled = generation.constraint(engine, param, form, before) if engine.grammars is not None else None
+        found.append(Asked(param, form, before, compiled))
+        return compiled
+
+    monkeypatch.setattr(tools, "constraint", constraint)
     return found
 
 
@@ -163,27 +178,63 @@ def test_a_choice_decides_what_an_answer_may_be(
     client: FlaskClient, forms: Any, fields: dict[str, Any], text: bool, most: bool, names: int
 ) -> None:
     choice(client, tools=TOOLS, **fields)
-    ((kind, source), param) = forms[0]
-    assert (kind, param) == ("lark", "tools")
+    assert (forms[0].param, forms[0].form.kind) == ("tools", "lark")
+    source, schemas = forms[0].form[1:]
     assert ("answer: TEXT |" in source, "call){0," in source) == (text, most)
     assert source.count('{\\"name\\": ') == names
     assert ('\\"now\\", \\"arguments\\": " "{}"' in source) is True
-    assert ('"additionalProperties": false' in source) == (names == 2)
+    assert [*schemas.values()] == ([SCHEMA | {"additionalProperties": False}] if names == 2 else [])
 
 
+def fits(asked: Asked, tokenizer: Tokenizer, text: str) -> bool:
+    """Return whether a text is a whole answer."""
+    matcher = asked.compiled.start()
+    ids = tokenizer.encode(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("tokenizer", ["smollm2", "qwen3"], indirect=True)
 @pytest.mark.parametrize(
-    ("form", "texts"),
-    [(Form("choice", ["a", "", '\n/"é']), {"a": 1, "": 1, '\n/"é': 1, "b": 0}), (Form("regex", "a|b"), {"a": 1, "b": 1, "c": 0}),
-     (Form("regex", r"a/b\/c\\/d"), {"a/b/c\\/d": 1, "a": 0}), (Form("regex", "a\nb"), {"a\nb": 1}), (Form("regex", "a\\\nb"), {"a\nb": 1}),
-     (Form("json", SCHEMA), {PARIS: 1, "{}": 0}), (Form("json_object", None), {"{}": 1, "[]": 0})],
-    ids=str,
+    ("fields", "texts"),
+    [({"guided_choice": ["a", "</tool_call>"]}, {"a": True, "</tool_call>": True, "b": False}), ({"guided_regex": "a/b"}, {"a/b": True, "a": False}),
+     ({"guided_grammar": 'start: text\ntext: "a" | "b"'}, {"a": True, "b": True, "c": False}),
+     ({"response_format": {"type": "json_object"}}, {"{}": True, "[]": False}), ({"guided_json": SCHEMA}, {PARIS: True, "{}": False})],
+    ids=["choice", "regex", "grammar", "object", "schema"],
 )  # fmt: skip
-def test_a_form_is_an_alternative_to_calls_and_begins_after_thinking(form: Form, texts: dict[str, int]) -> None:
-    for called in ({}, {"now": None}):
-        check = checker(HERMES.grammar(called, tools._rule(form), "maybe"))
-        for before in ("", "<think>x</think>\n\n"):
-            assert {text: check(before + text) == "whole" for text in texts} == texts
-            assert (check(before + written(HERMES, ("now", "{}"))) == "whole") == bool(called)
+def test_a_form_is_an_alternative_to_calls_and_begins_after_thinking(
+    client: FlaskClient, tokenizer: Tokenizer, forms: list[Asked], fields: dict[str, Any], texts: dict[str, bool]
+) -> None:
+    thinks = tokenizer.tool_format.thinks
+    for called in ([], TOOLS):
+        choice(client, tools=called, **fields)
+        for text, fit in texts.items():
+            assert fits(forms[-1], tokenizer, text) == fit
+            assert fits(forms[-1], tokenizer, f"<think>x</think>\n\n{text}") == (fit and thinks)
+        assert fits(forms[-1], tokenizer, CALLS) == bool(called)
+    choice(client, tools=TOOLS, tool_choice="required", **fields)
+    assert [fits(forms[-1], tokenizer, text) for text in (CALLS, *texts)] == [True, *[False] * len(texts)]
+    assert not forms[-1].before
+    choice(client, tools=TOOLS, tool_choice="none", **fields)
+    assert [fits(forms[-1], tokenizer, text) for text in texts] == [*texts.values()]
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model: FakeModel) -> None:
+    bad = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "Rome"}}}}
+    refusal = error(chat(client, USER, tools=[NOW, {"type": "function", "function": {"name": "f", "parameters": bad}}]))
+    assert refusal["param"] == "tools"
+    assert "not at tool_1/properties/city/not" in refusal["message"]
+    assert error(chat(client, USER, tools=[NOW], guided_json=bad))["param"] == "guided_json"
+    assert model.plans == 0
+
+
+@pytest.mark.parametrize("guidance", [{"lenient": True}, {"whitespace_flexible": True}])
+def test_a_schema_cannot_turn_its_own_enforcement_off(
+    client: FlaskClient, tokenizer: Tokenizer, forms: list[Asked], guidance: dict[str, Any]
+) -> None:
+    schema = SCHEMA | {"x-guidance": guidance}
+    choice(client, tools=[{"type": "function", "function": {"name": "weather", "parameters": schema}}])
+    assert fits(forms[0], tokenizer, CALLS.partition("\n<tool_call>")[0])
+    assert not fits(forms[0], tokenizer, CALLS.partition("\n<tool_call>")[0].replace(": ", ":"))
 
 
 def test_the_model_sees_tools_calls_and_results(client: FlaskClient, prompts: list[str]) -> None:
@@ -248,7 +299,7 @@ def test_thinking_is_apart_from_content(
     if not stream:
         message = choice(client, tools=TOOLS)["message"]
         assert (message["reasoning_content"], message["content"], len(message["tool_calls"])) == ("Is it?", None, 2)
-        assert "start: thinks" in forms[0][0].source
+        assert "start: thinks" in forms[0].form.source
 
 
 def test_what_a_template_does_not_read_is_named(client: FlaskClient) -> None:
@@ -316,6 +367,6 @@ def test_a_model_without_weights_calls_a_tool_until_it_has_the_result(
     says(model, tokenizer, CALLS)
     for app in connected(shared_app, replace(fake_engine(model, tokenizer=tokenizer), device="none")):
         choice(app.test_client(), tools=TOOLS)
-        assert "answer: TEXT" not in forms[0][0].source
+        assert "answer: TEXT" not in forms[0].form.source
         assert choice(app.test_client(), *HISTORY, tools=TOOLS)["message"] == {"role": "assistant", "content": CALLS}
     assert len(forms) == 1

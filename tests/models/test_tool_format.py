@@ -15,7 +15,7 @@ from models.text.tool_format import FREE, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS,
 from tests.support.grammars import CITY, SPECIAL, THINK, THOUGHT, checker, written
 from tests.support.tokenizers import CHATML, CONTROL, TOOL_TEMPLATES, write
 
-TOOLS = {"weather": CITY, "now": None}
+TOOLS = {"weather": f"%json {CITY}", "now": None}
 PARIS = '{"city": "Paris"}'
 FORMS = {"hermes": HERMES, "llama": LLAMA3, "mistral": MISTRAL, "mistral args": MISTRAL_ARGS}
 
@@ -99,7 +99,7 @@ HOSTILE = [
 @pytest.mark.parametrize("word", HOSTILE)
 def test_the_words_of_a_tool_never_change_the_grammar(word: str) -> None:
     schema = json.loads(CITY) | {"description": word, "title": word}
-    check = checker(HERMES.grammar({word: json.dumps(schema)}, None))
+    check = checker(HERMES.grammar({word: f"%json {json.dumps(schema)}"}, None))
     assert check(written(HERMES, (json.dumps(word)[1:-1], PARIS))) in ("whole", "refused")
     assert check(written(HERMES, (word, PARIS))) == "whole"
     assert {check(text) for text in ("x", "<tool_call>\n{}", written(HERMES, ("f", PARIS)))} == {"refused"}
