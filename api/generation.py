@@ -193,14 +193,13 @@ def adapter_refusal(error: AdapterError, param: str) -> ApiError:
     return ApiError(f"{param}: {error}"[:2000], type=types.get(error.problem, "invalid_request_error"), param=param)
 
 
-def constraint(engine: Engine, param: str, form: Form, before: str = "") -> Any:
+def constraint(engine: Engine, param: str, form: Form) -> Any:
     """Return a form as the option `grammar` of `make_inference`; raise ApiError for one that cannot be enforced.
 
-    It is compiled here, in the handler's thread, so that no step waits for it. `before` is a Lark grammar of what comes
-    before the form, which it calls `@form`.
+    It is compiled here, in the handler's thread, so that no step waits for it.
     """
     try:
-        return engine.grammars.compile(form.kind, form.source, form.parts, before)
+        return engine.grammars.compile(*form)
     except ValueError as error:
         raise ApiError(f"{param} cannot be enforced: {error}. Change it, or leave it out", param=param) from None
 

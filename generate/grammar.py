@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from generate.cores import cores
 
 Kind = Literal["json", "choice", "regex", "lark"]
-NO_PARTS: Mapping[str, Any] = {}
+NO_PARTS: Mapping[str, tuple[Kind, Any]] = {}
+ANSWER = "answer"  # the name of the whole form
 MOST_CACHED = 256  # forms
 LARGEST_SOURCE = 1 << 17  # characters
 MOST_SECONDS = 0.5  # of a processor, to compile a form and to find its first tokens
@@ -108,14 +109,13 @@ class Grammars:
                 return int(token)
         return int(candidates[0] if candidates else allowed.argmax())
 
-    def compile(self, kind: Kind, source: Any, parts: Mapping[str, Any] = NO_PARTS, before: str = "") -> Grammar:
-        """Return a compiled form.
+    def compile(self, kind: Kind, source: Any, parts: Mapping[str, tuple[Kind, Any]] = NO_PARTS) -> Grammar:
+        """Return a compiled form; a Lark grammar may name other forms, its `parts`, as `@name`.
 
-        A grammar may name JSON schemas, its `parts`, as `@name`. `before` is a Lark grammar of what comes before the form,
-        which it calls `@form`. It takes no longer than `MOST_SECONDS` of a processor and does not hold the interpreter. Raises FormError, which names
+        It takes no longer than `MOST_SECONDS` of a processor and does not hold the interpreter. Raises FormError, which names
         the keyword of a schema and its path.
         """
-        text = json.dumps([kind, source, dict(parts), before])
+        text = json.dumps([kind, source, dict(parts)])
         key = hashlib.sha256(text.encode()).digest()
         with self._lock:
             known = self._known.get(key)
@@ -127,7 +127,7 @@ class Grammars:
             if len(text) > LARGEST_SOURCE:
                 raise FormError(f"it has {len(text):,} characters, but may have at most {LARGEST_SOURCE:,}")
             with self._compiling:  # one at a time: the engine needs the processors, too
-                grammar = Grammar(key, self._compile(kind, source, parts, before), self)
+                grammar = Grammar(key, self._compile({ANSWER: (kind, source), **parts}), self)
         except FormError:
             self.counts["refused"] += 1
             raise
@@ -138,11 +138,9 @@ class Grammars:
                 self._known.popitem(last=False)
         return grammar
 
-    def _compile(self, kind: Kind, source: Any, parts: Mapping[str, Any], before: str) -> llguidance.LLMatcher:
+    def _compile(self, forms: Mapping[str, tuple[Kind, Any]]) -> llguidance.LLMatcher:
         began = time.thread_time()
-        grammars: list[dict[str, Any]] = [{"name": "answer", "lark_grammar": before}] if before else []
-        grammars.append({"name": "form", **_form(kind, source)})
-        grammars += [{"name": name, "json_schema": json_schema(schema)} for name, schema in parts.items()]
+        grammars = [{"name": name, **_form(kind, source)} for name, (kind, source) in forms.items()]
         matcher = llguidance.LLMatcher(self._tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=LIMITS)
         # Only the first tokens show what some forms cost, and that some allow nothing.
         after = matcher.deep_copy()
@@ -150,7 +148,7 @@ class Grammars:
             if not after.is_stopped():  # as it is after an error, too
                 after.consume_token(int(np.unpackbits(_bits(after), bitorder="little").argmax()))
         if after.is_error():
-            raise FormError(_reason(after.get_error(), {"#": source} if kind == "json" else parts))
+            raise FormError(_reason(after.get_error(), forms))
         seconds = time.thread_time() - began
         if seconds > MOST_SECONDS:
             raise FormError(f"it takes {seconds:.2f} s to compile, but may take at most {MOST_SECONDS:g} s")
@@ -330,13 +328,18 @@ def _without_annotations(schema: Any) -> Any:
     }
 
 
-def _reason(error: str, schemas: Mapping[str, Any]) -> str:
+def _reason(error: str, forms: Mapping[str, tuple[Kind, Any]]) -> str:
     """Return llguidance's reason as a clause, with the path of the keyword in a schema that it speaks of."""
     lines = [line.strip() for line in error.splitlines()]
     reason = " ".join(line for line in lines if not re.match(r"$|<non-verbose/>|\^+$|\d+ \|", line))[:300]
     reason = next((text for begin, text in REASONS.items() if reason.startswith(begin)), reason)
     words = {*re.findall(r"[$\w]+", error)}
-    for path, key, value in chain.from_iterable(_keywords(schema, name) for name, schema in schemas.items()):
+    schemas = [
+        _keywords(source, "#" if name == ANSWER else f"{name}#")
+        for name, (kind, source) in forms.items()
+        if kind == "json"
+    ]
+    for path, key, value in chain.from_iterable(schemas):
         if (key in words and not isinstance(value, str)) or (
             key in QUOTED and isinstance(value, str) and value in error
         ):

@@ -20,12 +20,12 @@ SCHEMA: JsonDict = {"anyOf": [{"type": "object"}, TEXT]}
 class Form(NamedTuple):
     """The form of an answer: a JSON schema, a list of texts, a regular expression, or a grammar of Lark or GBNF.
 
-    A grammar may name JSON schemas, its `parts`, as `@name`.
+    A Lark grammar may name other forms, its `parts`, as `@name`.
     """
 
     kind: Literal["json", "choice", "regex", "lark"]
     source: Any
-    parts: Mapping[str, Any] = {}
+    parts: Mapping[str, tuple[str, Any]] = {}
 
 
 def schema_form(value: Any) -> Form:
