@@ -79,24 +79,20 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
     continued = params.messages[-1].content if params.continue_final_message else None
     thinking = written.thinking_after(prompt.text, continued)
     asked = form_of(params)
-    if asked is not None:  # alone, so that an error names its own field
+    if asked is not None and (calls.tools or thinking == "none"):  # so that an error names its own field
         options["grammar"] = constraint(engine, *asked)
     if not calls.tools and thinking == "none":
         return None
     names = [tool.function.name for tool in calls.tools]
     if calls.tools or asked is not None:
-        schemas = {f"tool_{i}": schema for i, tool in enumerate(calls.tools) if (schema := _schema(tool)) is not None}
-        arguments = {name: f"@tool_{i}" if f"tool_{i}" in schemas else None for i, name in enumerate(names)}
-        most = {} if calls.most is None else {"most": calls.most}
-        if asked is None or calls.required:
-            text = None if calls.required else FREE
-            lark = written.grammar(arguments, text, thinking, **most)
-            options["grammar"] = constraint(engine, "tools", Form("lark", lark, schemas))
-        else:
-            field, form = asked
-            before = written.grammar(arguments, "@form", thinking, **most)
-            field = "tools" if calls.tools else field
-            options["grammar"] = constraint(engine, field, form._replace(parts={**form.parts, **schemas}), before)
+        parts = {f"tool_{i}": ("json", schema) for i, tool in enumerate(calls.tools) if (schema := _schema(tool))}
+        arguments = {name: f"@tool_{i}" if f"tool_{i}" in parts else None for i, name in enumerate(names)}
+        text = None if calls.required else FREE
+        if asked is not None and text is not None:
+            parts["form"], text = asked[1][:2], "@form"
+        lark = written.grammar(arguments, text, thinking, **({} if calls.most is None else {"most": calls.most}))
+        field = "tools" if asked is None or calls.tools else asked[0]
+        options["grammar"] = constraint(engine, field, Form("lark", lark, parts))
     if written.control:  # these words must be seen; the grammar or the template lets no others appear
         options["hide_special"] = False
     return lambda: AnswerParts(written, names, thinking)

@@ -34,11 +34,10 @@ HISTORY = [USER, {"role": "assistant", "content": None, "tool_calls": [
 
 
 class Asked(NamedTuple):
-    """A form that an answer got: for which field, the form, and the grammar of what comes before it."""
+    """A form that an answer got, and the field that asked for it."""
 
     param: str
     form: Form
-    before: str
     compiled: Any
 
 
@@ -47,9 +46,9 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """Return the forms that answers got."""
     found: list[Asked] = []
 
-    def constraint(engine: Engine, param: str, form: Form, before: str = "") -> Any:
-        compiled = generation.constraint(engine, param, form, before) if engine.grammars is not None else None
-        found.append(Asked(param, form, before, compiled))
+    def constraint(engine: Engine, param: str, form: Form) -> Any:
+        compiled = generation.constraint(engine, param, form) if engine.grammars is not None else None
+        found.append(Asked(param, form, compiled))
         return compiled
 
     monkeypatch.setattr(tools, "constraint", constraint)
@@ -183,7 +182,7 @@ def test_a_choice_decides_what_an_answer_may_be(
     assert ("answer: TEXT |" in source, "call){0," in source) == (text, most)
     assert source.count('{\\"name\\": ') == names
     assert ('\\"now\\", \\"arguments\\": " "{}"' in source) is True
-    assert [*schemas.values()] == ([SCHEMA | {"additionalProperties": False}] if names == 2 else [])
+    assert [*schemas.values()] == ([("json", SCHEMA | {"additionalProperties": False})] if names == 2 else [])
 
 
 def fits(asked: Asked, tokenizer: Tokenizer, text: str) -> bool:
@@ -213,7 +212,6 @@ def test_a_form_is_an_alternative_to_calls_and_begins_after_thinking(
         assert fits(forms[-1], tokenizer, CALLS) == bool(called)
     choice(client, tools=TOOLS, tool_choice="required", **fields)
     assert [fits(forms[-1], tokenizer, text) for text in (CALLS, *texts)] == [True, *[False] * len(texts)]
-    assert not forms[-1].before
     choice(client, tools=TOOLS, tool_choice="none", **fields)
     assert [fits(forms[-1], tokenizer, text) for text in texts] == [*texts.values()]
 
@@ -222,7 +220,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model:
     bad = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "Rome"}}}}
     refusal = error(chat(client, USER, tools=[NOW, {"type": "function", "function": {"name": "f", "parameters": bad}}]))
     assert refusal["param"] == "tools"
-    assert "not at tool_1/properties/city/not" in refusal["message"]
+    assert "not at tool_1#/properties/city/not" in refusal["message"]
     assert error(chat(client, USER, tools=[NOW], guided_json=bad))["param"] == "guided_json"
     assert model.plans == 0
 
