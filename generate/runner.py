@@ -160,7 +160,7 @@ class ModelRunner(Runner):
         All M rows' keys and values are written. ids, positions: int64 (M).
         """
         some, R = None, len(sample_rows)
-        if R < len(ids):
+        if len(ids) > R:
             some = torch.tensor([*sample_rows, *pool_rows], dtype=torch.long, device=self.device)
         x = self.blocks(ids, positions, rows, some)  # (R + P, C)
         return self.head(x[:R]) if R else x[:0], x[R:]
