@@ -20,6 +20,7 @@ from models.sources import catalog
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
+from tests.generate.test_adapters import Served
 from tests.generate.test_runner import Halving
 from tests.support import points
 from tests.support.checkpoints import reference, reference_of, save
@@ -75,6 +76,20 @@ def test_embeddings_are_those_of_transformers(shape: str, pooling: str, tmp_path
         vector = torch.tensor(seq.prompt_details[-1])
         torch.testing.assert_close(vector, pooled(states, pooling), rtol=1e-4, atol=1e-5)
         assert abs(vector.norm() - 1) < 1e-6
+
+
+def test_an_embedding_is_that_of_the_merged_model_beside_another_adapter_and_none(tmp_path: Path) -> None:
+    served, prompt = Served("llama, 3:1", tmp_path), [7 * i % 211 for i in range(80)]
+    first, hf = served.adapter(1)
+    requests = embedded([prompt] * 3)
+    for seq, adapter in zip(requests, (first, served.adapter(2)[0], None)):
+        seq.adapter_weights = adapter
+    run(None, requests, budget=50, runner=served.runner)
+    with torch.no_grad():
+        states = hf(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0]
+    found = [torch.tensor(seq.prompt_details[-1]) for seq in requests]
+    torch.testing.assert_close(found[0], pooled(states, "mean"), rtol=1e-4, atol=1e-4)
+    assert min((found[i] - found[j]).norm() for i, j in ((0, 1), (0, 2), (1, 2))) > 0.01
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
