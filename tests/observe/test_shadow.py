@@ -39,7 +39,7 @@ from simulate.measured.observed import Seen, Trace
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import Run, simulate
 from tests.support import wait_until
-from tests.support.observe import COST, SLOTS, answer_to, inferences, recorded, served
+from tests.support.observe import COST, SLOTS, answer_to, inferences, recorded, served, watch
 from tests.support.scheduling import drive, make_scheduler, requests
 from tests.support.servers import Server
 
@@ -217,6 +217,20 @@ def test_a_recording_that_stopped_keeps_no_more_arrivals() -> None:
     recording.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
     recording.on_arrival(after)
     assert recording.oldest_open() == float("inf")
+
+
+def test_an_embedding_is_simulated_as_an_answer_of_one_token() -> None:
+    def seen(tokens: int) -> list[tuple[Any, ...]]:
+        people = inferences()
+        for one in people[::2]:
+            one.sequence.max_tokens = tokens
+        run = served("dynamic", people)
+        recording = Recording(clock=lambda: run.ended)
+        watch(recording, run, people)
+        return [(one.at, one.prompt, one.tokens, one.latency) for one in recording.arrived()]
+
+    assert seen(0) == seen(1)
+    assert len(seen(0)) == 120
 
 
 def test_a_failing_policy_is_reported_without_a_crash() -> None:
