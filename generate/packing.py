@@ -96,17 +96,16 @@ def sample_outputs(
 
 def add_embeddings(outputs: list[Output], sequences: Many[Sequence], counts: Many[int], states: Tensor) -> None:
     """Set the outputs of `pack`ed sequences that are embedded, from the final states (P, C) of the rows to pool."""
-    spans = {i: n for i, (seq, count) in enumerate(zip(sequences, counts)) if (n := pool_count(seq, count))}
-    if spans:
-        for i, rows in zip(spans, torch.split(states.double().cpu(), [*spans.values()])):
-            outputs[i] = _pool(sequences[i], rows, is_complete=counts[i] == sequences[i].pending)
+    if len(states):
+        states, first = states.double().cpu(), 0
+        for i, (seq, count) in enumerate(zip(sequences, counts)):
+            if n := pool_count(seq, count):
+                outputs[i] = _pool(seq, states[first : first + n], is_complete=count == seq.pending)
+                first += n
 
 
 def _pool(seq: Sequence, rows: Tensor, is_complete: bool) -> Output:
-    """Return the sum of a prompt's states so far (C), or its embedding, from float64 rows (n, C), which may change.
-
-    A mean needs no division: only the direction of the sum counts.
-    """
+    """Return a prompt's embedding, or the sum of its states so far (C), from float64 rows (n, C), which may change."""
     # Row by row, on from the sum of the pieces before: the bits must not depend on where a prompt was cut. NumPy adds
     # whole rows in their order, as it sums pairwise only along the axis that lies together in memory.
     if seq.prompt_details:
@@ -116,6 +115,7 @@ def _pool(seq: Sequence, rows: Tensor, is_complete: bool) -> Output:
         return NotFinite()
     if not is_complete:
         return Token(None, None, [total])
+    # A mean need not be divided by the number of its rows: the direction is the same.
     return Token(0, None, [array("f", F.normalize(total, dim=0).float().tolist())])
 
 

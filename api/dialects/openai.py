@@ -92,13 +92,10 @@ def blueprint(service: Service) -> Blueprint:
 def model_card(engine: Engine) -> dict[str, Any]:
     """Return the entry of the served model in /v1/models.
 
-    The context has the names that clients of vLLM (`max_model_len`), OpenRouter (`context_length`) and llama.cpp (`meta`)
-    read; without one, they guess how much of a conversation fits.
+    Clients of vLLM, OpenRouter and llama.cpp read the context by other names each, and guess it where theirs is missing.
     """
-    meta = {
-        "n_ctx": engine.context, "n_ctx_train": engine.facts.get("whole_context", engine.context),
-        "n_vocab": engine.vocabulary, "n_embd": engine.width, "n_params": engine.facts.get("parameters"),
-    }  # fmt: skip
+    whole = engine.facts.get("whole_context", engine.context)
+    meta = {"n_ctx": engine.context, "n_ctx_train": whole, "n_vocab": engine.vocabulary, "n_embd": engine.width}
     return {
         "id": engine.served_name,
         "object": "model",
@@ -108,7 +105,7 @@ def model_card(engine: Engine) -> dict[str, Any]:
         "parent": None,
         "max_model_len": engine.context,
         "context_length": engine.context,
-        "meta": {name: number for name, number in meta.items() if number is not None},
+        "meta": meta,
     }
 
 

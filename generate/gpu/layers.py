@@ -189,10 +189,6 @@ class Network:
         self.norm = make_norm(model.norm, config)
         self.head = math.prepare_head(as_tensor(model.head))
 
-    def logits(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Return float32 logits [n, V] of tokens `ids` at `positions`."""
-        return self.head_logits(self.states(ids, positions, attend))
-
     def states(self, ids: Tensor, positions: Tensor, attend: Attend, some: Tensor | None = None) -> Tensor:
         """Return the normed states [n, C] of tokens `ids` at `positions`, or only those of the rows `some`."""
         math, dtype = self.math, self.dtype
@@ -214,7 +210,7 @@ class Network:
             residual, x = residual[some], x[some]
         return math.add_norm(residual, x, self.norm, dtype)
 
-    def head_logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Return float32 logits [n, V] of normed states x [n, C]."""
         if not len(x):
             return x.new_empty(0, self.vocabulary, dtype=torch.float32)

@@ -108,11 +108,9 @@ class GpuRunner(Runner):
                 for i, output in zip(decodes, self._decode(members, held, same_next)):
                     outputs[i] = output
                 if computed is not None:
-                    logits, states = computed
-                    sampled = self._sample_prompts(prompts, counts, logits, drafts)
-                    add_embeddings(sampled, prompts, counts, states)
-                    for i, output in zip(pieces, sampled):
+                    for i, output in zip(pieces, self._sample_prompts(prompts, counts, computed[0], drafts)):
                         outputs[i] = output
+                    add_embeddings(outputs, plan.sequences, plan.counts, computed[1])
         except BaseException:
             self.decoder.forget()
             raise
@@ -154,7 +152,7 @@ class GpuRunner(Runner):
         """Return the logits [size, V] of the first rows, each of which decodes its token."""
         context_lens = rows.context_lens[:size]
         attend = functools.partial(self._attend_rows, DecodeRows(context_lens, rows.block_tables[:size]))
-        return self.network.logits(rows.token[:size], (context_lens - 1).clamp(min=0), attend)
+        return self.network.logits(self.network.states(rows.token[:size], (context_lens - 1).clamp(min=0), attend))
 
     def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
         return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale)
@@ -191,7 +189,7 @@ class GpuRunner(Runner):
         some = upload(torch.tensor(packed.sample_rows + packed.pool_rows, dtype=torch.long), self.device)
         x = self.network.states(ids, positions, attend, some)  # (R + P, C)
         R = len(packed.sample_rows)
-        return self.network.head_logits(x[:R]), x[R:]
+        return self.network.logits(x[:R]), x[R:]
 
     def _attend_pieces(self, parts: list[Prompts], layer: int, qkv: Tensor, scale: float) -> Tensor:
         keys, values = self.keys[layer], self.values[layer]

@@ -76,7 +76,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(client: FlaskClient, fields:
 def test_refusals_name_the_bound(client: FlaskClient) -> None:
     assert "1,024" in refused(client, input="x" * 1025)["message"]
     assert refused(client, input="x" * 1025)["code"] == "context_length_exceeded"
-    assert "dimensions is 256, but this model's embeddings have 4" in refused(client, dimensions=256)["message"]
+    assert "dimensions is 256, but must be 4" in refused(client, dimensions=256)["message"]
     assert embed(client, "hi", dimensions=4, stream=False, normalize=True)["data"]
     assert error(client.post("/v1/embeddings", json={"input": "a", "model": "other"}), 404)["code"] == "model_not_found"
 
