@@ -43,6 +43,7 @@ def _not_zero(value: int) -> int:
 Limit = Annotated[
     int, Field(strict=True, ge=UNLIMITED, json_schema_extra={"not": {"const": 0}}), f.INTEGER, AfterValidator(_not_zero)
 ]
+PROMPTS = "a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
 MOST_TOKENS = f"{UNLIMITED} for all that the context leaves"
 
 
@@ -122,9 +123,7 @@ class CompletionRequest(Sampled):
     model_config = ConfigDict(json_schema_extra={"allOf": [NEEDS_STREAM, ZERO_NEEDS_ECHO]})
     unsupported: ClassVar = u.COMPLETIONS
 
-    prompt: f.Prompts = Field(
-        description="a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
-    )
+    prompt: f.Prompts = Field(description=PROMPTS)
     max_tokens: Annotated[int, Field(strict=True, ge=UNLIMITED), f.INTEGER] = Field(
         16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {MOST_TOKENS}"
     )
@@ -134,6 +133,19 @@ class CompletionRequest(Sampled):
     logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     prompt_logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     echo: f.Flag = Field(False, description=f.FLAG)
+
+
+class EmbeddingRequest(SchedulingHints):
+    """POST /v1/embeddings."""
+
+    unsupported: ClassVar = u.EMBEDDINGS
+
+    model: f.Name | None = Field(None, description=f.MODEL)
+    input: f.Prompts = Field(description=PROMPTS)
+    encoding_format: Literal["float", "base64"] = Field("float", description='"float" or "base64"')
+    dimensions: SkipJsonSchema[f.Count | None] = Field(None, description="the width of the model, or leave it out")
+    pooling: Literal["mean", "last"] = Field("mean", description='"mean" or "last"')
+    truncate_prompt_tokens: f.Count | None = Field(None, description=f.KEPT_TOKENS)
 
 
 def _content(value: Any) -> Any:
