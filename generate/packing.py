@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from generate.sampling import Draws, Failure, History, logprobs
+from generate.sampling import Draws, Failure, History, NotFinite, logprobs
 from scheduling.advance import Output, Token, TokenRun, run_of
 from scheduling.sequence import Sequence
 
