@@ -67,6 +67,7 @@ class ChatTemplate:
             self._template, variables = Sandbox().compile_template(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TokenizerError(f"the chat template cannot be compiled: {_reason(error)}. {remedy}") from error
+        self.takes_system = True
         self.variables = variables - names.keys() - {"messages", "add_generation_prompt"}
         try:
             self._run({"messages": [{"role": "user", "content": "Hello"}]}, True)
@@ -74,6 +75,12 @@ class ChatTemplate:
             raise TokenizerError(f"the chat template is refused: {_reason(error)}. {remedy}") from error
         except Exception:  # such as a template that needs a system message; `render` reports it for each conversation
             return
+        try:
+            self._run(
+                {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}, True
+            )
+        except Exception:
+            self.takes_system = False
 
     def render(
         self,
