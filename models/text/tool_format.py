@@ -20,6 +20,7 @@ from models.text.vocabulary import text_pattern
 
 Thinking = Literal["none", "maybe", "open"]  # "open": the prompt has begun the thinking part
 OPEN, CLOSE = "<think>", "</think>"
+MARKERS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", OPEN, CLOSE)  # that may be control tokens
 MOST_CALLS = 16  # in one answer: a small model may never stop by itself
 FREE = "TEXT"  # the rule of text that has no form
 NO_ARGUMENTS = json.dumps("{}")
@@ -186,10 +187,9 @@ def format_of(
         family = LLAMA3
     else:
         family = HERMES
-    words = family.marker + family.middle + family.between + family.end + OPEN + CLOSE
     return replace(
         family,
-        control={text: id for text, id in control.items() if text and text in words},
+        control={text: id for text, id in control.items() if text in MARKERS},
         variables=frozenset(variables),
         reads_calls="tool_calls" in source,
         reads_results="tool_calls" in source or re.search(r"""==\s*["']tool["']""", source) is not None,
@@ -200,11 +200,8 @@ def format_of(
 
 def _nine(id: Any) -> str:
     text = str(id)
-    return (
-        text
-        if re.fullmatch("[A-Za-z0-9]{9}", text)
-        else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
-    )
+    is_short = re.fullmatch("[A-Za-z0-9]{9}", text)
+    return text if is_short else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _json(arguments: Any) -> str:
