@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from api.schemas.forms import Form
 from api.service import Engine
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
-from models.text.tool_format import ENOUGH
+from models.text.tool_format import ENOUGH, MISTRAL
 from tests.support.fakes import FakeModel, fake_engine
 from tests.support.tokenizers import TOOL_TEMPLATES, write
 
@@ -260,6 +261,20 @@ def test_a_template_of_mistral_gets_short_ids(client: FlaskClient, prompts: list
     assert len({*short}) == 1
 
 
+def test_a_marker_that_is_a_control_token_is_read_too(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = "[INST]"
+    special = {marker: tokenizer.vocabulary.control[marker]}
+    monkeypatch.setattr(tokenizer, "tool_format", replace(MISTRAL, marker=marker, control=special))
+    model.says = [*tokenizer.encode("Hm"), special[marker], *tokenizer.encode('[{"name": "now", "arguments": {}}]'), 2]
+    for stream in (False, True):
+        reply = chat(client, USER, tools=TOOLS, stream=stream, max_tokens=200)
+        assert "Hm" in reply.text
+        assert '"name":"now"' in reply.text
+        assert marker not in reply.text
+
+
 def test_a_model_without_a_template_gets_all_as_text(shared_app: Flask, forms: Any) -> None:
     model = FakeModel(list(CALLS.encode()) + [256])
     seen: list[str] = []
@@ -363,8 +378,6 @@ def test_a_history_with_broken_arguments_is_refused(client: FlaskClient, argumen
 def test_a_model_without_weights_calls_a_tool_until_it_has_the_result(
     shared_app: Flask, model: FakeModel, tokenizer: Tokenizer, forms: Any
 ) -> None:
-    from dataclasses import replace
-
     says(model, tokenizer, CALLS)
     for app in connected(shared_app, replace(fake_engine(model, tokenizer=tokenizer), device="none")):
         choice(app.test_client(), tools=TOOLS)
