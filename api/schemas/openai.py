@@ -261,21 +261,27 @@ class Tool(BaseModel):
     function: Function = Field(description='an object such as {"name": "f", "parameters": {...}}')
 
 
-class FunctionChoice(BaseModel):
-    """The function that an answer must call."""
-
-    name: f.FunctionName = Field(description=f.FUNCTION_NAME)
-
-
 class NamedChoice(BaseModel):
     """A tool choice that names a function."""
 
     type: Literal["function"]
-    function: FunctionChoice
+    function: Function
+
+
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(_distinct)]
+TOOLS = (
+    f'a list of at most {MOST_TOOLS} tools, such as {{"type": "function", "function": {{"name": "f", "parameters": {{...}}}}}}, '
+    "each with a name of its own"
+)
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(_choice)]
+TOOL_CHOICE = '"none", "auto", "required", or {"type": "function", "function": {"name": "f"}}, with tools'
 
 
 class ChatRequest(Sampled):
-    """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens."""
+    """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens.
+
+    `tools`, `tool_choice` and `continue_final_message` are as in OpenAI's and vLLM's API.
+    """
 
     unsupported: ClassVar = u.CHAT
 
@@ -293,18 +299,8 @@ class ChatRequest(Sampled):
     top_logprobs: SkipJsonSchema[Annotated[int, Field(strict=True, ge=0, le=20), f.INTEGER] | None] = Field(
         None, description="a whole number from 0 to 20, with logprobs: true"
     )
-    tools: SkipJsonSchema[
-        Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(_distinct)]
-    ] = Field(
-        [],
-        description=f'a list of at most {MOST_TOOLS} tools such as {{"type": "function", "function": {{"name": "f", '
-        '"parameters": {...}}}, each with a name of its own',
-    )
-    tool_choice: SkipJsonSchema[
-        Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(_choice)]
-    ] = Field(
-        None, description='"none", "auto", "required", or {"type": "function", "function": {"name": "f"}}, with tools'
-    )
+    tools: SkipJsonSchema[Tools] = Field([], description=TOOLS)
+    tool_choice: SkipJsonSchema[ToolChoice] = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: f.Flag = Field(True, description=f.FLAG)
     chat_template_kwargs: dict[str, Any] = Field({}, description='an object such as {"enable_thinking": false}')
     reasoning_effort: StrictStr | None = Field(None, description='a string such as "low", or "none"')
