@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,7 +26,8 @@ STATUS = {
     "timeout_error": 504,
 }
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # POST only
-TGI_STATUS = {400: 422, 499: 500, 500: 424}
+PREFIXES: dict[str, str] = {}  # of paths, with the dialect whose errors they have
+STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}}  # by dialect, where they differ
 TGI_TYPE = {
     "invalid_request_error": "validation",
     "cancelled": "incomplete_generation",
@@ -143,9 +144,11 @@ def _nearest_route(path: str, known: list[str]) -> str | None:
     return next(iter(get_close_matches(path, [route for route in known if route != "/"], 1)), None)
 
 
-def is_tgi() -> bool:
-    """Return whether the request uses TGI's dialect, by its path or because its handler set `g.tgi`."""
-    return bool(g.get("tgi", request.method == "POST" and request.path in TGI_PATHS))
+def dialect(method: str, path: str) -> str:
+    """Return the dialect in which the errors of a request are."""
+    if method == "POST" and path in TGI_PATHS:
+        return "tgi"
+    return next((name for prefix, name in PREFIXES.items() if path.startswith(prefix)), "openai")
 
 
 def status(error: ApiError) -> int:
@@ -153,14 +156,23 @@ def status(error: ApiError) -> int:
     code = error.status
     if error.type == "overloaded":
         code = int(current_app.extensions["service"].config.overload_status)
-    return TGI_STATUS.get(code, code) if is_tgi() else code
+    return STATUSES.get(dialect(request.method, request.path), {}).get(code, code)
 
 
 def content(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in the dialect of the request; it is also the last event of a failed stream."""
-    if is_tgi():
-        return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
+    return CONTENTS[dialect(request.method, request.path)](error)
+
+
+def _openai(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+
+def _tgi(error: ApiError) -> dict[str, Any]:
+    return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
+
+
+CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {"openai": _openai, "tgi": _tgi}
 
 
 def response(error: ApiError) -> Response:
