@@ -33,6 +33,7 @@ WHAT = {
     500: "the model failed on this request",
     503: "the server is loading, shutting down or has failed",
     504: "the request timed out",
+    529: "the server is full, loading, shutting down or has failed; retry after the seconds in Retry-After",
 }
 ERROR: Schema = {
     "type": "object",
@@ -55,7 +56,23 @@ TGI_ERROR: Schema = {
     "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
     "required": ["error", "error_type"],
 }
-ERRORS = {"openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR)}  # by dialect
+MESSAGES_ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
+ERRORS = {
+    "openai": ("Error", ERROR),
+    "tgi": ("TgiError", TGI_ERROR),
+    "messages": ("MessagesError", MESSAGES_ERROR),
+}  # by dialect
 EVENTS = "text/event-stream"
 IGNORED: Schema = {
     "description": "the fields and query parameters that had no effect, separated by commas; absent if there are none",
@@ -190,7 +207,7 @@ def _response(code: int, form: Any) -> dict[str, Any]:
     return {
         "description": WHAT[code],
         "content": {"application/json": {"schema": form}},
-        **({"headers": headers} if code in (429, 503) else {}),
+        **({"headers": headers} if code in (429, 503, 529) else {}),
     }
 
 
