@@ -17,32 +17,32 @@ from api.generation import Generation, check_model, constraint, ignored_hints, r
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.messages import BLOCK_FIELDS, Block, CountRequest, MessagesRequest
+from api.schemas.messages import READ, Block, CountRequest, MessagesRequest
 from api.schemas.openai import ChatRequest
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
 from api.streaming import Delta
 from observe.feed import dumps
+from serving.adapters import Loaded
 
 EXAMPLE = '{"max_tokens": 100, "messages": [{"role": "user", "content": "Who are you?"}]}'
-SENT = {"max_tokens": 8, "messages": [{"role": "user", "content": "Who are you?"}]}
-COUNT: dict[str, Any] = {"type": "integer"}
+SENT: dict[str, Any] = {"max_tokens": 8, "messages": [{"role": "user", "content": "Who are you?"}]}
+MESSAGE = {
+    "type": "object",
+    "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
+}
 OPERATIONS = [
     Operation(
         "post", "/v1/messages", "answer a conversation (Anthropic's API)", "anthropic", body=MessagesRequest, example=SENT,
-        generates=True, streams=True,
-        answer={
-            "type": "object", "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
-            "properties": {"type": {"const": "message"}, "content": {"type": "array"}},
-        },
+        answer=MESSAGE, generates=True, streams=True,
     ),
     Operation(
         "post", "/v1/messages/count_tokens", "the number of tokens of a conversation (Anthropic's API)", "anthropic",
         body=CountRequest, example={"messages": SENT["messages"]}, errors=(400, 404, 413, 415, 429, 529),
-        answer={"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": COUNT}},
+        answer={"type": "object", "required": ["input_tokens"]},
     ),
 ]  # fmt: skip
-SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", *SchedulingHints.model_fields)  # in a chat
+SAME = {"model", "max_tokens", "temperature", "top_p", "top_k", "seed", *SchedulingHints.model_fields}  # in a chat
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 NAMES = {"content": "text", "reasoning": "thinking"}  # of the kinds of pieces: their blocks, and the text in these
 Asked = TypeVar("Asked", bound=CountRequest)
@@ -54,31 +54,27 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.post("/v1/messages")
     def messages() -> Any:
-        engine, params, ignored = _begin(service, MessagesRequest)
-        adapter = check_model(engine, params.model)
+        engine, params, adapter, ignored = _begin(service, MessagesRequest)
         generating = generation_request(engine, chat_request(engine, params), adapter)
         if len(generating.prompts[0].ids) + params.max_tokens > engine.context:
             generating = replace(generating, max_tokens=None)  # as Anthropic's: clients send limits of larger models
         generation = start_generation(service, engine, generating, streams=params.stream)
         writer = MessageWriter(engine, generation, params)
-        return reply(
-            generation, writer.stream if params.stream else writer.whole, ignored + ignored_hints(engine, params)
-        )
+        ignored += ignored_hints(engine, params)
+        return reply(generation, writer.stream if params.stream else writer.whole, ignored)
 
     @routes.post("/v1/messages/count_tokens")
     def count_tokens() -> Response:
-        ready_engine(service)
         tokens.admit(service)
-        engine, params, ignored = _begin(service, CountRequest)
-        check_model(engine, params.model)
+        engine, params, _, ignored = _begin(service, CountRequest)
         prompt, _ = prompt_and_calls(engine, chat_request(engine, params))
         return body.name_ignored(jsonify(input_tokens=len(prompt.ids)), ignored)
 
     return routes
 
 
-def _begin(service: Service, schema: type[Asked]) -> tuple[Engine, Asked, list[str]]:
-    """Check the current request; return the engine, the request, and the names of fields without effect."""
+def _begin(service: Service, schema: type[Asked]) -> tuple[Engine, Asked, Loaded | None, list[str]]:
+    """Check the current request; return the engine, the request, its adapter, and the names of fields without effect."""
     engine, fields = ready_engine(service), body.take(request, EXAMPLE)
     if fields.get("thread") is not None:  # with this code, clients send the whole conversation instead
         raise ApiError(
@@ -86,91 +82,71 @@ def _begin(service: Service, schema: type[Asked]) -> tuple[Engine, Asked, list[s
             param="thread", code="thread_unsupported_request",
         )  # fmt: skip
     params, ignored = body.validate(schema, fields)
-    ignored += [
-        f"messages.{i}.content.{j}.{name}"
-        for i, message in enumerate(params.messages)
-        for j, block in enumerate(message.content)
-        for name, value in block.items()
-        if name not in BLOCK_FIELDS and value is not None
-    ]
-    return engine, params, ignored
+    for i, message in enumerate(params.messages):
+        for j, block in enumerate(message.content):
+            ignored += [f"messages.{i}.content.{j}.{name}" for name in block if name not in READ]
+    return engine, params, check_model(engine, params.model), ignored
 
 
 def chat_request(engine: Engine, params: CountRequest) -> ChatRequest:
     """Return a request in the terms of a chat; raise ApiError where that has none."""
-    fields = {name: getattr(params, name) for name in SAME if name in params.model_fields_set}
-    system = _text(params.system)
-    messages = [{"role": "system", "content": system}] if system else []
+    fields = params.model_dump(include=SAME, exclude_unset=True)
+    messages = [{"role": "system", "content": _text(params.system)}] if params.system else []
     for message in params.messages:
         messages += _chat_messages(message.role, message.content)
-    name, form = "output_format", params.output_format
-    if params.output_config is not None and params.output_config.format is not None:
-        name, form = "output_config", params.output_config.format
-    if form is not None:
+    asked = {"output_config": params.output_config.format, "output_format": params.output_format}
+    forms = {name: form for name, form in asked.items() if form is not None}
+    if len(forms) > 1:
+        raise ApiError(
+            "output_config and output_format both ask for a form. Send only one of them", param="output_format"
+        )
+    for name, form in forms.items():
         constraint(engine, name, form)  # so that an error has the name of the field
         fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.source}}
-    last = messages[-1]
+    last, choice, thinking = messages[-1], params.tool_choice, params.thinking.type
     if last["role"] == "assistant":
-        if last["tool_calls"] or not last["content"] or form is not None:
+        if last["tool_calls"] or not last["content"] or forms:
             raise ApiError(
-                "the last message is the assistant's, so that the answer continues it, but it must then be text alone, and "
-                f"the request have no {name}. End with a message of the user", param="messages",
+                "the last message is the assistant's, so that the answer continues it, but only text without tool_use and "
+                "without a form of the answer can be continued. End with a message of the user", param="messages",
             )  # fmt: skip
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    thinking = params.thinking.type if params.thinking is not None else "disabled"
     if thinking == "enabled" and not engine.tokenizer.tool_format.thinks:
         raise ApiError(
             'thinking is "enabled", but this model has no thinking part. Send {"type": "disabled"}', param="thinking"
         )
-    choice = params.tool_choice
-    if choice is not None:
-        if choice.type in ("any", "tool") and not params.tools:
-            raise ApiError(f'tool_choice is "{choice.type}", but there are no tools. Send tools', param="tool_choice")
-        if choice.type == "tool" and choice.name is None:
-            raise ApiError('tool_choice is "tool", but has no name. Send the name of a tool', param="tool_choice")
-        named = {"type": "function", "function": {"name": choice.name}}
-        fields["tool_choice"] = CHOICES.get(choice.type, named)
-        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-    fields["tools"] = [
-        {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}}
-        for tool in params.tools
-    ]  # fmt: skip
-    fields |= {"messages": messages, "chat_template_kwargs": {"enable_thinking": thinking != "disabled"}}
-    if isinstance(params, MessagesRequest):
-        fields["stop"] = params.stop_sequences
-    return body.validate(ChatRequest, fields)[0]
+    if not {"any": params.tools, "tool": choice.name}.get(choice.type, True):
+        raise ApiError(
+            f'tool_choice is "{choice.type}", but "any" needs tools, and "tool" the name of one. Send these', param="tool_choice"
+        )  # fmt: skip
+    return body.validate(ChatRequest, fields | {
+        "messages": messages, "stop": getattr(params, "stop_sequences", []),
+        "chat_template_kwargs": {"enable_thinking": thinking != "disabled"},
+        "tools": [{"type": "function", "function": {**dict(tool), "parameters": tool.input_schema}} for tool in params.tools],
+        "tool_choice": CHOICES.get(choice.type, {"type": "function", "function": {"name": choice.name}}),
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+    })[0]  # fmt: skip
 
 
 def _chat_messages(role: str, content: list[Block]) -> list[dict[str, Any]]:
     """Return a message as those of a chat: the results of tools first, each in one of its own."""
-    of = {kind: [block for block in content if block["type"] == kind] for kind in ("tool_result", "tool_use")}
-    results = [
-        {
-            "role": "tool", "tool_call_id": block["tool_use_id"],
-            "content": ("Error: " if block.get("is_error") else "") + _text(block.get("content")),
-        }
-        for block in of["tool_result"]
-    ]  # fmt: skip
-    text = _text(content)
+    results, calls, text = list[dict[str, Any]](), list[dict[str, Any]](), _text(content)
+    for block in content:
+        if block["type"] == "tool_result":
+            answer = ("Error: " if block.get("is_error") else "") + _text(block["content"])
+            results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": answer})
+        elif block["type"] == "tool_use":
+            function = {"name": block["name"], "arguments": block["input"]}
+            calls.append({"id": block["id"], "type": "function", "function": function})
     if results and not text:
         return results
-    calls = [
-        {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": block["input"]}}
-        for block in of["tool_use"]
-    ]
-    thought = "".join(block.get("thinking", "") for block in content) or None
-    message = {
-        "role": role,
-        "content": text or (None if calls else ""),
-        "tool_calls": calls,
-        "reasoning_content": thought,
-    }
-    return [*results, message]
+    thought = "".join(block["thinking"] for block in content if block["type"] == "thinking") or None
+    written = text or (None if calls else "")
+    return [*results, {"role": role, "content": written, "tool_calls": calls, "reasoning_content": thought}]
 
 
-def _text(content: str | list[Block] | None) -> str:
-    """Return the text of blocks."""
-    return content if isinstance(content, str) else "\n".join(b["text"] for b in content or () if b["type"] == "text")
+def _text(content: list[Block]) -> str:
+    return "\n".join(block["text"] for block in content if block["type"] == "text")
 
 
 class MessageWriter:
@@ -257,11 +233,8 @@ class MessageWriter:
     def _usage(self, tokens: int) -> dict[str, int]:
         """Return the token usage; tokens that the prefix cache had are apart from the other ones of the prompt."""
         seq = self.generation.inferences[0].sequence
-        new = len(seq.prompt_ids) - seq.cached
-        return {
-            "input_tokens": new, "cache_creation_input_tokens": 0, "cache_read_input_tokens": seq.cached,
-            "output_tokens": tokens,
-        }  # fmt: skip
+        cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": seq.cached}
+        return {"input_tokens": len(seq.prompt_ids) - seq.cached, **cache, "output_tokens": tokens}
 
 
 def _block(piece: Piece) -> Block:

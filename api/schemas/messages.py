@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
+from pydantic import (  # fmt: skip
     AfterValidator,
     BaseModel,
     BeforeValidator,
@@ -25,16 +25,13 @@ from api.schemas.scheduling_hints import SchedulingHints
 
 Block = dict[str, Any]
 # The fields that a block of each kind must have, in the words of JSON Schema, and who may say it.
-BLOCKS: dict[str, dict[str, str]] = {
-    "text": {"text": "string"},
-    "tool_result": {"tool_use_id": "string"},
-    "thinking": {"thinking": "string"},
+BLOCKS = {
+    "text": {"text": "string"}, "tool_result": {"tool_use_id": "string"}, "thinking": {"thinking": "string"},
     "tool_use": {"id": "string", "name": "string", "input": "object"},
-}
+}  # fmt: skip
 KINDS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use")}
 TYPES = {"string": str, "object": dict}
-BLOCK_FIELDS = {"type", "signature", "content", "is_error"}.union(*BLOCKS.values())  # others have no effect
-TEXT = "a string, or a list of text blocks"
+READ = {"type", "content", "is_error", "signature"}.union(*BLOCKS.values())  # fields of blocks; others have no effect
 
 
 def blocks(value: Any, kinds: tuple[str, ...] = ("text",)) -> list[Block]:
@@ -51,21 +48,17 @@ def blocks(value: Any, kinds: tuple[str, ...] = ("text",)) -> list[Block]:
             if not isinstance(block.get(name), TYPES[needed]):
                 raise ValueError(f"must have a {name} ({needed}) in each {kind} block, not {shown(block.get(name))}")
         if kind == "tool_result":
-            blocks(block.get("content") or "")
-            if not isinstance(block.get("is_error") or False, bool):
-                raise ValueError(f"must have true or false as is_error, not {shown(block['is_error'])}")
+            block["content"] = blocks(block.get("content") or "")
     return value
 
 
 def _blocks_schema(*kinds: str) -> dict[str, Any]:
-    def block(kind: str) -> dict[str, Any]:
-        fields: dict[str, Any] = {"type": {"const": kind}}
-        fields |= {name: {"type": needed} for name, needed in BLOCKS[kind].items()}
-        if kind == "tool_result":
-            fields |= {"content": _blocks_schema("text"), "is_error": {"type": "boolean"}}
-        return {"type": "object", "required": ["type", *BLOCKS[kind]], "properties": fields}
-
-    return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [block(kind) for kind in kinds]}}]}
+    items = []
+    for kind in kinds:
+        fields = {"type": {"const": kind}, **{name: {"type": needed} for name, needed in BLOCKS[kind].items()}}
+        more = {"content": _blocks_schema("text")} if kind == "tool_result" else {}
+        items.append({"type": "object", "required": [*fields], "properties": fields | more})
+    return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}]}
 
 
 def _form(value: Any) -> Form:
@@ -74,7 +67,8 @@ def _form(value: Any) -> Form:
     return schema_form(value["schema"])
 
 
-JsonForm = Annotated[Form, BeforeValidator(_form), WithJsonSchema({"type": "object"})]
+JsonForm = SkipJsonSchema[Annotated[Form | None, BeforeValidator(_form)]]
+TOOLS = f'a list of at most {MOST_TOOLS} tools such as {{"name": "f", "input_schema": {{...}}}}, each with a name of its own'
 JSON_FORM = 'an object such as {"type": "json_schema", "schema": {...}}'
 
 
@@ -106,7 +100,9 @@ class Tool(BaseModel):
 class ToolChoice(BaseModel):
     """Whether an answer may, must or must not call tools."""
 
-    type: Literal["auto", "any", "tool", "none"] = Field(description='"auto", "any", "none", or "tool" with a name')
+    type: Literal["auto", "any", "tool", "none"] = Field(
+        "auto", description='"auto", "any", "none", or "tool" with a name'
+    )
     name: f.FunctionName | None = Field(None, description=f.FUNCTION_NAME)
     disable_parallel_tool_use: f.Flag = Field(False, description=f.FLAG)
 
@@ -114,13 +110,15 @@ class ToolChoice(BaseModel):
 class Thinking(BaseModel):
     """Whether an answer begins with a thinking part."""
 
-    type: Literal["enabled", "disabled", "adaptive"] = Field(description='"enabled", "disabled" or "adaptive"')
+    type: Literal["enabled", "disabled", "adaptive"] = Field(
+        "disabled", description='"enabled", "disabled" or "adaptive"'
+    )
 
 
 class OutputConfig(BaseModel):
     """The form of an answer."""
 
-    format: SkipJsonSchema[JsonForm | None] = Field(None, description=JSON_FORM)
+    format: JsonForm = Field(None, description=JSON_FORM)
 
 
 class CountRequest(u.Refusing):
@@ -133,17 +131,15 @@ class CountRequest(u.Refusing):
         description=f'a list of 1 to {MOST_MESSAGES:,} messages, such as [{{"role": "user", "content": "..."}}]'
     )
     system: Annotated[list[Block], BeforeValidator(blocks), WithJsonSchema(_blocks_schema("text"))] = Field(
-        [], description=TEXT
+        [], description="a string, or a list of text blocks"
     )
     tools: SkipJsonSchema[
         Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(distinct)]
-    ] = Field(
-        [], description=f'a list of at most {MOST_TOOLS} tools such as {{"name": "f", "input_schema": {{...}}}}, each with a name of its own'
-    )  # fmt: skip
-    tool_choice: SkipJsonSchema[ToolChoice | None] = Field(None, description='an object such as {"type": "auto"}')
-    thinking: SkipJsonSchema[Thinking | None] = Field(None, description='an object such as {"type": "disabled"}')
-    output_config: OutputConfig | None = Field(None, description=f'an object such as {{"format": {JSON_FORM[18:]}}}')
-    output_format: SkipJsonSchema[JsonForm | None] = Field(None, description=JSON_FORM)
+    ] = Field([], description=TOOLS)
+    tool_choice: SkipJsonSchema[ToolChoice] = Field(ToolChoice(), description='an object such as {"type": "auto"}')
+    thinking: SkipJsonSchema[Thinking] = Field(Thinking(), description='an object such as {"type": "disabled"}')
+    output_config: OutputConfig = Field(OutputConfig(), description=f'an object such as {{"format": {JSON_FORM[18:]}}}')
+    output_format: JsonForm = Field(None, description=JSON_FORM)
 
 
 class MessagesRequest(CountRequest, SchedulingHints):
