@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (  # fmt: skip
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    StrictStr,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictStr, ValidationInfo, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from api.http.errors import shown
 from api.schemas import fields as f
 from api.schemas import unsupported as u
 from api.schemas.forms import Form, schema_form
-from api.schemas.openai import MOST_MESSAGES, MOST_TOOLS, distinct, of_object
+from api.schemas.openai import CONTENT_SCHEMA, MOST_MESSAGES, MOST_TOOLS, distinct, of_object
 from api.schemas.scheduling_hints import SchedulingHints
 
 Block = dict[str, Any]
@@ -37,7 +28,7 @@ READ = {"type", "content", "is_error", "signature"}.union(*BLOCKS.values())  # f
 def blocks(value: Any, kinds: tuple[str, ...] = ("text",)) -> list[Block]:
     """Return the blocks of a string or of a list of blocks of these kinds; raise ValueError for anything else."""
     if isinstance(value, str):
-        return [{"type": "text", "text": value}]
+        return [{"type": "text", "text": value}] if value else []
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of blocks")
     for block in value:
@@ -52,13 +43,8 @@ def blocks(value: Any, kinds: tuple[str, ...] = ("text",)) -> list[Block]:
     return value
 
 
-def _blocks_schema(*kinds: str) -> dict[str, Any]:
-    items = []
-    for kind in kinds:
-        fields = {"type": {"const": kind}, **{name: {"type": needed} for name, needed in BLOCKS[kind].items()}}
-        more = {"content": _blocks_schema("text")} if kind == "tool_result" else {}
-        items.append({"type": "object", "required": [*fields], "properties": fields | more})
-    return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}]}
+def _of_role(value: Any, info: ValidationInfo) -> list[Block]:
+    return blocks(value, KINDS.get(info.data.get("role", ""), ("text",)))
 
 
 def _form(value: Any) -> Form:
@@ -76,14 +62,9 @@ class Message(BaseModel):
     """One turn of a conversation."""
 
     role: Literal["user", "assistant"] = Field(description="user or assistant")
-    content: Annotated[list[Block], WithJsonSchema(_blocks_schema("text"))] = Field(
+    content: Annotated[list[Block], BeforeValidator(_of_role), WithJsonSchema(CONTENT_SCHEMA)] = Field(
         description="a string, or a list of blocks: text and tool_result of the user, text, thinking and tool_use of the assistant"
     )
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _of_role(cls, value: Any, info: ValidationInfo) -> list[Block]:
-        return blocks(value, KINDS.get(info.data.get("role", ""), ("text",)))
 
 
 class Tool(BaseModel):
@@ -130,8 +111,8 @@ class CountRequest(u.Refusing):
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1), f.at_most(MOST_MESSAGES)] = Field(
         description=f'a list of 1 to {MOST_MESSAGES:,} messages, such as [{{"role": "user", "content": "..."}}]'
     )
-    system: Annotated[list[Block], BeforeValidator(blocks), WithJsonSchema(_blocks_schema("text"))] = Field(
-        [], description="a string, or a list of text blocks"
+    system: Annotated[list[Block], BeforeValidator(blocks), WithJsonSchema(CONTENT_SCHEMA)] = Field(
+        "", validate_default=True, description="a string, or a list of text blocks"
     )
     tools: SkipJsonSchema[
         Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(distinct)]
