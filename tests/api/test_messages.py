@@ -343,7 +343,7 @@ def tool(**fields: Any) -> dict[str, Any]:
     {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, {"tools": TOOLS, "tool_choice": {"type": "required"}},
     {"output_format": {"type": "json_schema"}}, {"output_format": {"type": "json_object"}}, {"output_format": {"type": "json_schema", "schema": 5}}, {"output_config": {"format": {}}},
     {"output_format": FORM, "output_config": {"format": FORM}}, {"thinking": {"type": "on"}}, {"thinking": True},
-    {"mcp_servers": [{"url": "http://x"}]}, {"container": "x"}, {"context_management": {"edits": []}}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]}, {"n": 2},
+    {"mcp_servers": [{"url": "http://x"}]}, {"container": "x"}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]}, {"n": 2},
 ], ids=lambda fields: str(fields)[:60])  # fmt: skip
 def test_a_bad_request_is_refused(chat: Chat, fields: dict[str, Any]) -> None:
     message = refusal(send(chat.client, **fields))["message"]
@@ -357,10 +357,14 @@ def test_what_changes_nothing_is_named(client: FlaskClient) -> None:
     fields = {
         "metadata": {"user_id": "x"},
         "service_tier": "auto",
+        "context_management": {"edits": []},
         "output_config": {"effort": "low"},
         "container": None,
     }
-    assert send(client, **fields).headers["X-Ignored-Params"] == "metadata, service_tier, output_config.effort"
+    assert (
+        send(client, **fields).headers["X-Ignored-Params"]
+        == "metadata, service_tier, context_management, output_config.effort"
+    )
 
 
 def test_a_thread_is_refused_so_that_clients_send_all_messages(client: FlaskClient) -> None:
