@@ -48,13 +48,12 @@ def refusal(status: int, body: bytes) -> Refused | None:
     if status not in (429, 503, 529):
         return None
     fields = bodies.read(body)
-    inner = fields.get("error")
-    kind = inner.get("type") if isinstance(inner, dict) else fields.get("error_type")
+    error = fields.get("error")
+    inner = error if isinstance(error, dict) else {"type": fields.get("error_type")}
+    kind = inner.get("type")
     if kind in ("overloaded", "rate_limit_error"):
         return Refused(None, is_full=True)
-    if (
-        kind == "overloaded_error" and isinstance(inner, dict) and "details" in inner
-    ):  # it does not fit into memory, here as elsewhere
+    if "details" in inner:  # Anthropic's form: too large for the memory of any replica
         return None
     return Refused(None) if kind in ("unavailable_error", "healthcheck", "overloaded_error") else None
 

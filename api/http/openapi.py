@@ -68,11 +68,9 @@ MESSAGES_ERROR: Schema = {
     },
     "required": ["type", "error"],
 }
-ERRORS = {
-    "openai": ("Error", ERROR),
-    "tgi": ("TgiError", TGI_ERROR),
-    "messages": ("MessagesError", MESSAGES_ERROR),
-}  # by dialect
+ERRORS = {  # by dialect
+    "openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR), "messages": ("MessagesError", MESSAGES_ERROR),
+}  # fmt: skip
 EVENTS = "text/event-stream"
 IGNORED: Schema = {
     "description": "the fields and query parameters that had no effect, separated by commas; absent if there are none",
