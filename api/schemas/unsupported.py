@@ -90,6 +90,7 @@ TOKENIZE: Unsupported = {
     "tools": ([],), "functions": ([],), "mm_processor_kwargs": ({},), "media_io_kwargs": ({},), "truncate": (),
     "truncate_prompt_tokens": (), "return_token_strs": (False,),
 }  # fmt: skip
+MESSAGES: Unsupported = {**EVERYWHERE, "stop": ([],), "container": (), "mcp_servers": ([],)}
 MESSAGE: Unsupported = {"prefix": (False,), "partial": (False,), "function_call": ()}  # of a chat
 
 
