@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from flask import Blueprint, Response, g, jsonify
 
@@ -34,6 +34,18 @@ NAMES = {
 REPEATED = {
     "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "text", "tools", "tool_choice",
 }  # fmt: skip
+# By the kind of pieces: the type of an item, how its id begins, its part or its events, and what else item and part have.
+ITEMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
+    "reasoning": ("reasoning", "rs", "reasoning_text", {"summary": [], "content": []}, {}),
+    "content": (
+        "message",
+        "msg",
+        "output_text",
+        {"role": "assistant", "content": []},
+        {"annotations": [], "logprobs": []},
+    ),
+    "call": ("function_call", "fc", "function_call_arguments", {"arguments": ""}, {}),
+}
 OPERATIONS = [
     Operation(
         "post", "/v1/responses", "answer a conversation with a list of items, in OpenAI's newer API", "openai",
@@ -44,23 +56,6 @@ OPERATIONS = [
         },
     ),
 ]  # fmt: skip
-
-
-class Item(NamedTuple):
-    """An item of a kind: its type, how its id begins, its events or its part, and further fields of these and the item."""
-
-    type: str
-    prefix: str
-    part: str
-    scores: dict[str, Any]
-    fields: dict[str, Any]
-
-
-ITEMS = {  # by the kind of their pieces
-    "reasoning": Item("reasoning", "rs", "reasoning_text", {}, {"summary": [], "content": []}),
-    "content": Item("message", "msg", "output_text", {"logprobs": []}, {"role": "assistant", "content": []}),
-    "arguments": Item("function_call", "fc", "function_call_arguments", {}, {"arguments": ""}),
-}
 
 
 def blueprint(service: Service) -> Blueprint:
@@ -82,22 +77,20 @@ class ResponseWriter:
     """Writes the answer to one request, as events or whole: then it is what its events add up to."""
 
     def __init__(self, engine: Engine, generation: Generation, params: ResponsesRequest) -> None:
-        self._generation, self._params = generation, params
-        self._decode = engine.tokenizer.decode_bytes
-        make = generation.request.parts
+        self._engine, self._generation, self._params = engine, generation, params
+        self._inference, self._id = generation.inferences[0], g.request_id
+        make, options = generation.request.parts, generation.request.options
         self._taker: AnswerParts | None = make() if make is not None else None
-        self._id = g.request_id
-        options = generation.request.options
         self._head = {
             "id": f"resp_{self._id}", "object": "response", "created_at": int(time.time()),
             "model": params.model or engine.served_name, "temperature": options["temperature"], "top_p": options["top_p"],
             "background": False, "previous_response_id": None, "store": False, "truncation": "disabled",
             **params.model_dump(include=REPEATED),
         }  # fmt: skip
+        self._events = 0  # sent so far
         self._output: list[dict[str, Any]] = []
         self._kind = ""  # of the pieces of the last item, while that is open
-        self._texts: list[str] = []
-        self._number = 0  # of the next event
+        self._texts: list[str] = []  # of these pieces
 
     def reply(self, ignored: list[str]) -> Response | Deferred:
         """Return the answer, whole or as a stream; it names the ignored fields."""
@@ -105,8 +98,7 @@ class ResponseWriter:
 
     def _whole(self) -> Response:
         self._generation.wait()
-        inference = self._generation.inferences[0]
-        self._chunk(Delta(0, inference.answer, 0, len(inference.output_ids), True))
+        self._chunk(Delta(0, self._inference.answer, 0, len(self._inference.output_ids), True))
         return jsonify(self._response(self._status))
 
     def _stream(self) -> Response:
@@ -117,81 +109,73 @@ class ResponseWriter:
 
     @property
     def _status(self) -> str:
-        return "incomplete" if self._generation.inferences[0].finish_reason == "length" else "completed"
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        frame = event(f"response.{kind}", {"type": f"response.{kind}", "sequence_number": self._number, **fields})
-        self._number += 1
-        return frame
-
-    def _begin(self) -> Iterator[bytes]:
-        if not self._number:
-            for name in ("created", "in_progress"):
-                yield self._event(name, response=self._response("in_progress"))
+        return "incomplete" if self._inference.finish_reason == "length" else "completed"
 
     def _chunk(self, delta: Delta) -> bytes:
-        return b"".join([*self._begin(), *self._events(delta)])
-
-    def _events(self, delta: Delta) -> Iterator[bytes]:
-        if self._taker is None:
-            pieces = [Piece("content", delta.text)]
-        else:
+        """Return the events of a delta."""
+        pieces = [Piece("content", delta.text)]
+        if self._taker is not None:
             pieces = self._taker.feed(delta.text) + (self._taker.finish() if delta.ended else [])
         if delta.ended and not pieces and not self._output:
             pieces = [Piece("content", "")]
+        frames = [*self._begin()]
         for piece in pieces:
-            if piece.kind != self._kind:
-                yield from self._close("completed")
-                yield from self._open(piece)
-            if piece.kind != "call" and piece.text:
-                self._texts.append(piece.text)
-                item = ITEMS[self._kind]
-                yield self._event(f"{item.part}.delta", **self._place, delta=piece.text, **item.scores)
-        if delta.ended:
-            yield from self._close(self._status)
+            frames += self._add(piece)
+        return b"".join([*frames, *(self._close(self._status) if delta.ended else ())])
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
-        return place if self._kind == "arguments" else {**place, "content_index": 0}
+    def _failure(self, content: Any) -> bytes:
+        """Return the last events of a stream that fails."""
+        error = {"code": content["error"]["code"] or content["error"]["type"], "message": content["error"]["message"]}
+        frames = [*self._begin(), *self._close("incomplete")]
+        return b"".join([*frames, self._event("failed", response=self._response("failed", error))])
 
-    def _part(self, text: str) -> dict[str, Any]:
-        item = ITEMS[self._kind]
-        return {"type": item.part, "text": text, **({"annotations": [], **item.scores} if item.scores else {})}
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        frame = event(f"response.{kind}", {"type": f"response.{kind}", "sequence_number": self._events, **fields})
+        self._events += 1
+        return frame
 
-    def _open(self, piece: Piece) -> Iterator[bytes]:
-        """Begin the item of a piece."""
-        self._kind = "arguments" if piece.kind == "call" else piece.kind
-        item = ITEMS[self._kind]
-        id = f"{item.prefix}_{self._id}_{len(self._output)}"
-        called = {"call_id": piece.id, "name": piece.text} if piece.kind == "call" else {}
-        self._output.append({"type": item.type, "id": id, "status": "in_progress", **called, **item.fields})
-        yield self._event("output_item.added", output_index=len(self._output) - 1, item=self._output[-1])
-        if self._kind != "arguments":
-            yield self._event("content_part.added", **self._place, part=self._part(""))
+    def _begin(self) -> Iterator[bytes]:
+        if not self._events:
+            for kind in ("created", "in_progress"):
+                yield self._event(kind, response=self._response("in_progress"))
+
+    def _add(self, piece: Piece) -> Iterator[bytes]:
+        """Add a piece to the open item, or begin another with it."""
+        is_call = piece.kind == "call"
+        if is_call or (piece.kind != self._kind and piece.kind != "arguments"):
+            yield from self._close("completed")
+            self._kind, index = piece.kind, len(self._output)
+            type, prefix, self._part, fields, self._more = ITEMS[piece.kind]
+            named = {"call_id": piece.id, "name": piece.text} if is_call else {}
+            item = {"type": type, "id": f"{prefix}_{self._id}_{index}", "status": "in_progress", **named, **fields}
+            self._output.append(item)
+            self._place = {"item_id": item["id"], "output_index": index, **({} if is_call else {"content_index": 0})}
+            self._scores = {name: value for name, value in self._more.items() if name == "logprobs"}
+            yield self._event("output_item.added", output_index=index, item=item)
+            if not is_call:
+                yield self._event("content_part.added", **self._place, part=self._written(""))
+        if piece.text and not is_call:
+            self._texts.append(piece.text)
+            yield self._event(f"{self._part}.delta", **self._place, delta=piece.text, **self._scores)
 
     def _close(self, status: str) -> Iterator[bytes]:
         """End the open item, if any."""
         if not self._kind:
             return
-        item, text = self._output[-1], "".join(self._texts)
-        done = f"{ITEMS[self._kind].part}.done"
-        if self._kind == "arguments":
+        item, text, done = self._output[-1], "".join(self._texts), f"{self._part}.done"
+        if self._kind == "call":
             item["arguments"] = text
             yield self._event(done, **self._place, name=item["name"], arguments=text)
         else:
-            item["content"] = [self._part(text)]
-            yield self._event(done, **self._place, text=text, **ITEMS[self._kind].scores)
+            item["content"] = [self._written(text)]
+            yield self._event(done, **self._place, text=text, **self._scores)
             yield self._event("content_part.done", **self._place, part=item["content"][0])
         item["status"] = status
         yield self._event("output_item.done", output_index=len(self._output) - 1, item=item)
         self._kind, self._texts = "", []
 
-    def _failure(self, content: Any) -> bytes:
-        """Return the last events of a stream that fails."""
-        error = {"code": content["error"]["code"] or content["error"]["type"], "message": content["error"]["message"]}
-        closing = [*self._begin(), *self._close("incomplete")]
-        return b"".join([*closing, self._event("failed", response=self._response("failed", error))])
+    def _written(self, text: str) -> dict[str, Any]:
+        return {"type": self._part, "text": text, **self._more}
 
     def _response(self, status: str, error: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._head | {
@@ -201,10 +185,10 @@ class ResponseWriter:
         }  # fmt: skip
 
     def _usage(self) -> dict[str, Any]:
-        inferences = self._generation.inferences
-        counts, ids, thinking = usage(self._generation, inferences), inferences[0].output_ids, 0
+        counts, ids, thinking = usage(self._generation, [self._inference]), self._inference.output_ids, 0
         if self._output[0]["type"] == "reasoning":
-            thinking = bisect_left(range(len(ids)), True, key=lambda n: CLOSE.encode() in self._decode(ids[:n]))
+            written = self._engine.tokenizer.decode_bytes
+            thinking = bisect_left(range(len(ids)), True, key=lambda n: CLOSE.encode() in written(ids[:n]))
         return {
             "input_tokens": counts["prompt_tokens"], "input_tokens_details": counts["prompt_tokens_details"],
             "output_tokens": counts["completion_tokens"], "output_tokens_details": {"reasoning_tokens": thinking},

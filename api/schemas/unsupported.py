@@ -81,7 +81,7 @@ COMPLETIONS: Unsupported = EVERYWHERE
 CHAT: Unsupported = {**EVERYWHERE, "add_special_tokens": (False,), "n_predict": (-1,)}
 RESPONSES: Unsupported = {
     **EVERYWHERE, "background": (False,), "conversation": (), "prompt": (), "context_management": ([],),
-    "truncation": ("disabled",), "messages": ([],), "max_tokens": (),
+    "truncation": ("disabled",), "include": ([], ["reasoning.encrypted_content"]), "messages": ([],), "max_tokens": (),
 }  # fmt: skip
 TGI: Unsupported = {**EVERYWHERE, "ignore_eos": (False,), "include_stop_str_in_output": (True,)}
 TOKENIZE: Unsupported = {
