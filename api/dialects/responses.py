@@ -49,7 +49,7 @@ ITEMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
 OPERATIONS = [
     Operation(
         "post", "/v1/responses", "answer a conversation with a list of items, in OpenAI's newer API", "openai",
-        body=ResponsesRequest, generates=True, streams=True, example={"input": "Who are you?", "max_output_tokens": 8},
+        body=ResponsesRequest, generates=True, streams=True, example={"input": [{"role": "user", "content": "Who are you?"}], "max_output_tokens": 8},
         answer={
             "type": "object", "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
             "properties": {"object": {"const": "response"}, "output": {"type": "array"}, "usage": {"type": "object"}},

@@ -61,13 +61,8 @@ def template_variables(engine: Engine, params: ChatRequest, tools: list[dict[str
 
 def described(calls: Calls) -> list[dict[str, Any]]:
     """Return the tools as templates read them."""
-    return [
-        {"type": "function", "function": tool.function.model_dump(include=_TOLD, exclude_none=True)}
-        for tool in calls.tools
-    ]
-
-
-_TOLD = {"name", "description", "parameters"}
+    told: Any = {"type": True, "function": {"name", "description", "parameters"}}
+    return [tool.model_dump(include=told, exclude_none=True) for tool in calls.tools]
 
 
 def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, options: dict[str, Any]) -> Any:

@@ -76,7 +76,7 @@ def _checked(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class FlatTool(o.Function):
-    """A tool of a request."""
+    """A tool of a request, or the choice of one."""
 
     type: Literal["function"] = Field(description='"function"; tools of the server are not supported')
 
@@ -84,12 +84,6 @@ class FlatTool(o.Function):
     def function(self) -> o.Function:
         """The function, as tools of chats have it."""
         return self
-
-
-class FlatChoice(o.FunctionChoice):
-    """A tool choice that names a function."""
-
-    type: Literal["function"]
 
 
 class TextOptions(BaseModel):
@@ -116,8 +110,7 @@ class ResponsesRequest(o.Sampled):
     unsupported: ClassVar = u.RESPONSES
 
     input: Annotated[
-        list[o.Message], Field(max_length=o.MOST_MESSAGES), f.at_most(o.MOST_MESSAGES), BeforeValidator(_messages),
-        WithJsonSchema(INPUT),
+        list[o.Message], BeforeValidator(_messages), f.at_most(o.MOST_MESSAGES), WithJsonSchema(INPUT),
     ] = Field(
         description=f'a string, or a list of at most {o.MOST_MESSAGES:,} items such as {{"role": "user", "content": "..."}}, '
         '{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"} and {"type": "function_call_output", '
@@ -135,7 +128,7 @@ class ResponsesRequest(o.Sampled):
         "{...}}, each with a name of its own",
     )
     tool_choice: SkipJsonSchema[
-        Annotated[Literal["none", "auto", "required"] | FlatChoice, WrapValidator(o.one_of_these)]
+        Annotated[Literal["none", "auto", "required"] | FlatTool, WrapValidator(o.one_of_these)]
     ] = Field("auto", description='"none", "auto", "required", or {"type": "function", "name": "f"}, with tools')
     parallel_tool_calls: f.Flag = Field(True, description=f.FLAG)
     text: TextOptions = Field(TextOptions(), description='an object such as {"format": {"type": "json_object"}}')
@@ -153,7 +146,8 @@ class ResponsesRequest(o.Sampled):
         choice = self.tool_choice
         shared = {name: value for name, value in self if name in self.model_fields_set & o.Sampled.model_fields.keys()}
         fields = {
-            "messages": first + self.input, "max_tokens": self.max_output_tokens, "tools": self.tools,
+            "messages": first + self.input, "max_tokens": self.max_output_tokens,
+            "tools": [o.Tool(type="function", function=tool) for tool in self.tools],
             "tool_choice": choice if isinstance(choice, str) else o.NamedChoice(type="function", function=choice),
             "parallel_tool_calls": self.parallel_tool_calls, "reasoning_effort": self.reasoning.effort,
             "response_format": _form(self.text.format),

@@ -117,21 +117,20 @@ def test_an_empty_answer_has_an_empty_message(client: FlaskClient, model: FakeMo
 
 def test_the_input_becomes_the_conversation(client: FlaskClient, prompts: list[str]) -> None:
     answer(client, instructions="Be brief.", input="Hi")
+    prompt = prompts[-1]
+    assert "system\nBe brief." in prompt
+    assert "user\nHi" in prompt
     parts = [{"type": "input_text", "text": "H"}, {"type": "input_text", "text": "i"}]
-    answer(
-        client,
-        input=[{"role": "system", "content": "Be brief."}, {"type": "message", "role": "user", "content": parts}],
-    )
-    assert prompts[0] == prompts[1]
-    assert "system\nBe brief." in prompts[0]
-    assert "user\nHi" in prompts[0]
+    user = {"type": "message", "role": "user", "content": parts}
+    answer(client, input=[{"role": "system", "content": "Be brief."}, user])
+    assert prompts[-1] == prompt
     said = {"type": "message", "id": "m", "status": "completed", "role": "assistant",
             "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]}  # fmt: skip
-    history = [{"role": "user", "content": "Hi"}, {"type": "reasoning", "id": "r", "summary": []}, said, CALL, RESULT]
+    history = [user, {"type": "reasoning", "id": "r", "summary": []}, said, CALL, RESULT]
     answer(client, input=history, tools=TOOLS)
     assert '"description": "Tells."' in prompts[-1]
     assert f'assistant\nI look.\n<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>' in prompts[-1]
-    assert "user\n<tool_response>\nrain\n</tool_response>" in prompts[-1]
+    assert "user\nThe tool returned: rain\n" in prompts[-1]
     answer(client, input=history, tools=TOOLS, tool_choice="none")
     assert "Tells." not in prompts[-1]
 
