@@ -142,7 +142,7 @@ class ResponsesRequest(o.Sampled):
 
     def chat(self) -> o.ChatRequest:
         """Return the chat that it means. All its fields have been checked."""
-        first = [] if self.instructions is None else [o.Message(role="system", content=self.instructions)]
+        first = [o.Message(role="system", content=self.instructions)] if self.instructions else []
         choice = self.tool_choice
         shared = {name: value for name, value in self if name in self.model_fields_set & o.Sampled.model_fields.keys()}
         fields = {

@@ -122,7 +122,7 @@ def test_the_input_becomes_the_conversation(client: FlaskClient, prompts: list[s
     assert "user\nHi" in prompt
     parts = [{"type": "input_text", "text": "H"}, {"type": "input_text", "text": "i"}]
     user = {"type": "message", "role": "user", "content": parts}
-    answer(client, input=[{"role": "system", "content": "Be brief."}, user])
+    answer(client, input=[{"role": "system", "content": "Be brief."}, user], instructions="")
     assert prompts[-1] == prompt
     said = {"type": "message", "id": "m", "status": "completed", "role": "assistant",
             "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]}  # fmt: skip
