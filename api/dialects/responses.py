@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
 
 from flask import Blueprint, Response, g, jsonify
 
@@ -73,6 +73,25 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
+class Part(NamedTuple):
+    """What grows of the last item: the kind of its pieces, how events call it, where it is, and its texts so far."""
+
+    kind: str
+    name: str
+    place: dict[str, Any]
+    more: dict[str, Any]  # that it has beside its text
+    texts: list[str]
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """What events have beside a text."""
+        return {"logprobs": []} if "logprobs" in self.more else {}
+
+    def written(self, text: str) -> dict[str, Any]:
+        """Return it with this text."""
+        return {"type": self.name, "text": text, **self.more}
+
+
 class ResponseWriter:
     """Writes the answer to one request, as events or whole: then it is what its events add up to."""
 
@@ -89,8 +108,7 @@ class ResponseWriter:
         }  # fmt: skip
         self._events = 0  # sent so far
         self._output: list[dict[str, Any]] = []
-        self._kind = ""  # of the pieces of the last item, while that is open
-        self._texts: list[str] = []  # of these pieces
+        self._part: Part | None = None
 
     def reply(self, ignored: list[str]) -> Response | Deferred:
         """Return the answer, whole or as a stream; it names the ignored fields."""
@@ -141,41 +159,42 @@ class ResponseWriter:
 
     def _add(self, piece: Piece) -> Iterator[bytes]:
         """Add a piece to the open item, or begin another with it."""
-        is_call = piece.kind == "call"
-        if is_call or (piece.kind != self._kind and piece.kind != "arguments"):
+        part = self._part
+        if part is None or piece.kind != part.kind:
             yield from self._close("completed")
-            self._kind, index = piece.kind, len(self._output)
-            type, prefix, self._part, fields, self._more = ITEMS[piece.kind]
-            named = {"call_id": piece.id, "name": piece.text} if is_call else {}
-            item = {"type": type, "id": f"{prefix}_{self._id}_{index}", "status": "in_progress", **named, **fields}
-            self._output.append(item)
-            self._place = {"item_id": item["id"], "output_index": index, **({} if is_call else {"content_index": 0})}
-            self._scores = {name: value for name, value in self._more.items() if name == "logprobs"}
-            yield self._event("output_item.added", output_index=index, item=item)
-            if not is_call:
-                yield self._event("content_part.added", **self._place, part=self._written(""))
-        if piece.text and not is_call:
-            self._texts.append(piece.text)
-            yield self._event(f"{self._part}.delta", **self._place, delta=piece.text, **self._scores)
+            part = self._part = yield from self._open(piece)
+        if piece.text and piece.kind != "call":
+            part.texts.append(piece.text)
+            yield self._event(f"{part.name}.delta", **part.place, delta=piece.text, **part.scores)
+
+    def _open(self, piece: Piece) -> Generator[bytes, None, Part]:
+        is_call, index = piece.kind == "call", len(self._output)
+        type, prefix, name, fields, more = ITEMS[piece.kind]
+        named = {"call_id": piece.id, "name": piece.text} if is_call else {}
+        item = {"type": type, "id": f"{prefix}_{self._id}_{index}", "status": "in_progress", **named, **fields}
+        place = {"item_id": item["id"], "output_index": index, **({} if is_call else {"content_index": 0})}
+        part = Part("arguments" if is_call else piece.kind, name, place, more, [])
+        self._output.append(item)
+        yield self._event("output_item.added", output_index=index, item=item)
+        if not is_call:
+            yield self._event("content_part.added", **place, part=part.written(""))
+        return part
 
     def _close(self, status: str) -> Iterator[bytes]:
         """End the open item, if any."""
-        if not self._kind:
+        part, self._part = self._part, None
+        if part is None:
             return
-        item, text, done = self._output[-1], "".join(self._texts), f"{self._part}.done"
-        if self._kind == "call":
+        item, text = self._output[-1], "".join(part.texts)
+        if item["type"] == "function_call":
             item["arguments"] = text
-            yield self._event(done, **self._place, name=item["name"], arguments=text)
+            yield self._event(f"{part.name}.done", **part.place, name=item["name"], arguments=text)
         else:
-            item["content"] = [self._written(text)]
-            yield self._event(done, **self._place, text=text, **self._scores)
-            yield self._event("content_part.done", **self._place, part=item["content"][0])
+            item["content"] = [part.written(text)]
+            yield self._event(f"{part.name}.done", **part.place, text=text, **part.scores)
+            yield self._event("content_part.done", **part.place, part=part.written(text))
         item["status"] = status
         yield self._event("output_item.done", output_index=len(self._output) - 1, item=item)
-        self._kind, self._texts = "", []
-
-    def _written(self, text: str) -> dict[str, Any]:
-        return {"type": self._part, "text": text, **self._more}
 
     def _response(self, status: str, error: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._head | {

@@ -323,6 +323,15 @@ def mock() -> Iterator[Flask]:
     yield from connected(create_app(config), load_engine(config))
 
 
+def test_a_client_that_loops_until_there_is_an_answer_ends(mock: Flask) -> None:
+    client, asked = mock.test_client(), [{"role": "user", "content": "Hi"}]
+    output = answer(client, input=asked, tools=[WEATHER])["output"]
+    assert [item["type"] for item in output] == ["function_call"]
+    result = {**RESULT, "call_id": output[0]["call_id"]}
+    ((kind, status, _),) = plain(answer(client, input=[*asked, *output, result], tools=[WEATHER]))
+    assert (kind, status) == ("message", "completed")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_schema_that_free_text_cannot_satisfy_is_satisfied(mock: Flask, stream: bool) -> None:
     schema = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}},
