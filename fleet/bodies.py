@@ -15,7 +15,7 @@ from fleet.routers import Asked
 # The routes that generate text, each with the field that holds its prompt.
 PROMPTS = {
     "/inference": "prompt", "/v1/completions": "prompt", "/v1/chat/completions": "messages",
-    "/v1/messages": "messages", "/v1/embeddings": "input",
+    "/v1/messages": "messages", "/v1/responses": "input", "/v1/embeddings": "input",
     "/generate": "inputs", "/generate_stream": "inputs", "/": "inputs",
 }  # fmt: skip
 SESSION = "X-Session-Id"

@@ -203,7 +203,7 @@ def distinct(tools: list[Any]) -> list[Any]:
     return tools
 
 
-def _choice(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def one_of_these(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError:  # which would list what each form lacks
@@ -275,7 +275,7 @@ TOOLS = (
     f'a list of at most {MOST_TOOLS} tools, such as {{"type": "function", "function": {{"name": "f", "parameters": {{...}}}}}}, '
     "each with a name of its own"
 )
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(_choice)]
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(one_of_these)]
 TOOL_CHOICE = '"none", "auto", "required", or {"type": "function", "function": {"name": "f"}}, with tools'
 
 

@@ -84,6 +84,10 @@ EMBEDDINGS: Unsupported = {
     "late_chunking": (False,), "embedding_type": ("float",), "output_dtype": ("float",), "output_dimension": (),
 }  # fmt: skip
 CHAT: Unsupported = {**EVERYWHERE, "add_special_tokens": (False,), "n_predict": (-1,)}
+RESPONSES: Unsupported = {
+    **EVERYWHERE, "background": (False,), "conversation": (), "prompt": (), "context_management": ([],),
+    "truncation": ("disabled",), "include": ([], ["reasoning.encrypted_content"]), "messages": ([],), "max_tokens": (),
+}  # fmt: skip
 TGI: Unsupported = {**EVERYWHERE, "ignore_eos": (False,), "include_stop_str_in_output": (True,)}
 TOKENIZE: Unsupported = {
     "continue_final_message": (False,), "chat_template": (), "chat_template_kwargs": ({},), "documents": ([],),
