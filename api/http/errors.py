@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -98,6 +99,18 @@ def _written(value: object) -> Iterator[str]:
         yield "}"
     else:
         yield json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Put the names of another dialect for those of chat into the errors that are raised within."""
+    try:
+        yield
+    except ApiError as error:
+        pattern = rf"\b({'|'.join(names)})\b"
+        error.args = (re.sub(pattern, lambda match: names[match[0]], str(error)),)
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 def from_inference(error: InferenceError) -> ApiError:

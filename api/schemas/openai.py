@@ -182,14 +182,14 @@ def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _distinct(tools: list[Tool]) -> list[Tool]:
+def distinct(tools: list[Tool]) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"must have each name once, not {shown(twice)} twice")
     return tools
 
 
-def _choice(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def one_of_these(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError:  # which would list what each form lacks
@@ -282,14 +282,14 @@ class ChatRequest(Sampled):
         None, description="a whole number from 0 to 20, with logprobs: true"
     )
     tools: SkipJsonSchema[
-        Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(_distinct)]
+        Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(distinct)]
     ] = Field(
         [],
         description=f'a list of at most {MOST_TOOLS} tools such as {{"type": "function", "function": {{"name": "f", '
         '"parameters": {...}}}, each with a name of its own',
     )
     tool_choice: SkipJsonSchema[
-        Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(_choice)]
+        Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(one_of_these)]
     ] = Field(
         None, description='"none", "auto", "required", or {"type": "function", "function": {"name": "f"}}, with tools'
     )
