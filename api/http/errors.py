@@ -27,7 +27,7 @@ STATUS = {
     "timeout_error": 504,
 }
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # POST only
-PREFIXES: dict[str, str] = {}  # of paths, with the dialect whose errors they have
+PREFIXES = {"/api/": "ollama"}  # of paths, with the dialect whose errors they have
 STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}}  # by dialect, where they differ
 TGI_TYPE = {
     "invalid_request_error": "validation",
@@ -185,7 +185,11 @@ def _tgi(error: ApiError) -> dict[str, Any]:
     return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
 
 
-CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {"openai": _openai, "tgi": _tgi}
+def _ollama(error: ApiError) -> dict[str, Any]:
+    return {"error": str(error)}
+
+
+CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {"openai": _openai, "tgi": _tgi, "ollama": _ollama}
 
 
 def response(error: ApiError) -> Response:

@@ -55,7 +55,10 @@ TGI_ERROR: Schema = {
     "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
     "required": ["error", "error_type"],
 }
-ERRORS = {"openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR)}  # by dialect
+OLLAMA_ERROR: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+ERRORS = {  # by dialect
+    "openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR), "ollama": ("OllamaError", OLLAMA_ERROR),
+}  # fmt: skip
 EVENTS = "text/event-stream"
 IGNORED: Schema = {
     "description": "the fields and query parameters that had no effect, separated by commas; absent if there are none",

@@ -80,6 +80,7 @@ NATIVE: Unsupported = {
 COMPLETIONS: Unsupported = EVERYWHERE
 CHAT: Unsupported = {**EVERYWHERE, "add_special_tokens": (False,), "n_predict": (-1,)}
 TGI: Unsupported = {**EVERYWHERE, "ignore_eos": (False,), "include_stop_str_in_output": (True,)}
+OLLAMA: Unsupported = {**EVERYWHERE, "images": ([],), "template": ("",), "context": ([],), "truncate": (False, True)}
 TOKENIZE: Unsupported = {
     "continue_final_message": (False,), "chat_template": (), "chat_template_kwargs": ({},), "documents": ([],),
     "tools": ([],), "functions": ([],), "mm_processor_kwargs": ({},), "media_io_kwargs": ({},), "truncate": (),
