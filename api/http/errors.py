@@ -27,7 +27,7 @@ STATUS = {
     "timeout_error": 504,
 }
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # POST only
-PREFIXES = {"/api/": "ollama"}  # of paths, with the dialect whose errors they have
+PREFIXES = {"/api/v1/": "openai", "/api/": "ollama"}  # of paths, with the dialect whose errors they have
 STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}}  # by dialect, where they differ
 TGI_TYPE = {
     "invalid_request_error": "validation",
@@ -143,7 +143,7 @@ def from_http(error: HTTPException) -> ApiError:
 
 
 def _nearest_route(path: str, known: list[str]) -> str | None:
-    """Return the path that a wrong one probably means: with other slashes, case or prefix, or with a typing error."""
+    """Return the path that a wrong one probably means: with other slashes, case or prefix, its end, or a typing error."""
     routes = current_app.url_map.bind("")
     for spelled in (path, path.lower()):
         parts = [part.strip() for part in spelled.split("/") if part.strip()]
@@ -154,6 +154,8 @@ def _nearest_route(path: str, known: list[str]) -> str | None:
             for candidate in (rest, f"/v1{rest}"):
                 if routes.allowed_methods(candidate):
                     return candidate
+                if len(below := [route for route in known if route.startswith(f"{candidate}/")]) == 1:
+                    return below[0]
     return next(iter(get_close_matches(path, [route for route in known if route != "/"], 1)), None)
 
 

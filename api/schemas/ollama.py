@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictStr, WithJsonSchema, WrapValidator
+from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
 from api.schemas import unsupported as u
-from api.schemas.openai import MESSAGES, MOST_MESSAGES, MOST_TOOLS, UNLIMITED, Message, Tool, distinct, one_of_these
+from api.schemas.openai import MESSAGES, MOST_MESSAGES, TOOLS, UNLIMITED, Message, Tools, one_of_these
 from api.schemas.scheduling_hints import SchedulingHints
 
 FORMAT = '"json" or a JSON schema'
@@ -74,9 +75,7 @@ class OllamaChatRequest(OllamaRequest):
     messages: Annotated[list[Message], Field(fail_fast=True), f.at_most(MOST_MESSAGES)] = Field(
         [], description=MESSAGES
     )
-    tools: Annotated[list[Tool], f.at_most(MOST_TOOLS), AfterValidator(distinct)] = Field(
-        [], description='a list of tools such as {"type": "function", "function": {"name": "f", "parameters": {...}}}'
-    )
+    tools: SkipJsonSchema[Tools] = Field([], description=TOOLS)
 
 
 class OllamaGenerateRequest(OllamaRequest):
