@@ -16,6 +16,7 @@ from flask import Blueprint, Response, current_app, g, jsonify, request
 from api import streaming
 from api.answer_parts import AnswerParts
 from api.dialects import chat
+from api.dialects.embeddings import MOST_NUMBERS, start_embedding, vector
 from api.dialects.openai import completion_request
 from api.generation import (
     Generation,
@@ -31,7 +32,7 @@ from api.http import errors
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
+from api.schemas.ollama import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
 from api.schemas.openai import UNLIMITED, ChatRequest, CompletionRequest, Message
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
@@ -62,6 +63,15 @@ OPERATIONS = [
         "post", "/api/show", "what is known about a model (Ollama's API)", "ollama", body=ShowRequest, example={},
         answer={"type": "object", "required": ["details", "model_info", "capabilities"]}, errors=(400, 404, 413, 503),
     ),
+    Operation(
+        "post", "/api/embed", "embed one or several prompts (Ollama's API)", "ollama", body=OllamaEmbedRequest,
+        example={"input": "ROMEO:"}, answer={"type": "object", "required": ["model", "embeddings"]}, generates=True,
+    ),
+    Operation(
+        "post", "/api/embeddings", "embed one prompt (Ollama's older API)", "ollama", example={"prompt": "ROMEO:"},
+        body={"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string", "minLength": 1}}},
+        answer={"type": "object", "required": ["embedding"]}, generates=True,
+    ),
     Operation("get", "/api/tags", "the served model and its adapters (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
     Operation("get", "/api/ps", "the models in memory (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
     Operation(
@@ -82,6 +92,33 @@ def blueprint(service: Service) -> Blueprint:
     @routes.post("/generate")
     def generate() -> Any:
         return _answer(service, OllamaGenerateRequest)
+
+    @routes.post("/embed")
+    @routes.post("/embeddings")
+    def embed() -> Any:
+        engine = ready_engine(service)
+        fields, is_one = body.take(request, EXAMPLE, any_type=True), request.path == "/api/embeddings"
+        if is_one:
+            fields["input"] = fields.pop("prompt", None)
+        with errors.renaming({"input": "prompt" if is_one else "input"}):
+            params, ignored = body.validate(OllamaEmbedRequest, fields)
+            generation = start_embedding(service, engine, params, _adapter(engine, params.model))
+        began = g.began
+
+        def write() -> Response:
+            generation.wait()
+            vectors = [vector(inference).tolist() for inference in generation.inferences]
+            if is_one:
+                return jsonify(embedding=vectors[0])
+            first = timings(generation.inferences[0])
+            return jsonify(
+                model=params.model or engine.served_name, embeddings=vectors,
+                total_duration=_nanoseconds(time.perf_counter() - began), load_duration=_nanoseconds(first["queue_s"]),
+                prompt_eval_count=sum(len(inference.sequence.prompt_ids) for inference in generation.inferences),
+            )  # fmt: skip
+
+        is_large = len(params.input) * engine.width > MOST_NUMBERS
+        return reply(generation, write, ignored + ignored_hints(engine, params), at_once=is_large)
 
     @routes.post("/show")
     def show() -> Response:
@@ -253,14 +290,18 @@ class OllamaWriter:
         return {
             "done": True, "done_reason": "stop" if inference.finish_reason == "stop" else "length",
             "prompt_eval_count": len(inference.sequence.prompt_ids), "eval_count": len(inference.output_ids),
-            **{name: int(1e9 * (value or 0)) for name, value in seconds.items()},
+            **{name: _nanoseconds(value) for name, value in seconds.items()},
         }  # fmt: skip
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return int(1e9 * (seconds or 0))
 
 
 def _known(engine: Engine, name: str, since: float) -> dict[str, Any]:
     """Return what is known of the model, or of an adapter by its name."""
     family, parameters = engine.facts.get("family", "unknown"), engine.facts.get("parameters")
-    formats = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+    formats = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "none": ""}
     level = formats.get(engine.dtype, engine.dtype) if engine.quantize == "none" else engine.quantize.upper()
     size = "" if parameters is None else f"{parameters / 1e6:.1f}M" if parameters < 1e9 else f"{parameters / 1e9:.1f}B"
     tagged = name if ":" in name else name + LATEST
@@ -272,5 +313,5 @@ def _known(engine: Engine, name: str, since: float) -> dict[str, Any]:
             "parent_model": "" if name == engine.served_name else engine.served_name,
             "family": family, "families": [family], "parameter_size": size, "quantization_level": level,
         },
-        "capabilities": ["completion", "tools", *(["thinking"] if engine.tokenizer.tool_format.thinks else [])],
+        "capabilities": ["completion", "tools", "embedding", *["thinking"] * engine.tokenizer.tool_format.thinks],
     }  # fmt: skip

@@ -9,7 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
 from api.schemas import unsupported as u
-from api.schemas.openai import MESSAGES, MOST_MESSAGES, TOOLS, UNLIMITED, Message, Tools, one_of_these
+from api.schemas.openai import MESSAGES, MOST_MESSAGES, TOOLS, UNLIMITED, EmbeddingRequest, Message, Tools, one_of_these
 from api.schemas.scheduling_hints import SchedulingHints
 
 FORMAT = '"json" or a JSON schema'
@@ -88,6 +88,12 @@ class OllamaGenerateRequest(OllamaRequest):
     raw: f.Flag = Field(
         False, description=f"{f.FLAG}; with true, the prompt goes to the model without its chat template"
     )
+
+
+class OllamaEmbedRequest(EmbeddingRequest):
+    """POST /api/embed, and POST /api/embeddings, whose one input is its `prompt`."""
+
+    unsupported: ClassVar = {**u.EMBEDDINGS, "truncate": (False, True)}
 
 
 class ShowRequest(BaseModel):

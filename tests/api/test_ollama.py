@@ -331,13 +331,28 @@ def test_lists_and_facts_are_those_of_the_model(mock: FlaskClient, plain: FlaskC
     for field in ("model", "name"):
         facts = mock.post("/api/show", json={field: "mock:llm-mock@1000"}).get_json()
         assert facts["model_info"][f"{facts['model_info']['general.architecture']}.context_length"] == 1024
-        assert facts["capabilities"] == ["completion", "tools"]
+        assert facts["capabilities"] == ["completion", "tools", "embedding"]
     assert mock.get("/api/version").get_json() == mock.get("/version").get_json()
     assert mock.head("/").status_code == 200
 
 
 def test_a_model_that_thinks_says_so(client: FlaskClient) -> None:
     assert "thinking" in client.post("/api/show", json={}).get_json()["capabilities"]
+
+
+def test_embeddings_are_those_of_openais_route(mock: FlaskClient) -> None:
+    data = mock.post("/v1/embeddings", json={"input": ["hi", "you"]}).get_json()["data"]
+    vectors = [item["embedding"] for item in data]
+    reply = mock.post("/api/embed", json={"input": ["hi", "you"], "truncate": True, "keep_alive": 1})
+    answer = reply.get_json()
+    assert (answer["embeddings"], answer["prompt_eval_count"]) == (vectors, 2)
+    assert 0 < answer["load_duration"] < answer["total_duration"]
+    assert reply.headers["X-Ignored-Params"] == "keep_alive"
+    assert mock.post("/api/embed", json={"input": "hi"}).get_json()["embeddings"] == vectors[:1]
+    assert mock.post("/api/embeddings", json={"prompt": "hi"}).get_json() == {"embedding": vectors[0]}
+    for path, fields, named in (("embed", {"input": []}, "input"), ("embed", {"input": "hi", "dimensions": 7}, "dimensions"),
+                                ("embeddings", {"prompt": ""}, "prompt"), ("embeddings", {}, "prompt")):  # fmt: skip
+        assert error(mock.post(f"/api/{path}", json=fields)).startswith(f"{named} ")
 
 
 def test_errors_have_ollamas_form_wherever_they_arise(client: FlaskClient, model: FakeModel) -> None:
