@@ -67,11 +67,6 @@ OPERATIONS = [
         "post", "/api/embed", "embed one or several prompts (Ollama's API)", "ollama", body=OllamaEmbedRequest,
         example={"input": "ROMEO:"}, answer={"type": "object", "required": ["model", "embeddings"]}, generates=True,
     ),
-    Operation(
-        "post", "/api/embeddings", "embed one prompt (Ollama's older API)", "ollama", example={"prompt": "ROMEO:"},
-        body={"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string", "minLength": 1}}},
-        answer={"type": "object", "required": ["embedding"]}, generates=True,
-    ),
     Operation("get", "/api/tags", "the served model and its adapters (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
     Operation("get", "/api/ps", "the models in memory (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
     Operation(
@@ -94,28 +89,21 @@ def blueprint(service: Service) -> Blueprint:
         return _answer(service, OllamaGenerateRequest)
 
     @routes.post("/embed")
-    @routes.post("/embeddings")
     def embed() -> Any:
         engine = ready_engine(service)
-        fields, is_one = body.take(request, EXAMPLE, any_type=True), request.path == "/api/embeddings"
-        if is_one:
-            fields["input"] = fields.pop("prompt", None)
-        with errors.renaming({"input": "prompt" if is_one else "input"}):
-            params, ignored = body.validate(OllamaEmbedRequest, fields)
-            generation = start_embedding(service, engine, params, _adapter(engine, params.model))
+        params, ignored = body.validate(OllamaEmbedRequest, body.take(request, EXAMPLE, any_type=True))
+        generation = start_embedding(service, engine, params, _adapter(engine, params.model))
         began = g.began
 
         def write() -> Response:
             generation.wait()
-            vectors = [vector(inference).tolist() for inference in generation.inferences]
-            if is_one:
-                return jsonify(embedding=vectors[0])
-            first = timings(generation.inferences[0])
             return jsonify(
-                model=params.model or engine.served_name, embeddings=vectors,
-                total_duration=_nanoseconds(time.perf_counter() - began), load_duration=_nanoseconds(first["queue_s"]),
+                model=params.model or engine.served_name,
+                embeddings=[vector(inference).tolist() for inference in generation.inferences],
+                total_duration=_nanoseconds(time.perf_counter() - began),
+                load_duration=_nanoseconds(timings(generation.inferences[0])["queue_s"]),
                 prompt_eval_count=sum(len(inference.sequence.prompt_ids) for inference in generation.inferences),
-            )  # fmt: skip
+            )
 
         is_large = len(params.input) * engine.width > MOST_NUMBERS
         return reply(generation, write, ignored + ignored_hints(engine, params), at_once=is_large)
@@ -125,14 +113,8 @@ def blueprint(service: Service) -> Blueprint:
         engine = ready_engine(service)
         params, ignored = body.validate(ShowRequest, body.take(request, EXAMPLE, any_type=True))
         adapter = _adapter(engine, params.model or params.name)
-        known = _known(engine, engine.served_name if adapter is None else adapter.name, engine.loaded_at)
-        known["parameters"] = "\n".join(f"{name} {value}" for name, value in engine.sampling.items())
-        known["model_info"] = {
-            "general.architecture": known["details"]["family"],
-            "general.parameter_count": engine.facts.get("parameters"),
-            f"{known['details']['family']}.context_length": engine.context,
-        }
-        return body.name_ignored(jsonify(known), ignored)
+        name = engine.served_name if adapter is None else adapter.name
+        return body.name_ignored(jsonify(_known(engine, name, engine.loaded_at)), ignored)
 
     @routes.get("/tags")
     @routes.get("/ps")
@@ -212,8 +194,8 @@ def _in_chat(messages: list[Message]) -> list[Message]:
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, dict):
                 waiting.append(call.setdefault("id", f"call{i:03}{number:02}"))
-        if message.role == "tool" and waiting:
-            extra.setdefault("tool_call_id", waiting.pop(0))
+        if message.role == "tool" and waiting and extra.setdefault("tool_call_id", waiting[0]) in waiting:
+            waiting.remove(extra["tool_call_id"])
     return messages
 
 
@@ -309,6 +291,11 @@ def _known(engine: Engine, name: str, since: float) -> dict[str, Any]:
         "name": tagged, "model": tagged, "modified_at": datetime.fromtimestamp(since, timezone.utc).isoformat(),
         "digest": hashlib.sha256(f"{name} {engine.facts.get('revision')} {level}".encode()).hexdigest(),
         "context_length": engine.context,
+        "parameters": "\n".join(f"{name} {value}" for name, value in engine.sampling.items()),
+        "model_info": {
+            "general.architecture": family, "general.parameter_count": parameters,
+            f"{family}.context_length": engine.context,
+        },
         "details": {
             "parent_model": "" if name == engine.served_name else engine.served_name,
             "family": family, "families": [family], "parameter_size": size, "quantization_level": level,

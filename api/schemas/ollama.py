@@ -91,7 +91,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
 
 class OllamaEmbedRequest(EmbeddingRequest):
-    """POST /api/embed, and POST /api/embeddings, whose one input is its `prompt`."""
+    """POST /api/embed."""
 
     unsupported: ClassVar = {**u.EMBEDDINGS, "truncate": (False, True)}
 
