@@ -27,7 +27,8 @@ STATUS = {
     "timeout_error": 504,
 }
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # POST only
-PREFIXES: dict[str, str] = {"/v1/messages": "messages"}  # of paths, with the dialect whose errors they have
+# Of paths, with the dialect whose errors they have.
+PREFIXES = {"/v1/messages": "messages", "/api/v1/": "openai", "/api/": "ollama"}
 STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}, "messages": {503: 529}}  # by dialect, where they differ
 TGI_TYPE = {
     "invalid_request_error": "validation",
@@ -199,7 +200,13 @@ def _messages(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": inner}
 
 
-CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {"openai": _openai, "tgi": _tgi, "messages": _messages}
+def _ollama(error: ApiError) -> dict[str, Any]:
+    return {"error": str(error)}
+
+
+CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {
+    "openai": _openai, "tgi": _tgi, "messages": _messages, "ollama": _ollama,
+}  # fmt: skip
 
 
 def response(error: ApiError) -> Response:

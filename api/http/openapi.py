@@ -68,8 +68,10 @@ MESSAGES_ERROR: Schema = {
     },
     "required": ["type", "error"],
 }
+OLLAMA_ERROR: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 ERRORS = {  # by dialect
     "openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR), "messages": ("MessagesError", MESSAGES_ERROR),
+    "ollama": ("OllamaError", OLLAMA_ERROR),
 }  # fmt: skip
 EVENTS = "text/event-stream"
 IGNORED: Schema = {

@@ -89,6 +89,7 @@ RESPONSES: Unsupported = {
     "truncation": ("disabled",), "include": ([], ["reasoning.encrypted_content"]), "messages": ([],), "max_tokens": (),
 }  # fmt: skip
 TGI: Unsupported = {**EVERYWHERE, "ignore_eos": (False,), "include_stop_str_in_output": (True,)}
+OLLAMA: Unsupported = {**EVERYWHERE, "images": ([],), "template": ("",), "context": ([],), "truncate": (False, True)}
 TOKENIZE: Unsupported = {
     "continue_final_message": (False,), "chat_template": (), "chat_template_kwargs": ({},), "documents": ([],),
     "tools": ([],), "functions": ([],), "mm_processor_kwargs": ({},), "media_io_kwargs": ({},), "truncate": (),
