@@ -27,8 +27,9 @@ STATUS = {
     "timeout_error": 504,
 }
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # POST only
-PREFIXES = {"/api/v1/": "openai", "/api/": "ollama"}  # of paths, with the dialect whose errors they have
-STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}}  # by dialect, where they differ
+# Of paths, with the dialect whose errors they have.
+PREFIXES = {"/v1/messages": "messages", "/api/v1/": "openai", "/api/": "ollama"}
+STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}, "messages": {503: 529}}  # by dialect, where they differ
 TGI_TYPE = {
     "invalid_request_error": "validation",
     "cancelled": "incomplete_generation",
@@ -36,6 +37,10 @@ TGI_TYPE = {
     "unavailable_error": "healthcheck",
     "timeout_error": "timeout",
 }
+MESSAGES_TYPE = {  # by status
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 499: "api_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
 LONGEST_VALUE = 100
 MOST_PARTS = 10  # of a path for which a similar one is searched
 
@@ -187,11 +192,21 @@ def _tgi(error: ApiError) -> dict[str, Any]:
     return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
 
 
+def _messages(error: ApiError) -> dict[str, Any]:
+    inner: dict[str, Any] = {"type": MESSAGES_TYPE.get(status(error), "invalid_request_error"), "message": str(error)}
+    if error.code is not None:
+        unsupported = {"unsupported": [error.param]} if "unsupported" in error.code else {}
+        inner["details"] = {"error_code": error.code, **unsupported}
+    return {"type": "error", "error": inner}
+
+
 def _ollama(error: ApiError) -> dict[str, Any]:
     return {"error": str(error)}
 
 
-CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {"openai": _openai, "tgi": _tgi, "ollama": _ollama}
+CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {
+    "openai": _openai, "tgi": _tgi, "messages": _messages, "ollama": _ollama,
+}  # fmt: skip
 
 
 def response(error: ApiError) -> Response:

@@ -33,6 +33,7 @@ WHAT = {
     500: "the model failed on this request",
     503: "the server is loading, shutting down or has failed",
     504: "the request timed out",
+    529: "the server is full, loading, shutting down or has failed; retry after the seconds in Retry-After",
 }
 ERROR: Schema = {
     "type": "object",
@@ -55,9 +56,22 @@ TGI_ERROR: Schema = {
     "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
     "required": ["error", "error_type"],
 }
+MESSAGES_ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
 OLLAMA_ERROR: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 ERRORS = {  # by dialect
-    "openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR), "ollama": ("OllamaError", OLLAMA_ERROR),
+    "openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR), "messages": ("MessagesError", MESSAGES_ERROR),
+    "ollama": ("OllamaError", OLLAMA_ERROR),
 }  # fmt: skip
 EVENTS = "text/event-stream"
 IGNORED: Schema = {
@@ -193,7 +207,7 @@ def _response(code: int, form: Any) -> dict[str, Any]:
     return {
         "description": WHAT[code],
         "content": {"application/json": {"schema": form}},
-        **({"headers": headers} if code in (429, 503) else {}),
+        **({"headers": headers} if code in (429, 503, 529) else {}),
     }
 
 
