@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Acceptance with `litellm` through each dialect that it can speak: OpenAI's, vLLM's, Anthropic's and Ollama's.
+
+usage: agent_litellm.py BASE_URL
+"""
+
+import json
+import os
+from importlib.metadata import version
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it asks GitHub for prices
+import litellm
+from _agent import NEEDS, TASK, Animal, call, ended, is_animal, openai_tools
+from _check import Checks, base_url, model_name
+
+BASE = base_url()
+MODEL = model_name(BASE)
+c = Checks(f"litellm {version('litellm')} against {BASE} model={MODEL}")
+litellm.suppress_debug_info = True
+
+for provider, base in (("openai", "/v1"), ("hosted_vllm", "/v1"), ("anthropic", ""), ("ollama_chat", "")):
+    asked = {"model": f"{provider}/{MODEL}", "api_base": BASE + base, "api_key": "sk-anything", "max_tokens": 200}
+    asked |= {"num_retries": 0, "timeout": 300}
+    for stream in (False, True):
+        with c.step(f"{provider}, stream={stream}"):
+            messages = [{"role": "user", "content": TASK}]
+            for _ in range(5):
+                r = litellm.completion(**asked, messages=messages, tools=openai_tools(), stream=stream)
+                m = (litellm.stream_chunk_builder([*r], messages=messages) if stream else r).choices[0].message
+                if not m.tool_calls:
+                    break
+                messages += [m.model_dump(exclude_none=True)]
+                messages += [
+                    {"role": "tool", "tool_call_id": k.id, "content": call(k.function.name, k.function.arguments)}
+                    for k in m.tool_calls
+                ]
+            ended(c, f"{provider} in a loop, stream={stream}", m.content)
+    with c.step(f"{provider} form"):
+        text = litellm.completion(**asked, messages=[NEEDS], response_format=Animal).choices[0].message.content
+        c.ok(f"{provider} with a response_format", is_animal(text), text)
+with c.step("responses"):
+    r = litellm.responses(
+        model=f"openai/{MODEL}", input="Hi", api_base=BASE + "/v1", api_key="sk-anything", max_output_tokens=20
+    )
+    c.ok("responses", json.loads(r.model_dump_json())["output"], r)
+c.done()
