@@ -73,6 +73,19 @@ def call(name: str, arguments: dict | str) -> str:
     return FUNCTIONS[name](**given)
 
 
+def chat_loop(complete) -> str | None:
+    """Let `complete(messages)` return messages in OpenAI's form until one calls no tool; return the text of the last."""
+    messages = [{"role": "user", "content": TASK}]
+    for _ in range(5):
+        m = complete(messages)
+        if not m.tool_calls:
+            break
+        results = [(k.id, call(k.function.name, k.function.arguments)) for k in m.tool_calls]
+        messages += [m.model_dump(exclude_none=True)]
+        messages += [{"role": "tool", "tool_call_id": id_, "content": text} for id_, text in results]
+    return m.content
+
+
 def is_animal(text: str) -> bool:
     """Whether a text is the JSON of an animal."""
     with contextlib.suppress(ValidationError):

@@ -6,11 +6,12 @@ usage: agent_litellm.py BASE_URL
 
 import json
 import os
+from functools import partial
 from importlib.metadata import version
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it asks GitHub for prices
 import litellm
-from _agent import NEEDS, TASK, Animal, call, ended, is_animal, openai_tools
+from _agent import NEEDS, Animal, chat_loop, ended, is_animal, openai_tools
 from _check import Checks, base_url, model_name
 
 BASE = base_url()
@@ -21,20 +22,14 @@ litellm.suppress_debug_info = True
 for provider, base in (("openai", "/v1"), ("hosted_vllm", "/v1"), ("anthropic", ""), ("ollama_chat", "")):
     asked = {"model": f"{provider}/{MODEL}", "api_base": BASE + base, "api_key": "sk-anything", "max_tokens": 200}
     asked |= {"num_retries": 0, "timeout": 300}
+
+    def complete(messages, stream=False, asked=asked):
+        r = litellm.completion(**asked, messages=messages, tools=openai_tools(), stream=stream)
+        return (litellm.stream_chunk_builder([*r], messages=messages) if stream else r).choices[0].message
+
     for stream in (False, True):
         with c.step(f"{provider}, stream={stream}"):
-            messages = [{"role": "user", "content": TASK}]
-            for _ in range(5):
-                r = litellm.completion(**asked, messages=messages, tools=openai_tools(), stream=stream)
-                m = (litellm.stream_chunk_builder([*r], messages=messages) if stream else r).choices[0].message
-                if not m.tool_calls:
-                    break
-                messages += [m.model_dump(exclude_none=True)]
-                messages += [
-                    {"role": "tool", "tool_call_id": k.id, "content": call(k.function.name, k.function.arguments)}
-                    for k in m.tool_calls
-                ]
-            ended(c, f"{provider} in a loop, stream={stream}", m.content)
+            ended(c, f"{provider} in a loop, stream={stream}", chat_loop(partial(complete, stream=stream)))
     with c.step(f"{provider} form"):
         text = litellm.completion(**asked, messages=[NEEDS], response_format=Animal).choices[0].message.content
         c.ok(f"{provider} with a response_format", is_animal(text), text)
