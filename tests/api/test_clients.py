@@ -29,6 +29,7 @@ FLAGS = ("--compute-threads", "1", "--access-log", "off")
 MOCK = "mock:llm-mock@50"
 INSTANT = "mock:tests/data/instant.json"  # with a context that holds the prompts of frameworks
 AGENTS = ROOT / ".venv-clients"
+ONLINE = {"HF_HUB_OFFLINE": "0"}  # or huggingface_hub asks no server at all
 
 SEEDLESS = {"other seeds give other texts"}  # which a mock model does not
 
@@ -66,7 +67,7 @@ def accept(server: Server, script: str, **environment: str) -> str:
         patch.setattr(sys, "argv", [script, f"http://127.0.0.1:{server.port}"])
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.syspath_prepend(CLIENTS)
-        for name, value in clean_environment(**environment).items():
+        for name, value in clean_environment(**ONLINE, **environment).items():
             patch.setenv(name, value)
         status = None
         try:
@@ -117,7 +118,7 @@ def test_an_agent_ends_its_loop(server: Server, script: str) -> None:
     run = subprocess.run(
         [program, str(CLIENTS / script), f"http://127.0.0.1:{server.port}"],
         capture_output=True, text=True, timeout=300,
-        env=clean_environment(STRICT=strict, NODE_PATH=str(AGENTS / "node_modules"), PYTHONDONTWRITEBYTECODE="1"),
+        env=clean_environment(**ONLINE, STRICT=strict, NODE_PATH=str(AGENTS / "node_modules")),
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr[-2000:] + server.output()[-2000:]
 
