@@ -22,6 +22,7 @@ from api.http.owner import current_owner
 from api.http.registry import RequestContext
 from api.prompts import Prompt, resolve_max_tokens
 from api.schemas import body
+from api.schemas.forms import Form
 from api.schemas.scheduling_hints import HINTS, SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
@@ -187,6 +188,17 @@ def adapter_refusal(error: AdapterError, param: str) -> ApiError:
     """Return the answer for an adapter that cannot be used."""
     types = {"unknown": "not_found_error", "full": "overloaded"}
     return ApiError(f"{param}: {error}"[:2000], type=types.get(error.problem, "invalid_request_error"), param=param)
+
+
+def constraint(engine: Engine, param: str, form: Form) -> Any:
+    """Return a form as the option `grammar` of `make_inference`; raise ApiError for one that cannot be enforced.
+
+    It is compiled here, in the handler's thread, so that no step waits for it.
+    """
+    try:
+        return engine.grammars.compile(*form)
+    except ValueError as error:
+        raise ApiError(f"{param} cannot be enforced: {error}. Change it, or leave it out", param=param) from None
 
 
 def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:

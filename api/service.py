@@ -29,6 +29,15 @@ if TYPE_CHECKING:  # the first imports the policies, which a handler must not lo
     from observe.replay.what_if import WhatIf
 
 
+class Grammars(Protocol):
+    """Compiles the forms of answers, in any thread; `counts` is of compiled, cached and refused ones."""
+
+    @property
+    def counts(self) -> Mapping[str, int]: ...
+    def __len__(self) -> int: ...
+    def compile(self, kind: Any, source: Any, parts: Mapping[str, Any]) -> Any: ...
+
+
 class Tokenizer(Protocol):
     """The interface of a tokenizer."""
 
@@ -94,6 +103,7 @@ class Engine(Parts):
     shadow: Shadow | None = None
     what_if: WhatIf | None = None
     adapters: AdapterStore | None = None  # None for a server without any
+    grammars: Grammars
 
     @property
     def slots(self) -> int:

@@ -3,7 +3,7 @@
 In the server it sleeps, so that `--model mock:llm-mock` or `mock:FILE.json` serves the real API at the predicted speed,
 or, with `@10` behind the name, ten times as fast; in the simulator it moves the clock. The tokens depend on the prompt
 and the place only, so that an answer is the same whatever else is in the batch; how a request would draw them has no
-effect. It must not know tokenizers or HTTP.
+effect. An answer that has a form is a short text of this form. It must not know tokenizers or HTTP.
 """
 
 from __future__ import annotations
@@ -98,7 +98,18 @@ class MockModel:
 
     def token(self, seq: Request, later: int = 0) -> int:
         """Return the token after the next `later` ones: a fixed mixture of the last prompt token and the place."""
-        return self.ids[self._place(seq, later)]
+        return self._filler(seq, later)[0]
+
+    def _filler(self, seq: Request, later: int) -> tuple[int, int]:
+        """Return that token and its place among `ids`, 0 for one of a form."""
+        form = getattr(seq.sampling, "grammar", None)
+        if form is None:
+            place = self._place(seq, later)
+            return self.ids[place], place
+        text = list(seq.output_ids)
+        for _ in range(later + 1):
+            text.append(form.short_token(text))
+        return text[-1], 0
 
     def _place(self, seq: Request, later: int) -> int:
         mixed = (seq.prompt_ids[-1] * 2654435761 + (len(seq.output_ids) + later) * 40503) & 0xFFFFFFFF
@@ -115,12 +126,11 @@ class MockModel:
         wanted = getattr(seq.sampling, "logprobs", None)
         of_prompt = getattr(seq.sampling, "prompt_logprobs", None)
         if wanted is None and of_prompt is None:
-            return self.ids[self._place(seq, later)]
+            return self.token(seq, later)
         prompt: list[Scored] = []
         if of_prompt is not None and not seq.output_ids:
             prompt = [self._scored(token, 0, of_prompt) for token in seq.prompt_ids[1:]]
-        place = self._place(seq, later)
-        token = self.ids[place]
+        token, place = self._filler(seq, later)
         own = None if wanted is None else self._scored(token, place, wanted)
         return Token(token, own, prompt)
 

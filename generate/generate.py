@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from generate.params import GREEDY, SamplingParams
-from generate.sampling import NotFinite, sample
+from generate.sampling import sample
 from model import DynamicBatchingServerModel, ServerModel
 
 
@@ -108,7 +108,7 @@ def _draw(logits: Tensor, batch: Sequence[Any], positions: Sequence[int]) -> lis
     """Return a token for each row of logits (R, V). Raises NotFinite for a row that is not finite."""
     tokens: list[int] = []
     for token in sample(logits.float(), [sampling_of(inference) for inference in batch], positions):
-        if isinstance(token, NotFinite):
+        if isinstance(token, Exception):
             raise token
         tokens.append(token)
     return tokens

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from generate.sampling import Draws, History, NotFinite, logprobs
+from generate.sampling import Draws, Failure, History, logprobs
 from scheduling.advance import Output, Token, TokenRun, run_of
 from scheduling.sequence import Sequence
 
-Drawn = int | Token | NotFinite  # a token, with its log probabilities if they were requested, or why there is none
+Drawn = int | Token | Failure  # a token, with its log probabilities if they were requested, or why there is none
 
 
 class Packed(NamedTuple):
@@ -130,13 +130,13 @@ def _draw_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tenso
     return outputs
 
 
-def _run(seq: Sequence, drafts: list[int], tokens: Many[int | NotFinite], logits: Tensor) -> Output:
+def _run(seq: Sequence, drafts: list[int], tokens: Many[int | Failure], logits: Tensor) -> Output:
     """Return a TokenRun, or the one token of a sequence without drafts."""
     run = run_of(drafts, tokens)
     ids = [token for token in run if isinstance(token, int)]
     if not ids:
         return run[0]
-    # A row behind the first that is not finite is dropped here: its token comes up again, and fails, in the next step.
+    # A row behind the first that failed is dropped here: its token comes up again, and fails, in the next step.
     count = seq.sampling.logprobs
     details = [] if count is None else logprobs(logits[: len(ids)], ids, [count] * len(ids))
     if drafts:
@@ -146,7 +146,7 @@ def _run(seq: Sequence, drafts: list[int], tokens: Many[int | NotFinite], logits
 
 def _score_prompt(seq: Sequence, logits: Tensor, drawn: Drawn | None) -> Drawn:
     """Return the log probabilities of the prompt tokens that the rows of this piece predict, with the token drawn behind it."""
-    if isinstance(drawn, NotFinite):
+    if isinstance(drawn, Exception):
         return drawn
     targets = seq.prompt_ids[seq.computed + 1 : seq.computed + 1 + len(logits)]
     n = seq.sampling.prompt_logprobs or 0

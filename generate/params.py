@@ -6,6 +6,7 @@ It must not know tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class SamplingParams:
 
     `banned_ids` are excluded from the first `min_tokens` tokens. `logprobs` is the number of alternatives whose log
     probabilities are returned beside each token's, None for no log probabilities at all; `prompt_logprobs` is the same
-    for the prompt's tokens.
+    for the prompt's tokens. `grammar` is the `Constraint` (`generate/grammar.py`) of the answer's form, None for any text.
     """
 
     temperature: float = 1.0
@@ -31,6 +32,7 @@ class SamplingParams:
     banned_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Any = None
     is_processed: bool = field(init=False)
     is_filtered: bool = field(init=False)
 

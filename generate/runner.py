@@ -20,6 +20,7 @@ from generate.cpu.adapters import AdapterRows
 from generate.cpu.attention import PackedRows, make_attention
 from generate.cpu.blocks import make_blocks
 from generate.cpu.linear import make_head
+from generate.grammar import filling
 from generate.packing import pack, sample_outputs
 from generate.quantize import AS_STORED, NONE, check, check_finite, kinds_of
 from generate.sampling import Draws, History
@@ -125,6 +126,7 @@ class ModelRunner(Runner):
         ids, positions, rows, sample_rows = self._pack(plan, held)
         logits = self.logits(ids, positions, rows, sample_rows)
         outputs = sample_outputs(plan.sequences, plan.counts, logits, plan.drafts)
+        plan.mask_seconds += filling.take()
         plain = len(sample_rows) == len(ids) and not held and not plan.drafts
         self._last = _Decoded.of(plan, rows) if plain else None
         return outputs
@@ -146,6 +148,7 @@ class ModelRunner(Runner):
             return History(sequences[i].prompt_ids, sequences[i].output_ids)
 
         outputs: list[Output] = [*last.draws.draw(logits, next_positions, history)]
+        plan.mask_seconds += filling.take()
         # A step that failed is computed again in the layout before it, with the same new pages.
         self._last = last._replace(number=plan.number)
         return outputs

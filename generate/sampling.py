@@ -24,11 +24,13 @@ from torch import Tensor
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
+from generate.grammar import FormError, Masks, fill
 from generate.params import SamplingParams
 
 log = logging.getLogger(__name__)
 
 MASK = (1 << 64) - 1
+NOTHING = -2  # instead of a token: the form of the answer allows none
 CANDIDATES = 256  # largest logits that top-k and top-p look at before they sort a whole row
 
 
@@ -66,6 +68,9 @@ def uniform(seed: int, position: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / (1 << 53)
 
 
+Failure = NotFinite | FormError  # why a row has no token
+
+
 class Draws:
     """The drawing parameters of some rows, laid out once for as many steps as the same requests stay together."""
 
@@ -73,6 +78,7 @@ class Draws:
         self.params = params
         special = [p.is_processed or p.is_filtered for p in params]
         self._special = [i for i, is_special in enumerate(special) if is_special]  # rows that Python draws
+        self._bound = {i: k for k, i in enumerate(i for i, p in enumerate(params) if p.grammar is not None)}
         # A special row is first drawn greedily with the others, which also finds rows that are not finite.
         inverse = [0.0 if is_special else inverse_temperature(p) for p, is_special in zip(params, special)]
         self._max_logits = declarations().constants["MAX_LOGITS"]
@@ -80,37 +86,58 @@ class Draws:
         self._inverse_temperatures = torch.tensor(inverse, device=device)
         self._seeds = torch.tensor([signed(p.seed) for p in params], device=device)
 
-    def draw(self, logits: Tensor, positions: Tensor, history: Callable[[int], History]) -> Sequence[int | NotFinite]:
-        """Return a token for each row of float32 logits (R, V), or an error for a row that is not finite.
+    def draw(self, logits: Tensor, positions: Tensor, history: Callable[[int], History]) -> Sequence[int | Failure]:
+        """Return a token for each row of float32 logits (R, V), or why a row has none; the logits stay as they are.
 
         `positions` (R), int64, are those of the new tokens in their contexts; `history(i)` is called where row i is
-        processed (penalties, bias, minimum).
+        processed (penalties, bias, minimum) or has a form. Rows of one form follow each other, each with a token more.
         """
-        tokens = self._draw_plain(logits, positions)
+        masks = None
+        if self._bound:
+            masks = fill([self.params[i].grammar for i in self._bound], [history(i).output_ids for i in self._bound])
+        tokens = self._draw_plain(logits, positions, masks)
         for i in self._special:
             p = self.params[i]
             if tokens[i] < 0:
                 continue
             row = _process(logits[i], p, history(i)) if p.is_processed else logits[i]
+            if masks is not None and i in self._bound:
+                row = _restrict(row, logits[i], masks, self._bound[i])
             if p.temperature > 0:
                 tokens[i] = _draw(row, p, uniform(p.seed, int(positions[i])))
             else:
                 tokens[i] = int(row.argmax())
-        if min(tokens, default=0) < 0:
-            return [NotFinite() if token < 0 else token for token in tokens]
+        if min(tokens, default=0) < 0 or (masks is not None and masks.errors):
+            return [self._outcome(i, token, masks) for i, token in enumerate(tokens)]
         return tokens
 
-    def _draw_plain(self, logits: Tensor, positions: Tensor) -> list[int]:
-        """Return each row's token as if nothing were processed or filtered, -1 where the row is not finite."""
+    def _outcome(self, row: int, token: int, masks: Masks | None) -> int | Failure:
+        error = masks.errors.get(self._bound[row]) if masks is not None and row in self._bound else None
+        if error is None and token == NOTHING:
+            error = self.params[row].grammar.error()
+        return error or (NotFinite() if token < 0 else token)
+
+    def _draw_plain(self, logits: Tensor, positions: Tensor, masks: Masks | None) -> list[int]:
+        """Return each row's token as if nothing were processed or filtered, -1 where the row is not finite, or `NOTHING`."""
         library = _library() if logits.device.type == "cpu" else None
         if library is not None and logits.shape[1] <= self._max_logits:
             logits = logits.contiguous()
             out = torch.empty(len(logits), dtype=torch.int64)
+            addresses = None
+            if masks is not None:
+                addresses = torch.zeros(len(logits), dtype=torch.int64)
+                first, stride = masks.bits.ctypes.data, masks.bits.strides[0]
+                addresses[[*self._bound]] = torch.arange(first, first + stride * len(self._bound), stride)
             library.sample_tokens(
                 logits.data_ptr(), *logits.shape, self._inverse_temperatures.data_ptr(), self._seeds.data_ptr(),
-                positions.data_ptr(), out.data_ptr(),
+                positions.data_ptr(), None if addresses is None else addresses.data_ptr(), out.data_ptr(),
             )  # fmt: skip
             return out.tolist()
+        if masks is not None:
+            finite = logits.isfinite().all(dim=1).tolist()
+            whole, logits = logits, logits.clone()
+            for i, k in self._bound.items():
+                logits[i] = _restrict(whole[i], whole[i], masks, k)
         best, greedy = logits.max(dim=1)
         tokens: list[int] = greedy.tolist()
         warm = self._warm
@@ -119,7 +146,19 @@ class Draws:
             uniforms = [uniform(self.params[i].seed, int(positions[i])) for i in warm]
             for i, token in zip(warm, _invert(probabilities, uniforms)):
                 tokens[i] = token
+        if masks is not None:
+            found = zip(tokens, best.tolist(), finite)
+            return [-1 if not whole else t if math.isfinite(b) else NOTHING for t, b, whole in found]
         return [t if math.isfinite(b) else -1 for t, b in zip(tokens, best.tolist())]
+
+
+def _restrict(row: Tensor, unprocessed: Tensor, masks: Masks, k: int) -> Tensor:
+    """Return a row (V) in which only the tokens of mask k are possible."""
+    allowed = torch.from_numpy(masks.allowed(k, len(row))).to(row.device)
+    restricted = row.masked_fill(~allowed, -torch.inf)
+    if math.isinf(float(restricted.max())):  # only what ends the text may follow, which `min_tokens` forbids
+        return unprocessed.masked_fill(~allowed, -torch.inf)
+    return restricted
 
 
 def inverse_temperature(params: SamplingParams) -> float:
@@ -132,7 +171,7 @@ def signed(number: int) -> int:
     return ((number & MASK) ^ (1 << 63)) - (1 << 63)
 
 
-def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Sequence[int | NotFinite]:
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Sequence[int | Failure]:
     """Return `Draws.draw` for rows that are drawn together once, without a history."""
     nothing = History((), ())
     return Draws(params, logits.device).draw(logits, torch.tensor(positions, dtype=torch.int64), lambda i: nothing)

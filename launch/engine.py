@@ -20,6 +20,7 @@ from batching import BatchingManager, Inference
 from config import Config
 from costs import mock
 from generate.answer_key import answer_key
+from generate.grammar import Grammars
 from launch.adapters import make_store
 from launch.faults import faults
 from launch.load_drafter import make_speculator
@@ -92,11 +93,13 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         shadow=Shadow(config.shadow, server) if config.shadow else None,
         what_if=WhatIf(server, parts.context),
         adapters=adapters,
+        grammars=Grammars(parts.tokenizer, parts.vocabulary),
     )
 
 
 def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
     """Return a function that makes an Inference from a prompt and the parameters of a request."""
+    from generate.grammar import Constraint
     from generate.params import SamplingParams
     from generate.text import AnswerText
 
@@ -117,6 +120,9 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
         **options: Any,
     ) -> Inference:
         params = {name: options.pop(name) for name in sampling_names & options.keys()}
+        if params.get("grammar") is not None:
+            params["grammar"] = Constraint(params["grammar"])  # of this answer alone
+            ignore_eos = False  # nothing may follow a complete form
         eos_ids = () if ignore_eos else tokenizer.eos_ids
         return Inference(
             prompt,

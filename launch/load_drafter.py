@@ -25,6 +25,7 @@ def make_speculator(config: Config, parts: Parts) -> Speculator | None:
     """Return the configured speculator, None where there is none; ConfigError for a draft model that cannot be used."""
     if not _has_drafts(config, parts):
         return None
+    from generate.drafters.forced import ForcedDrafter
     from generate.drafters.guarded import GuardedDrafter
 
     if config.draft_model and parts.device.startswith("cuda"):
@@ -32,7 +33,7 @@ def make_speculator(config: Config, parts: Parts) -> Speculator | None:
             f"--draft-model is {config.draft_model!r}, but draft models run on CPUs only. Use --speculate ngram"
         )
     return Speculator(
-        GuardedDrafter(make_drafter(config, parts)),
+        GuardedDrafter(ForcedDrafter(make_drafter(config, parts))),
         None if config.drafts == "auto" else int(config.drafts),
         time.perf_counter,
     )

@@ -30,6 +30,7 @@ class Plan:
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
     drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all
+    mask_seconds: float = 0.0  # that the step waited for the masks of answers that have a form
 
     @property
     def padding(self) -> int:

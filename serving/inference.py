@@ -341,5 +341,5 @@ def failure(error: BaseException | None) -> InferenceError | None:
         return error
     return InferenceError(
         "server_error",
-        f"the model failed on this request: {type(error).__name__}. Try again; if it still fails, send another prompt",
+        f"the model failed on this request: {getattr(error, 'reason', type(error).__name__)}. Try again; if it still fails, send another prompt",
     )

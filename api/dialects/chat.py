@@ -12,9 +12,9 @@ from typing import Any
 from flask import Blueprint
 
 from api.dialects.logprobs import chat_logprobs
-from api.dialects.openai import USAGE, begin, min_tokens_error, options_of, token_limit
+from api.dialects.openai import USAGE, begin, form_of, min_tokens_error, options_of, token_limit
 from api.dialects.openai_writer import Writer, is_large, scored_tokens
-from api.generation import Generation, GenerationRequest, start_generation
+from api.generation import Generation, GenerationRequest, constraint, start_generation
 from api.hooks import admission
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
@@ -121,6 +121,9 @@ def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | No
     if most is not None and params.min_tokens > most:
         raise min_tokens_error(params.min_tokens, most)
     options = options_of(engine, params, adapter)
+    form = form_of(params)
+    if form is not None:
+        options["grammar"] = constraint(engine, *form)
     if not engine.chats:
         options["stop_texts"] = [*params.stop, STOP]
     if params.top_logprobs is not None and params.top_logprobs > 0 and not params.logprobs:

@@ -7,13 +7,14 @@ from typing import Any
 from flask import Blueprint, Response, g, jsonify, request
 
 from api.dialects.openai_writer import CompletionWriter, Params
-from api.generation import GenerationRequest, check_model, ignored_hints, ready_engine, start_generation
+from api.generation import GenerationRequest, check_model, constraint, ignored_hints, ready_engine, start_generation
 from api.hooks import admission
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.http.owner import is_reserved
 from api.prompts import Prompt, check_ids, encode
 from api.schemas import body
+from api.schemas.forms import Form
 from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
 from api.service import Engine, Service
 from config import VERSION
@@ -185,9 +186,20 @@ def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[
     }
 
 
+def form_of(params: Sampled) -> tuple[str, Form] | None:
+    """Return the form that a request asks for, and by which field; raise ApiError where two fields ask for one."""
+    try:
+        return params.form
+    except ValueError as error:
+        raise ApiError(str(error), param=str(error).partition(" ")[0]) from None
+
+
 def completion_request(engine: Engine, params: CompletionRequest, adapter: Loaded | None) -> GenerationRequest:
     """Return a completions request in common terms."""
     options = options_of(engine, params, adapter)
+    form = form_of(params)
+    if form is not None:
+        options["grammar"] = constraint(engine, *form)
     best_of = params.best_of or params.n
     if params.logprobs is not None or best_of > params.n:
         options["logprobs"] = params.logprobs or 0

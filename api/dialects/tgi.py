@@ -9,7 +9,15 @@ from flask import Blueprint, Response, g, jsonify, request
 
 from api.admin import adapters
 from api.dialects.tgi_writer import TgiWriter, samples
-from api.generation import GenerationRequest, adapter_of, ignored_hints, ready_engine, reply, start_generation
+from api.generation import (
+    GenerationRequest,
+    adapter_of,
+    constraint,
+    ignored_hints,
+    ready_engine,
+    reply,
+    start_generation,
+)
 from api.hooks import admission
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
@@ -147,6 +155,8 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
         options["logprobs"] = p.top_n_tokens or 0
     if p.decoder_input_details:
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
+    if p.grammar is not None:
+        options["grammar"] = constraint(engine, "grammar", p.grammar)
     options["adapter"] = adapter_of(engine, p.adapter_id, "adapter_id")
     ids = encode(engine, params.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
     return GenerationRequest(

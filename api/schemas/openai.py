@@ -20,6 +20,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
 from api.schemas import unsupported as u
+from api.schemas.forms import Formed
 from api.schemas.scheduling_hints import SchedulingHints
 
 MOST_MESSAGES = 4096
@@ -61,7 +62,7 @@ ZERO_NEEDS_ECHO: JsonDict = {
 }
 
 
-class Sampled(SchedulingHints):
+class Sampled(Formed, SchedulingHints):
     """The fields that completions and chat share."""
 
     model_config = ConfigDict(json_schema_extra=NEEDS_STREAM)

@@ -9,6 +9,7 @@ from pydantic.config import JsonDict
 
 from api.schemas import fields as f
 from api.schemas import unsupported as u
+from api.schemas.forms import TgiGrammar
 from api.schemas.scheduling_hints import SchedulingHints
 
 MOST_ANSWERS = 4
@@ -60,6 +61,9 @@ class GenerateParameters(SchedulingHints):
         None, description="a whole number from 1 to 5"
     )
     watermark: f.Off = Field(False, description="false, or leave it out")
+    grammar: TgiGrammar = Field(
+        None, description='an object such as {"type": "json", "value": {...}} or {"type": "regex", "value": "[0-9]+"}'
+    )
     adapter_id: f.Adapter | None = Field(None, description=f.ADAPTER)
 
 

@@ -141,10 +141,11 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
 enum { MAX_LOGITS = 1048576 };
 
 // logits [rows, n], n at most MAX_LOGITS; inverse_temperature [rows], 0 for greedy; positions [rows], that of the new
-// token in its context. out[i] is the token, or -1 where the row is not finite. Of equal logits, greedy takes the
-// lowest id.
+// token in its context. masks: NULL, or for each row the address of its mask, 0 for none: bit i % 32 of word i / 32 says
+// whether token i may follow. out[i] is the token, -1 where the row is not finite, or -2 where its mask allows nothing.
+// Of equal logits, greedy takes the lowest id.
 void sample_tokens(const float *logits, int64_t rows, int64_t n, const float *inverse_temperature,
-                   const uint64_t *seeds, const int64_t *positions, int64_t *out);
+                   const uint64_t *seeds, const int64_t *positions, const int64_t *masks, int64_t *out);
 
 // team.c
 

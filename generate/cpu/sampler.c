@@ -1,5 +1,6 @@
 // Greedy and temperature sampling of whole rows of logits without sorting and without writing: three passes over a row
-// that lies in the cache. Each row is computed by itself, in one order, so its token does not depend on the others.
+// that lies in the cache. Each row is computed by itself, in one order, so its token does not depend on the others. A row
+// may have a mask, a bit for each token that may follow; a mask of ones changes nothing.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -12,6 +13,14 @@ enum { LANES = 16, BLOCK = 1024 };
 // In these words of the compiler's, since it makes no vectors of the same comparisons in a loop over lanes.
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+#define SPECIALIZED static inline __attribute__((always_inline))  // so that rows without a mask do not test for one
+
+enum { ALL = (1 << LANES) - 1 };
+
+// The bits of the LANES tokens from i on, a multiple of LANES.
+SPECIALIZED int32_t bits_of(const uint32_t *mask, int64_t i) { return mask ? mask[i >> 5] >> (i & 31) & ALL : ALL; }
+
+SPECIALIZED int is_allowed(const uint32_t *mask, int64_t i) { return !mask || mask[i >> 5] >> (i & 31) & 1; }
 
 // e^x for x <= 0, to 2 units in the last place; 0 below -87.
 static inline float exp_negative(float x) {
@@ -48,48 +57,87 @@ static float largest(const float *x, int64_t n) {
   return m + bad;
 }
 
+// The largest value of x, all of which are finite, among the tokens of the mask; -INFINITY if there are none.
+static float largest_allowed(const float *x, const uint32_t *mask, int64_t n) {
+  float m = -INFINITY;
+  vec most = m - (vec){0};
+  for (int64_t i = 0; i < n; i += LANES) {
+    int32_t bits = bits_of(mask, i);
+    if (bits == ALL && i + LANES <= n) {
+      vec v;
+      memcpy(&v, x + i, sizeof v);
+      ivec more = v > most;
+      most = (vec)((more & (ivec)v) | (~more & (ivec)most));
+      continue;
+    }
+    for (; bits; bits &= bits - 1) {
+      int64_t k = i + __builtin_ctz(bits);
+      if (k < n && x[k] > m) m = x[k];
+    }
+  }
+  for (int j = 0; j < LANES; j++) m = most[j] > m ? most[j] : m;
+  return m;
+}
+
 // The first place of m in x, which is there.
-static int64_t place_of(float m, const float *x, int64_t n) {
+SPECIALIZED int64_t place_of(float m, const float *x, const uint32_t *mask, int64_t n) {
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES) {
     int32_t any = 0;
-    for (int j = 0; j < LANES; j++) any |= x[i + j] == m;
+    if (!bits_of(mask, i)) continue;
+    for (int j = 0; j < LANES; j++) any |= x[i + j] == m && is_allowed(mask, i + j);
     if (any) break;
   }
-  while (x[i] != m) i++;
+  while (x[i] != m || !is_allowed(mask, i)) i++;
   return i;
 }
 
-static double block_sum(const float *x, int64_t n, float m, float inverse_temperature) {
+// The weight of the token at i. One that is not allowed may be larger than m.
+SPECIALIZED float weight(const float *x, const uint32_t *mask, int64_t i, float m, float inverse_temperature) {
+  float over = (x[i] - m) * inverse_temperature;
+  return is_allowed(mask, i) ? exp_negative(over) : 0.f;
+}
+
+// The sum of the weights of n tokens from `first` on, a multiple of LANES.
+SPECIALIZED double block_sum(const float *x, const uint32_t *mask, int64_t first, int64_t n, float m,
+                             float inverse_temperature) {
   float s[LANES] = {0};
-  int64_t i = 0;
-  for (; i + LANES <= n; i += LANES)
-    for (int j = 0; j < LANES; j++) s[j] += exp_negative((x[i + j] - m) * inverse_temperature);
-  for (; i < n; i++) s[0] += exp_negative((x[i] - m) * inverse_temperature);
+  int64_t i = first, end = first + n;
+  for (; i + LANES <= end; i += LANES) {
+    int32_t bits = bits_of(mask, i);
+    if (bits == ALL)
+      for (int j = 0; j < LANES; j++) s[j] += exp_negative((x[i + j] - m) * inverse_temperature);
+    else
+      for (; bits; bits &= bits - 1) {
+        int j = __builtin_ctz(bits);
+        s[j] += exp_negative((x[i + j] - m) * inverse_temperature);
+      }
+  }
+  for (; i < end; i++) s[0] += weight(x, mask, i, m, inverse_temperature);
   double sum = 0;
   for (int j = 0; j < LANES; j++) sum += s[j];
   return sum;
 }
 
-static int64_t draw(const float *x, int64_t n, float m, float inverse_temperature, double u) {
+SPECIALIZED int64_t draw(const float *x, const uint32_t *mask, int64_t n, float m, float inverse_temperature, double u) {
   double sums[MAX_LOGITS / BLOCK], total = 0;
   int64_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
   for (int64_t i = 0; i < blocks; i++) {
     int64_t size = n - i * BLOCK < BLOCK ? n - i * BLOCK : BLOCK;
-    sums[i] = block_sum(x + i * BLOCK, size, m, inverse_temperature);
+    sums[i] = block_sum(x, mask, i * BLOCK, size, m, inverse_temperature);
     total += sums[i];
   }
   double goal = u * total, below = 0;
   while (b + 1 < blocks && below + sums[b] <= goal) below += sums[b++];
   int64_t last = -1;
   for (int64_t i = b * BLOCK; i < n && i < (b + 1) * BLOCK; i++) {
-    float e = exp_negative((x[i] - m) * inverse_temperature);
+    float e = weight(x, mask, i, m, inverse_temperature);
     if (e > 0) last = i;
     below += e;
     if (below > goal) return i;
   }
   if (last >= 0) return last;  // rounding: the goal lay at the block's very end
-  return place_of(m, x, n);
+  return place_of(m, x, mask, n);
 }
 
 // The number in [0, 1) that draws the token at a position: splitmix64, as uniform() in sampling.py.
@@ -103,28 +151,35 @@ static double uniform(uint64_t seed, int64_t position) {
 typedef struct {
   const float *logits, *inverse_temperature;
   const uint64_t *seeds;
-  const int64_t *positions;
+  const int64_t *positions, *masks;
   int64_t n, *out;
 } Rows;
+
+SPECIALIZED int64_t token_of(const Rows *t, int64_t r, const float *x, const uint32_t *mask, float m) {
+  if (t->inverse_temperature[r] <= 0) return place_of(m, x, mask, t->n);
+  return draw(x, mask, t->n, m, t->inverse_temperature[r], uniform(t->seeds[r], t->positions[r]));
+}
 
 static void sample_some(void *job, int64_t first, int64_t last, int worker) {
   const Rows *t = job;
   for (int64_t r = first; r < last; r++) {
     const float *x = t->logits + r * t->n;
     float m = largest(x, t->n);
+    const uint32_t *mask = t->masks ? (const uint32_t *)(uintptr_t)t->masks[r] : NULL;
     if (!isfinite(m)) {
       t->out[r] = -1;
-    } else if (t->inverse_temperature[r] > 0) {
-      t->out[r] = draw(x, t->n, m, t->inverse_temperature[r], uniform(t->seeds[r], t->positions[r]));
+    } else if (!mask) {
+      t->out[r] = token_of(t, r, x, NULL, m);
     } else {
-      t->out[r] = place_of(m, x, t->n);
+      m = largest_allowed(x, mask, t->n);
+      t->out[r] = m == -INFINITY ? -2 : token_of(t, r, x, mask, m);
     }
   }
 }
 
 void sample_tokens(const float *logits, int64_t rows, int64_t n, const float *inverse_temperature,
-                   const uint64_t *seeds, const int64_t *positions, int64_t *out) {
-  Rows t = {logits, inverse_temperature, seeds, positions, n, out};
+                   const uint64_t *seeds, const int64_t *positions, const int64_t *masks, int64_t *out) {
+  Rows t = {logits, inverse_temperature, seeds, positions, masks, n, out};
   int64_t grain = 50000 / (n + 1) + 1;  // fewer are not worth another thread
   share_out(sample_some, &t, rows, grain);
 }

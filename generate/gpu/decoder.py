@@ -135,8 +135,12 @@ class Decoder:
 
     def logits(self, sequences: Many[Sequence], held: Many[Sequence] = ()) -> Tensor:
         """Return the logits [n, V] of a step whose own tokens are not used; valid until the next step."""
+        return self.launch(sequences, held).logits[: len(sequences)]
+
+    def launch(self, sequences: Many[Sequence], held: Many[Sequence] = ()) -> Flight:
+        """Launch a step, row i of which decodes sequence i; no step is launched ahead of the next."""
         self.forget()
-        return self._launch_for(sequences, held).logits[: len(sequences)]
+        return self._launch_for(sequences, held)
 
     def _launch_for(self, sequences: Many[Sequence], held: Many[Sequence]) -> Flight:
         """Put these into the rows and launch their step."""

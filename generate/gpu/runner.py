@@ -24,6 +24,7 @@ from generate.gpu.decoder import Decoder
 from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
 from generate.gpu.rows import Rows, upload
+from generate.grammar import FormError, fill, filling
 from generate.packing import pack, sample_outputs
 from generate.params import GREEDY
 from generate.runner import Runner
@@ -113,6 +114,7 @@ class GpuRunner(Runner):
         except BaseException:
             self.decoder.forget()
             raise
+        plan.mask_seconds += filling.take()
         return outputs
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
@@ -133,11 +135,22 @@ class GpuRunner(Runner):
     def _decode_part(self, sequences: list[Sequence], held: list[Sequence], same_next: bool) -> list[Output]:
         if not all(sampling.draws(seq.sampling) for seq in sequences):
             return self._draw_on_host(sequences, held)
+        if any(seq.sampling.grammar is not None for seq in sequences):
+            return self._decode_bound(sequences, held)
         goes_on = any(seq.max_tokens - len(seq.output_ids) > 1 for seq in sequences)
         tokens = self.decoder.decode(sequences, held, go_ahead=same_next and goes_on)
         if sampling.TOO_FLAT in tokens:
             return self._draw_on_host(sequences, held)
-        return [NotFinite() if token < 0 else token for token in tokens]
+        return [*map(_outcome, tokens)]
+
+    def _decode_bound(self, sequences: list[Sequence], held: list[Sequence]) -> list[Output]:
+        """Return the outputs of decodes, some of which have forms: only their tokens are drawn again, behind their masks."""
+        flight = self.decoder.launch(sequences, held)
+        bound = _draw_bound(flight.logits, sequences)
+        tokens = [bound.get(i, token) for i, token in enumerate(flight.read()[: len(sequences)])]
+        if sampling.TOO_FLAT in tokens:
+            return self._draw_on_host(sequences, held)
+        return [*map(_outcome, tokens)]
 
     def _draw_on_host(self, sequences: list[Sequence], held: list[Sequence]) -> list[Output]:
         """Compute a step and draw all its tokens on the host.
@@ -166,14 +179,16 @@ class GpuRunner(Runner):
         members = [prompts[i] for i in ready]
         params = [seq.sampling for seq in members]
         on_device = len(ready) == len(logits) and all(map(sampling.draws, params))
-        tokens = []
+        tokens: list[int | FormError] = []
         if on_device and ready:
-            tokens = sampling.draw_now(logits, params, [seq.length for seq in members])
+            bound = _draw_bound(logits, members)
+            drawn = sampling.draw_now(logits, params, [seq.length for seq in members])
+            tokens = [bound.get(i, token) for i, token in enumerate(drawn)]
         if not on_device or sampling.TOO_FLAT in tokens:
             return sample_outputs(prompts, counts, logits.cpu())
         outputs: list[Output] = [None] * len(prompts)
         for i, token in zip(ready, tokens):
-            outputs[i] = NotFinite() if token < 0 else token
+            outputs[i] = _outcome(token)
         return outputs
 
     def _prompt_logits(
@@ -215,6 +230,28 @@ def make_runner(
         return make_runner(model.to(torch.bfloat16), n_pages, page_size, capacity, strict, False)
     log.warning("this model's logits are not finite in %s. Use another --dtype, or check the checkpoint", runner.dtype)
     return runner
+
+
+def _draw_bound(logits: Tensor, sequences: list[Sequence]) -> dict[int, int | FormError]:
+    """Return the tokens of the sequences that have forms, by index; logits [n, V], of which row i is of sequence i.
+
+    The host fills the masks while the device computes the logits.
+    """
+    rows = [i for i, seq in enumerate(sequences) if seq.sampling.grammar is not None]
+    if not rows:
+        return {}
+    members = [sequences[i] for i in rows]
+    masks = fill([seq.sampling.grammar for seq in members], [seq.output_ids for seq in members])
+    bits = upload(torch.from_numpy(masks.bits), logits.device)
+    own = logits.index_select(0, upload(torch.tensor(rows), logits.device))
+    tokens = sampling.draw_now(
+        sampling.restrict(own, bits), [seq.sampling for seq in members], [seq.length for seq in members]
+    )
+    return {row: masks.errors.get(k, tokens[k]) for k, row in enumerate(rows)}
+
+
+def _outcome(token: int | FormError) -> Output:
+    return NotFinite() if isinstance(token, int) and token < 0 else token
 
 
 def _decodes(seq: Sequence) -> bool:

@@ -58,6 +58,13 @@ def _shift(z: Tensor, count: int) -> Tensor:
     return (z >> count) & ((1 << (64 - count)) - 1)
 
 
+def restrict(logits: Tensor, bits: Tensor) -> Tensor:
+    """Return logits [n, V] in which only the tokens are possible whose bits are set: int32 [n, ceil(V / 32)]."""
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    allowed = bits[:, columns >> 5] >> (columns & 31) & 1  # [n, V]
+    return logits.masked_fill(allowed == 0, -torch.inf)
+
+
 def draw_now(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
     """Return a token for each row, as `draw` does, for parameters and positions that are on the host."""
     columns = torch.tensor([[key_of(p.seed) for p in params], positions, [p.top_k for p in params]]).to(logits.device)

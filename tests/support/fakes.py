@@ -12,6 +12,7 @@ from flask import Flask
 import policies
 from api.service import Engine
 from batching import BatchingManager, Inference
+from generate.grammar import Grammars
 from generate.text import AnswerText
 from scheduling.advance import TokenRun, run_of
 from scheduling.iteration import Plan
@@ -150,6 +151,7 @@ def fake_engine(
     return Engine(
         manager=manager, make_inference=make_inference, model=manager.model, tokenizer=tokenizer, model_name="fake",
         device="cpu", dtype="float32", kv_dtype="float32", context=context,
+        grammars=Grammars(tokenizer, tokenizer.vocab_size) if hasattr(tokenizer, "vocabulary") else None,
         vocabulary=tokenizer.vocab_size, n_pages=0, page_size=16, tokens_per_step=2048,
     )  # fmt: skip
 
