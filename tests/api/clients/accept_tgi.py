@@ -49,9 +49,9 @@ def same_text(pieces, whole):
 
 
 with c.step("grammar"):
-    form = {"type": "object", "properties": {"left": {"type": "boolean"}}, "required": ["left"]}
+    form = {"enum": ["left", "right"]}
     for kind, value, right in (
-        (GrammarType.Json, form, lambda text: isinstance(json.loads(text)["left"], bool)),
+        (GrammarType.Json, form, lambda text: json.loads(text) in form["enum"]),
         (GrammarType.Regex, "[0-9]{3}-[0-9]{2}", lambda text: re.fullmatch("[0-9]{3}-[0-9]{2}", text)),
     ):
         grammar = Grammar(type=kind, value=value)
