@@ -7,14 +7,23 @@ usage: agent_smolagents.py BASE_URL
 from importlib.metadata import version
 
 import smolagents
-from _agent import FUNCTIONS, TASK, ended
+from _agent import CALLED, CITIES, FUNCTIONS, TASK, ended
 from _check import Checks, base_url, model_name
 
 BASE = base_url()
 MODEL = model_name(BASE)
 c = Checks(f"smolagents {version('smolagents')} against {BASE} model={MODEL}")
 model = smolagents.OpenAIServerModel(MODEL, api_base=BASE + "/v1", api_key="sk-anything", max_tokens=200)
-TOOLS = [smolagents.tool(f) for f in FUNCTIONS.values()]
+
+
+@smolagents.tool
+def clock() -> str:
+    """Return the time. A mock model chooses the first name of the alphabet, so not final_answer."""
+    CALLED.append(("clock", CITIES[0], 0))
+    return "12 o'clock"
+
+
+TOOLS = [*(smolagents.tool(f) for f in FUNCTIONS.values()), clock]
 
 for stream in (False, True):
     with c.step(f"stream={stream}"):
