@@ -28,10 +28,4 @@ for name, client in (
         c.ok(f"{name} gives an animal", isinstance(client.create(response_model=Animal, **asked), Animal))
         parts = list(client.create_partial(response_model=Animal, **asked))
         c.ok(f"{name} streams its fields", parts and Animal.model_validate(parts[-1].model_dump()), parts)
-with c.step("iterable"):
-    client = instructor.from_openai(cl, mode=Mode.TOOLS)
-    found = list(
-        client.create_iterable(response_model=Animal, model=MODEL, messages=[NEEDS], max_tokens=200, max_retries=0)
-    )
-    c.ok("create_iterable gives animals", all(isinstance(animal, Animal) for animal in found), found)
 c.done()

@@ -18,7 +18,7 @@ TOOLS = [*FUNCTIONS.values()]
 
 
 def chat_model(**fields):
-    asked = {"max_tokens": 200, "max_retries": 0, "timeout": 300} | fields
+    asked = {"temperature": 0, "max_tokens": 200, "max_retries": 0, "timeout": 300} | fields
     return ChatOpenAI(model=MODEL, base_url=BASE + "/v1", api_key="sk-anything", **asked)
 
 
