@@ -123,6 +123,7 @@ class ServerStats:
             ],
             "slot_steps": spent._asdict(),
             "preemptions": self.meters.preemptions,
+            "mask_seconds": self.meters.mask_seconds,
             "drafts": {
                 "times": self.meters.drafts,
                 "tokens": self.meters.draft_tokens,

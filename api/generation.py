@@ -15,6 +15,7 @@ from typing import Any
 
 from flask import Response, g
 
+from api.answer_parts import AnswerParts
 from api.http import errors
 from api.http.deferral import Deferred, Ticket
 from api.http.errors import ApiError
@@ -40,6 +41,7 @@ class GenerationRequest:
 
     `max_tokens` is None for all tokens that the context leaves. `limit_name` and `prompt_name` are the names of the limit
     and of the prompts in the dialect, for error messages. The `n` best of `best_of` answers to each prompt are kept.
+    `parts` makes what takes an answer apart, None for one that is content alone.
     """
 
     prompts: list[Prompt]
@@ -51,6 +53,7 @@ class GenerationRequest:
     best_of: int = 1
     seed: int | None = None
     timeout_s: float | None = None
+    parts: Callable[[], AnswerParts] | None = None
 
 
 @dataclass(frozen=True)

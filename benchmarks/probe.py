@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks import report
@@ -19,16 +20,23 @@ from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 
 if TYPE_CHECKING:  # importing torch takes seconds, and an unknown model is told without it
+    from generate.grammar import Grammar
     from generate.runner import ModelRunner
 
 SPARE_TOKENS = 1024  # of KV, because sequences begin on pages of their own
+SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 100}  # no answer ends while it is timed
+MOST_TOKENS = 48  # of a constrained answer, for which its pages have room
 
 
-def plan_of(runner: ModelRunner, point: dict[str, int]) -> Plan:
-    """Return the step of a point: decodes, and chunks of prompts after cached tokens."""
+def plan_of(runner: ModelRunner, point: dict[str, int], grammar: Grammar) -> Plan:
+    """Return the step of a point: decodes, the first of them constrained, and chunks of prompts after cached tokens."""
     from benchmarks.offline import decoding
+    from generate.grammar import Constraint
 
     decodes = decoding(runner, point["decodes"], max(1, point["context"]), 0.0)
+    for seq in decodes[: point["masks"]]:
+        seq.constrained, seq.sampling = True, replace(seq.sampling, grammar=Constraint(grammar))
+        seq.prompt_ids, seq.output_ids = seq.prompt_ids + seq.output_ids, []
     length = point["cached"] + point["chunk"]
     prompts = decoding(runner, point["prefills"], length, 0.0) if point["prefills"] else []
     first = 1 + max((page for seq in decodes for page in seq.pages), default=0)
@@ -40,12 +48,20 @@ def plan_of(runner: ModelRunner, point: dict[str, int]) -> Plan:
 
 
 def seconds_of(runner: ModelRunner, plan: Plan, steps: int, statistic: str = "median") -> float:
-    """Return the median or the minimum of `steps` runs of a plan; no sequence advances, so each run is the same work."""
+    """Return the median or the minimum of `steps` runs of a plan, each the same work.
+
+    Only constrained sequences advance, since a mask may be known where it was computed before, and begin again at the end.
+    """
     times = []
     for _ in range(steps):
         start = time.perf_counter()
-        runner.forward(plan)
+        outputs = runner.forward(plan)
         times.append(time.perf_counter() - start)
+        for seq, output in zip(plan.sequences, outputs):
+            if seq.constrained:
+                assert isinstance(output, int), output
+                seq.output_ids = [*seq.output_ids, output] if len(seq.output_ids) < MOST_TOKENS else []
+                seq.computed = seq.length - 1
     return min(times) if statistic == "min" else statistics.median(times)
 
 
@@ -73,16 +89,18 @@ def sizes(runner: ModelRunner) -> dict[str, int]:
     return {"context": shape.block_size, "vocabulary": shape.vocab_size, "kv_bytes": per_token}
 
 
-def load(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str]:
-    """Load the model with room for `tokens` tokens of KV, and return it with its name."""
-    catalog.resolve(args.model, args.load_format)
+def load(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str, Grammar]:
+    """Load the model with room for `tokens` tokens of KV; return it with its name and the grammar of constrained answers."""
+    resolved = catalog.resolve(args.model, args.load_format)
     from benchmarks.engine import make_runner
     from generate import machine
+    from generate.grammar import Grammars
+    from models.text.tokenizer import load_tokenizer
 
     machine.use_threads(args.threads)
     runner, name = make_runner(args, tokens)
     check_context(runner, name, args.context)
-    return runner, name
+    return runner, name, Grammars(load_tokenizer(resolved), runner.config.vocab_size).compile("json", SCHEMA)
 
 
 def main() -> None:
@@ -95,7 +113,7 @@ def main() -> None:
     args = parser.parse_args()
     points: list[dict[str, int]] = json.load(sys.stdin)
     try:
-        runner, name = load(args, max(map(tokens_of, points)) + SPARE_TOKENS)
+        runner, name, grammar = load(args, max(map(tokens_of, points)) + SPARE_TOKENS)
     except ValueError as error:  # from --model, its files or --dtype; the message names the remedy
         print(json.dumps({"error": str(error)}), flush=True)
         return
@@ -115,9 +133,8 @@ def main() -> None:
     warm.pages, warm.sampling = [1], decoding(runner, 1, 8, 0.0)[0].sampling
     seconds_of(runner, Plan(1, 0.0, [warm], [8]), 3)
     for point in points:
-        print(
-            json.dumps({"seconds": seconds_of(runner, plan_of(runner, point), args.steps, args.statistic)}), flush=True
-        )
+        plan = plan_of(runner, point, grammar)
+        print(json.dumps({"seconds": seconds_of(runner, plan, args.steps, args.statistic)}), flush=True)
 
 
 if __name__ == "__main__":

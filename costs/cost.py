@@ -101,6 +101,7 @@ class Affine(Cost):
 
     T = base + prefill [any prompt token] + token n_tok + hinge max(0, n_tok - knee) + row n_seq
         + context (sum over decodes) + pairs (sum over prompt pieces of c (k + (c + 1) / 2))
+        + mask_row_s [tokens sampled under the mask of a grammar]
     """
 
     base: float = 0.0
@@ -111,6 +112,7 @@ class Affine(Cost):
     row: float = 0.0
     context: float = 0.0
     pair: float = 0.0
+    mask_row_s: float = 0.0
     name = "affine"
 
     @property
@@ -122,6 +124,8 @@ class Affine(Cost):
         seconds = (
             self.base + self.token * tokens + self.row * (step.decodes + step.prefills) + self.context * step.context
         )
+        if step.masks:
+            seconds += self.mask_row_s * step.masks
         if step.prompt:
             seconds += self.prefill + self.pair * step.pairs
         if self.hinge and tokens > self.knee:
@@ -211,7 +215,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Interpolated(Cost):
-    """Measured points where no affine law fits: monotone in tokens, with terms for context and pairs beside it.
+    """Measured points where no affine law fits: monotone in tokens, with terms for context, pairs and masks beside it.
 
     `decode` and `mixed` are ascending (tokens, seconds) points of steps without and with prompt tokens.
     """
@@ -220,6 +224,7 @@ class Interpolated(Cost):
     mixed: tuple[tuple[float, float], ...]
     context: float = 0.0
     pair: float = 0.0
+    mask_row_s: float = 0.0
     name = "interpolated"
 
     @classmethod
@@ -228,7 +233,8 @@ class Interpolated(Cost):
 
     def seconds(self, step: Step) -> float:
         points = self.mixed if step.prompt else self.decode
-        return interpolate(points, step.decodes + step.prompt) + self.context * step.context + self.pair * step.pairs
+        beside = self.context * step.context + self.pair * step.pairs + self.mask_row_s * step.masks
+        return interpolate(points, step.decodes + step.prompt) + beside
 
 
 def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:

@@ -106,10 +106,8 @@ class MockModel:
         if form is None:
             place = self._place(seq, later)
             return self.ids[place], place
-        text = list(seq.output_ids)
-        for _ in range(later + 1):
-            text.append(form.short_token(text))
-        return text[-1], 0
+        text = form.grammar.short_text
+        return text[min(len(seq.output_ids) + later, len(text) - 1)], 0
 
     def _place(self, seq: Request, later: int) -> int:
         mixed = (seq.prompt_ids[-1] * 2654435761 + (len(seq.output_ids) + later) * 40503) & 0xFFFFFFFF

@@ -5,7 +5,8 @@ This module must not know what a step costs, or where a record comes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from scheduling.iteration import Member, Plan
@@ -26,6 +27,7 @@ class Step(NamedTuple):
     longest: int = 0  # the longest row so far, in tokens
     widest: int = 0  # the most tokens that one row computes
     work: int = 0  # row length x tokens computed, summed over the rows
+    masks: int = 0  # tokens sampled under the mask of a grammar, drafts among them
 
     @property
     def rows(self) -> int:
@@ -49,7 +51,7 @@ def prefilling(*prompts: int, cached: int = 0, padded: bool = False) -> Step:
     return _sum(((False, chunk, prompt) for prompt, chunk in zip(prompts, chunks)), padding)
 
 
-def _sum(rows: Iterable[tuple[bool, int, int]], padding: int) -> Step:
+def _sum(rows: Iterable[tuple[bool, int, int]], padding: int, masks: int = 0) -> Step:
     """Sum rows: whether each decodes, the tokens that it computes, and its length behind them."""
     decodes = context = prefills = squares = longest = widest = work = 0
     prompt, pairs = padding, 0.0
@@ -65,7 +67,7 @@ def _sum(rows: Iterable[tuple[bool, int, int]], padding: int) -> Step:
         work += length * count
         longest = max(longest, length)
         widest = max(widest, 1 if is_decode else count)
-    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
+    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work, masks)
 
 
 def step_of(plan: Plan) -> Step:
@@ -73,11 +75,13 @@ def step_of(plan: Plan) -> Step:
 
     A draft token is one more row that decodes, but the keys and values of its sequence are read once for all its rows.
     """
-    decodes = context = prefills = prompt = squares = longest = widest = work = 0
+    decodes = context = prefills = prompt = squares = longest = widest = work = masks = 0
     pairs = 0.0
     drafts = plan.drafts
     for i, (seq, count) in enumerate(zip(plan.sequences, plan.counts)):
         length = seq.computed + count
+        if seq.constrained and count >= seq.pending:
+            masks += count if drafts and drafts[i] else 1
         if count > 1 and drafts and drafts[i]:
             decodes += count
             context += length
@@ -104,21 +108,29 @@ def step_of(plan: Plan) -> Step:
             context += seq.computed + 1
             work += seq.computed + 1
             longest = max(longest, seq.computed + 1)
-    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
+    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work, masks)
 
 
-def step_of_members(members: Iterable[Member], padded: bool) -> Step:
+def step_of_members(
+    members: Iterable[Member], padded: bool, constrained: Mapping[str, int] = MappingProxyType({})
+) -> Step:
     """Sum a recorded step as `step_of` sums its plan; `padded` is a property of its policy.
 
-    Of a member with drafts, `computed` may be a few tokens too small, since the rejected ones are not in it.
+    `constrained` has the prompt length of each constrained request, whose later tokens are sampled under masks. Of a member
+    with drafts, `computed` may be a few tokens too small, since the rejected ones are not in it.
     """
     members = list(members)
     rows = [(member.phase != "prefill", member.tokens, member.computed) for member in members if member.tokens]
+    masks = sum(
+        member.tokens if member.phase == "decode" else 1
+        for member in members
+        if member.id in constrained and member.tokens and member.computed >= constrained[member.id]
+    )
     if not padded:
-        return _sum(rows, 0)
+        return _sum(rows, 0, masks)
     counts = [count for _, count, _ in rows]
     held = [(True, 1, member.computed + 1) for member in members if member.phase == "held"]
-    return _sum([*rows, *held], max(counts, default=0) * len(counts) - sum(counts))
+    return _sum([*rows, *held], max(counts, default=0) * len(counts) - sum(counts), masks)
 
 
 def size(step: Step) -> tuple[bool, int]:

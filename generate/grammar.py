@@ -42,12 +42,12 @@ JSON_OPTIONS = {
     "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False, "coerce_one_of": False,
 }  # fmt: skip
 # The bytes that a short text prefers, in this order.
-CLOSING = b'"}])>,:;.@/_ =' + bytes(range(48, 58)) + b"-+" + bytes(range(65, 256)) + bytes(range(65))
-CLOSING_TRIED = 8
+CLOSING = b'"}])>,:;@./_ =' + bytes(range(48, 58)) + b"-+" + bytes(range(65, 256)) + bytes(range(65))
+LONGEST_SHORT = 4096  # tokens
 PROBED = 4  # tokens
 # Formats that describe a number or say what a text is for, and do not limit it (OpenAPI, pydantic).
 ANNOTATIONS = frozenset({"int32", "int64", "float", "double", "binary", "byte", "password", "path", "file-path"})
-DATA = frozenset({"const", "enum", "default", "examples"})  # keywords whose values are not schemas
+DATA = frozenset({"const", "enum", "default", "examples", "x-guidance"})  # keywords whose values are not schemas
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})  # objects whose keys are not keywords
 QUOTED = frozenset({"pattern", "$ref", "format", "type"})  # keywords whose value an error of llguidance names
 REASONS = {  # by how an error of llguidance begins
@@ -77,6 +77,11 @@ class Grammar:
         """Return a matcher at the beginning; it takes 10 us."""
         return self._matcher.deep_copy()
 
+    @functools.cached_property
+    def short_text(self) -> list[int]:
+        """A short text of this form, with the token that ends it: for models without weights."""
+        return self.grammars.shortest(self.start())
+
 
 class Grammars:
     """Compiles forms for one tokenizer, in any thread, and keeps the last ones."""
@@ -91,6 +96,7 @@ class Grammars:
         )
         bytes_of = {tokenizer.token_bytes(token): token for token in range(min(vocabulary, tokenizer.vocab_size))}
         singles = [bytes_of[byte] for byte in map(bytes, zip(CLOSING)) if byte in bytes_of]
+        self._ends = frozenset(tokenizer.eos_ids)
         self._closing = list(dict.fromkeys([*tokenizer.eos_ids, *singles]))
         self._known: OrderedDict[bytes, Grammar] = OrderedDict()
         self._lock, self._compiling = Lock(), Lock()
@@ -99,15 +105,31 @@ class Grammars:
         """Return the number of forms that it keeps."""
         return len(self._known)
 
-    def closing_token(self, matcher: llguidance.LLMatcher) -> int:
-        """Return the token of those that may follow which comes first in an order that closes texts."""
-        allowed = np.unpackbits(_bits(matcher), bitorder="little")
-        candidates = [token for token in self._closing if allowed[token]]
-        for token in candidates[:CLOSING_TRIED]:
-            after = matcher.deep_copy()
-            if after.consume_token(token) and after.is_accepting():
-                return int(token)
-        return int(candidates[0] if candidates else allowed.argmax())
+    def shortest(self, matcher: llguidance.LLMatcher) -> list[int]:
+        """Return a short text from the matcher's place to the end of its form, as ids with the one that ends it."""
+        ids: list[int] = []
+        seen = set()  # masks
+        taken: Counter[tuple[bytes, int]] = Counter()  # tokens, by the mask before them
+        while len(ids) < LONGEST_SHORT and not matcher.is_error():
+            if forced := matcher.compute_ff_tokens():
+                matcher.consume_tokens(forced)
+                ids += forced
+                continue
+            bits = _bits(matcher)
+            mask, allowed = bits.tobytes(), np.unpackbits(bits, bitorder="little")
+            candidates = [token for token in self._closing if allowed[token]] or [int(allowed.argmax())]
+            if candidates[0] in self._ends:
+                return [*ids, candidates[0]]
+            seen.add(mask)
+            # One that leads to a new place, or, as different places may have one mask, one that was taken least often here.
+            for token in (*candidates, min(candidates, key=lambda token: taken[mask, token])):
+                after = matcher.deep_copy()
+                if after.consume_token(token) and (after.is_accepting() or _bits(after).tobytes() not in seen):
+                    break
+            taken[mask, token] += 1
+            ids.append(token)
+            matcher = after
+        return ids
 
     def compile(self, kind: Kind, source: Any, parts: Mapping[str, tuple[Kind, Any]] = NO_PARTS) -> Grammar:
         """Return a compiled form; a Lark grammar may name other forms, its `parts`, as `@name`.
@@ -115,22 +137,22 @@ class Grammars:
         It takes no longer than `MOST_SECONDS` of a processor and does not hold the interpreter. Raises FormError, which names
         the keyword of a schema and its path.
         """
-        text = json.dumps([kind, source, dict(parts)])
-        key = hashlib.sha256(text.encode()).digest()
-        with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-                self.counts["cached"] += 1
-                return known
         try:
+            text = json.dumps([kind, source, dict(parts)])
+            key = hashlib.sha256(text.encode()).digest()
+            with self._lock:
+                known = self._known.get(key)
+                if known is not None:
+                    self._known.move_to_end(key)
+                    self.counts["cached"] += 1
+                    return known
             if len(text) > LARGEST_SOURCE:
                 raise FormError(f"it has {len(text):,} characters, but may have at most {LARGEST_SOURCE:,}")
             with self._compiling:  # one at a time: the engine needs the processors, too
                 grammar = Grammar(key, self._compile({ANSWER: (kind, source), **parts}), self)
-        except FormError:
+        except (FormError, RecursionError) as error:
             self.counts["refused"] += 1
-            raise
+            raise error if isinstance(error, FormError) else FormError("it is nested too deeply") from None
         with self._lock:
             self.counts["compiled"] += 1
             self._known[key] = grammar
@@ -197,12 +219,6 @@ class Constraint:
         except FormError:  # which the step will find, too
             return []
         return [] if matcher.is_stopped() else matcher.compute_ff_tokens()
-
-    def short_token(self, ids: Sequence[int]) -> int:
-        """Return a token that brings the form to its end soon, for models without weights. Raises FormError."""
-        matcher = self.at(ids)
-        forced = matcher.compute_ff_tokens()
-        return int(forced[0]) if forced else self.grammar.grammars.closing_token(matcher)
 
 
 class Masks(NamedTuple):

@@ -100,6 +100,7 @@ class Meters:
         self.preemptions = 0
         self.drafts = 0  # times that a request had draft tokens in a step
         self.draft_tokens = 0
+        self.mask_seconds = 0.0  # that steps waited for token masks
         self.accepted_at: list[int] = []  # by the place of a draft: how often it was right
         self.finished: Counter[str] = Counter()  # by stop, length, or the kind of error
         self.cancelled: Counter[str] = Counter()  # by queued, prefill, decode
@@ -194,6 +195,7 @@ class Meters:
         self.preemptions += len(iteration.preempted)
         for _, drafted, accepted in iteration.drafts:
             self._count_drafts(drafted, accepted)
+        self.mask_seconds += iteration.mask_seconds
         self.iteration_tokens.observe(iteration.tokens)
         self.iteration_seconds[phase].observe(iteration.seconds)
         self.batches[iteration.batch_size].add(iteration.seconds)

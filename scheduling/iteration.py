@@ -144,7 +144,8 @@ class Iteration:
 
     `preempted` sequences lost their slots before it and wait again. `drafts` counts the drafts of each member with some. A
     step that `repeats` has the members of the one before, each of which decodes one token. `blocked_by` is why those that
-    waited when it was planned did not join, None if all of them did.
+    waited when it was planned did not join, None if all of them did. In `mask_seconds` of its time it waited for the token
+    masks of constrained sequences.
     """
 
     n: int
@@ -162,6 +163,7 @@ class Iteration:
     repeats: bool = False
     blocked_by: str | None = None
     drafts: list[Drafted] = field(default_factory=list)
+    mask_seconds: float = 0.0
 
     @property
     def batch_size(self) -> int:
@@ -178,10 +180,12 @@ class Iteration:
         blocked = {"blocked_by": self.blocked_by} if self.blocked_by else {}
         preempted = {"displaced": self.preempted} if self.preempted else {}
         drafts = {"drafts": [drafted._asdict() for drafted in self.drafts]} if self.drafts else {}
+        masks = {"mask_seconds": self.mask_seconds} if self.mask_seconds else {}
         return {
             "n": self.n,
             "t": self.t,
             "seconds": self.seconds,
+            **masks,
             "policy": self.policy,
             "queue": self.queue,
             **blocked,

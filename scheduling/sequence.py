@@ -44,6 +44,7 @@ class Sequence:
     adapter_weights: Any = None  # these belong to the model, as `sampling` does
     session: str = ""  # requests that go on with one another, such as the turns of a chat
     keep_s: float = 0.0  # for how many seconds after it its client expects to go on
+    constrained: bool = False  # its answer follows a grammar: each of its tokens is sampled under a mask
     cache_salt: str = ""  # sequences with other salts never share KV pages
 
     estimate: Estimate | None = None  # from when it arrived, if the policy estimates and the time of steps is known

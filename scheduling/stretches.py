@@ -40,6 +40,7 @@ class Stretch:
     blocked_by: str | None
     members: tuple[Any, ...]
     drafts: list[Drafted] = field(default_factory=list)
+    mask_seconds: float = 0.0  # of all its steps
 
     @classmethod
     def of(cls, step: Iteration) -> Stretch:
@@ -47,7 +48,7 @@ class Stretch:
         return cls(
             step.n, step.t, step.t + step.seconds, 1, step.policy, step.queue, list(step.joined), list(step.left),
             list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total,
-            step.blocked_by, flat(step.members), step.drafts,
+            step.blocked_by, flat(step.members), step.drafts, step.mask_seconds,
         )  # fmt: skip
 
     def extend(self, step: Iteration) -> bool:
@@ -64,6 +65,7 @@ class Stretch:
                 return False
         self.steps += 1
         self.ended = step.t + step.seconds
+        self.mask_seconds += step.mask_seconds
         self.left = list(step.left)
         return True
 
@@ -83,7 +85,7 @@ class Stretch:
             joined=self.joined, left=[(id, reason) for id, reason in self.left],
             slot_steps=SlotSteps(*self.slot_steps), pages_used=self.pages_used, pages_total=self.pages_total,
             preempted=self.preempted, blocked_by=self.blocked_by,
-            drafts=[Drafted(*drafted) for drafted in self.drafts],
+            drafts=[Drafted(*drafted) for drafted in self.drafts], mask_seconds=self.mask_seconds / self.steps,
         )  # fmt: skip
         return step.to_dict() | {"repeat": self.steps}
 

@@ -154,6 +154,7 @@ class Inference:
         self.sequence = Sequence(
             prompt_ids, num_tokens, id=self.id, sampling=sampling, client=client, priority=priority,
             session=session, keep_s=keep_s, open_ended=open_ended,
+            constrained=getattr(sampling, "grammar", None) is not None,
             stop=text.feed if text is not None and text.watches else None,
         )  # fmt: skip
         if adapter is not None:

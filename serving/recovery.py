@@ -81,6 +81,7 @@ class Recovery:
         self.steps_retried = 0
         self.out_of_memory = 0
         self._ran_out_with = 0  # requests, since when a warning is due
+        self._mask_seconds = 0.0  # of all tries of a step, whole and in parts
         self._make_probe = make_probe
         self._clock = clock
         self._pause = pause
@@ -92,9 +93,11 @@ class Recovery:
         Requests that do not fit into memory are removed from the plan and wait again. Raise EngineBroken when nothing
         can be computed.
         """
+        self._mask_seconds = 0.0
         while True:
             try:
                 outputs = self._forward(plan)
+                plan.mask_seconds = self._mask_seconds
                 if self._ran_out_with and not plan.paused:  # all that run fit: the limit is final
                     self._warn_of_limit(scheduler)
                 return outputs
@@ -107,6 +110,7 @@ class Recovery:
             self.out_of_memory += out_of_memory
             plan.drop_drafts()
             outputs = self._shrink(scheduler, plan) if out_of_memory else self._bisect(plan, failed_alone=True)
+            plan.mask_seconds = self._mask_seconds
             has_result = not all(isinstance(output, BaseException) for output in outputs)
             if has_result or not self.is_suspect or self.probe():
                 return outputs
@@ -152,7 +156,11 @@ class Recovery:
         return self._compute(plan)
 
     def _compute(self, plan: Plan) -> list[Output]:
-        outputs = self.model.forward(plan)
+        plan.mask_seconds = 0.0
+        try:
+            outputs = self.model.forward(plan)
+        finally:  # a try that failed has waited, too
+            self._mask_seconds += plan.mask_seconds
         if len(outputs) != len(plan.sequences):
             raise RuntimeError(f"{len(outputs)} outputs for {len(plan.sequences)} sequences")
         return outputs

@@ -37,7 +37,7 @@ def step_ends(
         longest += 1
         step = Step(
             step.decodes, step.context + live, 0, 0, 0.0, 0,
-            longest if longest > step.longest else step.longest, 1, step.work + live,
+            longest if longest > step.longest else step.longest, 1, step.work + live, step.masks,
         )  # fmt: skip
         spent = cost.seconds(step) + overhead
     return ends, seconds

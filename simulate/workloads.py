@@ -38,7 +38,7 @@ class Rows:
     prompts' tokens, equal where the texts are; in their place, `blocks` are those of a trace that names them. Without
     either prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
     of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run. With `open_ended`, no
-    request names a limit, whatever `limit` says of its length.
+    request names a limit, whatever `limit` says of its length. `constrained`: whether its answer follows a grammar.
     """
 
     at: np.ndarray
@@ -56,6 +56,7 @@ class Rows:
     texts: list[str] | None = None
     arrivals: Arrivals | None = None
     open_ended: bool = False
+    constrained: list[bool] | None = None
 
     def sequences(self) -> list[Sequence]:
         """Return a fresh sequence for each row."""
@@ -72,12 +73,13 @@ class Rows:
             self.slo or repeat(None),
             self.keep_s or repeat(0.0),
             self.limit or repeat(0),
+            self.constrained or repeat(False),
         )
-        for i, (at, prompt, o, client, priority, slo, keep_s, limit) in enumerate(rows):
+        for i, (at, prompt, o, client, priority, slo, keep_s, limit, constrained) in enumerate(rows):
             seq = Sequence(
                 prompt, max(o, limit or 0), id=str(i), arrived_at=at, client=client, priority=priority,
                 deadline=None if slo is None else at + slo, session=client if self.keep_s else "", keep_s=keep_s,
-                open_ended=self.open_ended or limit is None,
+                open_ended=self.open_ended or limit is None, constrained=constrained,
             )  # fmt: skip
             seq.end_after(o)
             if self.blocks is not None and self.by_number:
@@ -313,7 +315,7 @@ def read(path: Path) -> Rows:
     texts, numbered = (any(getattr(row, name) for row in trace.rows) for name in ("prompt", "blocks"))
     ids = _numbered(_tokens(i, row) for i, row in enumerate(trace.rows)) if texts else None
     clients, priorities = ([getattr(row, name) for row in trace.rows] for name in ("user", "priority"))
-    limits = [row.limit for row in trace.rows]
+    limits, constrained = [row.limit for row in trace.rows], [row.constrained for row in trace.rows]
     return Rows(
         np.array([row.at for row in trace.rows]),
         np.array([len(prompt) for prompt in ids] if ids else [row.prompt_tokens for row in trace.rows]),
@@ -324,6 +326,7 @@ def read(path: Path) -> Rows:
         limit=limits if any(limit != 0 for limit in limits) else None,
         ids=ids,
         blocks=Blocks.of(row.blocks for row in trace.rows) if numbered and not texts else None,
+        constrained=constrained if any(constrained) else None,
     )
 
 

@@ -28,6 +28,7 @@
       this.tokens = 0; // computed
       this.output = 0; // tokens of answers
       this.decodes = 0; // rows that decode
+      this.masks = record.mask_seconds ?? 0; // of `seconds`, how long it waited for token masks
       this.drafts = new Map((record.drafts ?? []).map((drafts) => [drafts.id, drafts]));
       this.finished = 0;
       this.gaps = [];

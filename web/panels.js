@@ -247,7 +247,8 @@
     const column = model.columns[hit.index];
     const rows = column.slots - Math.round(column.steps[3]);
     const step = `iteration ${count(column.n)}: ${seconds(column.seconds)}, ${rows} of ${column.slots} slots, `
-      + `${count(column.tokens)} tokens computed, ${count(column.queue)} waiting`;
+      + `${count(column.tokens)} tokens computed, ${count(column.queue)} waiting`
+      + (column.masks ? `, token masks: ${seconds(column.masks)} of this step` : "");
     if (hit.slot < 0 || hit.slot >= column.slots) return step;
     const request = model.requests.get(column.who[hit.slot]);
     const kind = EB.NAMES[column.kind(hit.slot)];

@@ -130,6 +130,8 @@ class Exposition(Collector):
         help = "Seconds per step, by phase."
         yield histograms("eb_iteration_seconds", help, "phase", m.iteration_seconds)
         yield histograms("eb_batch_size", "Requests per step.", None, {"": m.batch_sizes})
+        help = "Seconds that steps waited for the token masks of constrained requests."
+        yield counter("eb_mask_seconds", help, {}, m.mask_seconds)
         help = "Seconds that requests waited, by reason."
         yield histograms("eb_queue_wait_seconds", help, "reason", m.waited)
         spent = m.slot_steps.copy()

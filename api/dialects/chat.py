@@ -2,26 +2,31 @@
 
 The template never comes from a request. Plain text, as for GPT-2, has a line `System: ...`, `User: ...` or
 `Assistant: ...` for each message, then `Assistant:`; the answer ends before a line that begins with `User:`, and the
-role `developer` counts as `system`.
+role `developer` counts as `system`. What a template or plain text cannot write of tools, they get as text.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from flask import Blueprint
 
+from api.answer_parts import AnswerParts, Piece
+from api.dialects import tools
 from api.dialects.logprobs import chat_logprobs
-from api.dialects.openai import USAGE, begin, form_of, min_tokens_error, options_of, token_limit
+from api.dialects.openai import USAGE, begin, min_tokens_error, options_of, token_limit
 from api.dialects.openai_writer import Writer, is_large, scored_tokens
-from api.generation import Generation, GenerationRequest, constraint, start_generation
+from api.generation import Generation, GenerationRequest, start_generation
 from api.hooks import admission
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.prompts import Prompt, check_size, encode, tokenizing
 from api.schemas import body
 from api.schemas.openai import TEMPLATE_FIELDS, ChatRequest, Message
-from api.schemas.unsupported import MESSAGE, PLAIN_MESSAGE
+from api.schemas.unsupported import MESSAGE
 from api.service import Engine, Service
 from api.streaming import Delta
 from serving.adapters import Loaded
@@ -29,6 +34,7 @@ from serving.inference import Inference
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Who are you?"}]}'
 STOP = "\nUser:"
+NAMES = {"content": "content", "reasoning": "reasoning_content"}  # of the kinds of pieces, in a message
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 OPERATIONS = [
     Operation(
@@ -58,30 +64,56 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, keep: int | None = None) -> Prompt:
-    """Return the prompt of a conversation, or its last `keep` tokens; with `answers` it ends where the answer begins."""
-    unsupported = MESSAGE if engine.chats else PLAIN_MESSAGE
+def prompt_of(
+    engine: Engine,
+    messages: list[Message],
+    *,
+    answers: bool = True,
+    keep: int | None = None,
+    continues: bool = False,
+    described: Sequence[dict[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """Return the prompt of a conversation, or its last `keep` tokens.
+
+    With `answers` it ends where the answer begins, and with `continues` where the last message ends. `described` are the
+    tools, and `variables` what the template reads beside the messages.
+    """
     for i, message in enumerate(messages):
-        body.refuse_unsupported(unsupported, message.model_extra or {}, f"messages.{i}.", " by this model")
+        body.refuse_unsupported(MESSAGE, message.model_extra or {}, f"messages.{i}.", " by this model")
+    history = engine.tokenizer.tool_format.history([fields_of(message) for message in messages], described)
     if not engine.chats:
-        text = plain(messages, answers)
+        text = plain(history, answers)
         return Prompt(text, encode(engine, text, special=engine.special_end, keep=keep, param="messages"))
+    texts = [message["content"] or "" for message in history] + [json.dumps(tool) for tool in described]
     if keep is None:
-        check_size(engine, (message.content or "" for message in messages), "messages")
-    with tokenizing(sum(len(message.content or "") for message in messages), "messages"):
-        text, ids = engine.tokenizer.encode_chat([fields_of(message) for message in messages], answers)
+        check_size(engine, texts, "messages")
+    with tokenizing(sum(map(len, texts)), "messages"):
+        text, ids = engine.tokenizer.encode_chat(history, answers, continues=continues, variables=variables)
     return Prompt(text, ids if keep is None else ids[-keep:])
 
 
-def plain(messages: list[Message], answers: bool) -> str:
+def plain(messages: Sequence[Mapping[str, Any]], answers: bool) -> str:
     """Return a conversation as text."""
-    if any(message.role not in SPEAKERS for message in messages):
-        raise ApiError(
-            "messages has the role tool, but this model has no chat template. Send only system, developer, user and "
-            "assistant", param="messages",
-        )  # fmt: skip
-    lines = [f"{SPEAKERS[message.role]}: {message.content or ''}" for message in messages]
+    lines = [f"{SPEAKERS[message['role']]}: {message['content']}" for message in messages]
     return "\n".join([*lines, "Assistant:"] if answers else lines)
+
+
+def check_continued(params: ChatRequest) -> None:
+    """Raise ApiError unless the last message can be continued, if the request wants that."""
+    if not params.continue_final_message:
+        return
+    if params.add_generation_prompt:
+        raise ApiError(
+            "continue_final_message and add_generation_prompt are both true, but an answer either goes on or begins. Send "
+            "add_generation_prompt: false", param="continue_final_message",
+        )  # fmt: skip
+    last = params.messages[-1]
+    if last.role != "assistant" or not last.content or (last.model_extra or {}).get("tool_calls"):
+        raise ApiError(
+            "continue_final_message is true, but the last message is no text of the assistant. Send one, or remove "
+            "continue_final_message", param="continue_final_message",
+        )  # fmt: skip
 
 
 def fields_of(message: Message) -> dict[str, Any]:
@@ -99,14 +131,22 @@ def fields_of(message: Message) -> dict[str, Any]:
     if calls and not (isinstance(calls, list) and all(map(_is_call, calls))):
         raise ApiError(
             f"messages has the tool_calls {shown(calls)}, but must have a list of objects such as "
-            '{"type": "function", "function": {"name": "f", "arguments": "{}"}}. Send such objects', param="messages",
+            '{"type": "function", "function": {"name": "f", "arguments": "{}"}}, with a JSON object as arguments. Send such '
+            "objects", param="messages",
         )  # fmt: skip
     return {"role": message.role, "content": message.content if calls else message.content or "", **extra}
 
 
 def _is_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
+    if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+        return False
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+        return isinstance(arguments, dict)
+    return arguments is None or isinstance(arguments, dict | str)
 
 
 def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | None) -> GenerationRequest:
@@ -121,9 +161,6 @@ def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | No
     if most is not None and params.min_tokens > most:
         raise min_tokens_error(params.min_tokens, most)
     options = options_of(engine, params, adapter)
-    form = form_of(params)
-    if form is not None:
-        options["grammar"] = constraint(engine, *form)
     if not engine.chats:
         options["stop_texts"] = [*params.stop, STOP]
     if params.top_logprobs is not None and params.top_logprobs > 0 and not params.logprobs:
@@ -133,10 +170,18 @@ def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | No
         )
     if params.logprobs:
         options["logprobs"] = params.top_logprobs or 0
-    prompt = prompt_of(engine, params.messages, keep=params.truncate_prompt_tokens)
+    check_continued(params)
+    calls = tools.calls_of(engine, params)
+    described = tools.described(calls)
+    prompt = prompt_of(
+        engine, params.messages, answers=params.add_generation_prompt, keep=params.truncate_prompt_tokens,
+        continues=params.continue_final_message, described=described,
+        variables=tools.template_variables(engine, params, described),
+    )  # fmt: skip
+    parts = tools.shape(engine, params, calls, prompt, options)
     return GenerationRequest(
         [prompt], most, "max_tokens", "messages", options,
-        n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s,
+        n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s, parts=parts,
     )  # fmt: skip
 
 
@@ -151,10 +196,69 @@ class ChatWriter(Writer[ChatRequest]):
         scored = bool(params.logprobs)
         large = is_large(generation, scored=scored, with_prompts=params.return_token_ids)
         super().__init__(engine, generation, params, scored=scored, large=large)
+        make = generation.request.parts
+        self._takers = [make() for _ in generation.inferences] if make is not None else []
 
     def _content(self, text: str, inference: Inference, is_first: bool) -> str:
         role = '"role":"assistant",' if is_first else ""
         return f'"{"delta" if self.params.stream else "message"}":{{{role}"content":{self._dumps(text)}}}'
 
+    def _reason(self, delta: Delta, inference: Inference) -> str | None:
+        has_called = bool(self._takers) and self._takers[delta.choice].has_called
+        return "tool_calls" if has_called and inference.finish_reason == "stop" else inference.finish_reason
+
+    def _pieces(self, delta: Delta) -> list[Piece]:
+        """Return the new pieces of a choice whose answer is taken apart."""
+        taker: AnswerParts = self._takers[delta.choice]
+        return taker.feed(delta.text) + (taker.finish() if delta.ended else [])
+
+    def _choice(self, delta: Delta, inference: Inference, content: str | None = None) -> str:
+        if self._takers and content is None:
+            content = f'"message":{self._dumps(_message(self._pieces(delta)))}'
+        return super()._choice(delta, inference, content)
+
+    def _chunk(self, delta: Delta, content: str | None = None) -> bytes:
+        """Return the events of one choice: one for each piece, as clients expect, the last with its tokens and its end."""
+        if not self._takers:
+            return super()._chunk(delta)
+        deltas = [*map(_delta, self._pieces(delta))]
+        has_tokens = delta.stop > delta.start and (self._is_scored or self.params.return_token_ids)
+        if delta.choice not in self._begun:
+            deltas = [{"role": "assistant", **(deltas[0] if deltas else {"content": ""})}, *deltas[1:]]
+        elif not deltas and (delta.ended or has_tokens):
+            deltas = [{}]
+        events = b""
+        for i, new in enumerate(deltas, 1):
+            part = delta if i == len(deltas) else delta._replace(stop=delta.start, ended=False)
+            events += super()._chunk(part, f'"delta":{self._dumps(new)}')
+        return events
+
     def _scores(self, delta: Delta, inference: Inference) -> dict[str, Any]:
         return chat_logprobs(self.engine.tokenizer, scored_tokens(delta, inference), self.params.top_logprobs or 0)
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    """Return a piece as the new part of a message."""
+    if piece.kind == "call":
+        call = {"index": piece.call, **_call(piece)}
+    elif piece.kind == "arguments":
+        call = {"index": piece.call, "function": {"arguments": piece.text}}
+    else:
+        return {NAMES[piece.kind]: piece.text}
+    return {"tool_calls": [call]}
+
+
+def _call(piece: Piece) -> dict[str, Any]:
+    return {"id": piece.id, "type": "function", "function": {"name": piece.text, "arguments": ""}}
+
+
+def _message(pieces: list[Piece]) -> dict[str, Any]:
+    """Return a whole message."""
+    message: dict[str, Any] = {"role": "assistant", "content": None if pieces else ""}
+    calls = [_call(piece) for piece in pieces if piece.kind == "call"]
+    for kind, text, call, _ in pieces:
+        if kind == "arguments":
+            calls[call]["function"]["arguments"] += text
+        elif kind != "call":
+            message[NAMES[kind]] = (message.get(NAMES[kind]) or "") + text
+    return message | ({"tool_calls": calls} if calls else {})

@@ -53,7 +53,8 @@ def begin(service: Service, schema: type[Params], example: str) -> tuple[Engine,
     params, ignored = body.validate(schema, body.take(request, example))
     adapter = check_model(engine, params.model)
     check_sampled(service, params)
-    return engine, params, adapter, ignored + params.ignored(engine.chats) + ignored_hints(engine, params)
+    read = engine.tokenizer.tool_format.variables if engine.chats else None
+    return engine, params, adapter, ignored + params.ignored(read) + ignored_hints(engine, params)
 
 
 def blueprint(service: Service) -> Blueprint:

@@ -119,8 +119,8 @@ class Writer(Generic[Params]):
             scored=self._is_scored or self.params.return_token_ids, tokens_together=self.params.stream_interval,
         )  # fmt: skip
 
-    def _chunk(self, delta: Delta) -> bytes:
-        """Return the event of one choice."""
+    def _chunk(self, delta: Delta, content: str | None = None) -> bytes:
+        """Return the event of one choice; see `_choice`."""
         inference, usage = self.generation.inferences[delta.choice], ""
         if self._usage_always:  # as in vLLM: of this choice alone, up to the end of this chunk
             n = len(inference.sequence.prompt_ids)
@@ -128,28 +128,37 @@ class Writer(Generic[Params]):
             usage = f',"usage":{self._dumps(counts)}'
         elif self._usage_last:
             usage = ',"usage":null'
-        return f"data: {self._start}{self._choice(delta, inference)}]{usage}}}\n\n".encode()
+        return f"data: {self._start}{self._choice(delta, inference, content)}]{usage}}}\n\n".encode()
 
-    def _choice(self, delta: Delta, inference: Inference) -> str:
-        """Return what is new in a choice as JSON, formatted by hand: there is one for each step of each stream."""
+    def _choice(self, delta: Delta, inference: Inference, content: str | None = None) -> str:
+        """Return what is new in a choice as JSON, formatted by hand: there is one for each step of each stream.
+
+        `content` is the member that has its new text, unless it is that of the delta alone.
+        """
         is_first = delta.choice not in self._begun
         self._begun.add(delta.choice)
         scores, reason, stop_reason = "null", "null", "null"
         if self._is_scored:
             scores = self._dumps(self._scores(delta, inference))
         if delta.ended:
-            reason, stop_reason = self._dumps(inference.finish_reason), self._dumps(inference.stop_reason)
+            reason, stop_reason = self._dumps(self._reason(delta, inference)), self._dumps(inference.stop_reason)
         more = self._prompt(inference) if is_first else ""
         if self.params.return_token_ids:
             more += f',"token_ids":{self._dumps(inference.sequence.output_ids[delta.start : delta.stop])}'
+        if content is None:
+            content = self._content(delta.text, inference, is_first)
         return (
-            f'{{"index":{delta.choice},{self._content(delta.text, inference, is_first)},"logprobs":{scores},'
+            f'{{"index":{delta.choice},{content},"logprobs":{scores},'
             f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}'
         )
 
     def _content(self, text: str, inference: Inference, is_first: bool) -> str:
         """Return the member of a choice that has its new text; the first one shows the time of the first token."""
         raise NotImplementedError
+
+    def _reason(self, delta: Delta, inference: Inference) -> str | None:
+        """Return why a choice has ended."""
+        return inference.finish_reason
 
     def _scores(self, delta: Delta, inference: Inference) -> dict[str, Any]:
         """Return the logprobs object of the new tokens."""

@@ -109,7 +109,6 @@ def document(
     *,
     context: int | None,
     vocabulary: int | None,
-    chats: bool,
 ) -> dict[str, Any]:
     """Return the OpenAPI document; with `keyed`, every path except the open ones requires the key.
 
@@ -125,9 +124,7 @@ def document(
     ordered = sorted(models, key=lambda model: model.__name__)
     references, definitions = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
     named = {model: reference for (model, _), reference in references.items()}
-    schemas = {
-        name: _nullable(_written(s, vocabulary, chats), context) for name, s in definitions.get("$defs", {}).items()
-    }
+    schemas = {name: _nullable(_written(s, vocabulary), context) for name, s in definitions.get("$defs", {}).items()}
     schemas |= {"Error": ERROR, "TgiError": TGI_ERROR}
     paths: dict[str, dict[str, Any]] = {}
     unlisted: dict[str, dict[str, Any]] = {}
@@ -202,29 +199,26 @@ def _parameters(op: Operation) -> list[dict[str, Any]]:
     ]
 
 
-def _written(schema: Any, vocabulary: int | None, chats: bool) -> Any:
+def _written(schema: Any, vocabulary: int | None) -> Any:
     """Return a schema in JSON Schema's keywords, with what the served model takes.
 
-    pydantic leaves its own keywords where a validator comes first. `x-token-id` marks token ids, and `x-needs-template` has
-    the values that only a model with a chat template takes.
+    pydantic leaves its own keywords where a validator comes first. `x-token-id` marks token ids.
     """
     if isinstance(schema, list):
-        return [_written(item, vocabulary, chats) for item in schema]
+        return [_written(item, vocabulary) for item in schema]
     if not isinstance(schema, dict):
         return schema
     result: dict[Any, Any] = {}
     for word, value in schema.items():
         if word == "properties":
-            result[word] = {name: _written(inner, vocabulary, chats) for name, inner in value.items()}
-        elif word not in ("x-token-id", "x-needs-template"):
-            result[BOUNDS.get(word, word)] = value if word in BY_VALUE else _written(value, vocabulary, chats)
+            result[word] = {name: _written(inner, vocabulary) for name, inner in value.items()}
+        elif word != "x-token-id":
+            result[BOUNDS.get(word, word)] = value if word in BY_VALUE else _written(value, vocabulary)
     if "x-token-id" in schema and vocabulary is not None:
         if "pattern" in schema:
             result["pattern"] = f"^[0-9]{{1,{len(str(vocabulary - 1)) - 1}}}$"
         else:
             result["maximum"] = vocabulary - 1
-    if "x-needs-template" in schema and not chats:
-        result["enum"] = [value for value in schema["enum"] if value not in schema["x-needs-template"]]
     return result
 
 

@@ -38,7 +38,6 @@ def blueprint(service: Service) -> Blueprint:
             service.operations, VERSION, OPEN, bool(service.config.api_key),
             context=None if engine is None else engine.context,
             vocabulary=None if engine is None else engine.vocabulary,
-            chats=engine is None or engine.chats,
         )  # fmt: skip
         for schema in (CompletionRequest, ChatRequest):
             fields = result["components"]["schemas"][schema.__name__]["properties"]

@@ -142,6 +142,7 @@ Seconds = Annotated[float, Field(allow_inf_nan=False, gt=0), NUMBER]
 Int64 = Annotated[int, Field(strict=True, ge=-INT64, lt=INT64), INTEGER]
 Text = Annotated[StrictStr, Field(min_length=1)]
 Name = Annotated[StrictStr, Field(max_length=256)]
+FunctionName = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Adapter = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 RequestId = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 Prompts = Annotated[list[Any], BeforeValidator(prompts), WithJsonSchema(PROMPT_SCHEMA)]
@@ -176,5 +177,6 @@ SECONDS = "a number of seconds above 0"
 PROMPT = "a non-empty string"
 PENALTY = "a number from -2 to 2"
 MODEL = "the name of the served model or of an adapter, or leave it out"
+FUNCTION_NAME = "1 to 64 characters: letters, digits and _ . -"
 ADAPTER = "the name of an adapter, or leave it out"
 KEPT_TOKENS = "a whole number of tokens to keep, at least 1"

@@ -77,8 +77,9 @@ def _response_format(value: Any) -> Form | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         return None
-    if kind == "json_object":  # with a schema as in llama.cpp
-        return schema_form(value.get("schema") or ANY_OBJECT)
+    if kind == "json_object":  # with a schema as in llama.cpp, or as Hugging Face's client sends it
+        schemas = [value[name] for name in ("schema", "value") if value.get(name) is not None]
+        return schema_form(schemas[0] if schemas else ANY_OBJECT)
     if kind in ("json", "regex") or (kind == "json_schema" and "value" in value):
         return tgi_form(value)
     inner = value.get("json_schema") if kind == "json_schema" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -11,19 +12,24 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictStr,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     field_validator,
 )
 from pydantic.config import JsonDict
 from pydantic.json_schema import SkipJsonSchema
 
+from api.http.errors import shown
 from api.schemas import fields as f
 from api.schemas import unsupported as u
 from api.schemas.forms import Formed
 from api.schemas.scheduling_hints import SchedulingHints
 
 MOST_MESSAGES = 4096
+MOST_TOOLS = 128
 TEMPLATE_FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning_content")  # of a message, beside role and content
 UNLIMITED = -1  # as max_tokens: all tokens that the context leaves
 
@@ -102,8 +108,11 @@ class Sampled(Formed, SchedulingHints):
     )
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
-    def ignored(self, by_template: bool) -> list[str]:
-        """Return the fields with a value, within lists, that have no effect; `by_template` if a chat template reads them."""
+    def ignored(self, read: Collection[str] | None) -> list[str]:
+        """Return the fields with a value, within others, that have no effect.
+
+        `read` are the variables that the model's chat template reads, None for a model without one.
+        """
         return []
 
 
@@ -167,6 +176,26 @@ SILENT_ASSISTANT: JsonDict = {
 }
 
 
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise ValueError('must be the schema of an object, with "type": "object"')
+    return schema
+
+
+def _distinct(tools: list[Tool]) -> list[Tool]:
+    names = [tool.function.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"must have each name once, not {shown(twice)} twice")
+    return tools
+
+
+def _choice(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:  # which would list what each form lacks
+        raise ValueError("must be one of these") from None
+
+
 def _without_default(schema: JsonDict) -> None:
     del schema["default"]
 
@@ -177,8 +206,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", json_schema_extra=SILENT_ASSISTANT)
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="system, developer, user or assistant, or tool where the model's chat template has it",
-        json_schema_extra={"x-needs-template": ["tool"]},
+        description="system, developer, user, assistant or tool"
     )
     content: Annotated[StrictStr | None, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)] = Field(
         default=None,
@@ -203,6 +231,37 @@ MESSAGES = (
 )
 
 
+class Function(BaseModel):
+    """A function that the model may call."""
+
+    name: f.FunctionName = Field(description=f.FUNCTION_NAME)
+    description: StrictStr | None = Field(None, description="a string")
+    parameters: Annotated[dict[str, Any], AfterValidator(_of_object)] | None = Field(
+        None, description="the JSON schema of an object, or leave it out for a function without parameters"
+    )
+    strict: f.Flag | None = Field(None, description=f.FLAG)  # arguments always keep to the schema
+
+
+class Tool(BaseModel):
+    """A tool of a request."""
+
+    type: Literal["function"] = Field(description='"function"')
+    function: Function = Field(description='an object such as {"name": "f", "parameters": {...}}')
+
+
+class FunctionChoice(BaseModel):
+    """The function that an answer must call."""
+
+    name: f.FunctionName = Field(description=f.FUNCTION_NAME)
+
+
+class NamedChoice(BaseModel):
+    """A tool choice that names a function."""
+
+    type: Literal["function"]
+    function: FunctionChoice
+
+
 class ChatRequest(Sampled):
     """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens."""
 
@@ -222,12 +281,35 @@ class ChatRequest(Sampled):
     top_logprobs: SkipJsonSchema[Annotated[int, Field(strict=True, ge=0, le=20), f.INTEGER] | None] = Field(
         None, description="a whole number from 0 to 20, with logprobs: true"
     )
+    tools: SkipJsonSchema[
+        Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(_distinct)]
+    ] = Field(
+        [],
+        description=f'a list of at most {MOST_TOOLS} tools such as {{"type": "function", "function": {{"name": "f", '
+        '"parameters": {...}}}, each with a name of its own',
+    )
+    tool_choice: SkipJsonSchema[
+        Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(_choice)]
+    ] = Field(
+        None, description='"none", "auto", "required", or {"type": "function", "function": {"name": "f"}}, with tools'
+    )
+    parallel_tool_calls: f.Flag = Field(True, description=f.FLAG)
+    chat_template_kwargs: dict[str, Any] = Field({}, description='an object such as {"enable_thinking": false}')
+    reasoning_effort: StrictStr | None = Field(None, description='a string such as "low", or "none"')
+    add_generation_prompt: f.Flag = Field(True, description=f.FLAG)
+    continue_final_message: SkipJsonSchema[f.Flag] = Field(
+        False, description="true, with add_generation_prompt: false and a last message of the assistant, or false"
+    )
 
-    def ignored(self, by_template: bool) -> list[str]:
-        read = (*u.MESSAGE, *(TEMPLATE_FIELDS if by_template else ()))
-        return [
+    def ignored(self, read: Collection[str] | None) -> list[str]:
+        variables = set(read or ()) - {"tools"}  # which only the field of this name sets
+        unread = [f"chat_template_kwargs.{name}" for name in self.chat_template_kwargs if name not in variables]
+        if self.reasoning_effort not in (None, "none") and "reasoning_effort" not in variables:
+            unread.append("reasoning_effort")
+        known = (*u.MESSAGE, "tool_calls", "tool_call_id", *(() if read is None else TEMPLATE_FIELDS))
+        return unread + [
             f"messages.{i}.{name}"
             for i, message in enumerate(self.messages)
             for name, value in (message.model_extra or {}).items()
-            if value not in (None, [], {}) and name not in read
+            if value not in (None, [], {}) and name not in known
         ]

@@ -86,7 +86,6 @@ TOKENIZE: Unsupported = {
     "truncate_prompt_tokens": (), "return_token_strs": (False,),
 }  # fmt: skip
 MESSAGE: Unsupported = {"prefix": (False,), "partial": (False,), "function_call": ()}  # of a chat
-PLAIN_MESSAGE: Unsupported = {**MESSAGE, "tool_calls": ([],)}  # for a model without a chat template
 
 
 def changes_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:

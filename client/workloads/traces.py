@@ -35,8 +35,9 @@ NUMBER, ZONED, UNZONED = "a number", "a date with a zone", "a date without a zon
 class Row:
     """A request of a trace: seconds after the first, lengths in tokens, prompt or prefix blocks.
 
-    Only the simulator uses the priority. `limit` is the request's `max_tokens`, which an answer that the model ended did
-    not reach: None if its client set none, 0 if the trace does not say.
+    Only the simulator uses the priority, and `constrained`: whether the answer follows a grammar. `limit` is the request's
+    `max_tokens`, which an answer that the model ended did not reach: None if its client set none, 0 if the trace does not
+    say.
     """
 
     at: float
@@ -48,6 +49,7 @@ class Row:
     priority: int = 0
     limit: int | None = 0
     form: str = NUMBER  # of its time in the file
+    constrained: bool = False
 
 
 @dataclass(slots=True)
@@ -216,7 +218,12 @@ def _from_json(line: str) -> Row:
             raise ValueError("prompt is not a string")
         tokens = 0 if prompt else _count(entry["prompt_tokens"], "prompt_tokens")
         output = _count(entry["num_tokens"], "num_tokens")
-        return Row(_time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""), limit=_limit(entry))
+        if type(constrained := entry.get("form", False)) is not bool:
+            raise ValueError("form is not true or false")
+        return Row(
+            _time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""), limit=_limit(entry),
+            constrained=constrained,
+        )  # fmt: skip
     at = entry["timestamp_ms"] if "timestamp_ms" in entry else entry["timestamp"]
     blocks = entry.get("hash_ids") or []
     if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):

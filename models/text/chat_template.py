@@ -46,6 +46,8 @@ class Rendered:
 class ChatTemplate:
     """A compiled template; `names` is what it knows of the tokenizer, `control` the texts of the control tokens.
 
+    `variables` are those that it reads of a request, such as "tools" and "enable_thinking".
+
     Raises TokenizerError for a template that cannot be compiled, is too long, or fails on a greeting because it
     computes too much or reaches out of the sandbox.
     """
@@ -62,22 +64,34 @@ class ChatTemplate:
                 f"the chat template has {len(source):,} characters, but may have at most {LONGEST_SOURCE:,}. {remedy}"
             )
         try:
-            self._template = Sandbox().compile_template(source)
+            self._template, variables = Sandbox().compile_template(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TokenizerError(f"the chat template cannot be compiled: {_reason(error)}. {remedy}") from error
+        self.variables = variables - names.keys() - {"messages", "add_generation_prompt"}
         try:
-            self._run([{"role": "user", "content": "Hello"}], True)
+            self._run({"messages": [{"role": "user", "content": "Hello"}]}, True)
         except BOUNDS as error:
             raise TokenizerError(f"the chat template is refused: {_reason(error)}. {remedy}") from error
         except Exception:  # such as a template that needs a system message; `render` reports it for each conversation
             return
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> Rendered:
-        """Return the prompt of a conversation. Raises TemplateError where the template refuses it."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """Return the prompt of a conversation. Raises TemplateError where the template refuses it.
+
+        With `continues` it ends with the text of the last message. `variables`, such as the tools, are quoted as the
+        messages are.
+        """
         refusal: TemplateError | None = None
         for form in _forms(messages):
             try:
-                return self._render_safely(form, add_generation_prompt)
+                return self._render_safely({**(variables or {}), "messages": form}, add_generation_prompt, continues)
             except TemplateError as error:
                 refusal = refusal or error
                 if isinstance(error.__cause__, BOUNDS):
@@ -85,16 +99,18 @@ class ChatTemplate:
         assert refusal is not None
         raise refusal
 
-    def _render_safely(self, messages: Sequence[Message], add_generation_prompt: bool) -> Rendered:
-        as_written = self._render(messages, add_generation_prompt, self._control)
-        if not any(map(self._first.search, _texts(list(messages)))):
+    def _render_safely(self, values: Mapping[str, Any], add_generation_prompt: bool, continues: bool) -> Rendered:
+        as_written = self._render(values, add_generation_prompt, continues, self._control)
+        if not any(map(self._first.search, _texts(list(values.values())))):
             return as_written
         # A template may cut a message so that its parts join to a control token. Then nothing that can begin one passes.
-        opaque = self._render(messages, add_generation_prompt, self._first)
+        opaque = self._render(values, add_generation_prompt, continues, self._first)
         same = self._control.findall(as_written.text) == self._control.findall(opaque.text)
         return as_written if same else opaque
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, hidden: re.Pattern[str]) -> Rendered:
+    def _render(
+        self, values: Mapping[str, Any], add_generation_prompt: bool, continues: bool, hidden: re.Pattern[str]
+    ) -> Rendered:
         secret = "".join(chr(secrets.choice(PRIVATE)) for _ in range(8))
         marks: dict[str, str] = {}
 
@@ -106,28 +122,37 @@ class ChatTemplate:
             return self._developer if role == "developer" else role
 
         hide = hidden.sub
-        quoted = [
-            {name: role_of(message) if name == "role" else _replaced(value, lambda text: hide(mark, text))
-             for name, value in message.items()}
-            for message in messages
-        ]  # fmt: skip
+
+        def quoted(value: Any) -> Any:
+            return _replaced(value, lambda text: hide(mark, text))
+
+        messages = [
+            {name: role_of(message) if name == "role" else quoted(value) for name, value in message.items()}
+            for message in values["messages"]
+        ]
+        end = f"{secret}{secret} "  # its space shows whether the template keeps the one at the end of a message
+        if continues:
+            messages[-1]["content"] += end
         try:
-            text = self._run(quoted, add_generation_prompt)
+            text = self._run({**quoted(dict(values)), "messages": messages}, add_generation_prompt)
         except Exception as error:  # whatever a template does wrong concerns this conversation alone
             reason = _reason(error)
             raise TemplateError(f"the model's chat template refuses these messages: {reason}") from error
+        if continues:
+            before, found, behind = text.rpartition(end.rstrip())
+            if not found:
+                raise TemplateError(
+                    "the model's chat template does not write the last message, so none can be continued"
+                )
+            text = before if behind.startswith(" ") else before.rstrip()
         return Rendered(text, {mark: text for text, mark in marks.items()})
 
-    def _run(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _run(self, values: Mapping[str, Any], add_generation_prompt: bool) -> str:
         reset = budget.set(Budget())
         size, parts = 0, []
         try:
             for part in self._template.generate(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._names,
+                {"tools": None, "documents": None, **values}, add_generation_prompt=add_generation_prompt, **self._names
             ):
                 size += len(part)
                 if size > MOST_TEXT:

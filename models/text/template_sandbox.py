@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 from jinja2.ext import loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.text import template_work as work
@@ -94,10 +95,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["dict"] = make_dict
         self.globals.pop("lipsum", None)
 
-    def compile_template(self, source: str) -> jinja2.Template:
-        """Return a template that counts its steps. Raises Jinja2's errors for one that cannot be compiled."""
+    def compile_template(self, source: str) -> tuple[jinja2.Template, frozenset[str]]:
+        """Return a template that counts its steps, and the variables that it reads, which nothing else sets.
+
+        Raises Jinja2's errors for one that cannot be compiled.
+        """
+        variables = find_undeclared_variables(self.parse(source)) - self.globals.keys()
         tree = Bounds().visit(self.parse(source))
-        return jinja2.Template.from_code(self, self.compile(tree), dict(self.globals))
+        return jinja2.Template.from_code(self, self.compile(tree), dict(self.globals)), frozenset(variables)
 
     def wrap_str_format(self, value: Any) -> None:
         """Refuse `format`, which Jinja2 would offer although it is no safe attribute."""

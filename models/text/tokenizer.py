@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from models.sources.resolved import BARD, ResolvedModel
 from models.text import ranks
 from models.text.ranks import EOT, TokenizerError
 from models.text.tokenizer_files import from_folder
+from models.text.tool_format import format_of
 from models.text.vocabulary import Vocabulary, of_ranks, text_pattern
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Tokenizer:
         self.bos_ids = vocabulary.bos_ids
         self.special_ids = frozenset(vocabulary.control.values()) | {*vocabulary.eos_ids}
         self.chat_template = _chat_template(vocabulary)
+        read = self.chat_template.variables if self.chat_template is not None else ()
+        self.tool_format = format_of(vocabulary.template, read, vocabulary.control)
         self._bytes = vocabulary.pieces
         self._calls: dict[object, None] = {}  # in progress, the oldest first
         self.longest_token = max(map(len, self._bytes))
@@ -95,14 +98,23 @@ class Tokenizer:
         _refuse_long_runs(text)
         return self._encode_parts(text, self._control, quoted)
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> tuple[str, list[int]]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[str, list[int]]:
         """Return text and ids of a conversation's prompt by the model's chat template, which must exist.
 
-        Raises TemplateError where the template refuses the conversation, and TextError.
+        See `ChatTemplate.render`. Raises TemplateError where the template refuses the conversation, and TextError.
         """
         assert self.chat_template is not None
         with self._call():
-            rendered = self.chat_template.render(messages, add_generation_prompt)
+            rendered = self.chat_template.render(
+                messages, add_generation_prompt, continues=continues, variables=variables
+            )
             return rendered.plain(), self.encode_rendered(rendered.text, rendered.quoted)
 
     @cached_property

@@ -35,7 +35,7 @@ class Server:
         """Yield the lines of a question: the requests and measured steps, then `more`, then the question itself."""
         numbers: dict[bytes, int] = {}  # in place of long hashes
         rows = (
-            (*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts, r.waited)
+            (*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts, r.waited, r.constrained)
             for r in requests
         )
         yield from in_pieces("requests", rows, ROWS_PER_LINE)

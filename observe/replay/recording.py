@@ -33,7 +33,7 @@ class Served(NamedTuple):
     """A request that has left; `latency` is None unless its answer is complete. `alone`: it found the server idle.
 
     `drafts`: of each step in which it had some, the place in its answer, how many they were, and how many were accepted.
-    `waited`: seconds until it joined the batch.
+    `waited`: seconds until it joined the batch. `constrained`: its answer followed a grammar.
     """
 
     id: str
@@ -50,6 +50,7 @@ class Served(NamedTuple):
     hashes: list[bytes]
     drafts: Many[tuple[int, int, int]] = ()
     waited: float = 0.0
+    constrained: bool = False
 
 
 class Window(NamedTuple):
@@ -75,6 +76,7 @@ class Recording:
         self._since = -1.0  # requests that arrived earlier are left out
         # Arrival, whether the server was idle, and the steps with drafts by the number of tokens before these.
         self._open: dict[str, tuple[float, bool, list[tuple[int, int, int]]]] = {}
+        self._constrained: dict[str, int] = {}  # prompt tokens of the open requests whose answers follow a grammar
         self._done: deque[Served] = deque()
         self._steps: defaultdict[tuple[bool, int], deque[tuple[Step, float]]] = defaultdict(
             partial(deque, maxlen=STEPS_PER_SIZE)
@@ -87,7 +89,11 @@ class Recording:
 
     def on_arrival(self, inference: Inference) -> None:
         """Record an arrival; called in the handlers' threads, one at a time. Copies and background work are left out."""
-        if inference.first is not None or inference.is_background or self._is_blind:
+        if inference.first is not None or self._is_blind:
+            return
+        if inference.sequence.constrained:
+            self._constrained[inference.id] = len(inference.sequence.prompt_ids)
+        if inference.is_background:
             return
         self._open[inference.id] = (inference.sequence.arrived_at, not self._open, [])
 
@@ -99,11 +105,13 @@ class Recording:
             if iteration is not None:
                 self._step(iteration)
             for inference in left:
+                self._constrained.pop(inference.id, None)
                 if inference.id in self._open:
                     self._depart(inference)
         except Exception:
             self._is_blind = True
             self._open.clear()  # nothing would remove them any more
+            self._constrained.clear()
             log.exception("the recording for simulations cannot read a record and stops")
 
     def _step(self, iteration: Iteration) -> None:
@@ -124,7 +132,7 @@ class Recording:
         begins = bool(iteration.joined)
         if iteration.t - self._measured[begins] >= MEASURE_EVERY or iteration.t < self._measured[begins]:
             self._measured[begins] = iteration.t
-            step = step_of_members(iteration.members, self._padded())
+            step = step_of_members(iteration.members, self._padded(), self._constrained)
             if step.tokens and iteration.seconds > 0:
                 self._steps[size(step)].append((step, iteration.seconds))
 
@@ -143,7 +151,7 @@ class Recording:
                 inference.id, arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority,
                 seq.deadline, seq.open_ended, seq.max_tokens, alone, seq.hashes,
                 [(at - len(seq.prompt_ids), drafted, accepted) for at, drafted, accepted in drafts],
-                (seq.scheduled_at or arrived) - arrived,
+                (seq.scheduled_at or arrived) - arrived, seq.constrained,
             )
         )  # fmt: skip
         self.departures += 1

@@ -48,6 +48,7 @@ class Optimum:
         self.cost, self.slots, self.host = cost, slots, host or Host()
         self.arrival = [s.arrived_at for s in sequences]
         self.prompt = [len(s.prompt_ids) for s in sequences]
+        self.constrained = [s.constrained for s in sequences]
         self.output = [max(1, s.max_tokens) for s in sequences]
         before = self.host.alpha0 + self.host.alpha1
         self.deadline = [float("inf") if s.deadline is None else s.deadline - before for s in sequences]
@@ -73,7 +74,7 @@ class Optimum:
     def _least(self, weights: Many[float] = (), counts: bool = False) -> float:
         """Return the least sum of weight times latency, or the fewest misses, or with neither the earliest last end."""
         self._weights, self._counts = weights, counts
-        self.kinds = [*zip(self.arrival, self.prompt, self.output, [*weights] or self.deadline)]
+        self.kinds = [*zip(self.arrival, self.prompt, self.output, self.constrained, [*weights] or self.deadline)]
         self._best = float("inf")
         self._seen: dict[tuple[int, ...], list[tuple[float, float]]] = {}
         self._search((0,) * len(self.arrival), min(self.arrival), 0.0)
@@ -116,6 +117,7 @@ class Optimum:
         return Step(
             len(decodes), sum(decodes), len(prompts), sum(prompts), sum(p * (p + 1) / 2 for p in prompts),
             sum(p * p for p in prompts), max([*decodes, *prompts]), max([1, *prompts]), sum(decodes) + sum(p * p for p in prompts),
+            sum(self.constrained[j] for j in members),
         )  # fmt: skip
 
     def _least_rest(self, done: tuple[int, ...], waiting: list[int], now: float) -> float:

@@ -72,6 +72,7 @@ class Disaggregated(Fleet):
             first.prompt_ids, wanted, id=first.id, arrived_at=now, client=first.client, priority=first.priority,
             deadline=first.deadline, output_ids=first.output_ids[:], computed=len(first.prompt_ids), hashes=first.hashes,
             scheduled_at=first.scheduled_at, first_token_at=first.first_token_at, last_token_at=first.last_token_at,
+            constrained=first.constrained,
         )  # fmt: skip
         seq.end_after(first.answer_tokens)
         self._numbers[seq] = self._numbers.pop(first)

@@ -42,6 +42,7 @@ class Point:
     prefills: int = 0
     chunk: int = 0
     cached: int = 0
+    masks: int = 0  # of the decoding rows, those whose token is sampled under the mask of a grammar
 
     @property
     def step(self) -> Step:
@@ -53,6 +54,7 @@ class Point:
             prefills=self.prefills,
             prompt=self.prefills * self.chunk,
             pairs=pairs,
+            masks=self.masks,
         )
 
 
@@ -91,6 +93,7 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
     points += [Point(prefills=n, chunk=p) for p in prompts for n in (1, 4) if n * p <= most or n == 1]
     points += [Point(prefills=1, chunk=c, cached=512) for c in chunks]
     points += [Point(d, 128, 1, c) for d in (4, 16) for c in chunks]
+    points += [Point(b, 16, masks=b) for b in (4, 16, 32)]
     if longest > contexts[-1] + MARGIN and longest > 2 * 512:
         points += [Point(b, longest) for b in batches if b == 1 or b * longest <= batches[-1] * contexts[-1]]
         points += [Point(prefills=1, chunk=c, cached=longest - c) for c in chunks]
@@ -98,9 +101,12 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
 
 
 def table(steps: Iterable[Step], knee: int = 0) -> np.ndarray:
-    """Return the terms of the default law, one row a step: base prefill token row context pair (hinge)."""
-    rows = [(1.0, float(s.prompt > 0), s.tokens, s.rows, s.context, s.pairs, max(0, s.tokens - knee)) for s in steps]
-    return np.array(rows)[:, : 7 if knee else 6]
+    """Return the terms of the default law, one row a step: base prefill token row context pair mask (hinge)."""
+    rows = [
+        (1.0, float(s.prompt > 0), s.tokens, s.rows, s.context, s.pairs, s.masks, max(0, s.tokens - knee))
+        for s in steps
+    ]
+    return np.array(rows)[:, : 8 if knee else 7]
 
 
 def fit(steps: Many[Step], seconds: np.ndarray, knee: int = 0) -> Affine:
@@ -111,8 +117,8 @@ def fit(steps: Many[Step], seconds: np.ndarray, knee: int = 0) -> Affine:
     scale = np.abs(x / seconds[:, None]).max(axis=0)
     scale[scale == 0] = 1.0
     beta = nnls(x / seconds[:, None] / scale, np.ones(len(seconds)))[0] / scale
-    base, prefill, token, row, context, pair, *hinge = map(float, beta)
-    return Affine(base, prefill, token, hinge[0] if hinge else 0.0, knee, row, context, pair)
+    base, prefill, token, row, context, pair, mask, *hinge = map(float, beta)
+    return Affine(base, prefill, token, hinge[0] if hinge else 0.0, knee, row, context, pair, mask)
 
 
 def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
@@ -134,12 +140,12 @@ def cross_validate(
 
 
 def interpolated(steps: Many[Step], seconds: np.ndarray) -> Interpolated:
-    """Fit the fallback: the context and pair terms of the default law, and a monotone curve of the rest."""
+    """Fit the fallback: the context, pair and mask terms of the default law, and a monotone curve of the rest."""
     from scipy.optimize import isotonic_regression
 
     law = fit(steps, seconds)
     rest = seconds - law.context * np.array([s.context for s in steps])
-    rest -= law.pair * np.array([s.pairs for s in steps])
+    rest -= law.pair * np.array([s.pairs for s in steps]) + law.mask_row_s * np.array([s.masks for s in steps])
 
     def curve(mixed: bool) -> tuple[tuple[float, float], ...]:
         points: dict[int, list[float]] = {}
@@ -153,7 +159,7 @@ def interpolated(steps: Many[Step], seconds: np.ndarray) -> Interpolated:
         return tuple(zip(map(float, sizes), pooled.x.tolist()))
 
     decode, mixed = curve(False), curve(True)
-    return Interpolated(decode or mixed, mixed or decode, law.context, law.pair)
+    return Interpolated(decode or mixed, mixed or decode, law.context, law.pair, law.mask_row_s)
 
 
 def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:

@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
     `pages` names its full pages, of prompt and answer, by numbers, equal where their tokens and all before them are.
     `drafts`: of each step with drafts, the place in the answer, their number, and how many were accepted. `waited`: seconds
-    until it joined the batch.
+    until it joined the batch. `constrained`: its answer followed a grammar.
     """
 
     at: float
@@ -49,6 +49,7 @@ class Seen(NamedTuple):
     pages: Many[int] = ()
     drafts: Many[Many[int]] = ()
     waited: float = 0.0
+    constrained: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Trace:
             Sequence(
                 [0] * seen.prompt, max(seen.tokens, seen.limit), id=str(i), arrived_at=seen.at, client=seen.client,
                 priority=seen.priority, deadline=seen.deadline, open_ended=seen.open_ended,
-                hashes=[page.to_bytes(8, "big") for page in seen.pages],
+                hashes=[page.to_bytes(8, "big") for page in seen.pages], constrained=seen.constrained,
             )
             for i, seen in enumerate(self.seen)
         ]  # fmt: skip

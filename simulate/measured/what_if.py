@@ -54,11 +54,11 @@ def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool, *, 
 
 
 def seconds_of(stretch: Stretch, cost: Cost, padded: bool) -> float:
-    """Return how long a law says that the steps take, without what passes between them."""
+    """Return how long a law says that the steps take, with the masks that they waited for, without what passes between."""
     members, passed = stretch.first_members(), stretch.steps - 1
     last = [m._replace(computed=m.computed + passed * m.tokens) for m in members]
     ends = [cost.seconds(step_of_members(rows, padded)) for rows in (members, last)]  # costs grow evenly between them
-    return stretch.steps * sum(ends) / 2
+    return stretch.steps * sum(ends) / 2 + stretch.mask_seconds
 
 
 def slowness(scenario: Scenario[Trace], steps: Many[Stretch]) -> float:

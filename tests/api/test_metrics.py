@@ -17,7 +17,7 @@ from api.service import Service
 from app import connect, create_app
 from config import Config
 from observe.meters import PER_TOKEN, TTFT
-from scheduling.iteration import SlotSteps
+from scheduling.iteration import Plan, SlotSteps
 from tests.support import in_background, wait_until
 from tests.support.fakes import FakeModel, fake_engine
 
@@ -36,7 +36,7 @@ NAMES = {
         "vllm:spec_decode_num_accepted_tokens": ONE, "vllm:spec_decode_num_accepted_tokens_per_pos": set(),
         "vllm:request_success": ONE | {"finished_reason"}, "eb_slot_steps": {"kind"},
         "eb_http_requests": {"route", "status"}, "eb_rejected": {"reason"}, "eb_cancelled": {"where"},
-        "eb_step_failures": set(), "eb_policy_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
+        "eb_mask_seconds": set(), "eb_step_failures": set(), "eb_policy_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
         "eb_engine_deaths": set(), "eb_ignored_params": set(),
         "eb_events_dropped": set(), "eb_adapter_loads": set(), "eb_adapter_evictions": set(), "eb_deduplicated_requests": set(), "eb_deduplicated_tokens": set(), "eb_batch_lines": {"result"},
     },
@@ -270,3 +270,14 @@ def test_a_model_name_with_quotes_is_escaped() -> None:
     names = {s.labels["model_name"] for f in parse(text) for s in f.samples if "model_name" in s.labels}
     assert names == {'a"b\\c\nd'}
     assert re.search(r"\n# TYPE eb_slots gauge\n", text)
+
+
+def test_the_time_that_steps_waited_for_masks_is_counted(client: FlaskClient, model: FakeModel) -> None:
+    def waits(plan: Plan) -> None:
+        plan.mask_seconds = 0.25
+
+    ask(client)
+    assert value(client, "eb_mask_seconds_total") == 0
+    model.before = waits
+    ask(client, num_tokens=3)
+    assert value(client, "eb_mask_seconds_total") == 0.75

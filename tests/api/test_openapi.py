@@ -112,7 +112,7 @@ class Sent(BaseModel):
 
 def test_a_body_is_documented_in_the_words_of_json_schema_and_null_is_absence() -> None:
     operation = Operation("post", "/x", "does it", "tag", body=Sent, example={"num_tokens": 1})
-    found = document([operation], "1", frozenset(), keyed=False, context=78, vocabulary=9, chats=True)
+    found = document([operation], "1", frozenset(), keyed=False, context=78, vocabulary=9)
     validate(found)
     fields = found["components"]["schemas"]["Sent"]["properties"]
     assert (fields["num_tokens"]["minimum"], fields["num_tokens"]["maximum"]) == (1, 77)
@@ -122,18 +122,6 @@ def test_a_body_is_documented_in_the_words_of_json_schema_and_null_is_absence() 
     few = found["components"]["schemas"]["Inner"]["properties"]["few"]["anyOf"][0]
     assert (few["minimum"], few["exclusiveMaximum"]) == (1, 9)
     assert found["paths"]["/x"]["post"]["operationId"] == "post_x"
-
-
-@pytest.mark.parametrize("template", [None, "a template"])
-def test_a_chat_is_described_with_the_roles_that_the_model_has(template: str | None) -> None:
-    engine = fake_engine()
-    engine.tokenizer.chat_template = template
-    found = described(create_app(Config(), engine))["components"]["schemas"]
-    engine.manager.stop()
-    roles = found["Message"]["properties"]["role"]["enum"]
-    assert set(roles) == {"system", "developer", "user", "assistant"} | ({"tool"} if template else set())
-    assert "messages" in found["TokenizeRequest"]["properties"]
-    assert "x-needs-template" not in str(found)
 
 
 def test_limits_of_tokens_are_those_of_the_model_and_there_are_none_while_it_loads() -> None:

@@ -208,6 +208,15 @@ def test_a_trace_of_our_own_comes_back_as_it_was(tmp_path: Path) -> None:
     assert after == before
 
 
+def test_a_trace_says_which_answers_follow_a_grammar(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    lines = ({"at": 0, "prompt_tokens": 9, "num_tokens": 5} | more for more in ({}, {"form": True}, {"form": "json"}))
+    file.write_text("\n".join(map(json.dumps, lines)))
+    trace = traces.read(file)
+    assert [row.constrained for row in trace.rows] == [False, True]
+    assert trace.bad == [(3, "form is not true or false")]
+
+
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "{}\n"])
 def test_a_trace_without_a_request_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "empty.csv"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from batching import Inference, InferenceError
@@ -164,3 +166,10 @@ def test_memory_stays_bounded_by_the_open_requests() -> None:
     meters, inferences = arrived("a", "b")
     meters.observe(None, [inferences["a"]])
     assert len(meters._open) == 1
+
+
+def test_the_time_that_steps_waited_for_masks_adds_up() -> None:
+    meters = Meters()
+    for waited in (0.25, 0.0, 0.5):
+        meters.observe(replace(step(1, ("a", "decode")), mask_seconds=waited), [])
+    assert meters.mask_seconds == ServerStats(meters).engine()["mask_seconds"] == 0.75

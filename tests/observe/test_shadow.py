@@ -39,7 +39,7 @@ from simulate.measured.observed import Seen, Trace
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import Run, simulate
 from tests.support import wait_until
-from tests.support.observe import COST, SLOTS, answer_to, inferences, recorded, served
+from tests.support.observe import COST, SLOTS, answer_to, inferences, manager, recorded, served, watch
 from tests.support.scheduling import drive, make_scheduler, requests
 from tests.support.servers import Server
 
@@ -91,6 +91,27 @@ def test_the_shadow_is_exactly_the_simulation_of_the_trace(tmp_path: Path) -> No
     assert told["latency-p50"] > told["real"]["latency-p50"]
     assert told["cost"] == {"from": "cost.json"}
     assert told["intervals"] == {}  # the file has no errors of its fit
+
+
+def test_constrained_requests_take_their_masks_with_them_into_the_simulation() -> None:
+    people = inferences()
+    for one in people[::3]:
+        one.sequence.constrained = True
+    planned: list[int] = []
+
+    class Noting(Affine):
+        def __call__(self, plan: Plan) -> float:
+            planned.append(step_of(plan).masks)
+            return super().__call__(plan)
+
+    run = served("dynamic", people, Noting(**{**COST.__dict__, "mask_row_s": 0.004}))
+    recording = Recording(clock=lambda: run.ended)
+    watch(recording, run, people)
+    prompts = {one.id: len(one.sequence.prompt_ids) for one in people[::3]}
+    assert [step_of_members(record.members, False, prompts).masks for record in run.iterations] == planned
+    told = ask(Shadow("static", Described(manager("dynamic"), recording), clock=lambda: run.ended))
+    assert max(map(abs, told["error"].values())) < 0.03
+    assert [one.constrained for one in recording.window().requests] == [s.constrained for s in run.sequences]
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static"])

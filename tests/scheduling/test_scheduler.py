@@ -14,6 +14,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
+from scheduling.stretches import Stretches
 from tests.support.scheduling import drive, failing, make_scheduler, next_tokens, requests
 
 slots = st.integers(1, 5)
@@ -235,3 +236,20 @@ def test_thousands_of_rows_leave_one_step_together() -> None:
     loop = make_scheduler("dynamic", 20_000)
     run = drive(loop, [Sequence([1], 2, id=str(i)) for i in range(20_000)])
     assert len(run.iterations) == 2
+
+
+def test_a_record_has_the_time_that_the_step_waited_for_masks() -> None:
+    waits = iter([0.0, 0.25, 0.5, 0.0])
+
+    def forward(plan: Plan) -> list[Output]:
+        plan.mask_seconds = next(waits)
+        return next_tokens(plan)
+
+    run = drive(make_scheduler("dynamic", 1), requests((0, 3, 4)), forward=forward)
+    assert [record.get("mask_seconds") for record in run.records()] == [None, 0.25, 0.5, None]
+    stretches = Stretches()
+    for iteration in run.iterations:
+        stretches.add(iteration)
+    prefill, decodes = (stretch.to_dict() for stretch in stretches.kept)
+    assert "mask_seconds" not in prefill
+    assert decodes["mask_seconds"] * decodes["repeat"] == 0.75

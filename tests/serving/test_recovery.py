@@ -242,3 +242,24 @@ def test_three_failures_are_too_many_only_within_a_minute() -> None:
     recovery.probe()
     with pytest.raises(EngineBroken, match="3 steps within 60 s"):
         recovery.probe()
+
+
+@pytest.mark.parametrize("error", [ValueError("shape mismatch"), MemoryError()], ids=["halves", "fewer"])
+def test_a_step_waited_for_the_masks_of_all_its_tries(serve: Serve, error: Exception) -> None:
+    served = serve("dynamic", slots=4)
+    served.hold()
+    requests = [served.ask(f"r{i}", 1) for i in range(4)]
+    tries: list[float] = []
+
+    def waits(plan: Plan) -> None:
+        plan.mask_seconds = float(len(plan.sequences))
+        tries.append(plan.mask_seconds if plan.number else 0.0)  # the probe after a step is not part of it
+
+    served.model.before = waits
+    served.model.breaks = raising(error, lambda plan: len(plan.sequences) > 2)
+    served.model.gate.set()
+    for one in requests:
+        one.wait_for_completion(SOON)
+    served.end()
+    assert max(tries) > 2
+    assert sum(iteration.mask_seconds for iteration in served.iterations) == sum(tries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_a_law_is_recovered_from_timings_with_noise(size: str, seed: int) -> Non
     truth = predict(LAW, steps)
     assert np.abs(predict(found.cost, steps) / truth - 1).mean() < 0.01
     assert isinstance(found.cost, Affine)
-    shares = calibrate.table(steps) * [LAW.base, LAW.prefill, LAW.token, LAW.row, LAW.context, LAW.pair]
+    shares = calibrate.table(steps) * [LAW.base, LAW.prefill, LAW.token, LAW.row, LAW.context, LAW.pair, LAW.mask_row_s]
     carries = (shares / truth[:, None]).max(axis=0) >= 0.5
     for name, share in zip(("base", "prefill", "token", "row", "context", "pair"), carries):
         value = getattr(found.cost, name)
@@ -58,6 +59,19 @@ def test_the_longest_sequences_are_timed_and_none_exceeds_the_context(size: str,
     assert longest > 8000 or context < 8192
     tokens = [point.decodes * point.context for point in grid(size, 256, context)]
     assert max(tokens) <= 128 * 960
+
+
+def test_what_a_mask_takes_is_found_beside_rows_without_one() -> None:
+    points = grid()
+    for law in (Affine(0.09, token=0.005, mask_row_s=0.002), Affine(0.09, token=0.005)):
+        found, rows = calibrate.calibrate(noisy(law, 0.001), points)
+        assert found.cost.mask_row_s == pytest.approx(law.mask_row_s, rel=0.1, abs=1e-4)
+        assert [row["masks"] for row in rows] == [point.masks for point in points]
+    steps = [point.step for point in points]
+    without = interpolated(steps, predict(LAW, steps))
+    masked = interpolated(steps, predict(LAW, steps) + [0.01 * s.masks for s in steps])
+    assert masked.mask_row_s == pytest.approx(0.01)
+    assert np.array(masked.decode) == pytest.approx(np.array(without.decode))
 
 
 def test_a_hinge_is_taken_where_there_is_one_and_only_there() -> None:
@@ -103,6 +117,8 @@ def test_the_small_grid_has_all_kinds_of_steps_and_none_beyond_its_bound() -> No
     points = grid("small", 256)
     assert {(p.decodes > 0, p.prefills > 0) for p in points} == {(True, False), (False, True), (True, True)}
     assert any(p.cached for p in points)
+    assert all(replace(p, masks=0) in points for p in points if p.masks)  # what a mask adds is the difference
+    assert any(p.masks for p in points)
     assert max(p.prefills * p.chunk for p in points) <= 256
     assert len(points) == len(set(points)) < 50
 
@@ -116,6 +132,13 @@ def test_the_file_of_a_calibration_is_a_cost_model(tmp_path: Path) -> None:
     assert facts["mape"] == found.mape
     assert len(facts["points"]) == len(grid())
     json.dumps(facts, allow_nan=False)
+
+
+def test_the_engine_is_timed_with_constrained_rows() -> None:
+    measure = calibrate.probe(["--model", "bard", "--context", "128", "--steps", "60"], {})  # answers begin again
+    free, constrained = measure([Point(4, 16), Point(4, 16, masks=3)])
+    assert free > 0
+    assert constrained > 0
 
 
 def test_an_engine_that_fails_is_told_with_what_to_do() -> None:

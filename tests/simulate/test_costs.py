@@ -164,7 +164,8 @@ def test_ssjf_charges_a_static_batch_for_its_longest_answer() -> None:
 
 
 def test_the_default_law_charges_each_term() -> None:
-    law = Affine(base=1, prefill=2, token=3, hinge=5, knee=100, row=7, context=11, pair=13)
+    law = Affine(base=1, prefill=2, token=3, hinge=5, knee=100, row=7, context=11, pair=13, mask_row_s=17)
+    assert law.seconds(decoding(4, 90)._replace(masks=2)) - law.seconds(decoding(4, 90)) == 2 * 17
     assert law.seconds(decoding(4, 90)) == 1 + 4 * 3 + 4 * 7 + 90 * 11
     chunk = prefilling(150, cached=30)
     assert chunk.pairs == 120 * (30 + 121 / 2)
@@ -176,6 +177,14 @@ def test_a_plan_is_summed_up_with_its_padding_and_its_held_rows() -> None:
     assert step_of(plan) == Step(0, 0, 2, 16, 8 * 4.5 + 3 * 2, 73, 8, 8, 73)
     plan = Plan(2, 0.0, [row(8, 8, 1)], [1], held=[row(3, 4, 2)], padded=True)
     assert step_of(plan) == Step(2, 9 + 5, longest=9, widest=1, work=14)
+
+
+def test_each_token_that_a_constrained_request_samples_has_a_mask() -> None:
+    rows = [row(8, 0), row(8, 0), row(8, 8, 1), row(8, 8, 1), row(8, 8, 1)]
+    for seq in rows[:4]:
+        seq.constrained = True
+    plan = Plan(1, 0.0, rows, [8, 5, 1, 3, 1], drafts=[[], [], [], [7, 7], []])
+    assert step_of(plan).masks == 1 + 0 + 1 + 3  # the second prompt goes on
 
 
 def test_another_engine_pads_what_is_ragged_or_leaves_the_padding_out() -> None:
@@ -194,13 +203,21 @@ def test_interpolation_never_falls_below_its_first_point_and_goes_on_beyond_its_
     assert law.seconds(prefilling(100)) == 3.0
 
 
-@pytest.mark.parametrize("law", [Affine(1, 2, 3, 4, 5, 6, 7, 8), Interpolated(((1, 2.0),), ((1, 3.0), (2, 4.0)), 5.0)])
+@pytest.mark.parametrize(
+    "law", [Affine(1, 2, 3, 4, 5, 6, 7, 8, 9), Interpolated(((1, 2.0),), ((1, 3.0), (2, 4.0)), 5.0, 6.0, 7.0)]
+)
 def test_a_model_is_the_same_after_it_was_written_and_read(law: Affine | Interpolated, tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     path.write_text(json.dumps({"cost": costs.to_dict(law), "host": {"alpha0": 0.002}}))
     read, host, _ = costs.load(path)
     assert (read, host.alpha0) == (law, 0.002)
     assert published.make(str(path)) == law
+
+
+def test_an_older_file_charges_nothing_for_masks(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text('{"cost": {"kind": "affine", "base": 0.01}}')
+    assert costs.load(path)[0] == Affine(base=0.01, mask_row_s=0)
 
 
 def test_a_mistyped_model_is_answered_with_the_nearest() -> None:

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 import policies
 from costs import published
-from costs.cost import Cost, Host
+from costs.cost import Affine, Cost, Host
 from costs.steps import Step
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from simulate.best.optimum import Optimum
 from simulate.simulator import PolicyHangs, Run, simulate
 from tests.support import points
 from tests.support.scheduling import drive, make_scheduler, toy_cost
@@ -85,6 +86,16 @@ def test_a_leap_changes_nothing(name: str, slots: int, pages: int | None) -> Non
         assert set(before.waited) == set(after.waited)
         for reason, (steps, seconds) in before.waited.items():
             assert after.waited[reason] == (steps, pytest.approx(seconds, abs=1e-9))
+
+
+def test_constrained_rows_take_the_time_of_their_masks() -> None:
+    for fast_forward in (False, True):
+        rows = sequences([(0, 5, 10), (0, 5, 20)])
+        rows[0].constrained = True
+        cost = Affine(base=1.0, mask_row_s=0.25)
+        run = simulate(make_scheduler("dynamic", 2), rows, cost, fast_forward=fast_forward)
+        assert [seq.finished_at for seq in rows] == [10 * 1.25, 10 * 1.25 + 10]
+        assert run.busy == Optimum(rows, cost, 2).least_makespan() == 22.5
 
 
 def test_a_leap_gives_a_policy_that_listens_each_token_at_its_time() -> None:

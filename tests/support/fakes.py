@@ -14,6 +14,7 @@ from api.service import Engine
 from batching import BatchingManager, Inference
 from generate.grammar import Grammars
 from generate.text import AnswerText
+from models.text.tool_format import HERMES
 from scheduling.advance import TokenRun, run_of
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -24,7 +25,7 @@ EOT = "<|endoftext|>"
 ALPHABET = range(ord("a"), ord("z") + 1)
 SAMPLING = {
     "temperature", "top_k", "top_p", "seed", "ignore_eos", "min_p", "typical_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs",
+    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs", "grammar",
 }  # fmt: skip
 
 
@@ -37,6 +38,7 @@ class FakeTokenizer:
     eos_ids = (256,)
     special_ids = frozenset([256])
     chat_template: Any = None
+    tool_format = HERMES
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -48,7 +50,7 @@ class FakeTokenizer:
             return [t for i, part in enumerate(parts) for t in ([256] * (i > 0) + list(part.encode()))]
         return list(text.encode())
 
-    def encode_chat(self, messages: Any, add_generation_prompt: bool = True) -> tuple[str, list[int]]:
+    def encode_chat(self, messages: Any, add_generation_prompt: bool = True, **more: Any) -> tuple[str, list[int]]:
         text, ids = self.chat_template(messages, add_generation_prompt)
         return text, ids
 

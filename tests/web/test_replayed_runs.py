@@ -144,3 +144,19 @@ def test_the_wrong_ones_of_a_requests_guessed_tokens_are_not_counted(reader: Any
     assert output == [0, 2, 3]  # the prompt's step gave one, which the first decode shows
     assert gaps[2] == [1 / 3] * 3
     assert waste == [0.75, 0, 0, 0, 0, 0.25]
+
+
+def test_a_step_that_waited_for_token_masks_says_how_long(reader: Any) -> None:
+    without, waited = reader.evaluate(
+        """() => {
+          const model = new EB.Model();
+          const step = (n, masks) => model.add({ n, t: n, seconds: 0.05, policy: "x", queue: 0,
+            members: [{ id: "a", slot: 0, phase: "decode", tokens: 1, computed: n, total: 13 }], joined: [], left: [],
+            slot_steps: { useful: 1 }, pages: { used: 1, total: 2 }, ...masks });
+          step(1, {});
+          step(2, { mask_seconds: 0.012 });
+          return [0, 1].map((index) => EB.describe(model, { index, slot: 0 }));
+        }"""
+    )
+    assert "masks" not in without
+    assert waited.endswith("token masks: 12 ms of this step")

@@ -1,0 +1,107 @@
+"""Tools and thinking in a chat: what the template gets, the form that an answer must have, and how it is taken apart.
+
+All dialects with tools make a `ChatRequest` of theirs, so this module must not know other wire formats.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from api.answer_parts import AnswerParts
+from api.dialects.openai import form_of
+from api.generation import constraint
+from api.http.errors import ApiError, shown
+from api.prompts import Prompt
+from api.schemas.forms import Form
+from api.schemas.openai import ChatRequest, NamedChoice, Tool
+from api.service import Engine
+
+FREE = "TEXT"  # any text, in the grammars of `models/text/tool_format.py`
+
+
+class Calls(NamedTuple):
+    """The tools that an answer may call, whether it must, and how many calls it may have (None: as the model's form allows)."""
+
+    tools: list[Tool]
+    required: bool
+    most: int | None
+
+
+def calls_of(engine: Engine, params: ChatRequest) -> Calls:
+    """Return what a request lets the model call; raise ApiError for a choice among tools that it does not have."""
+    choice = params.tool_choice or "auto"
+    most = None if params.parallel_tool_calls else 1
+    if isinstance(choice, NamedChoice):
+        chosen = [tool for tool in params.tools if tool.function.name == choice.function.name]
+        if not chosen:
+            names = ", ".join(tool.function.name for tool in params.tools) or "none"
+            raise ApiError(
+                f"tool_choice names the function {shown(choice.function.name)}, but the functions in tools are: "
+                f"{names[:400]}. Name one of these", param="tool_choice",
+            )  # fmt: skip
+        return Calls(chosen, True, 1)
+    if choice == "required" and not params.tools:
+        raise ApiError('tool_choice is "required", but there are no tools. Send tools', param="tool_choice")
+    if engine.device == "none" and choice == "auto":  # a model without weights decides nothing
+        choice = "none" if params.messages[-1].role == "tool" else "required"
+    return Calls([] if choice == "none" else params.tools, choice == "required", most)
+
+
+def template_variables(engine: Engine, params: ChatRequest, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values of those variables that the template reads beside the messages."""
+    read = engine.tokenizer.tool_format.variables
+    values: dict[str, Any] = {"tools": tools or None} if "tools" in read else {}
+    if params.reasoning_effort is not None:
+        values["reasoning_effort"] = params.reasoning_effort
+    if params.reasoning_effort == "none":
+        values["enable_thinking"] = False
+    values |= {name: value for name, value in params.chat_template_kwargs.items() if name != "tools"}
+    return {name: value for name, value in values.items() if name in read}
+
+
+def described(calls: Calls) -> list[dict[str, Any]]:
+    """Return the tools as templates read them."""
+    return [
+        {"type": "function", "function": tool.function.model_dump(include=_TOLD, exclude_none=True)}
+        for tool in calls.tools
+    ]
+
+
+_TOLD = {"name", "description", "parameters"}
+
+
+def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, options: dict[str, Any]) -> Any:
+    """Constrain an answer to calls, to a form or to either, after its thinking part; adds to the options of `make_inference`.
+
+    Return what makes the parts of an answer (`AnswerParts`), or None where it is content alone.
+    """
+    written = engine.tokenizer.tool_format
+    continued = params.messages[-1].content if params.continue_final_message else None
+    thinking = written.thinking_after(prompt.text, continued)
+    asked = form_of(params)
+    if asked is not None and (calls.tools or thinking == "none"):  # so that an error names its own field
+        options["grammar"] = constraint(engine, *asked)
+    if not calls.tools and thinking == "none":
+        return None
+    names = [tool.function.name for tool in calls.tools]
+    if calls.tools or asked is not None:
+        parts = {f"tool_{i}": ("json", schema) for i, tool in enumerate(calls.tools) if (schema := _schema(tool))}
+        arguments = {name: f"@tool_{i}" if f"tool_{i}" in parts else None for i, name in enumerate(names)}
+        text = None if calls.required else FREE
+        if asked is not None and text is not None:
+            parts["form"], text = asked[1][:2], "@form"
+        lark = written.grammar(arguments, text, thinking, **({} if calls.most is None else {"most": calls.most}))
+        field = "tools" if asked is None or calls.tools else asked[0]
+        options["grammar"] = constraint(engine, field, Form("lark", lark, parts))
+    if written.control:  # these words must be seen; the grammar or the template lets no others appear
+        options["hide_special"] = False
+    return lambda: AnswerParts(written, names, thinking)
+
+
+def _schema(tool: Tool) -> dict[str, Any] | None:
+    """Return the schema of the arguments: of an object that has no other keys than the schema's, as a rule."""
+    schema = tool.function.parameters
+    if schema is None:
+        return None
+    is_plain = "properties" in schema and not schema.keys() & {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
+    return {"type": "object", **({"additionalProperties": False} if is_plain else {}), **schema}

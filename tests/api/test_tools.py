@@ -1,0 +1,370 @@
+"""Tools, thinking and continued messages in /v1/chat/completions. The model is a fake, so its answers keep to the form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from calls import connected, error
+from flask import Flask
+from flask.testing import FlaskClient
+from openai_calls import USER, chat, official_client
+
+from api import generation
+from api.dialects import tools
+from api.schemas.forms import Form
+from api.service import Engine
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import from_folder
+from tests.support.fakes import FakeModel, fake_engine
+from tests.support.tokenizers import TOOL_TEMPLATES, write
+
+PARIS = '{"city": "Paris"}'
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": SCHEMA}}
+NOW = {"type": "function", "function": {"name": "now"}}
+TOOLS = [WEATHER, NOW]
+CALLS = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+HISTORY = [USER, {"role": "assistant", "content": None, "tool_calls": [
+    {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": PARIS}}]},
+    {"role": "tool", "content": "rain", "tool_call_id": "call_1"}]  # fmt: skip
+
+
+class Asked(NamedTuple):
+    """A form that an answer got, and the field that asked for it."""
+
+    param: str
+    form: Form
+    compiled: Any
+
+
+@pytest.fixture
+def forms(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """Return the forms that answers got."""
+    found: list[Asked] = []
+
+    def constraint(engine: Engine, param: str, form: Form) -> Any:
+        compiled = generation.constraint(engine, param, form) if engine.grammars is not None else None
+        found.append(Asked(param, form, compiled))
+        return compiled
+
+    monkeypatch.setattr(tools, "constraint", constraint)
+    return found
+
+
+@pytest.fixture(params=["smollm2"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    write(tmp_path, "smollm")
+    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATES[request.param])
+    return Tokenizer(from_folder(tmp_path))
+
+
+@pytest.fixture
+def prompts(model: FakeModel, tokenizer: Tokenizer) -> list[str]:
+    found: list[str] = []
+    model.before = lambda plan: found.append(tokenizer.decode(plan.sequences[0].prompt_ids))
+    return found
+
+
+@pytest.fixture
+def app(shared_app: Flask, model: FakeModel, tokenizer: Tokenizer, forms: Any) -> Iterator[Flask]:
+    says(model, tokenizer, CALLS)
+    yield from connected(shared_app, fake_engine(model, tokenizer=tokenizer))
+
+
+def says(model: FakeModel, tokenizer: Tokenizer, text: str) -> None:
+    model.says = [*tokenizer.encode(text), 2]
+
+
+def choice(client: FlaskClient, *messages: Any, **fields: Any) -> dict[str, Any]:
+    reply = chat(client, *(messages or [USER]), **{"max_tokens": 200} | fields)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.get_json()["choices"][0]
+    return found
+
+
+def without_ids(message: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+
+
+def test_an_answer_has_its_calls_apart_from_its_text(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer
+) -> None:
+    answer = choice(client, tools=TOOLS)
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] is None
+    assert without_ids(answer["message"]) == [("weather", PARIS), ("now", "{}")]
+    assert {call["type"] for call in answer["message"]["tool_calls"]} == {"function"}
+    says(model, tokenizer, "I look it up.\n" + CALLS)
+    assert choice(client, tools=TOOLS)["message"]["content"] == "I look it up."
+    says(model, tokenizer, "Hello.")
+    answer = choice(client, tools=TOOLS)
+    assert (answer["message"], answer["finish_reason"]) == ({"role": "assistant", "content": "Hello."}, "stop")
+
+
+def test_an_answer_that_is_cut_off_in_a_call_says_so(client: FlaskClient) -> None:
+    answer = choice(client, tools=TOOLS, max_tokens=80)
+    assert answer["finish_reason"] == "length"
+    cut = without_ids(answer["message"])[0]
+    assert cut[0] == "weather"
+    assert PARIS.startswith(cut[1])
+
+
+def test_without_tools_what_looks_like_a_call_is_text(client: FlaskClient, forms: Any) -> None:
+    for fields in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
+        answer = choice(client, **fields)
+        assert (answer["message"], answer["finish_reason"]) == ({"role": "assistant", "content": CALLS}, "stop")
+    assert forms == []
+
+
+@pytest.mark.parametrize("interval", [1, 3, None])
+def test_a_stream_has_the_calls_of_the_whole_answer(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, interval: int | None
+) -> None:
+    says(model, tokenizer, "Wait." + CALLS)
+    whole = choice(client, tools=TOOLS)["message"]
+    reply = chat(client, USER, tools=TOOLS, stream=True, max_tokens=200, n=2, stream_interval=interval, logprobs=True)
+    frames = [json.loads(frame[6:]) for frame in reply.text.split("\n\n") if frame.startswith("data: {")]
+    for number in range(2):
+        choices = [c for frame in frames for c in frame["choices"] if c["index"] == number]
+        deltas = [c["delta"] for c in choices]
+        assert deltas[0]["role"] == "assistant"
+        assert "".join(d.get("content") or "" for d in deltas) == "Wait."
+        parts = [call for d in deltas for call in d.get("tool_calls", [])]
+        assert all(len(d.get("tool_calls", [0])) == 1 for d in deltas)
+        for place in range(2):
+            first, *rest = [part for part in parts if part["index"] == place]
+            assert (first["type"], first["function"]["arguments"], first["id"][:5]) == ("function", "", "call_")
+            assert all(part.keys() == {"index", "function"} for part in rest)
+            arguments = "".join(part["function"]["arguments"] for part in rest)
+            assert (first["function"]["name"], arguments) == without_ids(whole)[place]
+        assert (
+            [c["finish_reason"] for c in choices if c["finish_reason"]]
+            == ["tool_calls"]
+            == [choices[-1]["finish_reason"]]
+        )
+        scored = [entry for c in choices for entry in c["logprobs"]["content"]]
+        assert len(scored) == len(model.says)
+    ids = {
+        call["id"]
+        for frame in frames
+        for c in frame["choices"]
+        for call in c["delta"].get("tool_calls", [])
+        if "id" in call
+    }
+    assert len(ids) == 4
+
+
+def test_openais_own_client_reads_calls_whole_and_in_streams(app: Flask) -> None:
+    create = official_client(app).chat.completions.create
+    asked: Any = {"model": "fake", "messages": [USER], "tools": TOOLS, "max_tokens": 200}
+    whole = create(**asked).choices[0].message
+    assert [(c.function.name, c.function.arguments) for c in whole.tool_calls] == [("weather", PARIS), ("now", "{}")]
+    with official_client(app).chat.completions.stream(**asked) as events:
+        streamed = events.get_final_completion().choices[0].message
+    assert [c.function.arguments for c in streamed.tool_calls or ()] == [PARIS, "{}"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "most", "names"),
+    [({}, True, True, 2), ({"tool_choice": "auto", "parallel_tool_calls": False}, True, False, 2), ({"tool_choice": "required"}, False, True, 2),
+     ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, False, False, 1)],
+)  # fmt: skip
+def test_a_choice_decides_what_an_answer_may_be(
+    client: FlaskClient, forms: Any, fields: dict[str, Any], text: bool, most: bool, names: int
+) -> None:
+    choice(client, tools=TOOLS, **fields)
+    assert (forms[0].param, forms[0].form.kind) == ("tools", "lark")
+    source, schemas = forms[0].form[1:]
+    assert ("answer: TEXT |" in source, "call){0," in source) == (text, most)
+    assert source.count('{\\"name\\": ') == names
+    assert ('\\"now\\", \\"arguments\\": " "{}"' in source) is True
+    assert [*schemas.values()] == ([("json", SCHEMA | {"additionalProperties": False})] if names == 2 else [])
+
+
+def fits(asked: Asked, tokenizer: Tokenizer, text: str) -> bool:
+    """Return whether a text is a whole answer."""
+    matcher = asked.compiled.start()
+    ids = tokenizer.encode(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("tokenizer", ["smollm2", "qwen3"], indirect=True)
+@pytest.mark.parametrize(
+    ("fields", "texts"),
+    [({"guided_choice": ["a", "</tool_call>"]}, {"a": True, "</tool_call>": True, "b": False}), ({"guided_regex": "a/b"}, {"a/b": True, "a": False}),
+     ({"guided_grammar": 'start: text\ntext: "a" | "b"'}, {"a": True, "b": True, "c": False}),
+     ({"response_format": {"type": "json_object"}}, {"{}": True, "[]": False}), ({"guided_json": SCHEMA}, {PARIS: True, "{}": False})],
+    ids=["choice", "regex", "grammar", "object", "schema"],
+)  # fmt: skip
+def test_a_form_is_an_alternative_to_calls_and_begins_after_thinking(
+    client: FlaskClient, tokenizer: Tokenizer, forms: list[Asked], fields: dict[str, Any], texts: dict[str, bool]
+) -> None:
+    thinks = tokenizer.tool_format.thinks
+    for called in ([], TOOLS):
+        choice(client, tools=called, **fields)
+        for text, fit in texts.items():
+            assert fits(forms[-1], tokenizer, text) == fit
+            assert fits(forms[-1], tokenizer, f"<think>x</think>\n\n{text}") == (fit and thinks)
+        assert fits(forms[-1], tokenizer, CALLS) == bool(called)
+    choice(client, tools=TOOLS, tool_choice="required", **fields)
+    assert [fits(forms[-1], tokenizer, text) for text in (CALLS, *texts)] == [True, *[False] * len(texts)]
+    choice(client, tools=TOOLS, tool_choice="none", **fields)
+    assert [fits(forms[-1], tokenizer, text) for text in texts] == [*texts.values()]
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model: FakeModel) -> None:
+    bad = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "Rome"}}}}
+    refusal = error(chat(client, USER, tools=[NOW, {"type": "function", "function": {"name": "f", "parameters": bad}}]))
+    assert refusal["param"] == "tools"
+    assert "not at tool_1#/properties/city/not" in refusal["message"]
+    assert error(chat(client, USER, tools=[NOW], guided_json=bad))["param"] == "guided_json"
+    assert model.plans == 0
+
+
+@pytest.mark.parametrize("guidance", [{"lenient": True}, {"whitespace_flexible": True}])
+def test_a_schema_cannot_turn_its_own_enforcement_off(
+    client: FlaskClient, tokenizer: Tokenizer, forms: list[Asked], guidance: dict[str, Any]
+) -> None:
+    schema = SCHEMA | {"x-guidance": guidance}
+    choice(client, tools=[{"type": "function", "function": {"name": "weather", "parameters": schema}}])
+    assert fits(forms[0], tokenizer, CALLS.partition("\n<tool_call>")[0])
+    assert not fits(forms[0], tokenizer, CALLS.partition("\n<tool_call>")[0].replace(": ", ":"))
+
+
+def test_the_model_sees_tools_calls_and_results(client: FlaskClient, prompts: list[str]) -> None:
+    choice(client, *HISTORY, tools=TOOLS)
+    assert '"description": "Tells."' in prompts[0]
+    assert f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>' in prompts[0]
+    assert "user\n<tool_response>\nrain\n</tool_response>" in prompts[0]
+    choice(client, *HISTORY, tools=TOOLS, tool_choice="none")
+    assert "Tells." not in prompts[-1]
+
+
+@pytest.mark.parametrize("tokenizer", ["mistral"], indirect=True)
+def test_a_template_of_mistral_gets_short_ids(client: FlaskClient, prompts: list[str]) -> None:
+    call = {"id": "call_0123456789ab", "type": "function", "function": {"name": "now", "arguments": ""}}
+    messages = [
+        USER,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "5", "tool_call_id": call["id"]},
+    ]
+    assert chat(client, *messages, tools=TOOLS).status_code == 200
+    assert '"id": "3456789ab"' in prompts[0]
+    assert '"call_id": "3456789ab"' in prompts[0]
+
+
+def test_a_model_without_a_template_gets_all_as_text(shared_app: Flask, forms: Any) -> None:
+    model = FakeModel(list(CALLS.encode()) + [256])
+    seen: list[str] = []
+    model.before = lambda plan: seen.append(bytes(plan.sequences[0].prompt_ids).decode())
+    for app in connected(shared_app, fake_engine(model, context=4096)):
+        answer = choice(app.test_client(), *HISTORY, tools=TOOLS, max_tokens=400)
+    assert without_ids(answer["message"]) == [("weather", PARIS), ("now", "{}")]
+    assert seen[0].startswith("System: # Tools\n")
+    assert seen[0].endswith("\nUser: <tool_response>\nrain\n</tool_response>\nAssistant:")
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen3"], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_is_apart_from_content(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, stream: bool, prompts: list[str], forms: Any
+) -> None:
+    says(model, tokenizer, "<think>\nIs it?\n</think>\n\nYes.")
+
+    def parts(**fields: Any) -> dict[str, str]:
+        if not stream:
+            message = choice(client, **fields)["message"]
+            return {name: message[name] for name in ("reasoning_content", "content") if message.get(name)}
+        found: dict[str, str] = {}
+        for frame in chat(client, USER, stream=True, stream_interval=1, max_tokens=200, **fields).text.split("\n\n"):
+            for name, text in (
+                json.loads(frame[6:])["choices"][0]["delta"] if frame.startswith("data: {") else {}
+            ).items():
+                found[name] = found.get(name, "") + text
+        assert found.pop("role") == "assistant"
+        return found
+
+    assert parts() == {"reasoning_content": "Is it?", "content": "Yes."}
+    for off in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
+        assert parts(**off) == {"content": "<think>\nIs it?\n</think>\n\nYes."}
+        assert prompts[-1].endswith("</think>\n\n")
+    assert forms == []
+    says(model, tokenizer, "<think>\nIs it?\n</think>\n\n" + CALLS)
+    if not stream:
+        message = choice(client, tools=TOOLS)["message"]
+        assert (message["reasoning_content"], message["content"], len(message["tool_calls"])) == ("Is it?", None, 2)
+        assert "start: thinks" in forms[0].form.source
+
+
+def test_what_a_template_does_not_read_is_named(client: FlaskClient) -> None:
+    fields = {
+        "chat_template_kwargs": {"enable_thinking": False, "tools": [1], "messages": []},
+        "reasoning_effort": "low",
+    }
+    header = chat(client, USER, **fields).headers["X-Ignored-Params"]
+    assert header == ("chat_template_kwargs.enable_thinking, chat_template_kwargs.tools, chat_template_kwargs.messages, "
+                      "reasoning_effort")  # fmt: skip
+    assert "X-Ignored-Params" not in chat(client, USER, reasoning_effort="none").headers
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen3"], indirect=True)
+def test_the_variables_of_a_request_never_replace_its_own_fields(client: FlaskClient, prompts: list[str]) -> None:
+    reply = chat(client, USER, chat_template_kwargs={"tools": [WEATHER], "messages": [], "enable_thinking": False})
+    assert reply.headers["X-Ignored-Params"] == "chat_template_kwargs.tools, chat_template_kwargs.messages"
+    assert "Tells." not in prompts[0]
+    assert "Hi" in prompts[0]
+
+
+def test_a_message_is_continued(client: FlaskClient, prompts: list[str]) -> None:
+    begun = {"role": "assistant", "content": "It is "}
+    choice(client, USER, begun, continue_final_message=True, add_generation_prompt=False)
+    assert prompts[0].endswith("<|im_start|>assistant\nIt is ")
+    choice(client, USER, begun, add_generation_prompt=False)
+    assert prompts[-1].endswith("It is <|im_end|>\n")
+    for messages, fields in (
+        ([USER, begun], {}),
+        ([USER], {"add_generation_prompt": False}),
+        (HISTORY[:2], {"add_generation_prompt": False}),
+    ):
+        refusal = error(chat(client, *messages, continue_final_message=True, **fields))
+        assert refusal["param"] == "continue_final_message"
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f"} | fields}]}
+
+
+@pytest.mark.parametrize("fields", [
+    {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, {"tools": [{}]}, {"tools": {}}, {"tools": [NOW] * 2}, {"tools": [NOW] * 129},
+    function(name="a b"), function(name=""), function(name="x" * 65), function(name="f\n"), function(parameters=[]), function(parameters={"type": "string"}),
+    function(parameters={"type": ["object", "null"]}), function(strict="yes"), function(description=5), {"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, {"tools": TOOLS, "tool_choice": "any"},
+    {"tools": TOOLS, "tool_choice": {"type": "function"}}, {"tools": TOOLS, "parallel_tool_calls": 1}, {"chat_template_kwargs": []},
+    {"reasoning_effort": 3},
+], ids=lambda fields: str(fields)[:60])  # fmt: skip
+def test_a_bad_choice_of_tools_is_refused(client: FlaskClient, model: FakeModel, fields: dict[str, Any]) -> None:
+    assert error(chat(client, USER, **fields))["param"] == list(fields)[-1]
+    assert model.plans == 0
+
+
+@pytest.mark.parametrize("arguments", ['{"a"', "[1]", '"a"', 5, [1]])
+def test_a_history_with_broken_arguments_is_refused(client: FlaskClient, arguments: Any) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    assert error(chat(client, USER, {"role": "assistant", "tool_calls": [call]}))["param"] == "messages"
+
+
+def test_a_model_without_weights_calls_a_tool_until_it_has_the_result(
+    shared_app: Flask, model: FakeModel, tokenizer: Tokenizer, forms: Any
+) -> None:
+    from dataclasses import replace
+
+    says(model, tokenizer, CALLS)
+    for app in connected(shared_app, replace(fake_engine(model, tokenizer=tokenizer), device="none")):
+        choice(app.test_client(), tools=TOOLS)
+        assert "answer: TEXT" not in forms[0].form.source
+        assert choice(app.test_client(), *HISTORY, tools=TOOLS)["message"] == {"role": "assistant", "content": CALLS}
+    assert len(forms) == 1
