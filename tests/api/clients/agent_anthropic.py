@@ -13,7 +13,7 @@ MODEL = model_name(BASE)
 c = Checks(f"anthropic {anthropic.__version__} against {BASE} model={MODEL}")
 cl = anthropic.Anthropic(base_url=BASE, api_key="sk-anything", max_retries=0, timeout=300)
 TOOLS = [{"name": n, "description": f.__doc__, "input_schema": parameters(n)} for n, f in FUNCTIONS.items()]
-ASKED = {"model": MODEL, "max_tokens": 200}
+ASKED = {"model": MODEL, "max_tokens": 200, "extra_body": {"temperature": 0}}  # which the API has and this client not
 HI = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 
 with c.step("message"):
