@@ -20,7 +20,6 @@ from batching import BatchingManager, Inference
 from config import Config
 from costs import mock
 from generate.answer_key import answer_key
-from generate.grammar import Grammars
 from launch.adapters import make_store
 from launch.faults import faults
 from launch.load_drafter import make_speculator
@@ -49,6 +48,8 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
 
     `on_death` is called with the reason when the loop fails.
     """
+    from generate.grammar import Grammars
+
     armed = faults.read(os.environ)
     armed.load()
     policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)

@@ -28,7 +28,7 @@ CORE: dict[str, set[str]] = {
     "costs": {"scheduling"},
     "models": {"gguf", "huggingface_hub", "jinja2", "numpy", "safetensors", "tiktoken", "tokenizers", "torch"},
     "model": {"models", "torch"},
-    "generate": {"model", "models", "numpy", "scheduling", "torch", "triton"},
+    "generate": {"llguidance", "model", "models", "numpy", "scheduling", "torch", "triton"},
     "serving": {"scheduling"},
     "batching": {"scheduling", "serving"},
     "observe": {"scheduling", "serving"},

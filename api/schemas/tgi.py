@@ -70,7 +70,9 @@ class GenerateParameters(SchedulingHints):
 class GenerateRequest(u.Refusing):
     """POST /generate. Beside `parameters`, its fields have no effect."""
 
-    unsupported: ClassVar = {name: u.EVERYWHERE[name] for name in u.EVERYWHERE.keys() - GenerateParameters.model_fields}
+    unsupported: ClassVar = {
+        name: u.EVERYWHERE[name] for name in u.EVERYWHERE.keys() - GenerateParameters.model_fields.keys() | {"grammar"}
+    }
 
     inputs: f.Text = Field(description=f.PROMPT)
     parameters: GenerateParameters | None = Field(None, description=PARAMETERS)

@@ -11,6 +11,7 @@ from werkzeug.test import TestResponse
 
 from api.dialects.native import InferenceRequest
 from api.schemas import unsupported
+from api.schemas.forms import Formed
 from api.schemas.openai import ChatRequest, CompletionRequest
 from api.schemas.tgi import GenerateParameters
 from tests.support.fakes import FakeModel
@@ -39,7 +40,8 @@ REFUSED: dict[str, Any] = {
 }  # fmt: skip
 
 
-TAKEN_BY_CHAT = ("add_generation_prompt", "chat_template_kwargs", "reasoning_effort")
+# What a dialect takes if it has the field; the values of all others are wrong there, too.
+TAKEN = {"add_generation_prompt", "chat_template_kwargs", "reasoning_effort", *Formed.model_fields}
 
 
 def ask(client: FlaskClient, path: str, **fields: Any) -> TestResponse:
@@ -54,7 +56,7 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(
     client: FlaskClient, model: FakeModel, path: str
 ) -> None:
     for name, value in REFUSED.items():
-        if path == "/v1/chat/completions" and name in TAKEN_BY_CHAT:
+        if name in TAKEN & SCHEMAS[path].model_fields.keys():
             continue
         reply = ask(client, path, **{name: value})
         if path == "/generate":

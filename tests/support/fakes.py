@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from flask import Flask
@@ -39,6 +40,7 @@ class FakeTokenizer:
     special_ids = frozenset([256])
     chat_template: Any = None
     tool_format = HERMES
+    vocabulary = SimpleNamespace(encode=lambda text: [*text.encode()], encode_rest=None)
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -153,7 +155,7 @@ def fake_engine(
     return Engine(
         manager=manager, make_inference=make_inference, model=manager.model, tokenizer=tokenizer, model_name="fake",
         device="cpu", dtype="float32", kv_dtype="float32", context=context,
-        grammars=Grammars(tokenizer, tokenizer.vocab_size) if hasattr(tokenizer, "vocabulary") else None,
+        grammars=Grammars(tokenizer, tokenizer.vocab_size),
         vocabulary=tokenizer.vocab_size, n_pages=0, page_size=16, tokens_per_step=2048,
     )  # fmt: skip
 
