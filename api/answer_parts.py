@@ -8,7 +8,7 @@ know the wire format of answers.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -57,11 +57,13 @@ class AnswerParts:
 
     def finish(self) -> list[Piece]:
         """Return the rest."""
-        held, self._held = self._held, ""
+        held, marker = self._held, self._form.marker
+        has_begun_call = self._heads and marker and held.lstrip().startswith(marker)
         if self._step == self._reasoning:
             self._add("reasoning", held)
-        elif self._step in (self._start, self._content) and not (self._heads and self._has_marker(held)):
+        elif self._step in (self._start, self._content) and not has_begun_call:
             self._add("content", held)
+        self._held = ""
         pieces, self._pieces = self._pieces, []
         return pieces
 
@@ -72,29 +74,14 @@ class AnswerParts:
             self._strips = not self._held
         return bool(self._held) and self._step()
 
-    def _add(self, kind: Kind, text: str, id: str = "") -> None:
-        if text or id:
-            self._pieces.append(Piece(kind, text, max(0, self._index), id))
-
-    def _has_marker(self, held: str) -> bool:
-        marker = self._form.marker
-        return bool(marker) and held.lstrip().startswith(marker)
-
-    def _start(self) -> bool:
-        text = self._held.lstrip()
-        if text.startswith(OPEN):
-            self._held, self._strips, self._step = text[len(OPEN) :], True, self._reasoning
-            return True
-        if OPEN.startswith(text):
-            return False
-        self._step = self._content
+    def _go(self, step: Callable[[], bool], skip: int = 0, *, strips: bool = False) -> bool:
+        """Go on with another step, behind the next `skip` characters."""
+        self._held, self._step, self._strips = self._held[skip:], step, strips
         return True
 
-    def _reasoning(self) -> bool:
-        if self._until("reasoning", CLOSE):
-            self._strips, self._step = True, self._content
-            return True
-        return False
+    def _add(self, kind: Kind, text: str, id: str = "") -> None:
+        if text:
+            self._pieces.append(Piece(kind, text, max(0, self._index), id))
 
     def _until(self, kind: Kind, word: str) -> bool:
         """Add the text before a word, and return whether that has come; hold back what may belong to it."""
@@ -102,28 +89,27 @@ class AnswerParts:
         if not found:
             possible = range(min(len(word) - 1, len(before)), 0, -1)
             before = before[: len(before) - next((n for n in possible if before.endswith(word[:n])), 0)]
-            rest = self._held[len(before) :]
         shown = before.rstrip()
         self._add(kind, shown)
         self._held = rest if found else self._held[len(shown) :]
         return bool(found)
 
+    def _start(self) -> bool:
+        text = self._held.lstrip()
+        if text.startswith(OPEN):
+            return self._go(self._reasoning, self._held.index(OPEN) + len(OPEN), strips=True)
+        return not OPEN.startswith(text) and self._go(self._content)
+
+    def _reasoning(self) -> bool:
+        return self._until("reasoning", CLOSE) and self._go(self._content, strips=True)
+
     def _content(self) -> bool:
         opening = self._form.opening
-        if not self._heads:
-            self._step = self._plain
-        elif self._form.marker:
-            if self._until("content", opening):
-                self._step = self._head
-                return True
-            return False
-        elif self._held.startswith(opening):
-            self._held, self._step = self._held[len(opening) :], self._head
-        elif opening.startswith(self._held):
-            return False
-        else:
-            self._step = self._plain
-        return True
+        if self._heads and self._form.marker:
+            return self._until("content", opening) and self._go(self._head)
+        if self._heads and self._held.startswith(opening):
+            return self._go(self._head, len(opening))
+        return not (self._heads and opening.startswith(self._held)) and self._go(self._plain)
 
     def _plain(self) -> bool:
         self._add("content", self._held)
@@ -131,19 +117,18 @@ class AnswerParts:
         return False
 
     def _head(self) -> bool:
-        head = next((head for head in self._heads if self._held.startswith(head)), None)
-        if head is not None:
-            self._index += 1
-            self._add("call", self._heads[head], f"call_{secrets.token_hex(12)}")
-            self._held, self._step = self._held[len(head) :], self._arguments
-            return True
+        for head, name in self._heads.items():
+            if self._held.startswith(head):
+                self._index += 1
+                self._add("call", name, f"call_{secrets.token_hex(12)}")
+                return self._go(self._arguments, len(head))
         if any(head.startswith(self._held) for head in self._heads):
             return False
-        self._held, self._step = self._form.opening + self._held, self._plain  # it only looked like a call
-        return True
+        self._held = self._form.opening + self._held  # it only looked like a call
+        return self._go(self._plain)
 
     def _arguments(self) -> bool:
-        for i, c in enumerate(self._held):
+        for i, c in enumerate(self._held, 1):
             if self._escaped:
                 self._escaped = False
             elif self._quoted:
@@ -155,16 +140,12 @@ class AnswerParts:
             elif c in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    self._add("arguments", self._held[: i + 1])
-                    self._held, self._step = self._held[i + 1 :], self._behind
-                    return True
+                    self._add("arguments", self._held[:i])
+                    return self._go(self._behind, i)
         self._add("arguments", self._held)
         self._held = ""
         return False
 
     def _behind(self) -> bool:
         again = self._form.tail + self._form.between + self._form.head
-        if self._held.startswith(again):
-            self._held, self._step = self._held[len(again) :], self._head
-            return True
-        return False
+        return self._held.startswith(again) and self._go(self._head, len(again))

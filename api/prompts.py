@@ -78,19 +78,20 @@ def resolve_max_tokens(engine: Engine, prompt: Prompt, max_tokens: int | None, n
     room = engine.context - len(prompt.ids)
     it = "the prompt" if prompt_name == "prompt" else prompt_name
     has = f"{prompt_name} has {len(prompt.ids):,} token{'' if len(prompt.ids) == 1 else 's'}"
-    if max_tokens is None:
-        if room > 0:
-            return room
+    if not max_tokens:
+        fewest, needs = (0, "") if max_tokens == 0 else (1, ", of which the answer needs at least 1")
+        if room >= fewest:
+            return room if max_tokens is None else 0
         raise ApiError(
-            f"{has}, but the context is {engine.context:,} tokens, of which the answer needs at least 1. Shorten "
-            f"{it} to at most {engine.context - 1:,} tokens", param=prompt_name, code="context_length_exceeded",
+            f"{has}, but the context is {engine.context:,} tokens{needs}. Shorten {it} to at most "
+            f"{engine.context - fewest:,} tokens", param=prompt_name, code="context_length_exceeded",
         )  # fmt: skip
-    if max_tokens <= room and (room > 0 or max_tokens == 0):
+    if max_tokens <= room:
         return max_tokens
     if room > 0:
         remedy = f"Shorten {it} or request at most {room:,} tokens"
     elif max_tokens < engine.context:
-        remedy = f"Shorten {it} to at most {engine.context - max(max_tokens, 1):,} tokens"
+        remedy = f"Shorten {it} to at most {engine.context - max_tokens:,} tokens"
     else:
         remedy = f"Shorten {it} to at most {engine.context - 1:,} tokens, and request fewer tokens"
     number = f"{max_tokens:,}" if max_tokens < 10**18 else errors.shown(max_tokens)

@@ -76,6 +76,7 @@ class Parts:
     kv_dtype: str
     context: int
     vocabulary: int  # token ids of the model, which may have more than the tokenizer
+    width: int  # of the hidden state, and so of an embedding
     n_pages: int
     page_size: int
     tokens_per_step: int  # the default of --max-tokens-per-step

@@ -198,7 +198,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model without weights has beside its times: context, token ids, and bytes of keys and values per token.
+    """What a model without weights has beside its times: context, token ids, bytes of keys and values per token, width.
 
     The defaults are those of GPT-2 medium in 16 bit, for which the named cost models stand.
     """
@@ -206,6 +206,7 @@ class Sizes:
     context: int = 1024
     vocabulary: int = 50257
     kv_bytes: int = 96 * 1024
+    width: int = 1024  # of the hidden state
 
     @classmethod
     def of(cls, machine: dict[str, Any]) -> Sizes:

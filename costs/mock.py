@@ -8,8 +8,10 @@ effect. An answer that has a form is a short text of this form. It must not know
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -121,6 +123,8 @@ class MockModel:
 
     def _output(self, seq: Request, later: int) -> Output:
         """Return the token after the next `later` ones, with log probabilities if its sampling parameters ask for them."""
+        if getattr(seq.sampling, "pooling", None) is not None:
+            return Token(0, None, [embedding(seq.prompt_ids, self.sizes.width)])
         wanted = getattr(seq.sampling, "logprobs", None)
         of_prompt = getattr(seq.sampling, "prompt_logprobs", None)
         if wanted is None and of_prompt is None:
@@ -141,6 +145,13 @@ class MockModel:
 def _goes_on(plan: Plan) -> bool:
     """Return whether a request of the step before is in this one, so that the loop had no reason to wait between."""
     return any(0 < seq.last_iteration == plan.number - 1 for seq in plan.sequences)
+
+
+def embedding(prompt_ids: Sequence[int], width: int) -> array[float]:
+    """Return a vector of length 1 in a direction that only a hash of the prompt decides."""
+    numbers = [byte - 127.5 for byte in hashlib.shake_128(array("q", prompt_ids)).digest(width)]
+    length = math.hypot(*numbers)
+    return array("f", [number / length for number in numbers])
 
 
 def is_mock(name: str) -> bool:

@@ -15,6 +15,7 @@ from fleet.routers import Asked
 # The routes that generate text, each with the field that holds its prompt.
 PROMPTS = {
     "/inference": "prompt", "/v1/completions": "prompt", "/v1/chat/completions": "messages",
+    "/v1/embeddings": "input",
     "/generate": "inputs", "/generate_stream": "inputs", "/": "inputs",
 }  # fmt: skip
 SESSION = "X-Session-Id"
@@ -67,11 +68,11 @@ def blocks(prompt: str) -> list[int]:
 def seeded(path: str, body: bytes, fields: Mapping[str, Any], seed: int) -> bytes:
     """Return the body with this seed, so that a second attempt at another replica gives the same text.
 
-    Unchanged are bodies that name a seed, and those to which one seed means something else: several prompts or TGI's
-    `best_of`, of which each answer draws its own.
+    Unchanged are bodies that name a seed, embeddings, which draw nothing, and those to which one seed means something
+    else: several prompts or TGI's `best_of`, of which each answer draws its own.
     """
     start = len(body) - len(body.lstrip())
-    if not fields or body[start : start + 1] != b"{" or len(body) + SPARE > LARGEST:
+    if path == "/v1/embeddings" or not fields or body[start : start + 1] != b"{" or len(body) + SPARE > LARGEST:
         return body
     if PROMPTS[path] != "inputs":
         prompt = fields.get(PROMPTS[path])

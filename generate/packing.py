@@ -6,13 +6,16 @@ It must not know pages, attention, queues or policies.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from generate.sampling import Draws, Failure, History, logprobs
+from generate.sampling import Draws, Failure, History, NotFinite, logprobs
 from scheduling.advance import Output, Token, TokenRun, run_of
 from scheduling.sequence import Sequence
 
@@ -20,16 +23,17 @@ Drawn = int | Token | Failure  # a token, with its log probabilities if they wer
 
 
 class Packed(NamedTuple):
-    """M tokens in one row: their ids and positions, and the rows to sample, whose logits are needed."""
+    """M tokens in one row: their ids and positions, the rows to sample, whose logits are needed, and the rows to pool."""
 
     ids: list[int]
     positions: list[int]
     sample_rows: list[int]
+    pool_rows: list[int]
 
 
 def pack(sequences: Many[Sequence], counts: Many[int], drafts: Many[list[int]] = ()) -> Packed:
     """Lay the next `counts[i]` tokens of `sequences[i]`, its drafts the last of them, one after the other."""
-    packed = Packed([], [], [])
+    packed = Packed([], [], [], [])
     for i, (seq, count) in enumerate(zip(sequences, counts)):
         packed.ids.extend(seq.tokens(seq.computed, count))
         if drafts:
@@ -37,17 +41,25 @@ def pack(sequences: Many[Sequence], counts: Many[int], drafts: Many[list[int]] =
         packed.positions.extend(range(seq.computed, seq.computed + count))
         end = len(packed.ids)
         packed.sample_rows.extend(range(end - sample_count(seq, count), end))
+        packed.pool_rows.extend(range(end - pool_count(seq, count), end))
     return packed
 
 
 def sample_count(seq: Sequence, count: int) -> int:
     """Return how many of a piece's last rows are sampled: one at the end of the prompt, all if the prompt is scored.
 
-    Of a decode with drafts these are all rows, too.
+    Of a decode with drafts these are all rows, too. Of an embedding there are none.
     """
+    if seq.sampling.pooling is not None:
+        return 0
     if _is_scored(seq):
         return count
     return max(0, count - seq.pending + 1)
+
+
+def pool_count(seq: Sequence, count: int) -> int:
+    """Return how many of a piece's last rows an embedding needs: all for a mean, the last of the prompt for "last"."""
+    return count if seq.sampling.pooling == "mean" else int(seq.sampling.pooling is not None and count == seq.pending)
 
 
 def _is_scored(seq: Sequence) -> bool:
@@ -80,6 +92,31 @@ def sample_outputs(
             for i, output in zip(spans, drawn):
                 outputs[i] = output
     return outputs
+
+
+def add_embeddings(outputs: list[Output], sequences: Many[Sequence], counts: Many[int], states: Tensor) -> None:
+    """Set the outputs of `pack`ed sequences that are embedded, from the final states (P, C) of the rows to pool."""
+    if len(states):
+        states, first = states.double().cpu(), 0
+        for i, (seq, count) in enumerate(zip(sequences, counts)):
+            if n := pool_count(seq, count):
+                outputs[i] = _pool(seq, states[first : first + n], is_complete=count == seq.pending)
+                first += n
+
+
+def _pool(seq: Sequence, rows: Tensor, is_complete: bool) -> Output:
+    """Return a prompt's embedding, or the sum of its states so far (C), from float64 rows (n, C), which may change."""
+    # Row by row, on from the sum of the pieces before: the bits must not depend on where a prompt was cut. NumPy adds
+    # whole rows in their order, as it sums pairwise only along the axis that lies together in memory.
+    if seq.prompt_details:
+        rows[0] += seq.prompt_details[-1]
+    total = torch.from_numpy(np.add.reduce(rows.numpy(), axis=0))
+    if not total.isfinite().all():
+        return NotFinite()
+    if not is_complete:
+        return Token(None, None, [total])
+    # A mean need not be divided by the number of its rows: the direction is the same.
+    return Token(0, None, [array("f", F.normalize(total, dim=0).float().tolist())])
 
 
 def _draw_tokens(sequences: Many[Sequence], logits: Tensor) -> list[Drawn]:

@@ -21,7 +21,7 @@ from generate.cpu.attention import PackedRows, make_attention
 from generate.cpu.blocks import make_blocks
 from generate.cpu.linear import make_head
 from generate.grammar import filling
-from generate.packing import pack, sample_outputs
+from generate.packing import Packed, add_embeddings, pack, sample_outputs
 from generate.quantize import AS_STORED, NONE, check, check_finite, kinds_of
 from generate.sampling import Draws, History
 from models.gpt2 import GPT
@@ -123,11 +123,13 @@ class ModelRunner(Runner):
         if self._last is not None and self._last.is_followed_by(plan):
             return self._decode_again(plan, self._last.with_new_pages())
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
-        ids, positions, rows, sample_rows = self._pack(plan, held)
-        logits = self.logits(ids, positions, rows, sample_rows)
+        packed, rows = self._pack(plan, held)
+        ids, positions = (torch.tensor(numbers, device=self.device) for numbers in packed[:2])
+        logits, states = self.compute(ids, positions, rows, packed.sample_rows, packed.pool_rows)
         outputs = sample_outputs(plan.sequences, plan.counts, logits, plan.drafts)
         plan.mask_seconds += filling.take()
-        plain = len(sample_rows) == len(ids) and not held and not plan.drafts
+        add_embeddings(outputs, plan.sequences, plan.counts, states)
+        plain = len(packed.sample_rows) == len(ids) and not held and not plan.drafts
         self._last = _Decoded.of(plan, rows) if plain else None
         return outputs
 
@@ -142,7 +144,7 @@ class ModelRunner(Runner):
         positions = torch.tensor([seq.computed for seq in sequences], device=self.device)  # (M)
         next_positions = positions + 1
         rows = replace(last.rows, context_lens=next_positions.int())
-        logits = self.logits(ids, positions, rows, range(len(sequences)))  # (M, V)
+        logits, _ = self.compute(ids, positions, rows, range(len(sequences)))  # (M, V)
 
         def history(i: int) -> History:
             return History(sequences[i].prompt_ids, sequences[i].output_ids)
@@ -153,24 +155,27 @@ class ModelRunner(Runner):
         self._last = last._replace(number=plan.number)
         return outputs
 
-    def logits(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Many[int]) -> Tensor:
-        """Return float32 logits (R, V) of the R rows to sample, after all M rows' keys and values are written.
+    def compute(
+        self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Many[int], pool_rows: Many[int] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Return float32 logits (R, V) of the R rows to sample and final states (P, C) of the P rows to pool.
 
-        ids, positions: int64 (M).
+        All M rows' keys and values are written. ids, positions: int64 (M).
         """
-        some = None
-        if len(sample_rows) < len(ids):
-            some = torch.tensor(sample_rows, dtype=torch.long, device=self.device)
-        x = self.blocks(ids, positions, rows, some)  # (R, C)
-        return self.head(x) if sample_rows else x
+        some, R = None, len(sample_rows)
+        if len(ids) > R:
+            some = torch.tensor([*sample_rows, *pool_rows], dtype=torch.long, device=self.device)
+        x = self.blocks(ids, positions, rows, some)  # (R + P, C)
+        return self.head(x[:R]) if R else x[:0], x[R:]
 
-    def _pack(self, plan: Plan, held: Many[Sequence]) -> tuple[Tensor, Tensor, PackedRows, list[int]]:
-        """Return ids, positions, rows and sample rows of the plan, its held sequences and its padding.
+    def _pack(self, plan: Plan, held: Many[Sequence]) -> tuple[Packed, PackedRows]:
+        """Return the tokens and rows of the plan, its held sequences and its padding.
 
         A held sequence computes and samples its last token again, the dead weight of a padded batch; its rows come
         behind the plan's, and their logits are dropped.
         """
-        ids, positions, sample_rows = pack(plan.sequences, plan.counts, plan.drafts)
+        packed = pack(plan.sequences, plan.counts, plan.drafts)
+        ids, positions, sample_rows, _ = packed
         context_lens = [seq.computed + count for seq, count in zip(plan.sequences, plan.counts)]
         for seq in held:
             sample_rows.append(len(ids))
@@ -189,7 +194,7 @@ class ModelRunner(Runner):
             block_tables=self._int32([p + [0] * (width - len(p)) for p in pages]),  # (n, width)
             adapters=AdapterRows.of(zip((seq.adapter_weights for seq in members), counts[1:]), len(ids)),
         )
-        return torch.tensor(ids, device=self.device), torch.tensor(positions, device=self.device), rows, sample_rows
+        return packed, rows
 
     def _int32(self, numbers: list[int] | list[list[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self.device)

@@ -151,7 +151,7 @@ def _advance_one(
         return
     if count > 1 or not seq.output_ids:  # its prompt, or all that it had before a preemption, is computed now
         publish(seq)
-    if seq.max_tokens == 0:  # the request was only for the scores of its prompt
+    if seq.max_tokens == 0:  # the request was only for the scores of its prompt, or its embedding
         seq.finish_reason, seq.state = "length", "held"
         return
     if seq.first_token_at is None:

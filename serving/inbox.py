@@ -70,8 +70,7 @@ class Inbox:
     def check(self, inference: Inference) -> None:
         """Reject an inference that can never be computed, and hash its prompt for the prefix cache."""
         seq, pages = inference.sequence, self._pages
-        fewest = 0 if inference.scores_prompt else 1
-        if not seq.prompt_ids or inference.num_tokens < fewest:
+        if not seq.prompt_ids or inference.num_tokens < inference.fewest_tokens:
             raise InferenceError(
                 "invalid_request_error",
                 f"prompt has {len(seq.prompt_ids)} tokens and num_tokens is {inference.num_tokens}, "

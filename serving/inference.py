@@ -99,6 +99,7 @@ class Inference:
     * `wakeup`: its tokens can be read as they come; `ready` is the number of published tokens.
     * `on_end` is called in the thread that ends it, and must not block.
     * `scores_prompt`: the whole prompt is computed, even if it is cached, and `num_tokens` may be 0.
+    * `embeds`: the answer is the prompt's embedding, and `num_tokens` may be 0.
     * `open_ended`: the client named no length, so `num_tokens` is the rest of the context.
     * `deadline`, `queue_timeout`, `request_timeout`: seconds from its arrival in which the answer is wanted, after which it
       times out in the queue, and after which it times out as a whole. The server's limits apply if they are shorter.
@@ -127,6 +128,7 @@ class Inference:
         request_timeout: float = math.inf,
         wakeup: Wakeup | None = None,
         scores_prompt: bool = False,
+        embeds: bool = False,
         on_end: Callable[[], None] | None = None,
         adapter: Loaded | None = None,
         owner: str = "",
@@ -143,6 +145,7 @@ class Inference:
         self.is_received = False  # the loop has taken it in, or refused it
         self.deadline = deadline
         self.scores_prompt = scores_prompt
+        self.fewest_tokens = 0 if scores_prompt or embeds else 1
         self.owner = owner
         self.is_background = is_background
         self.has_place = has_place

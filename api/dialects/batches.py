@@ -51,7 +51,7 @@ UPLOAD = {
     },
 }
 MOST_METADATA = 16
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 Key = Annotated[StrictStr, Field(max_length=64)]
 Value = Annotated[StrictStr, Field(max_length=512)]
 
@@ -69,7 +69,7 @@ class BatchRequest(BaseModel):
     input_file_id: Annotated[StrictStr, Field(min_length=1, max_length=128)] = Field(
         description="the id of a file that was uploaded with the purpose batch"
     )
-    endpoint: Endpoint = Field(description='"/v1/chat/completions" or "/v1/completions"')
+    endpoint: Endpoint = Field(description='"/v1/chat/completions", "/v1/completions" or "/v1/embeddings"')
     completion_window: Annotated[StrictStr, Field(pattern=r"^[1-9][0-9]{0,2}h$")] = Field(
         description='a number of hours from 1h to 999h, such as "24h"'
     )

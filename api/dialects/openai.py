@@ -92,7 +92,12 @@ def blueprint(service: Service) -> Blueprint:
 
 
 def model_card(engine: Engine) -> dict[str, Any]:
-    """Return the entry of the served model in /v1/models."""
+    """Return the entry of the served model in /v1/models.
+
+    Clients of vLLM, OpenRouter and llama.cpp read the context by other names each, and guess it where theirs is missing.
+    """
+    whole = engine.facts.get("whole_context", engine.context)
+    meta = {"n_ctx": engine.context, "n_ctx_train": whole, "n_vocab": engine.vocabulary, "n_embd": engine.width}
     return {
         "id": engine.served_name,
         "object": "model",
@@ -101,6 +106,8 @@ def model_card(engine: Engine) -> dict[str, Any]:
         "root": engine.served_name,
         "parent": None,
         "max_model_len": engine.context,
+        "context_length": engine.context,
+        "meta": meta,
     }
 
 
@@ -209,21 +216,20 @@ def completion_request(engine: Engine, params: CompletionRequest, adapter: Loade
     if most is not None or params.max_tokens == 0:
         options |= {"scores_prompt": True, "prompt_logprobs": most}
     return GenerationRequest(
-        prompts_of(engine, params), token_limit(params.max_tokens), "max_tokens", "prompt", options,
+        prompts_of(engine, params.prompt, params.truncate_prompt_tokens), token_limit(params.max_tokens), "max_tokens", "prompt", options,
         n=params.n, best_of=best_of, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 
 
-def prompts_of(engine: Engine, params: CompletionRequest) -> list[Prompt]:
-    """Return the prompts as text and ids, truncated to their last tokens if requested."""
-    keep = params.truncate_prompt_tokens
+def prompts_of(engine: Engine, sent: list[Any], keep: int | None, param: str = "prompt") -> list[Prompt]:
+    """Return prompts that were sent as text or ids as both, truncated to their last `keep` tokens."""
     prompts = []
-    for prompt in params.prompt:
+    for prompt in sent:
         if isinstance(prompt, str):
-            ids = encode(engine, prompt, special=engine.special_end, keep=keep)
+            ids = encode(engine, prompt, special=engine.special_end, keep=keep, param=param)
             text = prompt if keep is None else engine.tokenizer.decode(ids)
         else:
-            check_ids(engine, prompt, "prompt")
+            check_ids(engine, prompt, param)
             ids = prompt if keep is None else prompt[-keep:]
             text = engine.tokenizer.decode(ids, begins=True)
         prompts.append(Prompt(text, ids))

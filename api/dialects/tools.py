@@ -43,8 +43,14 @@ def calls_of(engine: Engine, params: ChatRequest) -> Calls:
     if choice == "required" and not params.tools:
         raise ApiError('tool_choice is "required", but there are no tools. Send tools', param="tool_choice")
     if engine.device == "none" and choice == "auto":  # a model without weights decides nothing
-        choice = "none" if params.messages[-1].role == "tool" else "required"
+        choice = "none" if _has_result(params) else "required"
     return Calls([] if choice == "none" else params.tools, choice == "required", most)
+
+
+def _has_result(params: ChatRequest) -> bool:
+    """Return whether a tool has answered since the assistant last spoke."""
+    speakers = [message.role for message in params.messages if message.role != "user"]
+    return bool(speakers) and speakers[-1] == "tool"
 
 
 def template_variables(engine: Engine, params: ChatRequest, tools: list[dict[str, Any]]) -> dict[str, Any]:
@@ -61,13 +67,8 @@ def template_variables(engine: Engine, params: ChatRequest, tools: list[dict[str
 
 def described(calls: Calls) -> list[dict[str, Any]]:
     """Return the tools as templates read them."""
-    return [
-        {"type": "function", "function": tool.function.model_dump(include=_TOLD, exclude_none=True)}
-        for tool in calls.tools
-    ]
-
-
-_TOLD = {"name", "description", "parameters"}
+    told: Any = {"type": True, "function": {"name", "description", "parameters"}}
+    return [tool.model_dump(include=told, exclude_none=True) for tool in calls.tools]
 
 
 def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, options: dict[str, Any]) -> Any:
@@ -79,6 +80,8 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
     continued = params.messages[-1].content if params.continue_final_message else None
     thinking = written.thinking_after(prompt.text, continued)
     asked = form_of(params)
+    if asked is None and engine.device == "none" and _has_result(params):  # the loops of agents end with a whole answer
+        asked = "messages", Form("choice", ["Done."])
     if asked is not None and (calls.tools or thinking == "none"):  # so that an error names its own field
         options["grammar"] = constraint(engine, *asked)
     if not calls.tools and thinking == "none":

@@ -129,7 +129,7 @@ def from_http(error: HTTPException) -> ApiError:
 
 
 def _nearest_route(path: str, known: list[str]) -> str | None:
-    """Return the path that a wrong one probably means: with other slashes, case or prefix, or with a typing error."""
+    """Return the path that a wrong one probably means: with other slashes, case or prefix, its end, or a typing error."""
     routes = current_app.url_map.bind("")
     for spelled in (path, path.lower()):
         parts = [part.strip() for part in spelled.split("/") if part.strip()]
@@ -140,6 +140,8 @@ def _nearest_route(path: str, known: list[str]) -> str | None:
             for candidate in (rest, f"/v1{rest}"):
                 if routes.allowed_methods(candidate):
                     return candidate
+                if len(below := [route for route in known if route.startswith(f"{candidate}/")]) == 1:
+                    return below[0]
     return next(iter(get_close_matches(path, [route for route in known if route != "/"], 1)), None)
 
 

@@ -43,6 +43,7 @@ def _not_zero(value: int) -> int:
 Limit = Annotated[
     int, Field(strict=True, ge=UNLIMITED, json_schema_extra={"not": {"const": 0}}), f.INTEGER, AfterValidator(_not_zero)
 ]
+PROMPTS = "a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
 MOST_TOKENS = f"{UNLIMITED} for all that the context leaves"
 
 
@@ -122,9 +123,7 @@ class CompletionRequest(Sampled):
     model_config = ConfigDict(json_schema_extra={"allOf": [NEEDS_STREAM, ZERO_NEEDS_ECHO]})
     unsupported: ClassVar = u.COMPLETIONS
 
-    prompt: f.Prompts = Field(
-        description="a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
-    )
+    prompt: f.Prompts = Field(description=PROMPTS)
     max_tokens: Annotated[int, Field(strict=True, ge=UNLIMITED), f.INTEGER] = Field(
         16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {MOST_TOKENS}"
     )
@@ -134,6 +133,19 @@ class CompletionRequest(Sampled):
     logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     prompt_logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     echo: f.Flag = Field(False, description=f.FLAG)
+
+
+class EmbeddingRequest(SchedulingHints):
+    """POST /v1/embeddings."""
+
+    unsupported: ClassVar = u.EMBEDDINGS
+
+    model: f.Name | None = Field(None, description=f.MODEL)
+    input: f.Prompts = Field(description=PROMPTS)
+    encoding_format: Literal["float", "base64"] = Field("float", description='"float" or "base64"')
+    dimensions: SkipJsonSchema[f.Count | None] = Field(None, description="the width of the model, or leave it out")
+    pooling: Literal["mean", "last"] = Field("mean", description='"mean" or "last"')
+    truncate_prompt_tokens: f.Count | None = Field(None, description=f.KEPT_TOKENS)
 
 
 def _content(value: Any) -> Any:
@@ -249,21 +261,27 @@ class Tool(BaseModel):
     function: Function = Field(description='an object such as {"name": "f", "parameters": {...}}')
 
 
-class FunctionChoice(BaseModel):
-    """The function that an answer must call."""
-
-    name: f.FunctionName = Field(description=f.FUNCTION_NAME)
-
-
 class NamedChoice(BaseModel):
     """A tool choice that names a function."""
 
     type: Literal["function"]
-    function: FunctionChoice
+    function: Function
+
+
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(_distinct)]
+TOOLS = (
+    f'a list of at most {MOST_TOOLS} tools, such as {{"type": "function", "function": {{"name": "f", "parameters": {{...}}}}}}, '
+    "each with a name of its own"
+)
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(_choice)]
+TOOL_CHOICE = '"none", "auto", "required", or {"type": "function", "function": {"name": "f"}}, with tools'
 
 
 class ChatRequest(Sampled):
-    """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens."""
+    """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens.
+
+    `tools`, `tool_choice` and `continue_final_message` are as in OpenAI's and vLLM's API.
+    """
 
     unsupported: ClassVar = u.CHAT
 
@@ -281,18 +299,8 @@ class ChatRequest(Sampled):
     top_logprobs: SkipJsonSchema[Annotated[int, Field(strict=True, ge=0, le=20), f.INTEGER] | None] = Field(
         None, description="a whole number from 0 to 20, with logprobs: true"
     )
-    tools: SkipJsonSchema[
-        Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(_distinct)]
-    ] = Field(
-        [],
-        description=f'a list of at most {MOST_TOOLS} tools such as {{"type": "function", "function": {{"name": "f", '
-        '"parameters": {...}}}, each with a name of its own',
-    )
-    tool_choice: SkipJsonSchema[
-        Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(_choice)]
-    ] = Field(
-        None, description='"none", "auto", "required", or {"type": "function", "function": {"name": "f"}}, with tools'
-    )
+    tools: SkipJsonSchema[Tools] = Field([], description=TOOLS)
+    tool_choice: SkipJsonSchema[ToolChoice] = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: f.Flag = Field(True, description=f.FLAG)
     chat_template_kwargs: dict[str, Any] = Field({}, description='an object such as {"enable_thinking": false}')
     reasoning_effort: StrictStr | None = Field(None, description='a string such as "low", or "none"')

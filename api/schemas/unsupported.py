@@ -78,6 +78,11 @@ NATIVE: Unsupported = {
     **EVERYWHERE, "skip_special_tokens": (False,), "return_full_text": (True,), "echo": (False, True),
 }  # fmt: skip
 COMPLETIONS: Unsupported = EVERYWHERE
+EMBEDDINGS: Unsupported = {
+    **EVERYWHERE, "stream": (False,), "stream_options": (), "messages": ([],), "normalize": (True,), "task": (),
+    "embed_dtype": ("float32",), "endianness": ("native", "little"), "input_type": (), "prompt_name": (),
+    "late_chunking": (False,), "embedding_type": ("float",), "output_dtype": ("float",), "output_dimension": (),
+}  # fmt: skip
 CHAT: Unsupported = {**EVERYWHERE, "add_special_tokens": (False,), "n_predict": (-1,)}
 TGI: Unsupported = {**EVERYWHERE, "ignore_eos": (False,), "include_stop_str_in_output": (True,)}
 TOKENIZE: Unsupported = {

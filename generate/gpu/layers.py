@@ -189,8 +189,8 @@ class Network:
         self.norm = make_norm(model.norm, config)
         self.head = math.prepare_head(as_tensor(model.head))
 
-    def logits(self, ids: Tensor, positions: Tensor, attend: Attend, sample_rows: Tensor | None = None) -> Tensor:
-        """Return float32 logits [n, V] of tokens `ids` at `positions`, or only those of `sample_rows`."""
+    def states(self, ids: Tensor, positions: Tensor, attend: Attend, some: Tensor | None = None) -> Tensor:
+        """Return the normed states [n, C] of tokens `ids` at `positions`, or only those of the rows `some`."""
         math, dtype = self.math, self.dtype
         residual = F.embedding(ids, self.embedding).float()  # [n, C]
         if self.positions is not None:
@@ -204,9 +204,14 @@ class Network:
             x = math.linear(attend(i, qkv, block.scale), block.attn_proj)  # [n, C]
             x = math.linear(math.add_norm(residual, x, block.norm_2, dtype), block.fc)  # [n, inner]
             x = math.linear(x, block.mlp_proj)  # [n, C]
-        if sample_rows is not None and x is not None:
-            if not len(sample_rows):  # a launch for no rows is an error
-                return residual.new_empty(0, self.vocabulary)
-            residual, x = residual[sample_rows], x[sample_rows]
-        x = math.add_norm(residual, x, self.norm, dtype)
-        return math.head(x, self.head)[:, : self.vocabulary]
+        if some is not None and x is not None:
+            if not len(some):  # a launch for no rows is an error
+                return residual.new_empty(0, residual.shape[1])
+            residual, x = residual[some], x[some]
+        return math.add_norm(residual, x, self.norm, dtype)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return float32 logits [n, V] of normed states x [n, C]."""
+        if not len(x):
+            return x.new_empty(0, self.vocabulary, dtype=torch.float32)
+        return self.math.head(x, self.head)[:, : self.vocabulary]

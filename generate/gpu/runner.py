@@ -25,7 +25,7 @@ from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
 from generate.gpu.rows import Rows, upload
 from generate.grammar import FormError, fill, filling
-from generate.packing import pack, sample_outputs
+from generate.packing import add_embeddings, pack, sample_outputs
 from generate.params import GREEDY
 from generate.runner import Runner
 from generate.sampling import NotFinite
@@ -87,7 +87,7 @@ class GpuRunner(Runner):
             step = self.config.vocab_size // count or 1
             ids = [i * step % self.config.vocab_size for i in range(count)]
             seq = Sequence(ids, 1, sampling=GREEDY, pages=[0])
-            return bool(self._prompt_logits([seq], [count], 0, []).isfinite().all())
+            return bool(self._compute_prompts([seq], [count], 0, [])[0].isfinite().all())
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
@@ -104,13 +104,14 @@ class GpuRunner(Runner):
         try:
             with self._on_stream():
                 # Launched before the host waits for the decodes, so that the device has work until the end.
-                logits = self._prompt_logits(prompts, counts, plan.padding, drafts) if pieces else None
+                computed = self._compute_prompts(prompts, counts, plan.padding, drafts) if pieces else None
                 members = [plan.sequences[i] for i in decodes]
                 for i, output in zip(decodes, self._decode(members, held, same_next)):
                     outputs[i] = output
-                if logits is not None:
-                    for i, output in zip(pieces, self._sample_prompts(prompts, counts, logits, drafts)):
+                if computed is not None:
+                    for i, output in zip(pieces, self._sample_prompts(prompts, counts, computed[0], drafts)):
                         outputs[i] = output
+                    add_embeddings(outputs, plan.sequences, plan.counts, computed[1])
         except BaseException:
             self.decoder.forget()
             raise
@@ -164,7 +165,7 @@ class GpuRunner(Runner):
         """Return the logits [size, V] of the first rows, each of which decodes its token."""
         context_lens = rows.context_lens[:size]
         attend = functools.partial(self._attend_rows, DecodeRows(context_lens, rows.block_tables[:size]))
-        return self.network.logits(rows.token[:size], (context_lens - 1).clamp(min=0), attend)
+        return self.network.logits(self.network.states(rows.token[:size], (context_lens - 1).clamp(min=0), attend))
 
     def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
         return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale)
@@ -175,7 +176,7 @@ class GpuRunner(Runner):
         """Return the outputs of pieces of prompts, and of decodes with drafts, from the logits of their sample rows."""
         if drafts:
             return sample_outputs(prompts, counts, logits.cpu(), drafts)
-        ready = [i for i, s in enumerate(prompts) if counts[i] == s.pending]
+        ready = [i for i, s in enumerate(prompts) if counts[i] == s.pending and s.sampling.pooling is None]
         members = [prompts[i] for i in ready]
         params = [seq.sampling for seq in members]
         on_device = len(ready) == len(logits) and all(map(sampling.draws, params))
@@ -191,17 +192,19 @@ class GpuRunner(Runner):
             outputs[i] = _outcome(token)
         return outputs
 
-    def _prompt_logits(
+    def _compute_prompts(
         self, prompts: list[Sequence], counts: list[int], padding: int, drafts: list[list[int]]
-    ) -> Tensor:
-        """Return the logits of the sample rows, after the pieces' keys and values are written."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits of the rows to sample and the states of those to pool; write the pieces' keys and values."""
         packed = pack(prompts, counts, drafts)
         filler = [0] * padding
         parts = lay_out(prompts, counts, self.page_size, self.device)
         ids, positions = upload(torch.tensor([packed.ids + filler, packed.positions + filler]), self.device)
         attend = functools.partial(self._attend_pieces, parts)
-        sample_rows = upload(torch.tensor(packed.sample_rows, dtype=torch.long), self.device)
-        return self.network.logits(ids, positions, attend, sample_rows)
+        some = upload(torch.tensor(packed.sample_rows + packed.pool_rows, dtype=torch.long), self.device)
+        x = self.network.states(ids, positions, attend, some)  # (R + P, C)
+        R = len(packed.sample_rows)
+        return self.network.logits(x[:R]), x[R:]
 
     def _attend_pieces(self, parts: list[Prompts], layer: int, qkv: Tensor, scale: float) -> Tensor:
         keys, values = self.keys[layer], self.values[layer]

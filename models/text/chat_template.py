@@ -29,6 +29,7 @@ LONGEST_SOURCE = 1 << 17  # characters; the longest that is published has some 2
 PRIVATE = range(0xE000, 0xF900)  # code points that no text uses
 BOUNDS = (TooMuch, jinja2.exceptions.SecurityError, RecursionError)  # what no other form of the messages avoids
 Message = Mapping[str, Any]
+GREETING: list[Message] = [{"role": "user", "content": "Hello"}]
 
 
 @dataclass
@@ -46,7 +47,8 @@ class Rendered:
 class ChatTemplate:
     """A compiled template; `names` is what it knows of the tokenizer, `control` the texts of the control tokens.
 
-    `variables` are those that it reads of a request, such as "tools" and "enable_thinking".
+    `variables` are those that it reads of a request, such as "tools" and "enable_thinking"; with `takes_system` a
+    conversation may begin with a system message.
 
     Raises TokenizerError for a template that cannot be compiled, is too long, or fails on a greeting because it
     computes too much or reaches out of the sandbox.
@@ -67,13 +69,19 @@ class ChatTemplate:
             self._template, variables = Sandbox().compile_template(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TokenizerError(f"the chat template cannot be compiled: {_reason(error)}. {remedy}") from error
+        self.takes_system = True
         self.variables = variables - names.keys() - {"messages", "add_generation_prompt"}
         try:
-            self._run({"messages": [{"role": "user", "content": "Hello"}]}, True)
+            self._run({"messages": GREETING, "add_generation_prompt": True})
         except BOUNDS as error:
             raise TokenizerError(f"the chat template is refused: {_reason(error)}. {remedy}") from error
         except Exception:  # such as a template that needs a system message; `render` reports it for each conversation
             return
+        brief = {"role": "system", "content": "Be brief."}
+        try:
+            self._run({"messages": [brief, *GREETING], "add_generation_prompt": True})
+        except Exception:
+            self.takes_system = False
 
     def render(
         self,
@@ -88,10 +96,11 @@ class ChatTemplate:
         With `continues` it ends with the text of the last message. `variables`, such as the tools, are quoted as the
         messages are.
         """
+        values = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
         refusal: TemplateError | None = None
         for form in _forms(messages):
             try:
-                return self._render_safely({**(variables or {}), "messages": form}, add_generation_prompt, continues)
+                return self._render_safely(values | {"messages": form}, continues)
             except TemplateError as error:
                 refusal = refusal or error
                 if isinstance(error.__cause__, BOUNDS):
@@ -99,18 +108,16 @@ class ChatTemplate:
         assert refusal is not None
         raise refusal
 
-    def _render_safely(self, values: Mapping[str, Any], add_generation_prompt: bool, continues: bool) -> Rendered:
-        as_written = self._render(values, add_generation_prompt, continues, self._control)
+    def _render_safely(self, values: Mapping[str, Any], continues: bool) -> Rendered:
+        as_written = self._render(values, continues, self._control)
         if not any(map(self._first.search, _texts(list(values.values())))):
             return as_written
         # A template may cut a message so that its parts join to a control token. Then nothing that can begin one passes.
-        opaque = self._render(values, add_generation_prompt, continues, self._first)
+        opaque = self._render(values, continues, self._first)
         same = self._control.findall(as_written.text) == self._control.findall(opaque.text)
         return as_written if same else opaque
 
-    def _render(
-        self, values: Mapping[str, Any], add_generation_prompt: bool, continues: bool, hidden: re.Pattern[str]
-    ) -> Rendered:
+    def _render(self, values: Mapping[str, Any], continues: bool, hidden: re.Pattern[str]) -> Rendered:
         secret = "".join(chr(secrets.choice(PRIVATE)) for _ in range(8))
         marks: dict[str, str] = {}
 
@@ -130,11 +137,12 @@ class ChatTemplate:
             {name: role_of(message) if name == "role" else quoted(value) for name, value in message.items()}
             for message in values["messages"]
         ]
+        others = {name: quoted(value) for name, value in values.items() if name != "messages"}
         end = f"{secret}{secret} "  # its space shows whether the template keeps the one at the end of a message
         if continues:
             messages[-1]["content"] += end
         try:
-            text = self._run({**quoted(dict(values)), "messages": messages}, add_generation_prompt)
+            text = self._run({**others, "messages": messages})
         except Exception as error:  # whatever a template does wrong concerns this conversation alone
             reason = _reason(error)
             raise TemplateError(f"the model's chat template refuses these messages: {reason}") from error
@@ -147,13 +155,11 @@ class ChatTemplate:
             text = before if behind.startswith(" ") else before.rstrip()
         return Rendered(text, {mark: text for text, mark in marks.items()})
 
-    def _run(self, values: Mapping[str, Any], add_generation_prompt: bool) -> str:
+    def _run(self, values: Mapping[str, Any]) -> str:
         reset = budget.set(Budget())
         size, parts = 0, []
         try:
-            for part in self._template.generate(
-                {"tools": None, "documents": None, **values}, add_generation_prompt=add_generation_prompt, **self._names
-            ):
+            for part in self._template.generate({"tools": None, "documents": None, **values, **self._names}):
                 size += len(part)
                 if size > MOST_TEXT:
                     raise TooMuch(f"it makes a text of more than {MOST_TEXT:,} characters")

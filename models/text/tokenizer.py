@@ -49,8 +49,11 @@ class Tokenizer:
         self.bos_ids = vocabulary.bos_ids
         self.special_ids = frozenset(vocabulary.control.values()) | {*vocabulary.eos_ids}
         self.chat_template = _chat_template(vocabulary)
-        read = self.chat_template.variables if self.chat_template is not None else ()
-        self.tool_format = format_of(vocabulary.template, read, vocabulary.control)
+        known = self.chat_template
+        reads = () if known is None else known.variables
+        self.tool_format = format_of(
+            vocabulary.template, reads, vocabulary.control, known is None or known.takes_system
+        )
         self._bytes = vocabulary.pieces
         self._calls: dict[object, None] = {}  # in progress, the oldest first
         self.longest_token = max(map(len, self._bytes))

@@ -8,17 +8,19 @@ text is encoded.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby
 from typing import Any, Literal
 
 from models.text.vocabulary import text_pattern
 
 Thinking = Literal["none", "maybe", "open"]  # "open": the prompt has begun the thinking part
 OPEN, CLOSE = "<think>", "</think>"
+MARKERS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", OPEN, CLOSE)  # that may be control tokens
 MOST_CALLS = 16  # in one answer: a small model may never stop by itself
 FREE = "TEXT"  # the rule of text that has no form
 NO_ARGUMENTS = json.dumps("{}")
@@ -35,6 +37,8 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
+# Without such words, very small models repeat the result, or call the tool again.
+ENOUGH = "\n\nIf that is enough, answer my question in plain words."
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class ToolFormat:
     control: Mapping[str, int] = field(default_factory=dict)
     variables: frozenset[str] = frozenset()  # that the template reads from a request
     reads_calls: bool = False  # the template writes `tool_calls` of the history
+    reads_results: bool = False  # and the role `tool`
+    takes_system: bool = True
     thinks: bool = False  # an answer may begin with a thinking part
 
     @property
@@ -124,43 +130,43 @@ class ToolFormat:
 
     def history(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the messages as the template can read them: it gets as text what it has no words for."""
-        written = [
-            self._with_short_ids(message) if self.reads_calls else self._as_text(message) for message in messages
-        ]
+        written = [self._as_text(self._with_short_ids(message)) for message in messages]
         if tools and "tools" not in self.variables:
             listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-            text = INSTRUCTION.format(tools=listed)
-            if written and written[0]["role"] in ("system", "developer"):
-                written[0] |= {"content": f"{written[0]['content']}\n\n{text}"}
-            else:
+            text, first = INSTRUCTION.format(tools=listed), written[0]
+            if first["role"] in ("system", "developer"):
+                written[0] = first | {"content": f"{first['content']}\n\n{text}"}
+            elif self.takes_system or first["role"] != "user":
                 written.insert(0, {"role": "system", "content": text})
-        merged = written[:1]
-        for before, message in pairwise(written):
-            if before.get("is_result") and message.get("is_result"):  # templates may want turns to alternate
-                merged[-1] |= {"content": f"{merged[-1]['content']}\n{message['content']}"}
             else:
-                merged.append(message)
-        return [{name: value for name, value in message.items() if name != "is_result"} for message in merged]
+                written[0] = first | {"content": f"{text}\n\n{first['content']}"}
+        merged: list[dict[str, Any]] = []
+        for is_result, group in groupby(written, lambda message: "is_result" in message):
+            if is_result:  # in one message: templates may want turns to alternate
+                results = "\n".join(message["content"] for message in group)
+                merged.append({"role": "user", "content": results + ENOUGH})
+            else:
+                merged += group
+        return merged
 
-    def _as_text(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        if message["role"] == "tool":
-            content = f"<tool_response>\n{message['content']}\n</tool_response>"
-            return {"role": "user", "content": content, "is_result": True}
-        others = {name: value for name, value in message.items() if name != "tool_calls"}
+    def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["role"] == "tool" and not self.reads_results:
+            return {"role": "user", "content": f"The tool returned: {message['content']}", "is_result": True}
         calls = [call["function"] for call in message.get("tool_calls") or ()]
-        if not calls:
-            return others
+        if not calls or self.reads_calls:
+            return message
         each = [f"{self.head}{call['name']}{self.middle}{_json(call.get('arguments'))}" for call in calls]
         text = self.marker + self.begin + (self.tail + self.between).join(each) + self.tail + self.end
+        others = {name: value for name, value in message.items() if name != "tool_calls"}
         return others | {"content": "\n".join(filter(None, (message.get("content"), text)))}
 
     def _with_short_ids(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy in which calls have ids of nine characters where the family is Mistral's, which refuses others."""
+        """Return a copy in which calls have ids of nine letters and digits if the family is Mistral's, which wants these."""
         copy = dict(message)
-        if self.marker == MISTRAL.marker and isinstance(copy.get("tool_call_id"), str):
-            copy["tool_call_id"] = copy["tool_call_id"][-9:]
+        if self.marker == MISTRAL.marker and copy["role"] == "tool":
+            copy["tool_call_id"] = _nine(copy.get("tool_call_id"))
         if self.marker == MISTRAL.marker and copy.get("tool_calls"):
-            copy["tool_calls"] = [{**call, "id": str(call.get("id", ""))[-9:]} for call in copy["tool_calls"]]
+            copy["tool_calls"] = [{**call, "id": _nine(call.get("id"))} for call in copy["tool_calls"]]
         return copy
 
 
@@ -170,7 +176,9 @@ MISTRAL_ARGS = ToolFormat("[TOOL_CALLS]", "", "", "[ARGS]", "", between="[TOOL_C
 LLAMA3 = ToolFormat("", "", middle='", "parameters": ', between="", end="", most=1)
 
 
-def format_of(template: str | None, variables: Collection[str], control: Mapping[str, int]) -> ToolFormat:
+def format_of(
+    template: str | None, variables: Collection[str], control: Mapping[str, int], takes_system: bool = True
+) -> ToolFormat:
     """Return how a model writes calls, by its template's source, and by the `variables` that the template reads."""
     source = template or ""
     if "[TOOL_CALLS]" in source:
@@ -179,14 +187,21 @@ def format_of(template: str | None, variables: Collection[str], control: Mapping
         family = LLAMA3
     else:
         family = HERMES
-    words = family.marker + family.middle + family.between + family.end + OPEN + CLOSE
     return replace(
         family,
-        control={text: id for text, id in control.items() if text and text in words},
+        control={text: id for text, id in control.items() if text in MARKERS},
         variables=frozenset(variables),
         reads_calls="tool_calls" in source,
+        reads_results="tool_calls" in source or re.search(r"""==\s*["']tool["']""", source) is not None,
+        takes_system=takes_system,
         thinks=CLOSE in source,
     )
+
+
+def _nine(id: Any) -> str:
+    text = str(id)
+    is_short = re.fullmatch("[A-Za-z0-9]{9}", text)
+    return text if is_short else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _json(arguments: Any) -> str:

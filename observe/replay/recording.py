@@ -139,16 +139,18 @@ class Recording:
     def _depart(self, inference: Inference) -> None:
         arrived, alone, drafts = self._open.pop(inference.id)
         seq = inference.sequence
-        if not seq.output_ids or arrived <= self._since:
-            return
         complete = outcome(inference) in ("stop", "length") and seq.finished_at is not None
+        # An embedding takes the steps of an answer of one token, which is drawn when the prompt is complete.
+        tokens = len(seq.output_ids) or int(complete and seq.max_tokens == 0)
+        if not tokens or arrived <= self._since:
+            return
         latency = seq.finished_at - arrived if complete and seq.finished_at is not None else None
         if len(self._done) >= MAX_REQUESTS:
             # Requests are dropped in the order of their end: some that arrived before this one may be missing.
             self._since = max(self._since, self._done.popleft().at)
         self._done.append(
             Served(
-                inference.id, arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority,
+                inference.id, arrived, len(seq.prompt_ids), tokens, latency, seq.client, seq.priority,
                 seq.deadline, seq.open_ended, seq.max_tokens, alone, seq.hashes,
                 [(at - len(seq.prompt_ids), drafted, accepted) for at, drafted, accepted in drafts],
                 (seq.scheduled_at or arrived) - arrived, seq.constrained,

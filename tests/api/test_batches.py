@@ -116,6 +116,14 @@ def test_chats_are_computed_too(world: World) -> None:
     assert row["response"]["body"]["choices"][0]["message"]["content"] == "abc"
 
 
+def test_prompts_are_embedded(world: World) -> None:
+    lines = [line(f"r{i}", "/v1/embeddings", input=["hi", "x" * i], prompt=None, max_tokens=None) for i in (3, 4)]
+    done = world.ended(world.run(*lines, line("bad", "/v1/embeddings", input=""), endpoint="/v1/embeddings").id)
+    assert (done.status, done.request_counts.failed) == ("completed", 1)
+    rows = {row["custom_id"]: row["response"]["body"]["data"] for row in world.rows(done.output_file_id)}
+    assert [rows[id][1]["embedding"][3] for id in ("r3", "r4")] == [3.0, 4.0]
+
+
 def test_bad_lines_are_named_and_the_rest_is_computed(world: World) -> None:
     done = world.ended(
         world.run(line("a"), "{", line("a"), line("b", temperature=9), line("c", url="/v1/chat/completions")).id

@@ -68,6 +68,14 @@ def test_an_equal_request_in_flight_is_computed_once_and_the_answer_says_so(star
     assert "eb_deduplicated_tokens_total 120.0" in metrics
 
 
+def test_an_equal_input_is_embedded_once(start: Start) -> None:
+    client = start("per-key")
+    reply = client.post("/v1/embeddings", json={"input": ["a", "b", "a"]}).get_json()
+    first, other, copy = (item["embedding"] for item in reply["data"])
+    assert first == copy != other
+    assert client.get("/stats").get_json()["deduplicated"]["requests"] == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "changed"),
     [

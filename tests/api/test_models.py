@@ -21,7 +21,8 @@ def test_the_served_model_is_listed(client: FlaskClient) -> None:
     card = listed["data"][0]
     assert card == client.get("/v1/models/fake").get_json()
     assert (card["id"], card["object"], card["root"], card["parent"]) == ("fake", "model", "fake", None)
-    assert card["max_model_len"] == 1024
+    assert card["max_model_len"] == card["context_length"] == 1024
+    assert card["meta"] == {"n_ctx": 1024, "n_ctx_train": 1024, "n_vocab": 257, "n_embd": 4}
     assert abs(card["created"] - time.time()) < 60
 
 

@@ -60,6 +60,11 @@ def test_an_unknown_path_is_404_and_lists_the_known(client: FlaskClient, path: s
      ("/v1/v1/chat/completions", "/v1/chat/completions"), ("/chat/completions", "/v1/chat/completions"),
      ("/V1/Completions", "/v1/completions"), ("/v1/chat/completion", "/v1/chat/completions"),
      ("/openai/v1/models/fake", "/v1/models/fake"), ("/v1/engines/fake/completions", "/v1/completions"),
+     ("/v1/embedding", "/v1/embeddings"), ("/v1/completion", "/v1/completions"), ("/v1/chat", "/v1/chat/completions"),
+     ("/api/v1/chat/completions", "/v1/chat/completions"), ("/v1/engines/fake/embeddings", "/v1/embeddings"),
+     ("/openai/deployments/fake/chat/completions", "/v1/chat/completions"), ("/chat", "/v1/chat/completions"),
+     ("/completion", "/v1/completions"), ("/embedding", "/v1/embeddings"), ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+     ("/v1/api/chat/completion", "/v1/chat/completions"), ("/v1/embed", "/v1/embeddings"), ("/v1/model", "/v1/models"),
      ("/models/Fake/", "/v1/models/Fake"), ("/api/generate", "/generate"), ("/infrence", "/inference"),
      ("/\u00e9", None), ("/xyzzy", None), ("/a" * 100, None), ("/" + "v1/completions" * 100, None)],
 )  # fmt: skip

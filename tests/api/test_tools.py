@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from api.schemas.forms import Form
 from api.service import Engine
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
+from models.text.tool_format import ENOUGH, MISTRAL
 from tests.support.fakes import FakeModel, fake_engine
 from tests.support.tokenizers import TOOL_TEMPLATES, write
 
@@ -239,7 +242,7 @@ def test_the_model_sees_tools_calls_and_results(client: FlaskClient, prompts: li
     choice(client, *HISTORY, tools=TOOLS)
     assert '"description": "Tells."' in prompts[0]
     assert f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>' in prompts[0]
-    assert "user\n<tool_response>\nrain\n</tool_response>" in prompts[0]
+    assert "user\nThe tool returned: rain\n" in prompts[0]
     choice(client, *HISTORY, tools=TOOLS, tool_choice="none")
     assert "Tells." not in prompts[-1]
 
@@ -253,8 +256,23 @@ def test_a_template_of_mistral_gets_short_ids(client: FlaskClient, prompts: list
         {"role": "tool", "content": "5", "tool_call_id": call["id"]},
     ]
     assert chat(client, *messages, tools=TOOLS).status_code == 200
-    assert '"id": "3456789ab"' in prompts[0]
-    assert '"call_id": "3456789ab"' in prompts[0]
+    short = re.findall(r'id": "(\w{9})"', prompts[0])
+    assert len(short) == 2
+    assert len({*short}) == 1
+
+
+def test_a_marker_that_is_a_control_token_is_read_too(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = "[INST]"
+    special = {marker: tokenizer.vocabulary.control[marker]}
+    monkeypatch.setattr(tokenizer, "tool_format", replace(MISTRAL, marker=marker, control=special))
+    model.says = [*tokenizer.encode("Hm"), special[marker], *tokenizer.encode('[{"name": "now", "arguments": {}}]'), 2]
+    for stream in (False, True):
+        reply = chat(client, USER, tools=TOOLS, stream=stream, max_tokens=200)
+        assert "Hm" in reply.text
+        assert '"name":"now"' in reply.text
+        assert marker not in reply.text
 
 
 def test_a_model_without_a_template_gets_all_as_text(shared_app: Flask, forms: Any) -> None:
@@ -265,7 +283,7 @@ def test_a_model_without_a_template_gets_all_as_text(shared_app: Flask, forms: A
         answer = choice(app.test_client(), *HISTORY, tools=TOOLS, max_tokens=400)
     assert without_ids(answer["message"]) == [("weather", PARIS), ("now", "{}")]
     assert seen[0].startswith("System: # Tools\n")
-    assert seen[0].endswith("\nUser: <tool_response>\nrain\n</tool_response>\nAssistant:")
+    assert seen[0].endswith(f"\nUser: The tool returned: rain{ENOUGH}\nAssistant:")
 
 
 @pytest.mark.parametrize("tokenizer", ["qwen3"], indirect=True)
@@ -360,8 +378,6 @@ def test_a_history_with_broken_arguments_is_refused(client: FlaskClient, argumen
 def test_a_model_without_weights_calls_a_tool_until_it_has_the_result(
     shared_app: Flask, model: FakeModel, tokenizer: Tokenizer, forms: Any
 ) -> None:
-    from dataclasses import replace
-
     says(model, tokenizer, CALLS)
     for app in connected(shared_app, replace(fake_engine(model, tokenizer=tokenizer), device="none")):
         choice(app.test_client(), tools=TOOLS)

@@ -121,6 +121,7 @@ def test_a_seed_is_added_and_every_other_byte_stays(path: str, body: bytes, expe
         ("/inference", b'{"prompt":"' + b"x" * bodies.LARGEST + b'"}'),
         ("/inference", b"[" * 100_000),
         ("/v1/completions", b'{"prompt":["x","y"]}'),
+        ("/v1/embeddings", b'{"input":"x"}'),
         ("/generate", b'{"inputs":"x","parameters":{"best_of":2}}'),
         ("/generate", b'{"inputs":"x","parameters":{"seed":1}}'),
         ("/generate", b'{"inputs":"x","parameters":null}'),

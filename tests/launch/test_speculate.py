@@ -51,7 +51,9 @@ def test_a_draft_model_of_the_same_tokens_is_loaded_with_pages_of_its_own() -> N
     config = Config(policy="dynamic", speculate="auto", draft_model="bard", max_batch_size=2)
     speculator = load_drafter.make_speculator(config, parts(load_tokenizer(catalog.resolve("bard"))))
     assert speculator is not None
-    assert speculator.drafter.drafter.free_pages == 4 - 1  # two slots of 128 tokens in pages of 64, one for padding
+    assert (
+        speculator.drafter.drafter.other.free_pages == 4 - 1
+    )  # two slots of 128 tokens in pages of 64, one for padding
 
 
 def test_draft_tokens_are_the_default_where_they_cost_nothing() -> None:

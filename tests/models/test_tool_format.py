@@ -11,7 +11,7 @@ import pytest
 from models.text.chat_template import ChatTemplate
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
-from models.text.tool_format import FREE, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat, format_of
+from models.text.tool_format import ENOUGH, FREE, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat, format_of
 from tests.support.grammars import CITY, SPECIAL, THINK, THOUGHT, checker, written
 from tests.support.tokenizers import CHATML, CONTROL, TOOL_TEMPLATES, write
 
@@ -159,10 +159,19 @@ def test_a_template_without_tools_gets_them_as_text(tmp_path: Path) -> None:
     text, _ = rendered(tmp_path, "smollm2", [{"role": "system", "content": "Be kind."}, *two], tools=[WEATHER])
     assert text.startswith("<|im_start|>system\nBe kind.\n\n# Tools\n")
     assert f"<|im_start|>assistant\n{written(HERMES, ('weather', PARIS))}<|im_end|>" in text
-    results = "<tool_response>\nno\n</tool_response>\n<tool_response>\nyes\n</tool_response>"
-    assert f"<|im_start|>user\n{results}<|im_end|>" in text
+    assert f"<|im_start|>user\nThe tool returned: no\nThe tool returned: yes{ENOUGH}<|im_end|>" in text
     assert rendered(tmp_path, "smollm2", [ASKED], tools=[WEATHER])[0].startswith("<|im_start|>system\n# Tools\n")
     assert "# Tools" not in rendered(tmp_path, "smollm2", CALLED)[0]
+
+
+def test_a_template_that_refuses_systems_gets_tools_with_the_first_question(tmp_path: Path) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}{% endif %}" + CHATML
+    (write(tmp_path, "smollm") / "chat_template.jinja").write_text(refuses)
+    form = Tokenizer(from_folder(tmp_path)).tool_format
+    first = form.history(CALLED, [WEATHER])[0]
+    assert first["role"] == "user"
+    assert first["content"].startswith("# Tools\n")
+    assert first["content"].endswith("\n\nRain?")
 
 
 def test_a_template_is_given_what_it_reads(tmp_path: Path) -> None:

@@ -240,6 +240,20 @@ def test_a_recording_that_stopped_keeps_no_more_arrivals() -> None:
     assert recording.oldest_open() == float("inf")
 
 
+def test_an_embedding_is_simulated_as_an_answer_of_one_token() -> None:
+    def seen(tokens: int) -> list[tuple[Any, ...]]:
+        people = inferences()
+        for one in people[::2]:
+            one.sequence.max_tokens = tokens
+        run = served("dynamic", people)
+        recording = Recording(clock=lambda: run.ended)
+        watch(recording, run, people)
+        return [(one.at, one.prompt, one.tokens, one.latency) for one in recording.arrived()]
+
+    assert seen(0) == seen(1)
+    assert len(seen(0)) == 120
+
+
 def test_a_failing_policy_is_reported_without_a_crash() -> None:
     shadow, _ = watched()
     shadow.policy = "no-such"

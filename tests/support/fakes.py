@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ EOT = "<|endoftext|>"
 ALPHABET = range(ord("a"), ord("z") + 1)
 SAMPLING = {
     "temperature", "top_k", "top_p", "seed", "ignore_eos", "min_p", "typical_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs", "grammar",
+    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs", "grammar", "pooling",
 }  # fmt: skip
 
 
@@ -102,6 +103,8 @@ class FakeModel:
 
     def output(self, seq: Any, drafts: Sequence[int]) -> Output:
         at = len(seq.output_ids)
+        if (seq.sampling or {}).get("pooling"):
+            return Token(0, None, [array("f", [seq.prompt_ids[0] / 256, 0.0, 1.0, len(seq.prompt_ids)])])
         tokens = [self.says[i % len(self.says)] for i in range(at, at + len(drafts) + 1)]
         if drafts:
             return TokenRun(run_of(drafts, tokens))
@@ -156,7 +159,7 @@ def fake_engine(
         manager=manager, make_inference=make_inference, model=manager.model, tokenizer=tokenizer, model_name="fake",
         device="cpu", dtype="float32", kv_dtype="float32", context=context,
         grammars=Grammars(tokenizer, tokenizer.vocab_size),
-        vocabulary=tokenizer.vocab_size, n_pages=0, page_size=16, tokens_per_step=2048,
+        vocabulary=tokenizer.vocab_size, width=4, n_pages=0, page_size=16, tokens_per_step=2048,
     )  # fmt: skip
 
 

@@ -208,7 +208,7 @@ def logits_of(runner: ModelRunner, prompts: list[list[int]], adapters: AdapterRo
     ids = torch.tensor([token for prompt in prompts for token in prompt])
     positions = torch.cat([torch.arange(length) for length in lengths])
     with torch.inference_mode():
-        return [*runner.logits(ids, positions, rows, range(len(ids))).split(lengths)]
+        return [*runner.compute(ids, positions, rows, range(len(ids)))[0].split(lengths)]
 
 
 def need_compiler() -> None:

@@ -1,0 +1,74 @@
+"""Embeddings in OpenAI's form: the pooled final states of prompts, scheduled as all prompts are. No token is drawn."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from api.dialects.openai import prompts_of
+from api.generation import GenerationRequest, check_model, ignored_hints, ready_engine, reply, start_generation
+from api.hooks import admission
+from api.http import parts
+from api.http.errors import ApiError
+from api.http.openapi import Operation
+from api.schemas import body
+from api.schemas.openai import EmbeddingRequest
+from api.service import Service
+from batching import Inference
+from observe.feed import dumps
+
+EXAMPLE = '{"input": "ROMEO:"}'
+MOST_NUMBERS = 1 << 13  # written at once
+OPERATIONS = [
+    Operation(
+        "post", "/v1/embeddings", "embed one or several prompts: vectors of length 1", "openai", body=EmbeddingRequest,
+        example={"input": "ROMEO:"}, answer={"type": "object", "required": ["object", "data", "model", "usage"]},
+        generates=True,
+    ),
+]  # fmt: skip
+
+
+def blueprint(service: Service) -> Blueprint:
+    """Return the route."""
+    routes = Blueprint("embeddings", __name__)
+
+    @routes.post("/v1/embeddings")
+    def embeddings() -> Any:
+        engine = ready_engine(service)
+        params, ignored = body.validate(EmbeddingRequest, body.take(request, EXAMPLE))
+        options = {
+            "embeds": True, "pooling": params.pooling, "scores_prompt": params.pooling == "mean", "temperature": 0.0,
+            "adapter": check_model(engine, params.model), **params.scheduling_options(),
+        }  # fmt: skip
+        if params.dimensions not in (None, engine.width):
+            raise ApiError(
+                f"dimensions is {params.dimensions:,}, but must be {engine.width}, the width of the model. Leave it out",
+                param="dimensions",
+            )
+        admission.take_more(service, len(params.input) - 1)
+        prompts = prompts_of(engine, params.input, params.truncate_prompt_tokens, "input")
+        generation = start_generation(service, engine, GenerationRequest(prompts, 0, "max_tokens", "input", options))
+        is_large = params.encoding_format == "float" and len(prompts) * engine.width > MOST_NUMBERS
+
+        def write() -> Response:
+            generation.wait()
+            model, in_base64 = params.model or engine.served_name, params.encoding_format == "base64"
+            return parts.response(written(generation.inferences, model, in_base64), is_large)
+
+        return reply(generation, write, ignored + ignored_hints(engine, params), at_once=is_large)
+
+    return routes
+
+
+def written(inferences: list[Inference], model: str, in_base64: bool) -> Iterator[str]:
+    """Yield the body of an answer, prompt by prompt; in base64 a vector is little-endian float32."""
+    yield '{"object":"list","data":['
+    for i, inference in enumerate(inferences):
+        vector = inference.sequence.prompt_details[-1]  # those before it are sums of the prompt's beginning
+        numbers = b64encode(vector.tobytes()).decode() if in_base64 else vector.tolist()
+        yield "," * (i > 0) + dumps({"object": "embedding", "index": i, "embedding": numbers})
+    tokens = sum(len(inference.sequence.prompt_ids) for inference in inferences)
+    yield f'],"model":{dumps(model)},"usage":{{"prompt_tokens":{tokens},"total_tokens":{tokens}}}}}\n'
