@@ -9,7 +9,7 @@ from importlib.metadata import version
 from _agent import CALLED, FUNCTIONS, NEEDS, TASK, Animal, call, ended
 from _check import Checks, base_url, model_name
 from langchain.agents import create_agent
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 BASE = base_url()
 MODEL = model_name(BASE)
@@ -57,4 +57,11 @@ with c.step("agent"):
     agent = create_agent(llm, [], response_format=Animal)
     result = agent.invoke({"messages": [NEEDS]}, {"recursion_limit": 12})
     c.ok("an agent with a response format", isinstance(result.get("structured_response"), Animal), result)
+with c.step("embeddings"):
+    embedder = OpenAIEmbeddings(
+        model=MODEL, base_url=BASE + "/v1", api_key="sk-anything", check_embedding_ctx_length=False
+    )  # whose check would download the tokenizer of a model of OpenAI
+    one, other = embedder.embed_documents(["a cat", "a dog"])
+    c.ok("embeddings differ and have one width", len(one) == len(other) and one != other)
+    c.ok("a query is embedded as a document is", embedder.embed_query("a cat") == one)
 c.done()
