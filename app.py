@@ -34,7 +34,7 @@ from werkzeug.exceptions import HTTPException
 import config as settings
 import policies
 from api.admin import adapters, operations, policy
-from api.dialects import batches, chat, embeddings, native, openai, tgi, tokens
+from api.dialects import batches, chat, embeddings, messages, native, ollama, openai, responses, tgi, tokens
 from api.hooks import admission, auth, cors, middleware
 from api.http import errors
 from api.http.deferral import App
@@ -87,7 +87,9 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     if config.batch_folder:
         service.batches = batch_runner(app, service)
     modules = (
-        native, openai, chat, embeddings, batches, tgi, tokens, adapters, operations, policy, events, dashboard, docs,
+        native, openai, chat, messages, responses, embeddings, batches, tgi, ollama, tokens, adapters, operations, policy, events,
+        dashboard,
+        docs,
     )  # fmt: skip
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
     app.before_request(middleware.enter)

@@ -47,6 +47,11 @@ class AnswerParts:
         """Whether it has whole calls alone behind its text."""
         return self._step == self._behind
 
+    @property
+    def in_call(self) -> bool:
+        """Whether the arguments of the last call have not ended."""
+        return self._step == self._arguments
+
     def feed(self, text: str) -> list[Piece]:
         """Return what became certain with more text."""
         self._held += text

@@ -28,7 +28,8 @@ from serving.inference import CHECK_SECONDS, Wakeup
 log = logging.getLogger(__name__)
 
 SILENCE = 10.0  # seconds after which a comment shows that the server is alive
-PING = b": ping\n\n"
+PING = b": ping\n\n"  # a comment
+EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -138,26 +139,32 @@ class Coalescer:
 
 
 def frames(
-    generation: Generation, answers: Answers, tokens_together: int | None = None, lent: LentSocket | None = None
+    generation: Generation,
+    answers: Answers,
+    tokens_together: int | None = None,
+    lent: LentSocket | None = None,
+    ping: bytes = PING,
 ) -> Iterator[bytes]:
-    """Yield events until all answers have ended, and a comment after `SILENCE` seconds without any.
+    """Yield events until all answers have ended, and a `ping` after `SILENCE` seconds without any.
 
     With `tokens_together` a frame has that many tokens, otherwise those of `INTERVAL`. With a `lent` socket, the writer
     sends what comes between the first frame and the last.
     """
-    written_here = _frames_written_here(generation, answers, tokens_together)
+    written_here = _frames_written_here(generation, answers, tokens_together, ping)
     if lent is None:
         yield from written_here
         return
     # The head of the response goes out with the first frame: before it, the writer may not write to the socket.
     for frame in written_here:
         yield frame
-        if frame is not PING:
+        if frame is not ping:
             break
-    yield from _frames_around_writer(generation, answers, lent)
+    yield from _frames_around_writer(generation, answers, lent, ping)
 
 
-def _frames_written_here(generation: Generation, answers: Answers, tokens_together: int | None) -> Iterator[bytes]:
+def _frames_written_here(
+    generation: Generation, answers: Answers, tokens_together: int | None, ping: bytes
+) -> Iterator[bytes]:
     """Yield all frames; this handler sleeps while tokens are put together."""
     wakeup = generation.wakeup
     assert wakeup is not None
@@ -178,14 +185,14 @@ def _frames_written_here(generation: Generation, answers: Answers, tokens_togeth
             continue
         elif now - spoke_at >= SILENCE:
             spoke_at = now
-            yield PING
+            yield ping
         else:
             wakeup.wait(_patience(generation, spoke_at, now))
             generation.end_if_lost()
 
 
-def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSocket) -> Iterator[bytes]:
-    """Yield the frames that the writer does not send: comments, and the last one."""
+def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSocket, ping: bytes) -> Iterator[bytes]:
+    """Yield the frames that the writer does not send: pings, and the last one."""
     spoke_at = time.perf_counter()
     while answers.live:
         frame = answers.read()
@@ -197,7 +204,7 @@ def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSo
             continue
         elif now - spoke_at >= SILENCE:
             spoke_at = now
-            yield PING
+            yield ping
         else:
             # The writer gives the socket back when an answer has ended, has failed or is read too slowly.
             spoke_at = max(spoke_at, lent.lend(_patience(generation, spoke_at, now)))
@@ -218,11 +225,14 @@ def respond(
     scored: bool = False,
     tokens_together: int | None = None,
     event: Callable[[Any], bytes] = data,
+    ping: bytes = PING,
+    media: str = EVENTS,
 ) -> Response:
     """Return the response that streams a generation's events; leaving the request cancels what has not ended.
 
     `encode` writes what is new in a choice and `end` the last events of a success; `event` writes an error. A failed
-    stream ends without `end`, so that no client takes it for a whole answer.
+    stream ends without `end`, so that no client takes it for a whole answer. `ping` shows a client that waits that the
+    server is alive.
     """
     answers = Answers([StreamReader(i, each, scored=scored) for i, each in enumerate(generation.inferences)], encode)
     assert generation.wakeup is not None
@@ -230,7 +240,7 @@ def respond(
 
     def events() -> Iterator[bytes]:
         try:
-            yield from frames(generation, answers, tokens_together, lent)
+            yield from frames(generation, answers, tokens_together, lent, ping)
             yield end()
         except InferenceError as error:
             error.__traceback__ = None  # its frames refer to it, so both would live until the next GC
@@ -244,12 +254,12 @@ def respond(
             failed = ApiError("internal error on this request. Try another request", type="server_error")
             yield event(errors.content(failed))
 
-    return event_stream(stream_with_context(events()))
+    return event_stream(stream_with_context(events()), media)
 
 
-def event_stream(frames: Iterator[bytes]) -> Response:
-    """Return a response of server-sent events, which no proxy may cache or collect."""
-    response = Response(frames, content_type="text/event-stream; charset=utf-8")
+def event_stream(frames: Iterator[bytes], media: str = EVENTS) -> Response:
+    """Return a response of server-sent events, or of other `media`, which no proxy may cache or collect."""
+    response = Response(frames, content_type=media)
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
     return response

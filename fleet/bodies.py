@@ -15,7 +15,7 @@ from fleet.routers import Asked
 # The routes that generate text, each with the field that holds its prompt.
 PROMPTS = {
     "/inference": "prompt", "/v1/completions": "prompt", "/v1/chat/completions": "messages",
-    "/v1/embeddings": "input",
+    "/v1/messages": "messages", "/v1/responses": "input", "/v1/embeddings": "input",
     "/generate": "inputs", "/generate_stream": "inputs", "/": "inputs",
 }  # fmt: skip
 SESSION = "X-Session-Id"
@@ -36,9 +36,11 @@ def generates(method: str, path: str) -> bool:
     return method == "POST" and path in PROMPTS
 
 
-def is_tgi(method: str, path: str) -> bool:
-    """Return whether a request of this kind speaks TGI's dialect."""
-    return method == "POST" and PROMPTS.get(path) == "inputs"
+def dialect(method: str, path: str) -> str:
+    """Return the dialect in which the errors of a request of this kind are."""
+    if path.startswith("/v1/messages"):
+        return "messages"
+    return "tgi" if method == "POST" and PROMPTS.get(path) == "inputs" else "openai"
 
 
 def read(body: bytes) -> dict[str, Any]:

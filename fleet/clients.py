@@ -104,7 +104,7 @@ class Client(web.RequestHandler):
         if self._clients.admit(self):
             super().connection_made(transport)
             return
-        body = json.dumps(errors.content(FULL, False)).encode()
+        body = json.dumps(errors.content(FULL)).encode()
         head = "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self._connection.write(head.encode() + body)

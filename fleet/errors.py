@@ -12,7 +12,7 @@ TGI_TYPES = {
     "cancelled": "incomplete_generation", "invalid_request_error": "validation", "server_error": "generation",
     "timeout_error": "timeout", "unavailable_error": "healthcheck",
 }  # fmt: skip
-TGI_STATUS = {400: 422, 499: 500, 500: 424}
+STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}, "messages": {503: 529}}
 
 
 class Failed(Exception):
@@ -28,16 +28,19 @@ def unavailable(message: str) -> Failed:
     return Failed(503, message, "unavailable_error")
 
 
-def content(failed: Failed, is_tgi: bool) -> dict[str, Any]:
+def content(failed: Failed, dialect: str = "openai") -> dict[str, Any]:
     """Return the body of an error; it is also the last event of a failed stream."""
-    if is_tgi:
+    if dialect == "tgi":
         return {"error": str(failed), "error_type": TGI_TYPES.get(failed.type, failed.type)}
+    if dialect == "messages":
+        kind = "overloaded_error" if failed.status == 503 else failed.type
+        return {"type": "error", "error": {"type": kind, "message": str(failed)}}
     return {"error": {"message": str(failed), "type": failed.type, "param": None, "code": None}}
 
 
 def response(failed: Failed, method: str = "", path: str = "") -> web.Response:
     """Return the answer to a request of this method and path, in its dialect."""
-    is_tgi = bodies.is_tgi(method, path)
-    status = TGI_STATUS.get(failed.status, failed.status) if is_tgi else failed.status
-    headers = {"Retry-After": "1"} if status == 503 else None
-    return web.json_response(content(failed, is_tgi), status=status, headers=headers)
+    dialect = bodies.dialect(method, path)
+    status = STATUSES.get(dialect, {}).get(failed.status, failed.status)
+    headers = {"Retry-After": "1"} if failed.status == 503 else None
+    return web.json_response(content(failed, dialect), status=status, headers=headers)

@@ -117,7 +117,8 @@ class Ingress:
 
     def _may_ask(self, request: web.Request) -> bool:
         """Return whether a request has the key, if there is one."""
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        named = request.headers.get("X-Api-Key", "")
+        scheme, _, key = request.headers.get("Authorization", f"Bearer {named}").partition(" ")
         return not self._key or (scheme == "Bearer" and hmac.compare_digest(key.encode("utf-8", "replace"), self._key))
 
     async def _body(self, request: web.Request) -> bytes:

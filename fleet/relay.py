@@ -45,14 +45,17 @@ class Refused(Exception):
 
 def refusal(status: int, body: bytes) -> Refused | None:
     """Return what an answer means if another replica may give a better one."""
-    if status not in (429, 503):
+    if status not in (429, 503, 529):
         return None
     fields = bodies.read(body)
-    inner = fields.get("error")
-    kind = inner.get("type") if isinstance(inner, dict) else fields.get("error_type")
-    if kind == "overloaded":
+    error = fields.get("error")
+    inner = error if isinstance(error, dict) else {"type": fields.get("error_type")}
+    kind = inner.get("type")
+    if kind in ("overloaded", "rate_limit_error"):
         return Refused(None, is_full=True)
-    return Refused(None) if kind in ("unavailable_error", "healthcheck") else None
+    if "details" in inner:  # Anthropic's form: too large for the memory of any replica
+        return None
+    return Refused(None) if kind in ("unavailable_error", "healthcheck", "overloaded_error") else None
 
 
 class Relay:
@@ -112,7 +115,8 @@ class Relay:
         if not self._begun:
             # Comments keep the connection alive and are no token: until the first one, another replica may answer.
             first = next((event for event in events.split(b"\n\n") if event and not event.startswith(b":")), b"")
-            if first.startswith((b'data: {"error"', b'data:{"error"')) and refusal(503, first.partition(b":")[2]):
+            is_error = first.startswith((b'data: {"error"', b'data:{"error"', b"event: error"))
+            if is_error and refusal(503, first.partition(b"data:")[2]):
                 raise Refused(None)
             self._begun = bool(first)
         if self._stream is None:
@@ -140,11 +144,12 @@ class Relay:
         failed = errors.unavailable(message)
         if self._stream is None:
             return errors.response(failed, self.method, self._route)
-        return await self._end(self._event(errors.content(failed, bodies.is_tgi(self.method, self._route))))
+        return await self._end(self._event(errors.content(failed, bodies.dialect(self.method, self._route))))
 
     def _event(self, content: Mapping[str, Any]) -> bytes:
-        space = "" if bodies.is_tgi(self.method, self._route) else " "
-        return f"data:{space}{json.dumps(content, separators=(',', ':'))}\n\n".encode()
+        dialect = bodies.dialect(self.method, self._route)
+        head = {"tgi": "data:", "messages": "event: error\ndata: "}.get(dialect, "data: ")
+        return f"{head}{json.dumps(content, separators=(',', ':'))}\n\n".encode()
 
 
 def _end_to_end(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> CIMultiDict[str]:

@@ -121,14 +121,15 @@ class Grammars:
             if candidates[0] in self._ends:
                 return [*ids, candidates[0]]
             seen.add(mask)
-            # One that leads to a new place, or, as different places may have one mask, one that was taken least often here.
-            for token in (*candidates, min(candidates, key=lambda token: taken[mask, token])):
-                after = matcher.deep_copy()
-                if after.consume_token(token) and (after.is_accepting() or _bits(after).tobytes() not in seen):
-                    break
+            # One that ends the text; or leads to a new place; or, as several places may have one mask, is taken least often.
+            after = {token: matcher.deep_copy() for token in candidates}
+            possible = [token for token in candidates if after[token].consume_token(token)]
+            ends = (token for token in possible if after[token].is_accepting())
+            leads_on = (token for token in possible if _bits(after[token]).tobytes() not in seen)
+            token = next(ends, None) or next(leads_on, None) or min(possible, key=lambda token: taken[mask, token])
             taken[mask, token] += 1
             ids.append(token)
-            matcher = after
+            matcher = after[token]
         return ids
 
     def compile(self, kind: Kind, source: Any, parts: Mapping[str, tuple[Kind, Any]] = NO_PARTS) -> Grammar:

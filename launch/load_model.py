@@ -73,6 +73,7 @@ def load_model(config: Config, slots: int) -> Parts:
         sampling=sampling,
         facts={
             "parameters": parameters,
+            "family": resolved.config.get("model_type"),
             "revision": resolved.revision,
             "attention": runner.attention,
             "linear": linear,

@@ -149,6 +149,19 @@ def _is_call(call: Any) -> bool:
     return arguments is None or isinstance(arguments, dict | str)
 
 
+def prompt_and_calls(engine: Engine, params: ChatRequest) -> tuple[Prompt, tools.Calls]:
+    """Return the prompt of a request and the calls that its answer may have."""
+    check_continued(params)
+    calls = tools.calls_of(engine, params)
+    described = tools.described(calls)
+    prompt = prompt_of(
+        engine, params.messages, answers=params.add_generation_prompt, keep=params.truncate_prompt_tokens,
+        continues=params.continue_final_message, described=described,
+        variables=tools.template_variables(engine, params, described),
+    )  # fmt: skip
+    return prompt, calls
+
+
 def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | None) -> GenerationRequest:
     """Return the request in common terms."""
     limits = [n for n in (params.max_completion_tokens, params.max_tokens) if n is not None]
@@ -170,14 +183,7 @@ def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | No
         )
     if params.logprobs:
         options["logprobs"] = params.top_logprobs or 0
-    check_continued(params)
-    calls = tools.calls_of(engine, params)
-    described = tools.described(calls)
-    prompt = prompt_of(
-        engine, params.messages, answers=params.add_generation_prompt, keep=params.truncate_prompt_tokens,
-        continues=params.continue_final_message, described=described,
-        variables=tools.template_variables(engine, params, described),
-    )  # fmt: skip
+    prompt, calls = prompt_and_calls(engine, params)
     parts = tools.shape(engine, params, calls, prompt, options)
     return GenerationRequest(
         [prompt], most, "max_tokens", "messages", options,

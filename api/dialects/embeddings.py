@@ -9,16 +9,25 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from api.dialects.openai import prompts_of
-from api.generation import GenerationRequest, check_model, ignored_hints, ready_engine, reply, start_generation
+from api.generation import (
+    Generation,
+    GenerationRequest,
+    check_model,
+    ignored_hints,
+    ready_engine,
+    reply,
+    start_generation,
+)
 from api.hooks import admission
 from api.http import parts
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import body
 from api.schemas.openai import EmbeddingRequest
-from api.service import Service
+from api.service import Engine, Service
 from batching import Inference
 from observe.feed import dumps
+from serving.adapters import Loaded
 
 EXAMPLE = '{"input": "ROMEO:"}'
 MOST_NUMBERS = 1 << 13  # written at once
@@ -39,19 +48,8 @@ def blueprint(service: Service) -> Blueprint:
     def embeddings() -> Any:
         engine = ready_engine(service)
         params, ignored = body.validate(EmbeddingRequest, body.take(request, EXAMPLE))
-        options = {
-            "embeds": True, "pooling": params.pooling, "scores_prompt": params.pooling == "mean", "temperature": 0.0,
-            "adapter": check_model(engine, params.model), **params.scheduling_options(),
-        }  # fmt: skip
-        if params.dimensions not in (None, engine.width):
-            raise ApiError(
-                f"dimensions is {params.dimensions:,}, but must be {engine.width}, the width of the model. Leave it out",
-                param="dimensions",
-            )
-        admission.take_more(service, len(params.input) - 1)
-        prompts = prompts_of(engine, params.input, params.truncate_prompt_tokens, "input")
-        generation = start_generation(service, engine, GenerationRequest(prompts, 0, "max_tokens", "input", options))
-        is_large = params.encoding_format == "float" and len(prompts) * engine.width > MOST_NUMBERS
+        generation = start_embedding(service, engine, params, check_model(engine, params.model))
+        is_large = params.encoding_format == "float" and len(params.input) * engine.width > MOST_NUMBERS
 
         def write() -> Response:
             generation.wait()
@@ -63,12 +61,33 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
+def start_embedding(service: Service, engine: Engine, params: EmbeddingRequest, adapter: Loaded | None) -> Generation:
+    """Put the prompts of a request into the queue, all or none."""
+    options = {
+        "embeds": True, "pooling": params.pooling, "scores_prompt": params.pooling == "mean", "temperature": 0.0,
+        "adapter": adapter, **params.scheduling_options(),
+    }  # fmt: skip
+    if params.dimensions not in (None, engine.width):
+        raise ApiError(
+            f"dimensions is {params.dimensions:,}, but must be {engine.width}, the width of the model. Leave it out",
+            param="dimensions",
+        )
+    admission.take_more(service, len(params.input) - 1)
+    prompts = prompts_of(engine, params.input, params.truncate_prompt_tokens, "input")
+    return start_generation(service, engine, GenerationRequest(prompts, 0, "max_tokens", "input", options))
+
+
+def vector(inference: Inference) -> Any:
+    """Return the embedding of a prompt: behind the sums of its beginning, if these were computed."""
+    return inference.sequence.prompt_details[-1]
+
+
 def written(inferences: list[Inference], model: str, in_base64: bool) -> Iterator[str]:
     """Yield the body of an answer, prompt by prompt; in base64 a vector is little-endian float32."""
     yield '{"object":"list","data":['
     for i, inference in enumerate(inferences):
-        vector = inference.sequence.prompt_details[-1]  # those before it are sums of the prompt's beginning
-        numbers = b64encode(vector.tobytes()).decode() if in_base64 else vector.tolist()
+        found = vector(inference)
+        numbers = b64encode(found.tobytes()).decode() if in_base64 else found.tolist()
         yield "," * (i > 0) + dumps({"object": "embedding", "index": i, "embedding": numbers})
     tokens = sum(len(inference.sequence.prompt_ids) for inference in inferences)
     yield f'],"model":{dumps(model)},"usage":{{"prompt_tokens":{tokens},"total_tokens":{tokens}}}}}\n'

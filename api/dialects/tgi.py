@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Blueprint, Response, jsonify, request
 
 from api.admin import adapters
 from api.dialects.tgi_writer import TgiWriter, samples
@@ -36,16 +36,16 @@ GENERATED = {"type": "object", "required": ["generated_text"], "properties": {"g
 OPERATIONS = [
     Operation(
         "post", "/generate", "complete a prompt (TGI's API)", "tgi", body=GenerateRequest, example=SENT,
-        answer=GENERATED, generates=True, tgi=True,
+        answer=GENERATED, generates=True,
     ),
     Operation(
         "post", "/generate_stream", "complete a prompt as a stream, with one event per token", "tgi", body=StreamRequest,
-        example=SENT, media="text/event-stream", answer={"type": "string"}, generates=True, tgi=True,
+        example=SENT, media="text/event-stream", answer={"type": "string"}, generates=True,
     ),
     Operation(
         "post", "/", "like /generate if the body has inputs (the answer is a list of one), otherwise a greeting", "tgi",
         body=CompatRequest, example=SENT, any_body=True, answer={"type": "array", "items": GENERATED},
-        also={"text/plain": {"type": "string"}}, generates=True, streams=True, tgi=True,
+        also={"text/plain": {"type": "string"}}, generates=True, streams=True,
     ),
     Operation("get", "/info", "the served model and the limits on requests", "tgi", answer={"type": "object"}, errors=(503,)),
 ]  # fmt: skip
@@ -65,7 +65,6 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.post("/")
     def compatible() -> Any:
-        g.tgi = True
         try:
             fields = body.parse(body.read(request), EXAMPLE)
         except ApiError as error:

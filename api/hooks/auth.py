@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flask import request
 
 from api.http.errors import ApiError
-from api.http.owner import is_background
+from api.http.owner import credentials, is_background
 from api.pages import dashboard
 
 OPEN = frozenset({"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"})
@@ -24,10 +24,10 @@ def check(key: str) -> Callable[[], None]:
             return  # an unknown path is 404 and a wrong method 405, with or without the key
         if request.endpoint in PAGES or (request.path == "/" and dashboard.wants_page()):
             return  # the live page asks for the key itself
-        scheme, _, key_sent = request.headers.get("Authorization", "").partition(" ")
+        scheme, _, key_sent = credentials().partition(" ")
         if scheme != "Bearer" or not hmac.compare_digest(key_sent.encode("utf-8", "replace"), expected):
             raise ApiError(
-                "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY'",
+                "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
                 type="authentication_error",
             )
 

@@ -19,6 +19,7 @@ from werkzeug.exceptions import NotFound, SecurityError
 
 from api.hooks import cors
 from api.hooks.auth import OPEN, PAGES
+from api.http import errors
 from api.http.errors import ApiError, shown
 from api.http.owner import is_background, is_reserved
 from api.http.registry import RequestContext
@@ -70,6 +71,8 @@ def leave(service: Service) -> Callable[[Response], Response]:
         if request.environ.get("QUERY_STRING"):
             _name_ignored_queries(response, queries.get(request.path, ()))
         response.headers["X-Request-Id"] = state.request_id
+        if errors.dialect(request.method, request.path) == "messages":
+            response.headers["Request-Id"] = state.request_id  # Anthropic's name
         ignored = response.headers.get("X-Ignored-Params", "")
         state.n_ignored = ignored.count(",") + 1 if ignored else 0
         if context is not None and (copies := sum(i.first is not None for i in context.inferences)):

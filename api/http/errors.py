@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,7 +27,9 @@ STATUS = {
     "timeout_error": 504,
 }
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # POST only
-TGI_STATUS = {400: 422, 499: 500, 500: 424}
+# Of paths, with the dialect whose errors they have.
+PREFIXES = {"/v1/messages": "messages", "/api/v1/": "openai", "/api/": "ollama"}
+STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}, "messages": {503: 529}}  # by dialect, where they differ
 TGI_TYPE = {
     "invalid_request_error": "validation",
     "cancelled": "incomplete_generation",
@@ -34,6 +37,10 @@ TGI_TYPE = {
     "unavailable_error": "healthcheck",
     "timeout_error": "timeout",
 }
+MESSAGES_TYPE = {  # by status
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 499: "api_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
 LONGEST_VALUE = 100
 MOST_PARTS = 10  # of a path for which a similar one is searched
 
@@ -99,6 +106,18 @@ def _written(value: object) -> Iterator[str]:
         yield json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Put the names of another dialect for those of chat into the errors that are raised within."""
+    try:
+        yield
+    except ApiError as error:
+        pattern = rf"\b({'|'.join(names)})\b"
+        error.args = (re.sub(pattern, lambda match: names[match[0]], str(error)),)
+        error.param = names.get(error.param or "", error.param)
+        raise
+
+
 def from_inference(error: InferenceError) -> ApiError:
     """Convert the error of an inference to an ApiError."""
     code = "out_of_memory" if error.kind == "out_of_memory" else None
@@ -145,9 +164,11 @@ def _nearest_route(path: str, known: list[str]) -> str | None:
     return next(iter(get_close_matches(path, [route for route in known if route != "/"], 1)), None)
 
 
-def is_tgi() -> bool:
-    """Return whether the request uses TGI's dialect, by its path or because its handler set `g.tgi`."""
-    return bool(g.get("tgi", request.method == "POST" and request.path in TGI_PATHS))
+def dialect(method: str, path: str) -> str:
+    """Return the dialect in which the errors of a request are."""
+    if method == "POST" and path in TGI_PATHS:
+        return "tgi"
+    return next((name for prefix, name in PREFIXES.items() if path.startswith(prefix)), "openai")
 
 
 def status(error: ApiError) -> int:
@@ -155,14 +176,37 @@ def status(error: ApiError) -> int:
     code = error.status
     if error.type == "overloaded":
         code = int(current_app.extensions["service"].config.overload_status)
-    return TGI_STATUS.get(code, code) if is_tgi() else code
+    return STATUSES.get(dialect(request.method, request.path), {}).get(code, code)
 
 
 def content(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in the dialect of the request; it is also the last event of a failed stream."""
-    if is_tgi():
-        return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
+    return CONTENTS[dialect(request.method, request.path)](error)
+
+
+def _openai(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+
+def _tgi(error: ApiError) -> dict[str, Any]:
+    return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
+
+
+def _messages(error: ApiError) -> dict[str, Any]:
+    inner: dict[str, Any] = {"type": MESSAGES_TYPE.get(status(error), "invalid_request_error"), "message": str(error)}
+    if error.code is not None:
+        unsupported = {"unsupported": [error.param]} if "unsupported" in error.code else {}
+        inner["details"] = {"error_code": error.code, **unsupported}
+    return {"type": "error", "error": inner}
+
+
+def _ollama(error: ApiError) -> dict[str, Any]:
+    return {"error": str(error)}
+
+
+CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {
+    "openai": _openai, "tgi": _tgi, "messages": _messages, "ollama": _ollama,
+}  # fmt: skip
 
 
 def response(error: ApiError) -> Response:

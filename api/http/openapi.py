@@ -13,6 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from api.http import errors
+
 Schema = dict[str, Any]
 REFERENCE = "#/components/schemas/{model}"
 WHAT = {
@@ -31,6 +33,7 @@ WHAT = {
     500: "the model failed on this request",
     503: "the server is loading, shutting down or has failed",
     504: "the request timed out",
+    529: "the server is full, loading, shutting down or has failed; retry after the seconds in Retry-After",
 }
 ERROR: Schema = {
     "type": "object",
@@ -53,6 +56,23 @@ TGI_ERROR: Schema = {
     "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
     "required": ["error", "error_type"],
 }
+MESSAGES_ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
+OLLAMA_ERROR: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+ERRORS = {  # by dialect
+    "openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR), "messages": ("MessagesError", MESSAGES_ERROR),
+    "ollama": ("OllamaError", OLLAMA_ERROR),
+}  # fmt: skip
 EVENTS = "text/event-stream"
 IGNORED: Schema = {
     "description": "the fields and query parameters that had no effect, separated by commas; absent if there are none",
@@ -63,7 +83,6 @@ TOKEN_COUNTS = ("num_tokens", "max_tokens", "max_completion_tokens", "max_new_to
 BY_VALUE = ("default", "const", "enum", "example", "examples")  # keywords whose content is not a schema
 CHANGING = ("post", "put", "delete")  # methods that pages of other sites may not use
 GENERATING = (400, 404, 413, 415, 429, 499, 500, 503, 504)
-TGI_GENERATING = (404, 413, 415, 422, 424, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -92,7 +111,6 @@ class Operation:
     form: Schema | None = None  # of a body that is a form with a file, in place of `body`
     any_body: bool = False  # any other body is accepted as well
     unlisted: str = ""  # why tools that call every path must not find it: it is described beside the paths
-    tgi: bool = False
 
     @property
     def id(self) -> str:
@@ -125,7 +143,7 @@ def document(
     references, definitions = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
     named = {model: reference for (model, _), reference in references.items()}
     schemas = {name: _nullable(_written(s, vocabulary), context) for name, s in definitions.get("$defs", {}).items()}
-    schemas |= {"Error": ERROR, "TgiError": TGI_ERROR}
+    schemas |= dict(ERRORS.values())
     paths: dict[str, dict[str, Any]] = {}
     unlisted: dict[str, dict[str, Any]] = {}
     for op in operations:
@@ -159,9 +177,11 @@ def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str
         responses["200"]["headers"] = {"X-Ignored-Params": IGNORED}
     for code, form in op.answers.items():
         responses[str(code)] = _response(code, form)
-    common = (TGI_GENERATING if op.tgi else GENERATING) if op.generates else ()
+    dialect = errors.dialect(op.method.upper(), op.path)
+    statuses = errors.STATUSES.get(dialect, {})
+    common = [statuses.get(code, code) for code in GENERATING] if op.generates else []
     extra = ((403,) if op.method in CHANGING else ()) + ((401,) if keyed else ())
-    error = {"$ref": REFERENCE.format(model="TgiError" if op.tgi else "Error")}
+    error = {"$ref": REFERENCE.format(model=ERRORS[dialect][0])}
     for code in sorted({*common, *extra, *op.errors}):
         responses.setdefault(str(code), _response(code, error))
     result: dict[str, Any] = {"operationId": op.id, "summary": op.summary, "tags": [op.tag], "responses": responses}
@@ -187,7 +207,7 @@ def _response(code: int, form: Any) -> dict[str, Any]:
     return {
         "description": WHAT[code],
         "content": {"application/json": {"schema": form}},
-        **({"headers": headers} if code in (429, 503) else {}),
+        **({"headers": headers} if code in (429, 503, 529) else {}),
     }
 
 

@@ -16,8 +16,14 @@ def current_owner() -> str:
     """
     if is_background():
         return str(request.environ[BACKGROUND])
-    sent = request.headers.get("Authorization", "")
+    sent = credentials()
     return hashlib.sha256(sent.encode("utf-8", "replace")).hexdigest()[:32] if sent else ""
+
+
+def credentials() -> str:
+    """Return the Authorization header of the current request, or what it would be for the key in X-Api-Key."""
+    key = request.headers.get("X-Api-Key")
+    return request.headers.get("Authorization") or (f"Bearer {key}" if key else "")
 
 
 def is_reserved(id: str) -> bool:

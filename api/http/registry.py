@@ -22,7 +22,7 @@ from serving.places import Place
 
 Waited = Callable[[Inference], Mapping[str, tuple[int, float]]]
 KEPT = 1000  # finished requests that can still be looked up
-PREFIXES = ("chatcmpl-", "cmpl-")  # of ids in OpenAI's answers
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # of ids in OpenAI's answers
 
 
 class RequestContext:

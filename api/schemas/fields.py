@@ -132,12 +132,17 @@ def _off(value: bool) -> bool:
     return value
 
 
+def _null(value: Any) -> None:
+    raise ValueError("must be null")
+
+
 # Bounds come before these, so that the OpenAPI document has them. With `fail_fast`, a list ends at its first fault.
 INTEGER = BeforeValidator(whole)
 NUMBER = BeforeValidator(_number)
 
 Flag = StrictBool
 Off = Annotated[StrictBool, AfterValidator(_off), WithJsonSchema({"const": False})]  # 0 == False is for Python only
+Null = Annotated[None, BeforeValidator(_null)]  # of a field that is only known to name the one to use
 Seconds = Annotated[float, Field(allow_inf_nan=False, gt=0), NUMBER]
 Int64 = Annotated[int, Field(strict=True, ge=-INT64, lt=INT64), INTEGER]
 Text = Annotated[StrictStr, Field(min_length=1)]

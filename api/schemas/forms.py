@@ -72,7 +72,7 @@ READERS: dict[str, Callable[[Any], Form | None]] = {
 }  # fmt: skip
 
 
-def _response_format(value: Any) -> Form | None:
+def openai_form(value: Any) -> Form | None:
     """Return the form of OpenAI's response_format, or of TGI's with a `value`."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
@@ -112,7 +112,7 @@ def _structured(value: Any) -> Form | None:
     return READERS[forms[0]](given[forms[0]])
 
 
-ResponseFormat = Annotated[Form | None, BeforeValidator(_response_format), WithJsonSchema({"type": "object"})]
+ResponseFormat = Annotated[Form | None, BeforeValidator(openai_form), WithJsonSchema({"type": "object"})]
 Structured = Annotated[Form | None, BeforeValidator(_structured), WithJsonSchema({"type": "object"})]
 Schema = Annotated[Form | None, BeforeValidator(schema_form), WithJsonSchema(SCHEMA)]
 Regex = Annotated[Form | None, BeforeValidator(text_form("regex")), WithJsonSchema(TEXT)]

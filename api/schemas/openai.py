@@ -188,20 +188,22 @@ SILENT_ASSISTANT: JsonDict = {
 }
 
 
-def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+def of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """Check that a schema is that of an object."""
     if schema.get("type", "object") != "object":
         raise ValueError('must be the schema of an object, with "type": "object"')
     return schema
 
 
-def _distinct(tools: list[Tool]) -> list[Tool]:
-    names = [tool.function.name for tool in tools]
+def distinct(tools: list[Any]) -> list[Any]:
+    """Check that tools have different names, which are theirs or those of their functions."""
+    names = [getattr(tool, "function", tool).name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"must have each name once, not {shown(twice)} twice")
     return tools
 
 
-def _choice(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def one_of_these(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError:  # which would list what each form lacks
@@ -248,7 +250,7 @@ class Function(BaseModel):
 
     name: f.FunctionName = Field(description=f.FUNCTION_NAME)
     description: StrictStr | None = Field(None, description="a string")
-    parameters: Annotated[dict[str, Any], AfterValidator(_of_object)] | None = Field(
+    parameters: Annotated[dict[str, Any], AfterValidator(of_object)] | None = Field(
         None, description="the JSON schema of an object, or leave it out for a function without parameters"
     )
     strict: f.Flag | None = Field(None, description=f.FLAG)  # arguments always keep to the schema
@@ -268,12 +270,12 @@ class NamedChoice(BaseModel):
     function: Function
 
 
-Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(_distinct)]
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(distinct)]
 TOOLS = (
     f'a list of at most {MOST_TOOLS} tools, such as {{"type": "function", "function": {{"name": "f", "parameters": {{...}}}}}}, '
     "each with a name of its own"
 )
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(_choice)]
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None, WrapValidator(one_of_these)]
 TOOL_CHOICE = '"none", "auto", "required", or {"type": "function", "function": {"name": "f"}}, with tools'
 
 

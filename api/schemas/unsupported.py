@@ -84,12 +84,18 @@ EMBEDDINGS: Unsupported = {
     "late_chunking": (False,), "embedding_type": ("float",), "output_dtype": ("float",), "output_dimension": (),
 }  # fmt: skip
 CHAT: Unsupported = {**EVERYWHERE, "add_special_tokens": (False,), "n_predict": (-1,)}
+RESPONSES: Unsupported = {
+    **EVERYWHERE, "background": (False,), "conversation": (), "prompt": (), "context_management": ([],),
+    "truncation": ("disabled",), "include": ([], ["reasoning.encrypted_content"]), "messages": ([],), "max_tokens": (),
+}  # fmt: skip
 TGI: Unsupported = {**EVERYWHERE, "ignore_eos": (False,), "include_stop_str_in_output": (True,)}
+OLLAMA: Unsupported = {**EVERYWHERE, "images": ([],), "template": ("",), "context": ([],), "truncate": (False, True)}
 TOKENIZE: Unsupported = {
     "continue_final_message": (False,), "chat_template": (), "chat_template_kwargs": ({},), "documents": ([],),
     "tools": ([],), "functions": ([],), "mm_processor_kwargs": ({},), "media_io_kwargs": ({},), "truncate": (),
     "truncate_prompt_tokens": (), "return_token_strs": (False,),
 }  # fmt: skip
+MESSAGES: Unsupported = {**EVERYWHERE, "stop": ([],), "container": (), "mcp_servers": ([],)}
 MESSAGE: Unsupported = {"prefix": (False,), "partial": (False,), "function_call": ()}  # of a chat
 
 

@@ -104,9 +104,12 @@ def test_the_official_client_completes_chats_and_lists_with_adapters(sdk: openai
     assert "'stu'" in str(caught.value)
 
 
-def test_the_other_dialects_name_an_adapter_in_fields_of_their_own(client: FlaskClient) -> None:
+def test_the_other_dialects_name_an_adapter_as_their_clients_can(client: FlaskClient) -> None:
     body: dict[str, Any] = {"inputs": "hi", "parameters": {"max_new_tokens": 3, "adapter_id": "stu"}}
     assert client.post("/generate", json=body).json == {"generated_text": "stu"}
+    message = {"model": "stu", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
+    answer = client.post("/v1/messages", json=message).get_json()
+    assert (answer["content"][0]["text"], answer["model"]) == ("stu", "stu")
     answer = client.post("/inference", json={"prompt": "hi", "num_tokens": 3, "adapter": "stu"}).json
     assert answer is not None
     assert answer["completion"] == "histu"

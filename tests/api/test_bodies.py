@@ -165,6 +165,7 @@ def test_a_list_says_its_length_before_anything_of_its_items(client: FlaskClient
         ("/inference", {"prompt": "x", "num_tokens": 1}, "stop"),
         ("/v1/completions", {"prompt": "x"}, "stop_token_ids"),
         ("/v1/chat/completions", {}, "messages"),
+        ("/v1/responses", {}, "input"),
         ("/detokenize", {}, "tokens"),
     ):
         reply = client.post(path, json=fields | {field: ["xxxxx"] * 70_000})

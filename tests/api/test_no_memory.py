@@ -13,6 +13,7 @@ BODIES = {
     "/inference": {"prompt": "hi", "num_tokens": 3},
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 3},
     "/tokenize": {"prompt": "hi"},
 }
 

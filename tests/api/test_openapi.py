@@ -79,7 +79,7 @@ def test_routes_that_generate_say_how_they_refuse(app: Flask) -> None:
         assert "Retry-After" in found["post", path]["responses"]["429"]["headers"]
         assert "X-Ignored-Params" in found["post", path]["responses"]["200"]["headers"]
     assert {op.path for op in service(app).operations if op.generates} >= {
-        "/inference", "/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/",
+        "/inference", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", "/generate_stream", "/",
     }  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def test_an_unknown_path_is_404_and_lists_the_known(client: FlaskClient, path: s
      ("/openai/deployments/fake/chat/completions", "/v1/chat/completions"), ("/chat", "/v1/chat/completions"),
      ("/completion", "/v1/completions"), ("/embedding", "/v1/embeddings"), ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
      ("/v1/api/chat/completion", "/v1/chat/completions"), ("/v1/embed", "/v1/embeddings"), ("/v1/model", "/v1/models"),
-     ("/models/Fake/", "/v1/models/Fake"), ("/api/generate", "/generate"), ("/infrence", "/inference"),
+     ("/models/Fake/", "/v1/models/Fake"), ("/server/generate", "/generate"), ("/infrence", "/inference"),
      ("/\u00e9", None), ("/xyzzy", None), ("/a" * 100, None), ("/" + "v1/completions" * 100, None)],
 )  # fmt: skip
 def test_a_wrong_path_is_named_as_it_was_sent_with_the_nearest_route(

@@ -20,6 +20,7 @@ DIALECTS: dict[str, Callable[[int, Body], Body]] = {
     "/inference": lambda n, more: {"prompt": "hi", "num_tokens": n, **more},
     "/v1/completions": lambda n, more: {"prompt": "hi", "max_tokens": n, **more},
     "/v1/chat/completions": lambda n, more: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": n, **more},
+    "/v1/responses": lambda n, more: {"input": "hi", "max_output_tokens": n, **more},
     "/generate": lambda n, more: {"inputs": "hi", "parameters": {"max_new_tokens": n, **more}},
 }
 

@@ -92,7 +92,7 @@ def test_openai_raises_its_own_error_that_names_the_field(sdk: openai.OpenAI) ->
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_openai_is_told_of_a_constraint_that_is_not_supported(sdk: openai.OpenAI) -> None:
+def test_openai_is_told_of_a_form_that_cannot_be_enforced(sdk: openai.OpenAI) -> None:
     import openai
 
     for create, asked in (
@@ -100,8 +100,8 @@ def test_openai_is_told_of_a_constraint_that_is_not_supported(sdk: openai.OpenAI
         (sdk.chat.completions.create, {"messages": [{"role": "user", "content": "hi"}]}),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
-            create(model="fake", max_tokens=3, extra_body={"guided_choice": ["a", "b"]}, **asked)  # type: ignore[operator]
-        assert caught.value.param == "guided_choice"
+            create(model="fake", max_tokens=3, extra_body={"guided_regex": "(a"}, **asked)  # type: ignore[operator]
+        assert caught.value.param == "guided_regex"
 
 
 class Wsgi(BaseAdapter):

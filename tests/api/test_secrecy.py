@@ -74,6 +74,7 @@ def test_no_prompt_and_no_answer_reaches_a_log(
         ("/inference", {"prompt": SECRET, "num_tokens": 20, "stream": True}),
         ("/v1/completions", {"prompt": SECRET, "max_tokens": 20, "user": "u"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
+        ("/v1/responses", {"input": SECRET, "metadata": {"a": SECRET}}),
         ("/generate", {"inputs": SECRET}),
         ("/tokenize", {"prompt": SECRET}),
         ("/inference", {"prompt": [SECRET], "num_tokens": 20}),
@@ -83,6 +84,6 @@ def test_no_prompt_and_no_answer_reaches_a_log(
     service.access_log.flush()
     said = capfd.readouterr()
     everything = lines.getvalue() + caplog.text + said.out + said.err
-    assert lines.getvalue().count("\n") == 7
+    assert lines.getvalue().count("\n") == 8
     assert SECRET not in everything
     assert "answer-to-nobody" not in everything

@@ -13,16 +13,20 @@ from api.dialects.native import InferenceRequest
 from api.schemas import unsupported
 from api.schemas.forms import Formed
 from api.schemas.openai import ChatRequest, CompletionRequest
+from api.schemas.responses import ResponsesRequest
 from api.schemas.tgi import GenerateParameters
 from tests.support.fakes import FakeModel
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 1},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 1},
     "/generate": {"inputs": "hi", "parameters": {"max_new_tokens": 1}},
     "/inference": {"prompt": "hi", "num_tokens": 1},
 }
-SCHEMAS: dict[str, Any] = dict(zip(BODIES, (CompletionRequest, ChatRequest, GenerateParameters, InferenceRequest)))
+SCHEMAS: dict[str, Any] = dict(
+    zip(BODIES, (CompletionRequest, ChatRequest, ResponsesRequest, GenerateParameters, InferenceRequest))
+)
 # What every dialect refuses: with a value of another server's documentation.
 REFUSED: dict[str, Any] = {
     "guided_json": {"type": "object"}, "guided_regex": "[ab]", "guided_choice": ["a"], "guided_grammar": "root ::= 'a'",

@@ -22,6 +22,10 @@ NO_MEMORY = {"error": {"message": "too large", "type": "out_of_memory", "param":
 TOKEN, LAST = b'data: {"text":"a"}\n\n', b"data: [DONE]\n\n"
 
 
+def anthropics(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": "no", **more}}
+
+
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingress, "PATIENCE_SECONDS", 0.05)
@@ -105,11 +109,27 @@ def test_tgis_stream_ends_with_an_error_in_its_dialect() -> None:
     behind(test, breaks(b'data:{"token":{}}\n\n'))
 
 
-def test_a_full_replica_gives_way_to_the_next() -> None:
+def test_anthropics_stream_ends_with_an_error_in_its_dialect() -> None:
+    async def test(front: Front) -> None:
+        _, body = await front.post("/v1/messages", {"messages": []})
+        name, content = body.split(b"\n\n")[1].split(b"\n")
+        assert (name, json.loads(content.removeprefix(b"data: "))["error"]["type"]) == (
+            b"event: error",
+            "overloaded_error",
+        )
+
+    behind(test, breaks(b'event: message_start\ndata: {"type":"message_start"}\n\n'))
+
+
+@pytest.mark.parametrize(
+    "first", [says(FULL, 429), says(anthropics("rate_limit_error"), 429), says(anthropics("overloaded_error"), 529),
+              streams(b"event: error\ndata: %s\n\n" % json.dumps(anthropics("overloaded_error")).encode())],
+)  # fmt: skip
+def test_a_full_replica_gives_way_to_the_next(first: Any) -> None:
     async def test(front: Front) -> None:
         assert (await front.post("/inference", ASK))[0] == 200
 
-    behind(test, says(FULL, 429), says(GOOD))
+    behind(test, first, says(GOOD))
 
 
 def test_when_all_are_full_the_answer_is_theirs() -> None:
@@ -120,7 +140,10 @@ def test_when_all_are_full_the_answer_is_theirs() -> None:
     behind(test, says(FULL, 429), says(FULL, 429))
 
 
-@pytest.mark.parametrize(("status", "content"), [(503, NO_MEMORY), (400, {"error": {}}), (500, {}), (504, {})])
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [(503, NO_MEMORY), (529, anthropics("overloaded_error", details={})), (400, {"error": {}}), (500, {}), (504, {})],
+)
 def test_an_error_of_the_request_itself_is_not_repeated(status: int, content: Any) -> None:
     async def test(front: Front) -> None:
         answer = await front.post("/inference", ASK)

@@ -55,10 +55,10 @@ def test_both_samplers_draw_the_same_tokens() -> None:
         pytest.skip(NO_SAMPLER)
     logits = torch.randn(200, 5000, generator=torch.Generator().manual_seed(1)) * 3
     params = [SamplingParams(temperature=0.3 + i % 7 / 4, seed=i * 0x9E3779B97F4A7C15) for i in range(200)]
-    drawn = sampling.Draws(params)._draw_plain(logits, torch.arange(200))
+    drawn = sampling.Draws(params)._draw_plain(logits, torch.arange(200), None)
     original, sampling._library = sampling._library, lambda: None  # type: ignore[assignment]
     try:
-        plain = sampling.Draws(params)._draw_plain(logits, torch.arange(200))
+        plain = sampling.Draws(params)._draw_plain(logits, torch.arange(200), None)
     finally:
         sampling._library = original  # type: ignore[assignment]
     assert sum(a != b for a, b in zip(drawn, plain)) <= 1  # a sum may round across a border

@@ -1,0 +1,304 @@
+"""Ollama's dialect: chats and completions as newline-delimited JSON, and what its clients ask about models.
+
+A chat becomes a `ChatRequest`, and so does a prompt unless it is `raw` or the model has no chat template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from datetime import datetime, timezone
+from json import loads
+from typing import Any
+
+from flask import Blueprint, Response, current_app, g, jsonify, request
+
+from api import streaming
+from api.answer_parts import AnswerParts
+from api.dialects import chat
+from api.dialects.embeddings import MOST_NUMBERS, start_embedding, vector
+from api.dialects.openai import completion_request
+from api.generation import (
+    Generation,
+    GenerationRequest,
+    check_model,
+    ignored_hints,
+    ready_engine,
+    reply,
+    start_generation,
+    timings,
+)
+from api.http import errors
+from api.http.errors import ApiError, shown
+from api.http.openapi import Operation
+from api.schemas import body
+from api.schemas.ollama import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
+from api.schemas.openai import UNLIMITED, ChatRequest, CompletionRequest, Message
+from api.schemas.scheduling_hints import SchedulingHints
+from api.service import Engine, Service
+from api.streaming import Delta
+from config import VERSION
+from serving.adapters import Loaded
+
+EXAMPLE = '{"model": "smollm2", "messages": [{"role": "user", "content": "Who are you?"}]}'
+NDJSON = "application/x-ndjson"
+LATEST = ":latest"  # the tag of a name without one
+IN_MESSAGE = {"thinking": "reasoning_content", "tool_name": "name"}
+ANSWER = {
+    "type": "object", "required": ["model", "created_at", "done", "done_reason"], "properties": {"done": {"const": True}},
+}  # fmt: skip
+LIST = {"type": "object", "required": ["models"], "properties": {"models": {"type": "array"}}}
+SENT = {"messages": [{"role": "user", "content": "Who are you?"}], "stream": False, "options": {"num_predict": 8}}
+OPERATIONS = [
+    Operation(
+        "post", "/api/chat", "answer a conversation (Ollama's API)", "ollama", body=OllamaChatRequest, example=SENT,
+        answer=ANSWER, also={NDJSON: {}}, generates=True,
+    ),
+    Operation(
+        "post", "/api/generate", "answer a prompt (Ollama's API)", "ollama", body=OllamaGenerateRequest,
+        example={"prompt": "ROMEO:", "stream": False, "options": {"num_predict": 8}}, answer=ANSWER, also={NDJSON: {}},
+        generates=True,
+    ),
+    Operation(
+        "post", "/api/show", "what is known about a model (Ollama's API)", "ollama", body=ShowRequest, example={},
+        answer={"type": "object", "required": ["details", "model_info", "capabilities"]}, errors=(400, 404, 413, 503),
+    ),
+    Operation(
+        "post", "/api/embed", "embed one or several prompts (Ollama's API)", "ollama", body=OllamaEmbedRequest,
+        example={"input": "ROMEO:"}, answer={"type": "object", "required": ["model", "embeddings"]}, generates=True,
+    ),
+    Operation("get", "/api/tags", "the served model and its adapters (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
+    Operation("get", "/api/ps", "the models in memory (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
+    Operation(
+        "get", "/api/version", "the server's version (Ollama's API)", "ollama",
+        answer={"type": "object", "required": ["version"]},
+    ),
+]  # fmt: skip
+
+
+def blueprint(service: Service) -> Blueprint:
+    """Return the routes of this dialect."""
+    routes = Blueprint("ollama", __name__, url_prefix="/api")
+
+    @routes.post("/chat")
+    def chats() -> Any:
+        return _answer(service, OllamaChatRequest)
+
+    @routes.post("/generate")
+    def generate() -> Any:
+        return _answer(service, OllamaGenerateRequest)
+
+    @routes.post("/embed")
+    def embed() -> Any:
+        engine = ready_engine(service)
+        params, ignored = body.validate(OllamaEmbedRequest, body.take(request, EXAMPLE, any_type=True))
+        generation = start_embedding(service, engine, params, _adapter(engine, params.model))
+        began = g.began
+
+        def write() -> Response:
+            generation.wait()
+            return jsonify(
+                model=params.model or engine.served_name,
+                embeddings=[vector(inference).tolist() for inference in generation.inferences],
+                total_duration=_nanoseconds(time.perf_counter() - began),
+                load_duration=_nanoseconds(timings(generation.inferences[0])["queue_s"]),
+                prompt_eval_count=sum(len(inference.sequence.prompt_ids) for inference in generation.inferences),
+            )
+
+        is_large = len(params.input) * engine.width > MOST_NUMBERS
+        return reply(generation, write, ignored + ignored_hints(engine, params), at_once=is_large)
+
+    @routes.post("/show")
+    def show() -> Response:
+        engine = ready_engine(service)
+        params, ignored = body.validate(ShowRequest, body.take(request, EXAMPLE, any_type=True))
+        adapter = _adapter(engine, params.model or params.name)
+        name = engine.served_name if adapter is None else adapter.name
+        return body.name_ignored(jsonify(_known(engine, name, engine.loaded_at)), ignored)
+
+    @routes.get("/tags")
+    @routes.get("/ps")
+    def tags() -> Response:
+        engine = ready_engine(service)
+        entries = engine.adapters.entries() if engine.adapters is not None else []
+        adapters = [_known(engine, entry.name, entry.added_at) for entry in entries]
+        return jsonify(models=[_known(engine, engine.served_name, engine.loaded_at), *adapters])
+
+    @routes.get("/version")
+    def version() -> Response:
+        return jsonify(version=VERSION)
+
+    return routes
+
+
+def _adapter(engine: Engine, model: str | None) -> Loaded | None:
+    """Return the adapter that a request names as its model, with or without a tag; see `check_model`."""
+    return check_model(engine, model if model in (None, engine.served_name) else str(model).removesuffix(LATEST))
+
+
+def _answer(service: Service, schema: type[OllamaRequest]) -> Any:
+    engine = ready_engine(service)
+    params, ignored = body.validate(schema, body.take(request, EXAMPLE, any_type=True))
+    adapter = _adapter(engine, params.model)
+    writer = OllamaWriter(engine, params)
+    if not getattr(params, params.prompted_by):
+        return body.name_ignored(jsonify(writer.line({}, {"done": True, "done_reason": "load"})), ignored)
+    with errors.renaming({"messages": params.prompted_by, "max_tokens": "num_predict", "response_format": "format"}):
+        generating = generation_request(engine, params, adapter, ignored)
+        generation = start_generation(service, engine, generating, streams=params.stream)
+    return writer.reply(generation, ignored + ignored_hints(engine, params))
+
+
+def generation_request(
+    engine: Engine, params: OllamaRequest, adapter: Loaded | None, ignored: list[str]
+) -> GenerationRequest:
+    """Return a request in common terms, and add to the names of the fields that have no effect."""
+    shared = {*SchedulingHints.model_fields, "format"}
+    fields = {
+        "max_tokens": UNLIMITED, **params.model_dump(include=shared, exclude_none=True, by_alias=True),
+        **params.options.model_dump(exclude_unset=True, by_alias=True),
+    }  # fmt: skip
+    if isinstance(params, OllamaChatRequest):
+        fields |= {"messages": _in_chat(params.messages), "tools": params.tools}
+    elif isinstance(params, OllamaGenerateRequest):
+        if params.raw and params.system:
+            raise ApiError("raw is true, but a raw prompt has no system message. Leave system out", param="system")
+        if params.raw or not (engine.chats or params.system):
+            ignored += [] if params.think is None else ["think"]
+            completion, _ = body.validate(CompletionRequest, {**fields, "prompt": params.prompt})
+            return completion_request(engine, completion, adapter)
+        turns = [("system", params.system), ("user", params.prompt)]
+        fields["messages"] = [{"role": role, "content": text} for role, text in turns if text]
+    written, think = engine.tokenizer.tool_format, params.think
+    if think and not written.thinks:
+        raise ApiError(f"think is {shown(think)}, but {engine.served_name} does not think. Leave it out", param="think")
+    if think is not None and written.thinks:
+        fields["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+        fields["reasoning_effort"] = think if isinstance(think, str) else None
+    asked, _ = body.validate(ChatRequest, fields)
+    unread = asked.ignored(written.variables if engine.chats else None)
+    ignored += dict.fromkeys(name if name.startswith("messages.") else "think" for name in unread)
+    return chat.generation_request(engine, asked, adapter)
+
+
+def _in_chat(messages: list[Message]) -> list[Message]:
+    """Give the fields of messages their names in chat, and calls without ids some, in whose order results follow."""
+    waiting: list[str] = []
+    for i, message in enumerate(messages):
+        extra = message.model_extra or {}
+        body.refuse_unsupported({"images": ([],)}, extra, f"messages.{i}.", " by this model")
+        for name, known in IN_MESSAGE.items():
+            if name in extra:
+                extra[known] = extra.pop(name)
+        calls = extra.get("tool_calls")
+        for number, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, dict):
+                waiting.append(call.setdefault("id", f"call{i:03}{number:02}"))
+        if message.role == "tool" and waiting and extra.setdefault("tool_call_id", waiting[0]) in waiting:
+            waiting.remove(extra["tool_call_id"])
+    return messages
+
+
+class OllamaWriter:
+    """Writes the answer to one request, whole or as lines."""
+
+    def __init__(self, engine: Engine, params: OllamaRequest) -> None:
+        self._engine = engine
+        self._model = params.model or engine.served_name
+        self._is_chat = isinstance(params, OllamaChatRequest)
+        self._names = {"content": "content" if self._is_chat else "response", "reasoning": "thinking"}
+        self._dumps = current_app.json.dumps  # in ASCII: some clients end a line at any of Unicode's line separators
+        self._began = g.began
+        self._calls: list[dict[str, str]] = []
+        self._sent = 0  # calls
+
+    def reply(self, generation: Generation, ignored: list[str]) -> Any:
+        """Return the answer, whole or as a stream; it names the ignored fields."""
+        make = generation.request.parts or (lambda: AnswerParts(self._engine.tokenizer.tool_format, (), "none"))
+        self._taker = make()
+        self._generation = generation
+        return reply(generation, self._whole if generation.wakeup is None else self._stream, ignored)
+
+    def line(self, new: dict[str, Any], ending: dict[str, Any]) -> dict[str, Any]:
+        """Return an object of the answer, with what is new in it."""
+        part = {self._names["content"]: "", **new}
+        now = datetime.now(timezone.utc).isoformat()
+        part = {"message": {"role": "assistant", **part}} if self._is_chat else part
+        return {"model": self._model, "created_at": now, **part, **ending}
+
+    def _whole(self) -> Response:
+        self._generation.wait()
+        return jsonify(self.line(self._new(self._generation.inferences[0].answer, True), self._ending()))
+
+    def _stream(self) -> Response:
+        return streaming.respond(
+            self._generation, self._lines, lambda: self._written(self.line({}, self._ending())), event=self._written,
+            ping=b" ", media=NDJSON,
+        )  # fmt: skip
+
+    def _written(self, value: Any) -> bytes:
+        return self._dumps(value).encode() + b"\n"
+
+    def _lines(self, delta: Delta) -> bytes:
+        new = self._new(delta.text, delta.ended)
+        return self._written(self.line(new, {"done": False})) if new else b""
+
+    def _new(self, text: str, ended: bool) -> dict[str, Any]:
+        """Return the new parts of the answer. A call comes when it is whole; one that was cut off never does."""
+        new: dict[str, Any] = {}
+        for piece in self._taker.feed(text) + (self._taker.finish() if ended else []):
+            if piece.kind == "call":
+                self._calls.append({"id": piece.id, "name": piece.text, "arguments": ""})
+            elif piece.kind == "arguments":
+                self._calls[-1]["arguments"] += piece.text
+            else:
+                new[self._names[piece.kind]] = new.get(self._names[piece.kind], "") + piece.text
+        start, self._sent = self._sent, len(self._calls) - self._taker.in_call
+        if calls := self._calls[start : self._sent]:
+            new["tool_calls"] = [
+                {"id": c["id"], "function": {"index": i, "name": c["name"], "arguments": loads(c["arguments"])}}
+                for i, c in enumerate(calls, start)
+            ]
+        return new
+
+    def _ending(self) -> dict[str, Any]:
+        """Return why the answer ended, its tokens, and times in nanoseconds; the model loads while a request queues."""
+        inference = self._generation.inferences[0]
+        times = timings(inference)
+        seconds = {
+            "total_duration": time.perf_counter() - self._began, "load_duration": times["queue_s"],
+            "prompt_eval_duration": times["prefill_s"], "eval_duration": times["decode_s"],
+        }  # fmt: skip
+        return {
+            "done": True, "done_reason": "stop" if inference.finish_reason == "stop" else "length",
+            "prompt_eval_count": len(inference.sequence.prompt_ids), "eval_count": len(inference.output_ids),
+            **{name: _nanoseconds(value) for name, value in seconds.items()},
+        }  # fmt: skip
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return int(1e9 * (seconds or 0))
+
+
+def _known(engine: Engine, name: str, since: float) -> dict[str, Any]:
+    """Return what is known of the model, or of an adapter by its name."""
+    family, parameters = engine.facts.get("family", "unknown"), engine.facts.get("parameters")
+    formats = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "none": ""}
+    level = formats.get(engine.dtype, engine.dtype) if engine.quantize == "none" else engine.quantize.upper()
+    size = "" if parameters is None else f"{parameters / 1e6:.1f}M" if parameters < 1e9 else f"{parameters / 1e9:.1f}B"
+    tagged = name if ":" in name else name + LATEST
+    return {
+        "name": tagged, "model": tagged, "modified_at": datetime.fromtimestamp(since, timezone.utc).isoformat(),
+        "digest": hashlib.sha256(f"{name} {engine.facts.get('revision')} {level}".encode()).hexdigest(),
+        "context_length": engine.context,
+        "parameters": "\n".join(f"{name} {value}" for name, value in engine.sampling.items()),
+        "model_info": {
+            "general.architecture": family, "general.parameter_count": parameters,
+            f"{family}.context_length": engine.context,
+        },
+        "details": {
+            "parent_model": "" if name == engine.served_name else engine.served_name,
+            "family": family, "families": [family], "parameter_size": size, "quantization_level": level,
+        },
+        "capabilities": ["completion", "tools", "embedding", *["thinking"] * engine.tokenizer.tool_format.thinks],
+    }  # fmt: skip

@@ -1,0 +1,451 @@
+"""Anthropic's dialect, /v1/messages. The model is a fake, so what it says does not keep to forms; a mock's answers do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from calls import connected, service
+from flask import Flask
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from api import generation
+from api.dialects import tools
+from api.schemas.forms import Form
+from api.service import Engine
+from app import create_app
+from config import Config
+from launch.engine import load_engine
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import from_folder
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine, places_taken
+from tests.support.tokenizers import TOOL_TEMPLATES, write
+
+USER = {"role": "user", "content": "Hi"}
+PARIS = {"city": "Paris"}
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+WEATHER = {"name": "weather", "description": "Tells.", "input_schema": SCHEMA}
+NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
+TOOLS = [WEATHER, NOW]
+CALLS = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+USE = {"type": "tool_use", "id": "call_1", "name": "weather", "input": PARIS}
+RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "rain"}]}
+FORM = {"type": "json_schema", "schema": SCHEMA}
+
+
+class Chat(NamedTuple):
+    """A model with a chat template that says what it is told, and the prompts that it got."""
+
+    client: FlaskClient
+    model: FakeModel
+    tokenizer: Tokenizer
+    prompts: list[str]
+
+    def says(self, text: str) -> None:
+        self.model.says = [*self.tokenizer.encode(text), 2]
+
+
+@pytest.fixture
+def template() -> str:
+    return "qwen2.5"
+
+
+@pytest.fixture
+def chat(shared_app: Flask, model: FakeModel, tmp_path: Path, template: str) -> Iterator[Chat]:
+    write(tmp_path, "smollm")
+    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATES[template])
+    tokenizer, prompts = Tokenizer(from_folder(tmp_path)), list[str]()
+    model.before = lambda plan: prompts.append(tokenizer.decode(plan.sequences[0].prompt_ids))
+    for app in connected(shared_app, fake_engine(model, tokenizer=tokenizer)):
+        chat = Chat(app.test_client(), model, tokenizer, prompts)
+        chat.says("Hello.")
+        yield chat
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[FlaskClient]:
+    """Return the client of a model without weights, whose answers have the form that is asked."""
+    engine = load_engine(Config(policy="dynamic", model="mock:llm-mock"))
+    app = create_app(Config(policy="dynamic", access_log=False), engine)
+    wait_until(lambda: engine.manager.is_alive)
+    yield app.test_client()
+    engine.manager.stop()
+
+
+def send(client: FlaskClient, *said: Any, path: str = "/v1/messages", **fields: Any) -> TestResponse:
+    return client.post(path, json={"messages": list(said or [USER]), "max_tokens": 200} | fields)
+
+
+def answer(client: FlaskClient, *said: Any, **fields: Any) -> dict[str, Any]:
+    reply = send(client, *said, **fields)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.get_json()
+    return found
+
+
+def refusal(reply: TestResponse, status: int = 400, type: str = "invalid_request_error") -> dict[str, Any]:
+    assert reply.status_code == status, reply.text
+    body = reply.get_json()
+    assert (body["type"], body["error"]["type"]) == ("error", type)
+    assert reply.headers["Request-Id"] == reply.headers["X-Request-Id"]
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+def events(reply: TestResponse) -> list[dict[str, Any]]:
+    """Return the events of a stream after checking that each is named by its type."""
+    frames = [frame.split("\n") for frame in reply.text.strip().split("\n\n")]
+    found: list[dict[str, Any]] = [json.loads(data.removeprefix("data: ")) for _, data in frames]
+    assert [name for name, _ in frames] == [f"event: {event['type']}" for event in found]
+    return found
+
+
+def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the message of a stream, as clients put it together."""
+    message: dict[str, Any] = found[0]["message"]
+    for event in found:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(message["content"])
+            message["content"].append(event["content_block"] | {"json": ""})
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(message["content"]) - 1
+            name = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}[
+                event["delta"]["type"]
+            ]
+            field = "json" if name == "partial_json" else name
+            message["content"][-1][field] += event["delta"][name]
+        elif event["type"] == "message_delta":
+            message |= event["delta"] | {"usage": event["usage"]}
+    for block in message["content"]:
+        written = block.pop("json")
+        block |= {"input": json.loads(written)} if block["type"] == "tool_use" else {}
+    return message
+
+
+def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in block.items() if name != "id"} for block in content]
+
+
+def used(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "name": name, "input": given}
+
+
+def test_a_message_is_answered(client: FlaskClient) -> None:
+    reply = send(client, max_tokens=4, system="Be short.", temperature=0)
+    assert "X-Ignored-Params" not in reply.headers
+    found = reply.get_json()
+    assert found.pop("id") == f"msg_{reply.headers['Request-Id']}"
+    assert found == {
+        "type": "message", "role": "assistant", "model": "fake", "content": [{"type": "text", "text": "abcd"}],
+        "stop_reason": "max_tokens", "stop_sequence": None,
+        "usage": {"input_tokens": 37, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 4},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence", "text"),
+    [({"max_tokens": 3}, "max_tokens", None, "abc"), ({"stop_sequences": ["x", "d"]}, "stop_sequence", "d", "abc"),
+     ({"max_tokens": 5000}, "model_context_window_exceeded", None, None)],
+)  # fmt: skip
+def test_an_answer_says_why_it_ended(
+    client: FlaskClient, fields: dict[str, Any], reason: str, sequence: str | None, text: str | None
+) -> None:
+    for found in (answer(client, **fields), joined(events(send(client, **fields, stream=True)))):
+        assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
+        assert text is None or found["content"][0]["text"] == text
+    assert text is not None or found["usage"]["output_tokens"] == 1024 - found["usage"]["input_tokens"]
+
+
+def test_an_answer_that_ends_by_itself_may_be_empty(chat: Chat) -> None:
+    found = answer(chat.client)
+    assert (found["stop_reason"], found["content"][0]["text"]) == ("end_turn", "Hello.")
+    chat.says("")
+    assert answer(chat.client)["content"] == joined(events(send(chat.client, stream=True)))["content"] == []
+
+
+def test_the_events_of_a_stream_come_in_order(chat: Chat) -> None:
+    chat.says("I look." + CALLS)
+    found = events(send(chat.client, tools=TOOLS, stream=True))
+    assert [event["type"] for event in found[:3]] == ["message_start", "ping", "content_block_start"]
+    assert [event["type"] for event in found[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
+    indexes = [event["index"] for event in found if event["type"] == "content_block_stop"]
+    assert indexes == [0, 1, 2] == [event["index"] for event in found if event["type"] == "content_block_start"]
+    assert found[0]["message"]["stop_reason"] is None
+
+
+@pytest.mark.parametrize("template", ["qwen3"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_text_and_calls_are_blocks_of_their_own(chat: Chat, stream: bool) -> None:
+    chat.says("<think>\nHm.\n</think>\n\nI look.\n" + CALLS)
+    reply = send(chat.client, tools=TOOLS, thinking={"type": "enabled", "budget_tokens": 1024}, stream=stream)
+    assert reply.headers["X-Ignored-Params"] == "thinking.budget_tokens"
+    found = joined(events(reply)) if stream else reply.get_json()
+    assert found["stop_reason"] == "tool_use"
+    assert found["usage"]["output_tokens"] == len(chat.model.says)
+    assert len({block["id"] for block in found["content"] if "id" in block}) == 2
+    assert without_ids(found["content"]) == [
+        {"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "I look."},
+        used("weather", PARIS), used("now", {}),
+    ]  # fmt: skip
+
+
+def test_a_call_that_is_cut_off_is_left_out(chat: Chat) -> None:
+    chat.says(CALLS)
+    head = len(chat.tokenizer.encode(CALLS[: CALLS.index("Par")]))
+    found = answer(chat.client, tools=TOOLS, max_tokens=head)
+    assert (found["stop_reason"], found["content"]) == ("max_tokens", [])
+    reply = send(chat.client, tools=TOOLS, max_tokens=head, stream=True)
+    assert [e["content_block"]["name"] for e in events(reply) if "content_block" in e] == ["weather"]
+
+
+@pytest.mark.parametrize("template", ["qwen3"])
+def test_thinking_is_off_unless_it_is_asked_for(chat: Chat) -> None:
+    for fields, is_off in (
+        ({}, True),
+        ({"thinking": {"type": "disabled"}}, True),
+        ({"thinking": {"type": "adaptive"}}, False),
+    ):
+        answer(chat.client, **fields)
+        assert chat.prompts[-1].endswith("</think>\n\n") == is_off
+
+
+def test_a_model_that_does_not_think_refuses_to(chat: Chat) -> None:
+    assert "no thinking part" in refusal(send(chat.client, thinking={"type": "enabled"}))["message"]
+    assert answer(chat.client, thinking={"type": "adaptive"})["content"][0]["text"] == "Hello."
+
+
+def test_the_model_sees_calls_results_and_errors(chat: Chat) -> None:
+    said = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USE]}
+    failed = {"type": "tool_result", "tool_use_id": "call_2", "content": "no network", "is_error": True}
+    text = {"type": "text", "text": "And now?", "cache_control": {"type": "ephemeral"}}
+    reply = send(chat.client, USER, said, {"role": "user", "content": [RESULT, failed, text]}, tools=TOOLS)
+    assert reply.headers["X-Ignored-Params"] == "messages.2.content.2.cache_control"
+    prompt = chat.prompts[0]
+    assert '"description": "Tells."' in prompt
+    assert 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>' in prompt
+    places = [
+        prompt.index(part) for part in ("<tool_response>\nrain", "<tool_response>\nError: no network", "And now?")
+    ]
+    assert places == sorted(places)
+
+
+def test_system_is_text_or_blocks(chat: Chat) -> None:
+    for system in (
+        "Be kind.\nBe short.",
+        [{"type": "text", "text": "Be kind."}, {"type": "text", "text": "Be short."}],
+    ):
+        answer(chat.client, system=system)
+        assert "<|im_start|>system\nBe kind.\nBe short.<|im_end|>" in chat.prompts[-1]
+
+
+def test_a_last_message_of_the_assistant_is_continued(chat: Chat) -> None:
+    answer(chat.client, USER, {"role": "assistant", "content": [{"type": "text", "text": "It is "}]})
+    assert chat.prompts[0].endswith("<|im_start|>assistant\nIt is ")
+    for content, fields in (([USE], {}), ([], {}), ("{", {"output_format": FORM})):
+        refusal(send(chat.client, USER, {"role": "assistant", "content": content}, tools=TOOLS, **fields))
+
+
+class Asked(NamedTuple):
+    """A form that an answer got, and the field that asked for it."""
+
+    param: str
+    form: Form
+
+
+@pytest.fixture
+def forms(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    found: list[Asked] = []
+
+    def constraint(engine: Engine, param: str, form: Form) -> Any:
+        found.append(Asked(param, form))
+        return generation.constraint(engine, param, form)
+
+    monkeypatch.setattr(tools, "constraint", constraint)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_free", "names", "several"),
+    [({"type": "auto"}, True, 2, True), ({"type": "auto", "disable_parallel_tool_use": True}, True, 2, False),
+     ({"type": "any"}, False, 2, True), ({"type": "tool", "name": "now"}, False, 1, False)],
+)  # fmt: skip
+def test_a_choice_decides_what_an_answer_may_be(
+    chat: Chat, forms: list[Asked], choice: dict[str, Any], is_free: bool, names: int, several: bool
+) -> None:
+    answer(chat.client, tools=TOOLS, tool_choice=choice)
+    source = forms[0].form.source
+    assert ("answer: TEXT |" in source, "call){0," in source) == (is_free, several)
+    assert source.count('{\\"name\\": ') == names
+    forms.clear()
+    answer(chat.client, tools=TOOLS, tool_choice={"type": "none"})
+    assert forms == []
+    assert "Tells." not in chat.prompts[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_keep_to_what_free_text_cannot_be(mock: FlaskClient, stream: bool) -> None:
+    def asked(**fields: Any) -> dict[str, Any]:
+        reply = send(mock, stream=stream, **fields)
+        assert reply.status_code == 200, reply.text
+        return joined(events(reply)) if stream else reply.get_json()
+
+    for fields in ({"output_config": {"format": FORM}}, {"output_format": FORM}):
+        found = asked(**fields)
+        assert json.loads(found["content"][0]["text"])["city"] in ("Paris", "Rome")
+        assert found["stop_reason"] == "end_turn"
+    found = asked(tools=TOOLS, tool_choice={"type": "tool", "name": "weather"})
+    assert without_ids(found["content"]) in ([used("weather", PARIS)], [used("weather", {"city": "Rome"})])
+    assert found["stop_reason"] == "tool_use"
+
+
+def test_a_form_that_cannot_be_enforced_is_refused_by_its_field(chat: Chat) -> None:
+    bad = {"type": "object", "properties": {"city": {"not": {"const": "Rome"}}}}
+    for name, fields in (
+        ("output_config", {"output_config": {"format": {"type": "json_schema", "schema": bad}}}),
+        ("output_format", {"output_format": {"type": "json_schema", "schema": bad}}),
+        ("tools", {"tools": [{"name": "f", "input_schema": bad}]}),
+    ):
+        assert refusal(send(chat.client, **fields))["message"].startswith(f"{name} cannot be enforced")
+    assert chat.model.plans == 0
+
+
+def block(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+def said(*content: Any, role: str = "assistant") -> dict[str, Any]:
+    return {"messages": [USER, {"role": role, "content": list(content)}, USER]}
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [WEATHER | fields]}
+
+
+@pytest.mark.parametrize("fields", [
+    {"max_tokens": None}, {"max_tokens": 0}, {"max_tokens": "9"}, {"messages": []}, {"messages": "Hi"}, {"temperature": 1.1}, {"stop_sequences": "x"},
+    {"messages": [{"role": "system", "content": "x"}]}, {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": 5}]}, {"system": [5]}, {"system": 5},
+    block(type="image", source={"type": "base64", "media_type": "image/png", "data": ""}), block(type="document", source={}), block(type="audio"), block(), block(type=["text"]),
+    block(type="text"), block(type="text", text=5), block(type="tool_result"), block(type="thinking", thinking="x"), block(**USE),
+    block(**RESULT | {"content": [{"type": "image", "source": {}}]}), block(**RESULT | {"content": 5}),
+    said(USE | {"input": "{}"}), said({"type": "tool_use", "id": "a", "name": "f"}), said(RESULT), said({"type": "redacted_thinking", "data": "x"}),
+    {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, {"tools": [{"name": "f"}]}, {"tools": [WEATHER] * 2}, {"tools": [WEATHER] * 129}, {"tools": {}},
+    tool(name="a b"), tool(name=""), tool(name="x" * 65), tool(input_schema=[]), tool(input_schema={"type": "string"}), tool(description=5),
+    {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "f"}}, {"tools": TOOLS, "tool_choice": {"type": "tool"}}, {"tools": TOOLS, "tool_choice": "any"},
+    {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, {"tools": TOOLS, "tool_choice": {"type": "required"}},
+    {"output_format": {"type": "json_schema"}}, {"output_format": {"type": "json_object"}}, {"output_format": {"type": "json_schema", "schema": 5}}, {"output_config": {"format": {}}},
+    {"output_format": FORM, "output_config": {"format": FORM}}, {"thinking": {"type": "on"}}, {"thinking": True},
+    {"mcp_servers": [{"url": "http://x"}]}, {"container": "x"}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]}, {"n": 2},
+], ids=lambda fields: str(fields)[:60])  # fmt: skip
+def test_a_bad_request_is_refused(chat: Chat, fields: dict[str, Any]) -> None:
+    message = refusal(send(chat.client, **fields))["message"]
+    assert list(fields)[-1] in message
+    assert chat.model.plans == 0
+    if fields.keys() & {"messages", "tools", "tool_choice", "system", "thinking"}:
+        refusal(send(chat.client, path="/v1/messages/count_tokens", **fields))
+
+
+def test_what_changes_nothing_is_named(client: FlaskClient) -> None:
+    fields = {
+        "metadata": {"user_id": "x"},
+        "service_tier": "auto",
+        "context_management": {"edits": []},
+        "output_config": {"effort": "low"},
+        "container": None,
+    }
+    assert (
+        send(client, **fields).headers["X-Ignored-Params"]
+        == "metadata, service_tier, context_management, output_config.effort"
+    )
+
+
+def test_a_thread_is_refused_so_that_clients_send_all_messages(client: FlaskClient) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        error = refusal(send(client, path=path, thread={"type": "create"}))
+        assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def test_tokens_are_counted_as_a_message_uses_them(chat: Chat) -> None:
+    fields: dict[str, Any] = {"tools": TOOLS, "system": "Be kind."}
+    usage = answer(chat.client, **fields)["usage"]
+    counted = send(chat.client, path="/v1/messages/count_tokens", **fields)
+    assert counted.get_json() == {"input_tokens": usage["input_tokens"]}
+    assert len(chat.prompts) == len(chat.model.says)  # the steps of the message: a count has none
+
+
+def test_tokens_of_a_prompt_that_the_cache_had_are_counted_apart(mock: FlaskClient) -> None:
+    first, again = (
+        answer(mock, {"role": "user", "content": "Say it again. " * 8}, max_tokens=1)["usage"] for _ in range(2)
+    )
+    assert again["cache_read_input_tokens"] > 0 == first["cache_read_input_tokens"]
+    assert again["input_tokens"] + again["cache_read_input_tokens"] == first["input_tokens"]
+
+
+def test_errors_have_anthropics_form_and_status(model: FakeModel, client: FlaskClient) -> None:
+    refusal(send(client, model="other"), 404, "not_found_error")
+    assert answer(client, model="fake")["model"] == "fake"
+    refusal(client.get("/v1/messages"), 405)
+    refusal(
+        client.post("/v1/messages", data=b"x" * (1 << 21), content_type="application/json"), 413, "request_too_large"
+    )
+    loading = send(create_app(Config()).test_client())
+    assert "loading" in refusal(loading, 529, "overloaded_error")["message"]
+    assert int(loading.headers["Retry-After"]) >= 1
+    for status, expected, type in (("429", 429, "rate_limit_error"), ("503", 529, "overloaded_error")):
+        engine = fake_engine(model, max_queue=1, max_batch_size=1)
+        held = [*iter(engine.manager.inbox.places.lend, None)]
+        reply = send(create_app(Config(overload_status=status), engine).test_client())
+        refusal(reply, expected, type)
+        assert int(reply.headers["Retry-After"]) >= 1 <= len(held)
+        engine.manager.stop()
+
+
+def test_an_error_within_a_stream_is_its_last_event(client: FlaskClient, model: FakeModel) -> None:
+    def fail(plan: Any) -> None:
+        if len(plan.sequences[0].output_ids) == 3:
+            raise RuntimeError("broken")
+
+    model.before = fail
+    found = events(send(client, stream=True))
+    assert (found[-1]["type"], found[-1]["error"]["type"]) == ("error", "api_error")
+    assert not any(event["type"] in ("message_delta", "message_stop") for event in found)
+
+
+def test_a_client_that_leaves_frees_its_place(app: Flask, model: FakeModel) -> None:
+    reply = app.test_client().post(
+        "/v1/messages", json={"messages": [USER], "max_tokens": 900, "stream": True}, buffered=False
+    )
+    next(iter(reply.response))
+    reply.close()
+    wait_until(lambda: places_taken(app) == 0)
+
+
+def test_the_key_may_be_in_anthropics_header() -> None:
+    client = create_app(Config(api_key="k")).test_client()
+    for headers in ({}, {"X-Api-Key": "other"}, {"X-Api-Key": "k", "Authorization": "Bearer other"}):
+        reply = client.post("/v1/messages", json={}, headers=headers)
+        assert "X-Api-Key" in refusal(reply, 401, "authentication_error")["message"]
+    for headers in ({"X-Api-Key": "k"}, {"Authorization": "Bearer k"}):
+        assert client.post("/v1/messages", json={}, headers=headers).status_code == 529  # loading
+
+
+def test_a_model_without_weights_ends_a_loop_of_tools(chat: Chat) -> None:
+    engine = service(chat.client.application).engine
+    assert engine is not None
+    service(chat.client.application).engine = replace(engine, device="none")
+    chat.says(CALLS)
+    content = answer(chat.client, tools=TOOLS)["content"]
+    results = [{"type": "tool_result", "tool_use_id": block["id"]} for block in content]
+    chat.says("Done.")
+    found = answer(
+        chat.client, USER, {"role": "assistant", "content": content}, {"role": "user", "content": results}, tools=TOOLS
+    )
+    assert (found["stop_reason"], found["content"]) == ("end_turn", [{"type": "text", "text": "Done."}])

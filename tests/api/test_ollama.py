@@ -1,0 +1,411 @@
+"""Ollama's dialect, on a fake model that says what a test wants and on a mock model, whose answers keep to any form."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calls import connected, service, small
+from flask import Flask
+from flask.testing import FlaskClient
+from openai_calls import USER
+from werkzeug.test import TestResponse
+
+from api import streaming
+from app import connect, create_app, load_engine
+from config import Config
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import from_folder
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine, places_taken
+from tests.support.tokenizers import TOOL_TEMPLATES, write
+
+PARIS = {"city": "Paris"}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
+         {"type": "function", "function": {"name": "now"}}]  # fmt: skip
+CALLS = f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(PARIS)}}}\n</tool_call>\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+ONE_KEY = {
+    "type": "object",
+    "properties": {"zebra": {"const": 17}},
+    "required": ["zebra"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(params=["qwen3"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    write(tmp_path, "smollm")
+    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATES[request.param])
+    return Tokenizer(from_folder(tmp_path))
+
+
+@pytest.fixture
+def prompts(model: FakeModel, tokenizer: Tokenizer) -> list[str]:
+    found: list[str] = []
+    model.before = lambda plan: found.append(tokenizer.decode(plan.sequences[0].prompt_ids))
+    return found
+
+
+@pytest.fixture
+def app(shared_app: Flask, model: FakeModel, tokenizer: Tokenizer) -> Iterator[Flask]:
+    says(model, tokenizer, "Hello.")
+    yield from connected(shared_app, fake_engine(model, tokenizer=tokenizer))
+
+
+@pytest.fixture
+def plain(shared_app: Flask, model: FakeModel) -> Iterator[FlaskClient]:
+    """Return a client of a model without a chat template, which answers a, b, c."""
+    for app in connected(shared_app, fake_engine(model)):
+        yield app.test_client()
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[FlaskClient]:
+    config = Config(policy="dynamic", model="mock:llm-mock@1000", access_log=False)
+    app, engine = create_app(config), load_engine(config)
+    wait_until(lambda: engine.manager.is_alive)
+    connect(service(app), engine)
+    yield app.test_client()
+    engine.manager.stop()
+
+
+def says(model: FakeModel, tokenizer: Tokenizer, text: str) -> None:
+    model.says = [*tokenizer.encode(text), 2]
+
+
+def post(client: FlaskClient, path: str = "chat", **fields: Any) -> TestResponse:
+    asked = {"messages": [USER]} if path == "chat" else {"prompt": "Hi"}
+    return client.post(f"/api/{path}", data=json.dumps(asked | fields))
+
+
+def whole(client: FlaskClient, path: str = "chat", **fields: Any) -> dict[str, Any]:
+    reply = post(client, path, stream=False, **fields)
+    assert (reply.status_code, reply.mimetype) == (200, "application/json"), reply.text
+    answer: dict[str, Any] = reply.get_json()
+    return answer
+
+
+def lines(reply: TestResponse) -> list[dict[str, Any]]:
+    assert (reply.status_code, reply.mimetype) == (200, "application/x-ndjson"), reply.text
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the message of a stream."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for part in (part["message"] for part in parts):
+        for name in part.keys() - {"role"}:
+            message[name] = message[name] + part[name] if name in message else part[name]
+    return message
+
+
+def without_ids(message: dict[str, Any]) -> list[Any]:
+    return [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", [])]
+
+
+def error(reply: TestResponse, status: int = 400) -> str:
+    assert reply.status_code == status, reply.text
+    body = reply.get_json()
+    assert list(body) == ["error"]
+    text: str = body["error"]
+    return text
+
+
+def test_an_answer_is_a_message_with_counts_and_times(client: FlaskClient) -> None:
+    answer = whole(client)
+    assert answer["message"] == {"role": "assistant", "content": "Hello."}
+    assert (answer["done"], answer["done_reason"]) == (True, "stop")
+    assert (answer["prompt_eval_count"] > 5, answer["eval_count"] > 1) == (True, True)
+    parts = [answer[f"{part}_duration"] for part in ("load", "prompt_eval", "eval")]
+    assert all(type(part) is int and part > 0 for part in parts)
+    assert sum(parts) <= answer["total_duration"] < 60e9
+
+
+def test_a_stream_is_the_default_and_has_a_line_for_each_part(client: FlaskClient) -> None:
+    *parts, last = lines(post(client))
+    assert joined(parts)["content"] == "Hello."
+    assert not any(part["done"] or "done_reason" in part for part in parts)
+    assert (last["done"], last["done_reason"], last["message"]["content"]) == (True, "stop", "")
+    assert last.keys() == whole(client).keys()
+    assert lines(post(client, "generate"))[0]["response"]
+
+
+@pytest.mark.parametrize("gap", [0, 0.005])  # seconds between tokens, so that lines have one or many
+def test_calls_are_objects_and_come_whole_in_a_stream(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, gap: float
+) -> None:
+    says(model, tokenizer, "Wait." + CALLS)
+    message = whole(client, tools=TOOLS)["message"]
+    assert (message["content"], without_ids(message)) == ("Wait.", [("weather", PARIS), ("now", {})])
+    model.before = lambda plan: time.sleep(gap)
+    *parts, last = lines(post(client, tools=TOOLS))
+    streamed = joined(parts)
+    assert (streamed["content"], without_ids(streamed)) == ("Wait.", without_ids(message))
+    assert [c["function"]["index"] for c in streamed["tool_calls"]] == [0, 1]
+    assert len({c["id"] for c in streamed["tool_calls"] + message["tool_calls"]}) == 4
+    assert last["done_reason"] == "stop"
+    if gap:
+        assert [len(part["message"]["tool_calls"]) for part in parts if "tool_calls" in part["message"]] == [1, 1]
+
+
+def test_a_call_that_is_cut_off_never_comes(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
+    says(model, tokenizer, CALLS)
+    most = len(tokenizer.encode(CALLS.partition('"now"')[0] + '"now", "arguments": {'))
+    for answer in (whole(client, tools=TOOLS, options={"num_predict": most}),
+                   *lines(post(client, tools=TOOLS, options={"num_predict": most}))[-1:]):  # fmt: skip
+        assert answer["done_reason"] == "length"
+        assert answer["message"].get("tool_calls", [])[1:] == []
+
+
+def test_without_tools_what_looks_like_a_call_is_text(client: FlaskClient, model: FakeModel, tokenizer: Any) -> None:
+    says(model, tokenizer, CALLS)
+    assert whole(client, tools=[])["message"]["content"] == CALLS
+
+
+def test_thinking_is_apart_from_the_answer(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
+    says(model, tokenizer, "<think>\nIs it?\n</think>\n\nYes.")
+    for think in (None, True, "high"):
+        answer = whole(client, think=think)["message"]
+        assert (answer["thinking"], answer["content"]) == ("Is it?", "Yes.")
+    assert joined(lines(post(client, think=True))) == answer
+    answer = whole(client, "generate", think=True)
+    assert (answer["thinking"], answer["response"]) == ("Is it?", "Yes.")
+    assert whole(client, think=False)["message"]["content"].startswith("<think>")  # its template closes the part itself
+    assert post(client, think="low").headers["X-Ignored-Params"] == "think"
+    assert "X-Ignored-Params" not in post(client, think=True).headers
+
+
+def test_a_model_that_does_not_think_refuses_to(plain: FlaskClient) -> None:
+    for path in ("chat", "generate"):
+        options = {"system": "Be short."} if path == "generate" else {}
+        assert error(post(plain, path, think=True, **options)).startswith("think is true, but fake")
+        assert post(plain, path, think=False, **options).status_code == 200
+    assert post(plain, "generate", raw=True, think=True).headers["X-Ignored-Params"] == "think"
+
+
+def test_a_form_is_kept_to_in_every_route(mock: FlaskClient) -> None:
+    for path, name in (("chat", "message"), ("generate", "response")):
+        for raw in ({}, {"raw": True}) if path == "generate" else ({},):
+            answer = whole(mock, path, format=ONE_KEY, **raw)
+            text = answer[name] if path == "generate" else answer["message"]["content"]
+            assert json.loads(text) == {"zebra": 17}
+            assert answer["done_reason"] == "stop"
+            streamed = lines(post(mock, path, format=ONE_KEY, **raw))
+            texts = [part["response"] if path == "generate" else part["message"]["content"] for part in streamed]
+            assert "".join(texts) == text
+    assert isinstance(json.loads(whole(mock, format="json")["message"]["content"]), dict)
+    assert "format" not in post(mock, format="", options={"num_predict": 1}).headers.get("X-Ignored-Params", "")
+
+
+@pytest.mark.parametrize("form", [7, "xml", ["a"], {"type": "object", "not": {}}, {"$ref": "http://x/y"}])
+def test_a_form_that_cannot_be_enforced_is_refused_by_its_name(mock: FlaskClient, form: Any) -> None:
+    for path in ("chat", "generate"):
+        assert error(post(mock, path, format=form)).startswith("format ")
+
+
+def test_an_agent_calls_gets_a_result_and_answers(mock: FlaskClient) -> None:
+    called = whole(mock, tools=TOOLS)["message"]
+    assert [name for name, _ in without_ids(called)] in (["weather"], ["now"])
+    history = [USER, {name: value for name, value in called.items() if name != "content"},
+               {"role": "tool", "content": "rain", "tool_name": "weather"}]  # fmt: skip
+    answered = whole(mock, messages=history, tools=TOOLS, options={"num_predict": 8})
+    assert "tool_calls" not in answered["message"]
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen3", "mistral"], indirect=True)
+def test_a_history_reads_as_in_openais_dialect(client: FlaskClient, prompts: list[str]) -> None:
+    """Calls have no ids there, and results follow in their order."""
+    calls = [{"function": {"name": "weather", "arguments": PARIS}}, {"function": {"name": "now", "arguments": {}}}]
+    turn = {"role": "assistant", "thinking": "Hm.", "tool_calls": calls}
+    results = [{"role": "tool", "content": content, "tool_name": "f"} for content in ("rain", "noon")]
+    reply = post(client, messages=[USER, turn, *results], tools=TOOLS, stream=False)
+    assert reply.status_code == 200, reply.text
+    assert "X-Ignored-Params" not in reply.headers
+    ids = ["call00100", "call00101"]
+    known = [{"id": id, "type": "function", **call} for id, call in zip(ids, calls)]
+    messages = [USER, {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": known},
+                *({**r, "tool_call_id": id} for id, r in zip(ids, results))]  # fmt: skip
+    client.post("/v1/chat/completions", json={"messages": messages, "tools": TOOLS, "max_tokens": 4})
+    assert prompts[0] == prompts[-1]
+    assert "rain" in prompts[0]
+
+
+def test_options_are_those_of_chat_by_other_names(client: FlaskClient, model: FakeModel) -> None:
+    seen: list[dict[str, Any]] = []
+    model.before = lambda plan: seen.append(dict(plan.sequences[0].sampling))
+    options = {"temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "seed": 5, "repeat_penalty": 1.5,
+               "presence_penalty": 1, "frequency_penalty": -1}  # fmt: skip
+    renamed = {("repetition_penalty" if name == "repeat_penalty" else name): v for name, v in options.items()}
+    for path in ("chat", "generate"):
+        whole(client, path, options=options)
+        assert seen[-1].items() >= renamed.items()
+    whole(client, options={"seed": -1})
+    assert seen[-1]["seed"] >= 0
+
+
+def test_stops_and_limits_end_an_answer(plain: FlaskClient) -> None:
+    answer = whole(plain, options={"stop": ["d"]})
+    assert (answer["message"]["content"], answer["done_reason"]) == ("abc", "stop")
+    assert whole(plain, options={"stop": "c"})["message"]["content"] == "ab"
+    answer = whole(plain, "generate", options={"num_predict": 2})
+    assert (answer["response"], answer["done_reason"], answer["eval_count"]) == ("ab", "length", 2)
+    for unlimited in ({}, {"num_predict": -1}, {"num_predict": -2}, {"num_predict": 0}):
+        assert whole(plain, "generate", options={"stop": "z", **unlimited})["eval_count"] == 26
+    assert "num_predict is 2,000" in error(post(plain, options={"num_predict": 2000}))
+    assert error(post(plain, "generate", prompt="x" * 1024)).startswith("prompt has 1,024 tokens")
+
+
+def test_a_prompt_is_put_into_the_template_unless_it_is_raw(client: FlaskClient, prompts: list[str]) -> None:
+    whole(client, "generate", system="Be short.")
+    assert "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n" in prompts[0]
+    whole(client, "generate", raw=True)
+    assert prompts[-1] == "Hi"
+
+
+def test_a_model_without_a_template_completes_a_prompt(plain: FlaskClient, model: FakeModel) -> None:
+    seen: list[str] = []
+    model.before = lambda plan: seen.append(bytes(plan.sequences[0].prompt_ids).decode())
+    whole(plain, "generate")
+    whole(plain, "generate", system="Be short.")
+    assert seen[0] == "Hi"
+    assert seen[-1] == "System: Be short.\nUser: Hi\nAssistant:"
+
+
+def test_without_messages_or_prompt_nothing_is_computed(client: FlaskClient, model: FakeModel) -> None:
+    for path, empty in (("chat", {"messages": []}), ("generate", {"prompt": ""}), ("generate", {"prompt": None})):
+        answer = post(client, path, keep_alive=-1, **empty).get_json()
+        assert (answer["done"], answer["done_reason"]) == (True, "load")
+    assert model.plans == 0
+
+
+def test_fields_without_effect_are_named(client: FlaskClient) -> None:
+    reply = post(client, keep_alive="5m", options={"num_ctx": 4096, "num_gpu": 1}, priority=3,
+                 messages=[{**USER, "mood": "good"}])  # fmt: skip
+    named = set(reply.headers["X-Ignored-Params"].split(", "))
+    assert named == {"keep_alive", "options.num_ctx", "options.num_gpu", "messages.0.mood", "priority"}
+    assert "X-Ignored-Params" not in post(client, messages=[{**USER, "images": []}], options={"mirostat": 0}).headers
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [("generate", {"suffix": "x"}, "suffix"), ("generate", {"template": "x"}, "template"), ("generate", {"context": [1]}, "context"),
+     ("generate", {"images": ["aGk="]}, "images"), ("generate", {"raw": True, "system": "x"}, "raw"), ("generate", {"tools": TOOLS}, "tools"),
+     ("chat", {"messages": [{**USER, "images": ["aGk="]}]}, "messages.0.images"), ("chat", {"logprobs": True}, "logprobs"),
+     ("chat", {"options": {"mirostat": 2}}, "options.mirostat"), ("chat", {"options": {"typical_p": 0.5}}, "options.typical_p"),
+     ("chat", {"options": {"temperature": "hot"}}, "options.temperature"), ("chat", {"options": {"num_predict": -3}}, "options.num_predict"),
+     ("chat", {"options": 7}, "options"), ("chat", {"think": "deeply"}, "think"), ("chat", {"stream": "no"}, "stream"),
+     ("chat", {"response_format": {"type": "json_object"}}, "response_format"), ("chat", {"tools": [TOOLS[0]] * 2}, "tools"),
+     ("chat", {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+     ("chat", {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools.0.function.parameters"),
+     ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}]}, "messages"),
+     ("chat", {"messages": [{"role": "assistant", "tool_calls": 7}]}, "messages"), ("chat", {"messages": "Hi"}, "messages"),
+     ("chat", {"messages": [{"role": "boss", "content": "Hi"}]}, "messages.0.role"), ("chat", {"messages": [{"role": "user"}]}, "messages.0.content")],
+)  # fmt: skip
+def test_what_would_change_the_answer_is_refused_by_name(
+    client: FlaskClient, model: FakeModel, path: str, fields: dict[str, Any], named: str
+) -> None:
+    assert error(post(client, path, **fields)).startswith(f"{named} ")
+    assert model.plans == 0
+
+
+def test_a_model_has_its_name_with_and_without_the_tag(client: FlaskClient) -> None:
+    for name in ("fake", "fake:latest", None):
+        assert whole(client, model=name)["model"] == (name or "fake")
+    for name in ("fake:7b", "llama3", ""):
+        assert "'fake'" in error(post(client, model=name), 404)
+        assert "'fake'" in error(client.post("/api/show", json={"model": name or "x"}), 404)
+
+
+def test_lists_and_facts_are_those_of_the_model(mock: FlaskClient, plain: FlaskClient) -> None:
+    for path in ("/api/tags", "/api/ps"):
+        (card,) = mock.get(path).get_json()["models"]
+        assert (card["name"], card["context_length"]) == ("mock:llm-mock@1000", 1024)
+        assert post(mock, model=card["model"], options={"num_predict": 1}).status_code == 200
+        assert len(card["digest"]) == 64
+    assert plain.get("/api/tags").get_json()["models"][0]["name"] == "fake:latest"
+    for field in ("model", "name"):
+        facts = mock.post("/api/show", json={field: "mock:llm-mock@1000"}).get_json()
+        assert facts["model_info"][f"{facts['model_info']['general.architecture']}.context_length"] == 1024
+        assert facts["capabilities"] == ["completion", "tools", "embedding"]
+    assert mock.get("/api/version").get_json() == mock.get("/version").get_json()
+    assert mock.head("/").status_code == 200
+
+
+def test_a_model_that_thinks_says_so(client: FlaskClient) -> None:
+    assert "thinking" in client.post("/api/show", json={}).get_json()["capabilities"]
+
+
+def test_embeddings_are_those_of_openais_route(mock: FlaskClient) -> None:
+    data = mock.post("/v1/embeddings", json={"input": ["hi", "you"]}).get_json()["data"]
+    vectors = [item["embedding"] for item in data]
+    reply = mock.post("/api/embed", json={"input": ["hi", "you"], "truncate": True, "keep_alive": 1})
+    answer = reply.get_json()
+    assert (answer["embeddings"], answer["prompt_eval_count"]) == (vectors, 2)
+    assert 0 < answer["load_duration"] < answer["total_duration"]
+    assert reply.headers["X-Ignored-Params"] == "keep_alive"
+    assert mock.post("/api/embed", json={"input": "hi"}).get_json()["embeddings"] == vectors[:1]
+    for fields, named in (({"input": []}, "input"), ({}, "input"), ({"input": "hi", "dimensions": 7}, "dimensions")):
+        assert error(mock.post("/api/embed", json=fields)).startswith(f"{named} ")
+
+
+def test_errors_have_ollamas_form_wherever_they_arise(client: FlaskClient, model: FakeModel) -> None:
+    assert "Did you mean" in error(client.post("/api/chats"), 404)
+    assert "POST" in error(client.get("/api/chat"), 405)
+    assert "empty" in error(client.post("/api/chat"))
+    assert "loading" in error(create_app(Config()).test_client().get("/api/tags"), 503)
+    app = small(model, max_batch_size=1, max_queue=1)
+    engine = service(app).engine
+    assert engine is not None
+    while engine.manager.inbox.places.lend() is not None:
+        pass
+    reply = post(app.test_client())
+    assert "--max-queue" in error(reply, 429)
+    assert int(reply.headers["Retry-After"]) >= 1
+    engine.manager.stop()
+
+
+def test_an_error_in_a_stream_is_its_last_line(plain: FlaskClient, model: FakeModel) -> None:
+    def breaks(plan: Any, outputs: Any) -> Any:
+        if len(plan.sequences[0].output_ids) == 3:
+            raise ValueError("broken")
+        return outputs
+
+    model.breaks = breaks
+    *parts, last = lines(post(plain))
+    assert list(last) == ["error"]
+    assert "abc".startswith(joined(parts)["content"])
+    assert not any(part["done"] for part in parts)
+    assert "error" in post(plain, stream=False).get_json()
+
+
+def test_who_leaves_a_stream_frees_its_place(plain: FlaskClient, model: FakeModel) -> None:
+    model.before = lambda plan: time.sleep(0.005)
+    engine = service(plain.application).engine
+    assert engine is not None
+    reply = post(plain)
+    assert next(reply.iter_encoded()).startswith(b'{"model"')
+    assert engine.manager.running == 1
+    reply.close()
+    wait_until(lambda: (engine.manager.running, places_taken(plain.application)) == (0, 0))
+
+
+def test_silence_is_filled_with_what_no_reader_of_lines_sees(
+    plain: FlaskClient, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "SILENCE", 0.03)
+    model.before = lambda plan: time.sleep(0.2 if len(plan.sequences[0].output_ids) == 2 else 0)
+    reply = post(plain, options={"num_predict": 6})
+    assert reply.text.count(" {") >= 1
+    assert joined(lines(reply)[:-1])["content"] == "abcdef"
+
+
+def test_lines_are_in_ascii(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
+    """A client that splits text at every line separator of Unicode must not cut one in two."""
+    says(model, tokenizer, "a\u2028b\u0085c")
+    assert post(client).text.isascii()
+    assert joined(lines(post(client)))["content"] == "a\u2028b\u0085c"

@@ -1,0 +1,354 @@
+"""POST /v1/responses. The model is a fake, so its answers keep to the form."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calls import connected, error
+from flask import Flask
+from flask.testing import FlaskClient
+from openai_calls import official_client
+from pydantic import BaseModel
+from werkzeug.test import TestResponse
+
+from app import create_app, load_engine
+from config import Config
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_files import from_folder
+from tests.support import wait_until
+from tests.support.fakes import FakeModel, fake_engine, places_taken
+from tests.support.tokenizers import TOOL_TEMPLATES, write
+
+PARIS = '{"city": "Paris"}'
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "name": "weather", "description": "Tells.", "parameters": SCHEMA}
+NOW = {"type": "function", "name": "now"}
+TOOLS: list[Any] = [WEATHER, NOW]
+CALLS = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": PARIS}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "rain"}
+IMAGE = {"type": "input_image", "image_url": "data:"}
+
+
+@pytest.fixture(params=["smollm2"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    write(tmp_path, "smollm")
+    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATES[request.param])
+    return Tokenizer(from_folder(tmp_path))
+
+
+@pytest.fixture
+def prompts(model: FakeModel, tokenizer: Tokenizer) -> list[str]:
+    found: list[str] = []
+    model.before = lambda plan: found.append(tokenizer.decode(plan.sequences[0].prompt_ids))
+    return found
+
+
+@pytest.fixture
+def app(shared_app: Flask, model: FakeModel, tokenizer: Tokenizer) -> Iterator[Flask]:
+    says(model, tokenizer, "Hello.")
+    yield from connected(shared_app, fake_engine(model, tokenizer=tokenizer))
+
+
+def says(model: FakeModel, tokenizer: Tokenizer, text: str) -> None:
+    model.says = [*tokenizer.encode(text), 2]
+
+
+def ask(client: FlaskClient, **fields: Any) -> TestResponse:
+    return client.post("/v1/responses", json={"input": "Hi"} | fields)
+
+
+def answer(client: FlaskClient, **fields: Any) -> dict[str, Any]:
+    reply = ask(client, **fields)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.get_json()
+    return found
+
+
+def events(client: FlaskClient, **fields: Any) -> list[dict[str, Any]]:
+    reply = ask(client, stream=True, **fields)
+    assert reply.status_code == 200, reply.text
+    found = []
+    for frame in reply.text.strip().split("\n\n"):
+        name, _, data = frame.partition("\ndata: ")
+        found.append(json.loads(data))
+        assert name == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == [*range(len(found))]
+    return found
+
+
+def plain(response: dict[str, Any]) -> list[Any]:
+    """Return the output without ids."""
+    texts = {"reasoning": lambda i: i["content"][0]["text"], "message": lambda i: i["content"][0]["text"]}
+    return [
+        (i["type"], i["status"], texts[i["type"]](i) if i["type"] in texts else (i["name"], i["arguments"]))
+        for i in response["output"]
+    ]
+
+
+def test_an_answer_is_a_response_with_one_message(client: FlaskClient) -> None:
+    reply = ask(client, model="fake", store=True, metadata={"a": "b"}, instructions="Be brief.", temperature=0)
+    found = reply.get_json()
+    assert reply.headers["X-Ignored-Params"] == "store"
+    assert plain(found) == [("message", "completed", "Hello.")]
+    assert found["id"] == f"resp_{reply.headers['X-Request-Id']}"
+    assert client.get(f"/requests/{found['id']}").status_code == 200
+    wanted = {"object": "response", "status": "completed", "error": None, "incomplete_details": None, "store": False,
+              "model": "fake", "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0, "tool_choice": "auto",
+              "tools": [], "text": {"format": {"type": "text"}}, "previous_response_id": None}  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    usage = found["usage"]
+    assert (usage["output_tokens"], usage["total_tokens"]) == (7, usage["input_tokens"] + 7)
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
+    assert usage["input_tokens_details"] == {"cached_tokens": 0}
+
+
+def test_an_empty_answer_has_an_empty_message(client: FlaskClient, model: FakeModel) -> None:
+    model.says = [2]
+    assert plain(answer(client)) == [("message", "completed", "")]
+    assert plain(events(client, tools=TOOLS)[-1]["response"]) == [("message", "completed", "")]
+
+
+def test_the_input_becomes_the_conversation(client: FlaskClient, prompts: list[str]) -> None:
+    answer(client, instructions="Be brief.", input="Hi")
+    prompt = prompts[-1]
+    assert "system\nBe brief." in prompt
+    assert "user\nHi" in prompt
+    parts = [{"type": "input_text", "text": "H"}, {"type": "input_text", "text": "i"}]
+    user = {"type": "message", "role": "user", "content": parts}
+    answer(client, input=[{"role": "system", "content": "Be brief."}, user], instructions="")
+    assert prompts[-1] == prompt
+    said = {"type": "message", "id": "m", "status": "completed", "role": "assistant",
+            "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]}  # fmt: skip
+    history = [user, {"type": "reasoning", "id": "r", "summary": []}, said, CALL, RESULT]
+    answer(client, input=history, tools=TOOLS)
+    assert '"description": "Tells."' in prompts[-1]
+    assert f'assistant\nI look.\n<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>' in prompts[-1]
+    assert "user\nThe tool returned: rain\n" in prompts[-1]
+    answer(client, input=history, tools=TOOLS, tool_choice="none")
+    assert "Tells." not in prompts[-1]
+
+
+def test_an_answer_goes_into_the_next_input_as_it_is(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, prompts: list[str]
+) -> None:
+    says(model, tokenizer, "Wait." + CALLS)
+    output = answer(client, tools=TOOLS)["output"]
+    results = [{**RESULT, "call_id": item["call_id"]} for item in output[1:]]
+    answer(client, input=[{"role": "user", "content": "Hi"}, *output, *results], tools=TOOLS)
+    assert f"assistant\nWait.\n{CALLS}" in prompts[-1]
+
+
+@pytest.mark.parametrize("interval", [1, 3, None])
+@pytest.mark.parametrize("text", ["Hello.", CALLS, "Wait." + CALLS])
+def test_the_events_of_a_stream_add_up_to_the_whole_answer(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, interval: int | None, text: str
+) -> None:
+    says(model, tokenizer, text)
+    whole = answer(client, tools=TOOLS)
+    found = events(client, tools=TOOLS, stream_interval=interval)
+    assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
+    assert found[0]["response"] | {"id": 0} == whole | {
+        "id": 0, "created_at": found[0]["response"]["created_at"], "status": "in_progress", "output": [], "usage": None,
+    }  # fmt: skip
+    assert found[-1]["type"] == "response.completed"
+    assert plain(found[-1]["response"]) == plain(whole)
+    assert found[-1]["response"]["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
+    for index, item in enumerate(found[-1]["response"]["output"]):
+        own = [event for event in found if event.get("output_index") == index]
+        part = "function_call_arguments" if item["type"] == "function_call" else "output_text"
+        deltas = [event["delta"] for event in own if event["type"] == f"response.{part}.delta"]
+        begins, ends = ["output_item.added"], [f"{part}.done"]
+        if part == "output_text":
+            begins, ends = [*begins, "content_part.added"], [*ends, "content_part.done"]
+            assert "".join(deltas) == item["content"][0]["text"] == own[-3]["text"]
+        else:
+            assert "".join(deltas) == item["arguments"] == own[-2]["arguments"]
+        names = [*begins, *[f"{part}.delta"] * len(deltas), *ends, "output_item.done"]
+        assert [event["type"] for event in own] == [f"response.{name}" for name in names]
+        assert {event["item_id"] for event in own if "item_id" in event} == {item["id"]}
+        assert (own[0]["item"]["status"], own[-1]["item"]) == ("in_progress", item)
+
+
+@pytest.mark.parametrize(("most", "kept"), [(3, 0), (80, 2)])
+def test_an_answer_that_is_cut_off_is_incomplete(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, most: int, kept: int
+) -> None:
+    says(model, tokenizer, "Hello there." * 9 if not kept else "Wait." + CALLS)
+    found = events(client, tools=TOOLS, max_output_tokens=most)
+    response = found[-1]["response"]
+    assert found[-1]["type"] == "response.incomplete"
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert response["usage"]["output_tokens"] == most
+    assert [status for _, status, _ in plain(response)] == ["completed"] * (kept - 1) + ["incomplete"]
+    assert plain(answer(client, tools=TOOLS, max_output_tokens=most)) == plain(response)
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen3"], indirect=True)
+def test_thinking_is_an_item_of_its_own(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
+    thought = "<think>\nIs it?\n</think>"
+    says(model, tokenizer, thought + "\n\nYes.")
+    whole = answer(client)
+    assert plain(whole) == [("reasoning", "completed", "Is it?"), ("message", "completed", "Yes.")]
+    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": len(tokenizer.encode(thought))}
+    found = events(client, stream_interval=1)
+    assert plain(found[-1]["response"]) == plain(whole)
+    deltas = [event["delta"] for event in found if event["type"] == "response.reasoning_text.delta"]
+    assert "".join(deltas) == "Is it?"
+    cut = answer(client, max_output_tokens=len(tokenizer.encode("<think>\nIs")))
+    assert plain(cut) == [("reasoning", "incomplete", "Is")]
+    assert cut["usage"]["output_tokens_details"]["reasoning_tokens"] == cut["usage"]["output_tokens"]
+    says(model, tokenizer, "<think>\nA\n</think>\n\n" + CALLS)
+    assert [kind for kind, _, _ in plain(answer(client, tools=TOOLS))] == ["reasoning"] + ["function_call"] * 2
+    reply = ask(client, reasoning={"effort": "none", "summary": "auto"})
+    assert [item["type"] for item in reply.get_json()["output"]] == ["message"]
+    assert reply.headers["X-Ignored-Params"] == "reasoning.summary"
+
+
+def test_what_has_no_effect_is_named(client: FlaskClient) -> None:
+    for fields, names in (
+        (
+            {"store": False, "include": ["reasoning.encrypted_content"], "truncation": "disabled", "background": False},
+            None,
+        ),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"prompt_cache_key": "k", "service_tier": "auto"}, "prompt_cache_key, service_tier"),
+        ({"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tools": [], "top_logprobs": 0}, None),
+    ):
+        assert ask(client, **fields).headers.get("X-Ignored-Params") == names
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"input": []}, "input"), ({"input": 5}, "input"), ({"input": [5]}, "input"), ({"input": None}, "input"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input"), ({"input": [{"role": "user"}]}, "input"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input"), ({"input": [{"type": "item_reference", "id": "m"}]}, "input"),
+    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input"), ({"input": [RESULT | {"output": [IMAGE]}]}, "input"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"), ({"input": [CALL | {"name": None}]}, "input"),
+    ({"input": [CALL | {"arguments": "{"}]}, "input"), ({"input": [{"type": "web_search_call", "id": "w"}]}, "input"),
+    ({"input": "x" * 99_999}, "input"), ({"max_output_tokens": 0}, "max_output_tokens"), ({"max_output_tokens": 9999}, "max_output_tokens"),
+    ({"max_output_tokens": 2, "min_tokens": 3}, "min_tokens"), ({"max_tokens": 5}, "max_tokens"), ({"messages": [{"role": "user"}]}, "messages"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "c"}, "conversation"), ({"background": True}, "background"),
+    ({"prompt": {"id": "p"}}, "prompt"), ({"truncation": "auto"}, "truncation"), ({"top_logprobs": 2}, "top_logprobs"), ({"n": 2}, "n"),
+    ({"include": ["message.output_text.logprobs"]}, "include"), ({"text": {"verbosity": "low"}}, "text"), ({"text": 5}, "text"),
+    ({"text": {"format": {"type": "xml"}}}, "text"), ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 5}}}, "text"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format"),
+    ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "text.format"), ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [{"type": "web_search"}]}, "tools"), ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [NOW, NOW]}, "tools"), ({"tools": [NOW | {"name": "a b"}]}, "tools"), ({"tools": [NOW | {"parameters": []}]}, "tools"),
+    ({"tools": [NOW | {"parameters": {"type": "object", "not": {}}}]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"), ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ({"reasoning": {"effort": 3}}, "reasoning"), ({"temperature": 3}, "temperature"), ({"stop": [""]}, "stop"), ({"return_token_ids": True}, "return_token_ids"),
+], ids=lambda value: str(value)[:60])  # fmt: skip
+def test_what_cannot_be_done_is_refused(
+    client: FlaskClient, model: FakeModel, fields: dict[str, Any], param: str
+) -> None:
+    for stream in (False, True):
+        refusal = error(ask(client, stream=stream, **fields))
+        assert refusal["param"] == param
+        assert "response_format" not in refusal["message"] or param == "response_format"
+        assert " messages" not in refusal["message"] or param == "input"
+    assert model.plans == 0
+
+
+def test_a_model_that_is_not_served_is_not_found(client: FlaskClient) -> None:
+    assert error(ask(client, model="gpt-9"), 404)["code"] == "model_not_found"
+
+
+def test_a_stream_that_fails_says_so_and_closes_its_items(client: FlaskClient, model: FakeModel) -> None:
+    def fail(plan: Any) -> None:
+        if len(plan.sequences[0].output_ids) == 2:
+            raise RuntimeError("broken")
+
+    model.before = fail
+    assert error(ask(client), 500)["type"] == "server_error"
+    found = events(client, stream_interval=1)
+    assert (found[0]["type"], found[-1]["type"]) == ("response.created", "response.failed")
+    response = found[-1]["response"]
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+    assert [item["status"] for item in response["output"]] in ([], ["incomplete"])
+
+
+def test_a_client_that_leaves_frees_its_place(app: Flask, client: FlaskClient, model: FakeModel) -> None:
+    go = threading.Event()
+    model.before = lambda plan: go.wait(10) and None if plan.sequences[0].output_ids else None
+    reply = client.post("/v1/responses", json={"input": "Hi", "stream": True, "stream_interval": 1})
+    assert next(reply.iter_encoded()).startswith(b"event: response.created\n")
+    assert places_taken(app) == 1
+    reply.close()
+    go.set()
+    wait_until(lambda: places_taken(app) == 0)
+
+
+class City(BaseModel):
+    city: str
+
+
+def test_openais_own_client_reads_answers_streams_and_errors(
+    app: Flask, model: FakeModel, tokenizer: Tokenizer
+) -> None:
+    import openai
+
+    responses = official_client(app).responses
+    asked: Any = {"model": "fake", "input": "Hi", "tools": TOOLS}
+    assert responses.create(**asked).output_text == "Hello."
+    assert responses.with_raw_response.create(**asked).parse().output_text == "Hello."
+    with responses.stream(**asked) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == stream.get_final_response().output_text == "Hello."
+    says(model, tokenizer, "Wait." + CALLS)
+    with responses.stream(**asked) as stream:
+        output = stream.get_final_response().output
+    assert [item.arguments for item in output if item.type == "function_call"] == [PARIS, "{}"]
+    kinds = [event.type for event in responses.create(**asked, stream=True)]
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    says(model, tokenizer, PARIS)
+    assert responses.parse(model="fake", input="Hi", text_format=City).output_parsed == City(city="Paris")
+    with pytest.raises(openai.BadRequestError) as caught:
+        responses.create(model="fake", input="Hi", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"
+    with pytest.raises(openai.NotFoundError):
+        responses.retrieve("resp_1")
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[Flask]:
+    config = Config(policy="dynamic", model="mock:llm-mock", access_log=False)
+    yield from connected(create_app(config), load_engine(config))
+
+
+def test_a_client_that_loops_until_there_is_an_answer_ends(mock: Flask) -> None:
+    client, asked = mock.test_client(), [{"role": "user", "content": "Hi"}]
+    output = answer(client, input=asked, tools=[WEATHER])["output"]
+    assert [item["type"] for item in output] == ["function_call"]
+    result = {**RESULT, "call_id": output[0]["call_id"]}
+    ((kind, status, _),) = plain(answer(client, input=[*asked, *output, result], tools=[WEATHER]))
+    assert (kind, status) == ("message", "completed")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_free_text_cannot_satisfy_is_satisfied(mock: Flask, stream: bool) -> None:
+    schema = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}},
+              "required": ["code"], "additionalProperties": False}  # fmt: skip
+    client, text = (
+        mock.test_client(),
+        {"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}},
+    )
+    found = events(client, text=text)[-1]["response"] if stream else answer(client, text=text)
+    assert found["text"] == text
+    ((kind, status, written),) = plain(found)
+    assert (kind, status, bool(re.fullmatch(r'{"code": "[A-Z]{3}-[0-9]{4}"}', written))) == (
+        "message",
+        "completed",
+        True,
+    )
+    (call,) = plain(answer(client, tools=TOOLS, tool_choice={"type": "function", "name": "weather"}))
+    assert call[2][0] == "weather"
+    assert json.loads(call[2][1]).keys() == {"city"}
+    assert isinstance(json.loads(plain(answer(client, text={"format": {"type": "json_object"}}))[0][2]), dict)
