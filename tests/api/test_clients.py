@@ -86,7 +86,8 @@ def accept(server: Server, script: str, **environment: str) -> str:
 @pytest.mark.parametrize(
     ("server", "script", "needs"),
     points(
-        4,
+        5,
+        (INSTANT, "agent_openai.py", "openai"),
         (INSTANT, "agent_huggingface_hub.py", "huggingface_hub"),
         (MOCK, "accept_openai.py", "openai"),
         (MOCK, "accept_tgi.py", "text_generation"),
