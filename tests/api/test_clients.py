@@ -109,7 +109,7 @@ def test_an_official_client_is_content(server: Server, script: str, needs: str) 
 @pytest.mark.parametrize(
     ("server", "script"),
     [(INSTANT, path.name) for path in sorted(CLIENTS.glob("agent_*"))]
-    + [("smollm2", f"agent_{name}.py") for name in ("anthropic", "instructor", "langchain", "ollama", "openai")],
+    + [("smollm2", f"agent_{name}.py") for name in ("anthropic", "instructor", "ollama", "openai")],
     indirect=["server"],
 )
 def test_an_agent_ends_its_loop(server: Server, script: str) -> None:
