@@ -11,6 +11,7 @@ case "${1:-}" in
     exec .venv/bin/python -m pytest -s -m soak tests/faults/test_soak.py --soak-minutes "$minutes" "${@:3}" ;;
   --all)
     tools/setup.sh requirements-ray.txt
+    tools/setup_clients.sh || echo "warning: the tests of agents are skipped" >&2
     if [ -n "$(type -P npm)" ]; then tools/build_lab.sh || echo "warning: the tests of the lab are skipped" >&2; fi
     set -- -m "not soak" --hypothesis-profile full "${@:2}" ;;
 esac

@@ -75,7 +75,7 @@ READERS: dict[str, Callable[[Any], Form | None]] = {
 def openai_form(value: Any) -> Form | None:
     """Return the form of OpenAI's response_format, or of TGI's with a `value`."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
+    if kind == "text" and not any(inner for name, inner in value.items() if name != "type"):
         return None
     if kind == "json_object":  # with a schema as in llama.cpp, or as Hugging Face's client sends it
         schemas = [value[name] for name in ("schema", "value") if value.get(name) is not None]

@@ -1,4 +1,7 @@
-"""Real clients against a real server: the acceptance scripts in the folder clients."""
+"""Real clients against a real server: the acceptance scripts in the folder clients.
+
+accept_* run in this process, and so do some agent_*; the packages that the others need are in an environment of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import importlib.util
 import io
 import os
 import runpy
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,6 +27,9 @@ CLIENTS = Path(__file__).parent / "clients"
 BARD = ROOT / "weights" / "bard"
 FLAGS = ("--compute-threads", "1", "--access-log", "off")
 MOCK = "mock:llm-mock@50"
+INSTANT = "mock:tests/data/instant.json"  # with a context that holds the prompts of frameworks
+AGENTS = ROOT / ".venv-clients"
+ONLINE = {"HF_HUB_OFFLINE": "0"}  # or huggingface_hub asks no server at all
 
 SEEDLESS = {"other seeds give other texts"}  # which a mock model does not
 
@@ -39,7 +47,7 @@ def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 
         @cache
         def start(model: str) -> Server:
-            log = folder / model.replace(":", "-")
+            log = folder / Path(model).name
             return stack.enter_context(Server(log, "dynamic", "--model", model, *FLAGS, OMP_NUM_THREADS="1"))
 
         yield start
@@ -59,7 +67,7 @@ def accept(server: Server, script: str, **environment: str) -> str:
         patch.setattr(sys, "argv", [script, f"http://127.0.0.1:{server.port}"])
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.syspath_prepend(CLIENTS)
-        for name, value in clean_environment(**environment).items():
+        for name, value in clean_environment(**ONLINE, **environment).items():
             patch.setenv(name, value)
         status = None
         try:
@@ -78,7 +86,9 @@ def accept(server: Server, script: str, **environment: str) -> str:
 @pytest.mark.parametrize(
     ("server", "script", "needs"),
     points(
-        3,
+        5,
+        (INSTANT, "agent_openai.py", "openai"),
+        (INSTANT, "agent_huggingface_hub.py", "huggingface_hub"),
         (MOCK, "accept_openai.py", "openai"),
         (MOCK, "accept_tgi.py", "text_generation"),
         (MOCK, "accept_prometheus.py", "prometheus_client"),
@@ -91,8 +101,28 @@ def accept(server: Server, script: str, **environment: str) -> str:
 def test_an_official_client_is_content(server: Server, script: str, needs: str) -> None:
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed: tools/setup.sh requirements-dev.txt installs it")
-    known = {} if MOCK in server.argv else {"TOKENIZER_DIR": str(BARD)}
+    known = {"TOKENIZER_DIR": str(BARD)} if "bard" in server.argv else {}
     assert " passed, " in accept(server, script, STRICT="1", EXAMPLES="100", **known)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("server", "script"),
+    [(INSTANT, path.name) for path in sorted(CLIENTS.glob("agent_*"))]
+    + [("smollm2", f"agent_{name}.py") for name in ("anthropic", "instructor", "ollama", "openai")],
+    indirect=["server"],
+)
+def test_an_agent_ends_its_loop(server: Server, script: str) -> None:
+    program = "node" if script.endswith(".cjs") else str(AGENTS / "bin" / "python")
+    if shutil.which(program) is None or not (AGENTS / ".installed").exists():
+        pytest.skip(f"{Path(program).name} with the clients is not installed: tools/setup_clients.sh does it")
+    strict = "1" if INSTANT in server.argv else ""  # a small model decides by itself whether it calls a tool
+    run = subprocess.run(
+        [program, str(CLIENTS / script), f"http://127.0.0.1:{server.port}"],
+        capture_output=True, text=True, timeout=300,
+        env=clean_environment(**ONLINE, STRICT=strict, NODE_PATH=str(AGENTS / "node_modules")),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:] + server.output()[-2000:]
 
 
 @pytest.mark.full  # the quick run generates requests in tests/api/test_openapi.py
@@ -107,7 +137,7 @@ def test_generated_requests_find_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in server.output()
 
 
-@pytest.mark.parametrize("server", points(1, MOCK, "bard"), indirect=True)
+@pytest.mark.parametrize("server", points(2, MOCK, INSTANT, "bard", "smollm2"), indirect=True)
 def test_the_server_is_as_quiet_as_before_they_came(server: Server) -> None:
     assert "Traceback" not in Path(server.log).read_text("utf-8")
     stats = server.get("/stats").json

@@ -23,8 +23,8 @@ def test_unknown_fields_are_named_and_harmless_ones_are_not(client: FlaskClient)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("suffix", "x"), ("suffix", 0), ("response_format", {"type": "json_object"}),
-     ("response_format", {"type": "text", "schema": {}})],
+    [("suffix", "x"), ("suffix", 0), ("response_format", {"type": "json"}),
+     ("response_format", {"type": "text", "schema": {"type": "object"}})],
 )  # fmt: skip
 def test_a_field_of_openai_that_is_not_supported_is_refused(client: FlaskClient, name: str, value: Any) -> None:
     assert error(ask(client, **{name: value}))["param"] == name

@@ -27,7 +27,7 @@ NAMES = {
         "vllm:num_requests_running": ONE, "vllm:num_requests_waiting": ONE, "vllm:kv_cache_usage_perc": ONE,
         "vllm:cache_config_info": ONE | {"block_size", "num_gpu_blocks", "enable_prefix_caching"},
         "eb_policy_info": {"policy"}, "eb_info": {"device", "dtype", "quantize", "kv_dtype", "linear"}, "eb_engine_up": set(), "eb_slot_cap": set(), "eb_last_iteration_age_seconds": set(),
-        "eb_slots": set(), "eb_event_viewers": set(), "eb_adapters": set(), "eb_adapter_bytes": set(), "eb_batches": {"status"}, "eb_batch_files": set(), "eb_batch_file_bytes": set(),
+        "eb_slots": set(), "eb_forms_kept": set(), "eb_event_viewers": set(), "eb_adapters": set(), "eb_adapter_bytes": set(), "eb_batches": {"status"}, "eb_batch_files": set(), "eb_batch_file_bytes": set(),
     },
     "counter": {
         "vllm:prompt_tokens": ONE, "vllm:generation_tokens": ONE, "vllm:num_preemptions": ONE,
@@ -36,7 +36,7 @@ NAMES = {
         "vllm:spec_decode_num_accepted_tokens": ONE, "vllm:spec_decode_num_accepted_tokens_per_pos": set(),
         "vllm:request_success": ONE | {"finished_reason"}, "eb_slot_steps": {"kind"},
         "eb_http_requests": {"route", "status"}, "eb_rejected": {"reason"}, "eb_cancelled": {"where"},
-        "eb_mask_seconds": set(), "eb_step_failures": set(), "eb_policy_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
+        "eb_mask_seconds": set(), "eb_forms": {"result"}, "eb_step_failures": set(), "eb_policy_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
         "eb_engine_deaths": set(), "eb_ignored_params": set(),
         "eb_events_dropped": set(), "eb_adapter_loads": set(), "eb_adapter_evictions": set(), "eb_deduplicated_requests": set(), "eb_deduplicated_tokens": set(), "eb_batch_lines": {"result"},
     },

@@ -10,13 +10,14 @@ usage: accept_tgi.py BASE_URL     env: TGI_OPENAPI=path of TGI's docs/openapi.js
 import asyncio
 import json
 import os
+import re
 import warnings
 
 warnings.simplefilter("ignore")
 import text_generation
 from text_generation import AsyncClient, Client
 from text_generation import errors as E
-from text_generation.types import FinishReason
+from text_generation.types import FinishReason, Grammar, GrammarType
 
 warnings.simplefilter("ignore")
 from _check import Checks, base_url, http
@@ -47,6 +48,19 @@ def same_text(pieces, whole):
     return pieces == whole or "\ufffd" in pieces + whole
 
 
+with c.step("grammar"):
+    form = {"enum": ["left", "right"]}
+    for kind, value, right in (
+        (GrammarType.Json, form, lambda text: json.loads(text) in form["enum"]),
+        (GrammarType.Regex, "[0-9]{3}-[0-9]{2}", lambda text: re.fullmatch("[0-9]{3}-[0-9]{2}", text)),
+    ):
+        grammar = Grammar(type=kind, value=value)
+        whole = cl.generate(P, grammar=grammar, max_new_tokens=50).generated_text
+        c.ok(f"grammar {kind.value}", right(whole), whole)
+        pieces = joined(part.token for part in cl.generate_stream(P, grammar=grammar, max_new_tokens=50))
+        c.ok(f"grammar {kind.value} in a stream", pieces == whole, pieces)
+    broken = Grammar(type=GrammarType.Regex, value="(")
+    expect("a bad grammar is refused", E.ValidationError, lambda: cl.generate(P, grammar=broken))
 with c.step("generate"):
     r = cl.generate(P, max_new_tokens=10, decoder_input_details=True)
     d = r.details
