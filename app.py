@@ -87,9 +87,8 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     if config.batch_folder:
         service.batches = batch_runner(app, service)
     modules = (
-        native, openai, chat, messages, responses, embeddings, batches, tgi, ollama, tokens, adapters, operations, policy, events,
-        dashboard,
-        docs,
+        native, openai, chat, messages, responses, embeddings, batches, tgi, ollama, tokens, adapters, operations, policy,
+        events, dashboard, docs,
     )  # fmt: skip
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
     app.before_request(middleware.enter)

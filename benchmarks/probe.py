@@ -31,7 +31,7 @@ MOST_TOKENS = 48  # of a constrained answer, for which its pages have room
 def plan_of(runner: ModelRunner, point: dict[str, int], grammar: Grammar) -> Plan:
     """Return the step of a point: decodes, the first of them constrained, and chunks of prompts after cached tokens."""
     from benchmarks.offline import decoding
-    from generate.grammar import Constraint
+    from generate.constraint import Constraint
 
     decodes = decoding(runner, point["decodes"], max(1, point["context"]), 0.0)
     for seq in decodes[: point["masks"]]:

@@ -23,9 +23,10 @@ from benchmarks import report
 from benchmarks.engine import make_runner
 from benchmarks.speculation import SLICE, Server, pool_of
 from generate import machine
+from generate.constraint import Constraint
 from generate.drafters.forced import ForcedDrafter
 from generate.drafters.ngram import NgramDrafter
-from generate.grammar import Constraint, Grammars
+from generate.grammar import Grammars
 from generate.params import SamplingParams
 from models.sources import catalog
 from models.text.tokenizer import load_tokenizer

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from generate import memory
+from generate.constraint import filling
 from generate.cpu.adapters import AdapterRows
 from generate.cpu.attention import PackedRows, make_attention
 from generate.cpu.blocks import make_blocks
 from generate.cpu.linear import make_head
-from generate.grammar import filling
 from generate.packing import Packed, add_embeddings, pack, sample_outputs
 from generate.quantize import AS_STORED, NONE, check, check_finite, kinds_of
 from generate.sampling import Draws, History

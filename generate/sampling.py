@@ -21,10 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from generate.constraint import Masks, fill
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
-from generate.grammar import FormError, Masks, fill
+from generate.grammar import FormError
 from generate.params import SamplingParams
 
 log = logging.getLogger(__name__)

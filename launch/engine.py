@@ -100,7 +100,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
 
 def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
     """Return a function that makes an Inference from a prompt and the parameters of a request."""
-    from generate.grammar import Constraint
+    from generate.constraint import Constraint
     from generate.params import SamplingParams
     from generate.text import AnswerText
 

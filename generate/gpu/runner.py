@@ -18,13 +18,14 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
+from generate.constraint import fill, filling
 from generate.gpu import choose, sampling
 from generate.gpu.attention import DecodeRows, Prompts
 from generate.gpu.decoder import Decoder
 from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
 from generate.gpu.rows import Rows, upload
-from generate.grammar import FormError, fill, filling
+from generate.grammar import FormError
 from generate.packing import add_embeddings, pack, sample_outputs
 from generate.params import GREEDY
 from generate.runner import Runner

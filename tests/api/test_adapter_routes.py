@@ -104,6 +104,18 @@ def test_the_official_client_completes_chats_and_lists_with_adapters(sdk: openai
     assert "'stu'" in str(caught.value)
 
 
+def test_ollamas_clients_find_adapters_as_models(client: FlaskClient) -> None:
+    cards = client.get("/api/tags").get_json()["models"]
+    assert [(card["name"], card["details"]["parent_model"]) for card in cards] == [
+        ("fake:latest", ""),
+        ("stu:latest", "fake"),
+    ]
+    for name in ("stu", "stu:latest"):
+        asked = {"model": name, "prompt": "hi", "stream": False, "options": {"num_predict": 3}}
+        assert client.post("/api/generate", json=asked).get_json()["response"] == "stu"
+        assert client.post("/api/show", json={"model": name}).get_json()["details"]["parent_model"] == "fake"
+
+
 def test_the_other_dialects_name_an_adapter_as_their_clients_can(client: FlaskClient) -> None:
     body: dict[str, Any] = {"inputs": "hi", "parameters": {"max_new_tokens": 3, "adapter_id": "stu"}}
     assert client.post("/generate", json=body).json == {"generated_text": "stu"}

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import policies
+from generate.constraint import Constraint
 from generate.drafters.forced import ForcedDrafter
 from generate.drafters.ngram import NgramDrafter
 from generate.gpu.runner import GpuRunner
-from generate.grammar import Constraint, FormError, Grammars
+from generate.grammar import FormError, Grammars
 from generate.params import SamplingParams
 from generate.runner import ModelRunner, Runner
 from generate.sampling import Draws, History, NotFinite, sample

@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from generate.grammar import LARGEST_SOURCE, MOST_CACHED, Constraint, FormError, Grammars, fill
+from generate.constraint import Constraint, fill
+from generate.grammar import LARGEST_SOURCE, MOST_KEPT, FormError, Grammars
 from models.sources.resolved import BARD
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
@@ -112,7 +113,7 @@ def test_white_space_is_bounded() -> None:
     ("kind", "source", "reason"),
     [
         ("regex", "(a", "unclosed group"),
-        ("regex", "((x{1000}){1000}){100}", "too many"),
+        ("regex", "((x{1000}){1000}){100}", "too large"),
         ("lark", "start: missing", "missing"),
         ("lark", "root ::= (", "GBNF"),
         ("lark", "root ::= " + "(" * 5000, "GBNF"),
@@ -132,11 +133,18 @@ def test_hostile_forms_are_refused_soon(kind: Any, source: Any, reason: str) -> 
 
 def test_as_many_forms_are_kept_as_the_bound_says() -> None:
     own = Grammars(tokenizer(), tokenizer().vocab_size)
-    for i in range(MOST_CACHED + 10):
+    for i in range(MOST_KEPT + 10):
         own.compile("regex", f"a{{{i + 1}}}")
-    assert len(own) == MOST_CACHED
-    own.compile("regex", f"a{{{MOST_CACHED + 10}}}")
-    assert own.counts == {"compiled": MOST_CACHED + 10, "cached": 1}
+    assert len(own) == MOST_KEPT
+    own.compile("regex", f"a{{{MOST_KEPT + 10}}}")
+    assert own.counts == {"compiled": MOST_KEPT + 10, "cached": 1}
+
+
+def test_large_forms_are_kept_as_long_as_there_is_room_for_their_sources() -> None:
+    own = Grammars(tokenizer(), tokenizer().vocab_size)
+    for i in range(60):
+        own.compile("json", {"enum": [f"{i:02}_{j:04}" for j in range(4000)]})
+    assert 20 < len(own) < 60
 
 
 def test_a_place_depends_on_the_ids_alone() -> None:

@@ -1,0 +1,54 @@
+"""A short text of a form, for models without weights: so that clients can be tested with valid answers.
+
+It looks no further than the next token, so that it may not find, for example, a word that can stand anywhere in a text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+# The bytes that a short text prefers, in this order.
+CLOSING = b'"}])>,:;@./_ =' + bytes(range(48, 58)) + b"-+" + bytes(range(65, 256)) + bytes(range(65))
+LONGEST = 4096  # tokens
+
+
+def bits_of(matcher: llguidance.LLMatcher) -> NDArray[np.uint8]:
+    """Return the mask of the tokens that may follow, a bit for each."""
+    return np.frombuffer(matcher.compute_bitmask(), np.uint8)
+
+
+def short_text(matcher: llguidance.LLMatcher, tokenizer: Any) -> list[int]:
+    """Return a short text from the matcher's place to the end of its form, as ids with the one that ends it."""
+    bytes_of = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size)}
+    singles = [bytes_of[byte] for byte in map(bytes, zip(CLOSING)) if byte in bytes_of]
+    closing = list(dict.fromkeys([*tokenizer.eos_ids, *singles]))
+    ids: list[int] = []
+    seen = set()  # masks
+    taken: Counter[tuple[bytes, int]] = Counter()  # tokens, by the mask before them
+    while len(ids) < LONGEST and not matcher.is_error():
+        if forced := matcher.compute_ff_tokens():
+            matcher.consume_tokens(forced)
+            ids += forced
+            continue
+        bits = bits_of(matcher)
+        mask, allowed = bits.tobytes(), np.unpackbits(bits, bitorder="little")
+        candidates = [token for token in closing if allowed[token]] or [int(allowed.argmax())]
+        if candidates[0] in tokenizer.eos_ids:
+            return [*ids, candidates[0]]
+        seen.add(mask)
+        # One that ends the text; or leads to a new place; or, as several places may have one mask, is taken least often.
+        after = {token: matcher.deep_copy() for token in candidates}
+        possible = [token for token in candidates if after[token].consume_token(token)]
+        ends = (token for token in possible if after[token].is_accepting())
+        leads_on = (token for token in possible if bits_of(after[token]).tobytes() not in seen)
+        token = next(chain(ends, leads_on, [min(possible, key=lambda token: taken[mask, token])]))
+        taken[mask, token] += 1
+        ids.append(token)
+        matcher = after[token]
+    return ids
