@@ -33,6 +33,7 @@ from serving.inference import CHECK_SECONDS, Wakeup, timeout_error
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
 HIGHEST_TEMPERATURE = 1e6  # above it all tokens are practically equally likely
 SEED_BITS = 63
+PLACEHOLDERS = frozenset({"tgi", "dummy"})  # of Hugging Face's clients, as a model's name where a URL names the model
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def ready_engine(service: Service) -> Engine:
 
 def check_model(engine: Engine, model: str | None) -> Loaded | None:
     """Return the adapter that a request names as its model, None for the model itself; raise 404 if there is neither."""
-    if model is None or model == engine.served_name:
+    if model is None or model == engine.served_name or model in PLACEHOLDERS:
         return None
     if engine.adapters is None or engine.adapters.find(model) is None:
         others = [entry.name for entry in engine.adapters.entries()[:20]] if engine.adapters is not None else []
