@@ -67,7 +67,7 @@ def _form(value: dict[str, Any]) -> Form | None:
     kind = value.get("type")
     if kind not in ("text", "json_object", "json_schema") or (kind == "json_schema" and value.get("schema") is None):
         raise ValueError('must have the type text, json_object, or json_schema with a "schema"')
-    return openai_form({"type": kind, "json_schema": value})
+    return openai_form({"type": kind, "json_schema": value} if kind == "json_schema" else value)
 
 
 def _checked(value: dict[str, Any]) -> dict[str, Any]:
