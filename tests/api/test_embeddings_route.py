@@ -108,7 +108,7 @@ def test_the_official_client_gets_numbers_by_either_way(app: Flask) -> None:
 
 
 def test_a_mock_models_embedding_is_a_unit_vector_that_the_prompt_decides() -> None:
-    config = Config(policy="dynamic", model="mock:llm-mock@50", access_log=False)
+    config = Config(policy="dynamic", model="mock:llm-mock@50", demo=True, access_log=False)
     app, engine = create_app(config), load_engine(config)
     connect(service(app), engine)
     one, same, other = vectors(app.test_client(), ["ROMEO:", "ROMEO:", "JULIET:"])

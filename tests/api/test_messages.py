@@ -74,7 +74,7 @@ def chat(shared_app: Flask, model: FakeModel, tmp_path: Path, template: str) -> 
 @pytest.fixture(scope="module")
 def mock() -> Iterator[FlaskClient]:
     """Return the client of a model without weights, whose answers have the form that is asked."""
-    engine = load_engine(Config(policy="dynamic", model="mock:llm-mock"))
+    engine = load_engine(Config(policy="dynamic", model="mock:llm-mock@100", demo=True))
     app = create_app(Config(policy="dynamic", access_log=False), engine)
     wait_until(lambda: engine.manager.is_alive)
     yield app.test_client()

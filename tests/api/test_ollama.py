@@ -66,7 +66,7 @@ def plain(shared_app: Flask, model: FakeModel) -> Iterator[FlaskClient]:
 
 @pytest.fixture(scope="module")
 def mock() -> Iterator[FlaskClient]:
-    config = Config(policy="dynamic", model="mock:llm-mock@1000", access_log=False)
+    config = Config(policy="dynamic", model="mock:llm-mock@1000", demo=True, access_log=False)
     app, engine = create_app(config), load_engine(config)
     wait_until(lambda: engine.manager.is_alive)
     connect(service(app), engine)

@@ -319,7 +319,7 @@ def test_openais_own_client_reads_answers_streams_and_errors(
 
 @pytest.fixture(scope="module")
 def mock() -> Iterator[Flask]:
-    config = Config(policy="dynamic", model="mock:llm-mock", access_log=False)
+    config = Config(policy="dynamic", model="mock:llm-mock@100", demo=True, access_log=False)
     yield from connected(create_app(config), load_engine(config))
 
 
