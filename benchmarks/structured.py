@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--drafts", nargs="+", default=["0", "auto"])
     parser.add_argument("--tokens", type=int, default=64, help="of each answer, at most")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--schemas", type=int, default=50)
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
