@@ -65,6 +65,14 @@
       if (atEnd) this.toEnd();
     }
 
+    // Show a piece of what the model thinks before it answers.
+    think(text) {
+      const last = this.turn.lastElementChild;
+      const place = last?.className === "thought" ? last : this.turn.appendChild(element("p", "thought", ""));
+      place.append(text);
+      this.toEnd();
+    }
+
     toEnd() {
       this.box.scrollTop = this.box.scrollHeight;
     }

@@ -186,9 +186,11 @@
     // Show a piece of the answer; return its text.
     take(piece, clock, streamed) {
       const [choice] = piece.choices ?? [];
-      const text = choice?.delta?.content ?? choice?.message?.content ?? choice?.text ?? "";
-      if (choice) this.answer.add(text, EB.scoresOf(choice));
-      clock.note(text, piece, streamed);
+      const said = choice?.delta ?? choice?.message;
+      const [text, thought] = [said?.content ?? choice?.text ?? "", said?.reasoning_content ?? ""];
+      if (thought) this.answer.think(thought);
+      if (choice && (text || !thought)) this.answer.add(text, EB.scoresOf(choice));
+      clock.note(text || thought, piece, streamed);
       if (clock.tokens) this.showFacts(clock);
       return text;
     }
@@ -216,7 +218,8 @@
       try {
         const reply = await fetch("web/markdown", { method: "POST", body: text, headers: this.headers({ "Content-Type": "text/markdown" }) });
         if (!reply.ok) return;
-        place.replaceChildren(...new DOMParser().parseFromString(await reply.text(), "text/html").body.childNodes);
+        const thoughts = place.querySelectorAll(".thought");
+        place.replaceChildren(...thoughts, ...new DOMParser().parseFromString(await reply.text(), "text/html").body.childNodes);
         place.classList.add("markdown");
         for (const link of place.querySelectorAll("a")) Object.assign(link, { target: "_blank", rel: "noreferrer" });
         this.answer.toEnd();

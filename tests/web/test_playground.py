@@ -149,7 +149,8 @@ def test_an_answer_is_set_as_markdown_and_can_be_asked_for_again(tab: Tab, serve
     page = opened(tab)
     page.evaluate("EB.page.playground.fit({ chats: true })")
     said = "# Title\n\n* **one**\n\n```\na < b\n```\n<img src=x onerror=alert(1)>[x](javascript:alert(1))[y](https://y.example)"
-    answer = {"choices": [{"message": {"content": said}, "finish_reason": "stop"}], "usage": {"completion_tokens": 9}}
+    message = {"content": said, "reasoning_content": "What is asked?"}
+    answer = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 9}}
     page.route("**/chat/completions", lambda route: route.fulfill(json=answer))
     page.click("#prompt-form summary")
     page.uncheck("#stream")
@@ -157,6 +158,7 @@ def test_an_answer_is_set_as_markdown_and_can_be_asked_for_again(tab: Tab, serve
     page.click("#send")
     tab.until("document.querySelector('#answer .markdown h1')")
     shown = page.locator("#answer .model")
+    assert shown.locator(".thought").text_content() == "What is asked?"
     assert [shown.locator(tag).count() for tag in ("strong", "pre", "img", "script", "a")] == [1, 1, 0, 0, 1]
     assert "<img src=x" in str(shown.text_content())
     assert shown.locator("a").get_attribute("rel") == "noreferrer"
