@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
 from types import MappingProxyType
 from typing import Any
@@ -129,6 +130,30 @@ def test_hostile_forms_are_refused_soon(kind: Any, source: Any, reason: str) -> 
         grammars().compile(kind, source)
     assert time.thread_time() - began < 5
     assert grammars().counts["refused"] == before + 1
+
+
+@pytest.mark.parametrize("form", [
+    ("json", {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}),
+    ("lark", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(7500)) + 'r7500: "x"'),
+])  # fmt: skip
+def test_a_deep_form_does_not_overflow_the_stack_of_a_handler(form: tuple[Any, Any]) -> None:
+    ended: list[str] = []
+
+    def handle() -> None:
+        try:
+            grammars().compile(*form).start()
+            ended.append("kept")
+        except FormError as error:
+            ended.append(error.reason)
+
+    before = threading.stack_size(512 * 1024)  # as gunicorn_conf.py has it for handlers
+    try:
+        thread = threading.Thread(target=handle)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    assert len(ended) == 1  # an overflow would have ended the process
 
 
 def test_as_many_forms_are_kept_as_the_bound_says() -> None:
