@@ -144,6 +144,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_in_each_dialect(client: Fla
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": [PERSON]}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{"}}}, "response_format"),
         ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": PERSON}}}, "response_format"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": PERSON, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"json": PERSON, "whitespace_pattern": " "}}, "structured_outputs"),
