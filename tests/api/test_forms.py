@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from openai_calls import USER, chat
 
 from app import create_app
 from config import Config
+from generate import grammar
+from generate.short_text import short_text
 from launch.engine import load_engine
 from tests.support.schemas import REFUSED, TEXT, WHOLE, closed
 
@@ -185,3 +188,15 @@ def test_ten_thousand_schemas_leave_as_many_as_are_kept(client: FlaskClient, app
     assert "eb_forms_kept 256.0" in text
     assert float(text.split('eb_forms_total{result="compiled"} ')[1].split()[0]) >= 1000
     assert 'eb_forms_total{result="refused"}' in text
+
+
+def test_a_mock_model_finds_its_text_in_the_handler(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def find(matcher: Any, tokenizer: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return short_text(matcher, tokenizer)
+
+    monkeypatch.setattr(grammar, "short_text", find)
+    chat(client, USER, guided_regex="never seen [a-z]")
+    assert threads == [threading.current_thread()]
