@@ -201,10 +201,10 @@ def constraint(engine: Engine, param: str, form: Form) -> Any:
     """
     try:
         grammar = engine.grammars.compile(*form)
+        if engine.device == "none":
+            _ = grammar.short_text  # which it keeps
     except ValueError as error:
         raise ApiError(f"{param} cannot be enforced: {error}. Change it, or leave it out", param=param) from None
-    if engine.device == "none":
-        _ = grammar.short_text  # which it keeps
     return grammar
 
 

@@ -200,3 +200,8 @@ def test_a_mock_model_finds_its_text_in_the_handler(client: FlaskClient, monkeyp
     monkeypatch.setattr(grammar, "short_text", find)
     chat(client, USER, guided_regex="never seen [a-z]")
     assert threads == [threading.current_thread()]
+
+
+def test_a_form_whose_text_a_mock_model_does_not_find_is_refused(client: FlaskClient) -> None:
+    refusal = error(chat(client, USER, guided_regex=r"(.|\n)*[a-z]{300}(.|\n)*[A-Z]{300}"))
+    assert refusal["param"] == "guided_regex"
