@@ -197,12 +197,15 @@ def adapter_refusal(error: AdapterError, param: str) -> ApiError:
 def constraint(engine: Engine, param: str, form: Form) -> Any:
     """Return a form as the option `grammar` of `make_inference`; raise ApiError for one that cannot be enforced.
 
-    It is compiled here, in the handler's thread, so that no step waits for it.
+    It is compiled here, in the handler's thread, so that no step waits for it; nor for the text of a mock model.
     """
     try:
-        return engine.grammars.compile(*form)
+        grammar = engine.grammars.compile(*form)
+        if engine.device == "none":
+            _ = grammar.short_text  # which it keeps
     except ValueError as error:
         raise ApiError(f"{param} cannot be enforced: {error}. Change it, or leave it out", param=param) from None
+    return grammar
 
 
 def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:

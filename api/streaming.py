@@ -181,7 +181,7 @@ def _frames_written_here(
             yield frame
             coalescer.sent(tokens)
             spoke_at = coalescer.sent_at
-        elif generation.end_if_late(now):
+        elif not answers.live or generation.end_if_late(now):
             continue
         elif now - spoke_at >= SILENCE:
             spoke_at = now
@@ -200,7 +200,7 @@ def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSo
         if frame:
             yield frame
             spoke_at = time.perf_counter()
-        elif generation.end_if_late(now):
+        elif not answers.live or generation.end_if_late(now):
             continue
         elif now - spoke_at >= SILENCE:
             spoke_at = now

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from generate.cores import cores
 from generate.grammar import FormError, Grammar
 
+MOST_SECONDS = 0.05  # of a processor, to read a token
+
 
 class Constraint:
     """A form, and how far one answer is in it; equal to others of the same form."""
@@ -43,11 +45,16 @@ class Constraint:
             same = next(i for i in range(same) if known[i] != ids[i])
         if same < len(known) and (self.matcher.is_error() or not self.matcher.rollback(len(known) - same)):
             self.matcher, same = self.grammar.start(), 0
-        rest = list(ids[same:])
+        rest, began = list(ids[same:]), time.thread_time()
         read = self.matcher.try_consume_tokens(rest) if rest else 0
+        seconds = time.thread_time() - began
         known[same:] = rest[:read]
         if read < len(rest) or self.matcher.is_error():
             raise self.error()
+        if seconds > MOST_SECONDS * max(
+            1, len(rest)
+        ):  # the limits of llguidance do not bound what an ambiguous grammar takes
+            raise FormError(f"its form takes {seconds:.2f} s for {len(rest):,} tokens, as it is too ambiguous")
         return self.matcher
 
     def error(self) -> FormError:

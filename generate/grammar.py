@@ -9,11 +9,12 @@ import functools
 import hashlib
 import json
 import re
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from threading import Lock
 from typing import Any, Literal
 
 import llguidance
@@ -28,6 +29,9 @@ ANSWER = "answer"  # the name of the whole form
 MOST_KEPT, MOST_CHARACTERS = 256, 1 << 21  # forms, and their sources together: some 60 MB
 LARGEST_SOURCE = 1 << 17  # characters
 MOST_SECONDS = 0.5  # of a processor, to compile a form and to find its first tokens
+# The compiler recurses over rules and properties, and an overflow would end the process. 64 MB hold the deepest form of
+# LARGEST_SOURCE; the stack of an HTTP handler holds 1,500 properties. What is not used takes no memory.
+COMPILER_STACK = 128 << 20  # bytes
 # What a step may cost, and what a form may hold in memory: about 5 ms, and 10 MB for each answer. Without
 # `precompute_large_lexemes`, the default, one repetition can take minutes.
 LIMITS = llguidance.LLParserLimits(
@@ -94,7 +98,7 @@ class Grammars:
         )
         self._known: OrderedDict[bytes, Grammar] = OrderedDict()
         self._characters = 0  # of those
-        self._lock, self._compiling = Lock(), Lock()
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
 
     def __len__(self) -> int:
         """Return the number of forms that it keeps."""
@@ -118,7 +122,7 @@ class Grammars:
             if len(text) > LARGEST_SOURCE:
                 raise FormError(f"it has {len(text):,} characters, but may have at most {LARGEST_SOURCE:,}")
             with self._compiling:  # one at a time: the engine needs the processors, too
-                grammar = Grammar(key, len(text), self._compile({ANSWER: (kind, source), **parts}), self)
+                grammar = Grammar(key, len(text), self._compile_deep({ANSWER: (kind, source), **parts}), self)
         except (FormError, RecursionError) as error:
             self.counts["refused"] += 1
             raise error if isinstance(error, FormError) else FormError("it is nested too deeply") from None
@@ -129,6 +133,16 @@ class Grammars:
             while len(self._known) > MOST_KEPT or self._characters > MOST_CHARACTERS:
                 self._characters -= self._known.popitem(last=False)[1].characters
         return grammar
+
+    def _compile_deep(self, forms: Mapping[str, tuple[Kind, Any]]) -> llguidance.LLMatcher:
+        """Compile in a thread of its own, with a stack for the deepest form."""
+        pool, before = ThreadPoolExecutor(1), threading.stack_size(COMPILER_STACK)
+        try:
+            future = pool.submit(self._compile, forms)
+        finally:
+            threading.stack_size(before)
+        with pool:
+            return future.result()
 
     def _compile(self, forms: Mapping[str, tuple[Kind, Any]]) -> llguidance.LLMatcher:
         began = time.thread_time()

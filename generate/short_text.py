@@ -5,6 +5,7 @@ It looks no further than the next token, so that it may not find, for example, a
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from itertools import chain
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 # The bytes that a short text prefers, in this order.
 CLOSING = b'"}])>,:;@./_ =' + bytes(range(48, 58)) + b"-+" + bytes(range(65, 256)) + bytes(range(65))
 LONGEST = 4096  # tokens
+MOST_SECONDS = 2.0  # of a processor
 
 
 def bits_of(matcher: llguidance.LLMatcher) -> NDArray[np.uint8]:
@@ -24,14 +26,20 @@ def bits_of(matcher: llguidance.LLMatcher) -> NDArray[np.uint8]:
 
 
 def short_text(matcher: llguidance.LLMatcher, tokenizer: Any) -> list[int]:
-    """Return a short text from the matcher's place to the end of its form, as ids with the one that ends it."""
+    """Return a short text from the matcher's place to the end of its form, as ids with the one that ends it.
+
+    Raises ValueError if it takes longer than `MOST_SECONDS`.
+    """
     bytes_of = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size)}
     singles = [bytes_of[byte] for byte in map(bytes, zip(CLOSING)) if byte in bytes_of]
     closing = list(dict.fromkeys([*tokenizer.eos_ids, *singles]))
     ids: list[int] = []
     seen = set()  # masks
     taken: Counter[tuple[bytes, int]] = Counter()  # tokens, by the mask before them
+    began = time.thread_time()
     while len(ids) < LONGEST and not matcher.is_error():
+        if time.thread_time() - began > MOST_SECONDS:
+            raise ValueError(f"a mock model finds no text of it in {MOST_SECONDS:g} s")
         if forced := matcher.compute_ff_tokens():
             matcher.consume_tokens(forced)
             ids += forced

@@ -77,7 +77,8 @@ def openai_form(value: Any) -> Form | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text" and not any(inner for name, inner in value.items() if name != "type"):
         return None
-    if kind == "json_object":  # with a schema as in llama.cpp, or as Hugging Face's client sends it
+    # With a schema as in llama.cpp, or as Hugging Face's client sends it; one in `json_schema` is a mistake.
+    if kind == "json_object" and value.get("json_schema") is None:
         schemas = [value[name] for name in ("schema", "value") if value.get(name) is not None]
         return schema_form(schemas[0] if schemas else ANY_OBJECT)
     if kind in ("json", "regex") or (kind == "json_schema" and "value" in value):

@@ -96,8 +96,10 @@ class Thinking(BaseModel):
     )
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(u.Refusing):
     """The form of an answer."""
+
+    unsupported: ClassVar = {"type": (), "schema": (), "json_schema": ()}
 
     format: JsonForm = Field(None, description=JSON_FORM)
 

@@ -26,7 +26,8 @@ EVERYWHERE: Unsupported = {
     "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "guided_whitespace_pattern": (),
     "guided_decoding_backend": (), "guided_decoding": (), "structured_outputs": (), "structural_tag": (),
     "response_format": ({"type": "text"},), "json_schema": (), "regex": (), "ebnf": (), "grammar": ("",),
-    "n_indent": (0,),
+    "n_indent": (0,), "format": ("",), "output_format": (), "output_config": ({},), "extra_body": ({},),
+    "text": ({}, {"format": {"type": "text"}}),
     # Beams, and several answers
     "use_beam_search": (False,), "num_beams": (1,), "num_beam_groups": (1,), "diversity_penalty": (0,),
     "length_penalty": (1,), "early_stopping": (False,), "n": (1,), "best_of": (1,), "num_return_sequences": (1,),

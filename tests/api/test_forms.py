@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from openai_calls import USER, chat
 
 from app import create_app
 from config import Config
+from generate import grammar
+from generate.short_text import short_text
 from launch.engine import load_engine
 from tests.support.schemas import REFUSED, TEXT, WHOLE, closed
 
@@ -144,6 +147,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_in_each_dialect(client: Fla
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": [PERSON]}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{"}}}, "response_format"),
         ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": PERSON}}}, "response_format"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": PERSON, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"json": PERSON, "whitespace_pattern": " "}}, "structured_outputs"),
@@ -184,3 +188,20 @@ def test_ten_thousand_schemas_leave_as_many_as_are_kept(client: FlaskClient, app
     assert "eb_forms_kept 256.0" in text
     assert float(text.split('eb_forms_total{result="compiled"} ')[1].split()[0]) >= 1000
     assert 'eb_forms_total{result="refused"}' in text
+
+
+def test_a_mock_model_finds_its_text_in_the_handler(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def find(matcher: Any, tokenizer: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return short_text(matcher, tokenizer)
+
+    monkeypatch.setattr(grammar, "short_text", find)
+    chat(client, USER, guided_regex="never seen [a-z]")
+    assert threads == [threading.current_thread()]
+
+
+def test_a_form_whose_text_a_mock_model_does_not_find_is_refused(client: FlaskClient) -> None:
+    refusal = error(chat(client, USER, guided_regex=r"(.|\n)*[a-z]{300}(.|\n)*[A-Z]{300}"))
+    assert refusal["param"] == "guided_regex"

@@ -162,6 +162,16 @@ def test_a_call_that_is_cut_off_never_comes(client: FlaskClient, model: FakeMode
         assert answer["message"].get("tool_calls", [])[1:] == []
 
 
+def test_a_stream_whose_last_tokens_show_nothing_ends_at_once(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "CHECK_SECONDS", 10)
+    says(model, tokenizer, CALLS)
+    began = time.perf_counter()
+    post(client, tools=TOOLS, options={"num_predict": len(tokenizer.encode(CALLS)) // 4}).close()
+    assert time.perf_counter() - began < 8
+
+
 def test_without_tools_what_looks_like_a_call_is_text(client: FlaskClient, model: FakeModel, tokenizer: Any) -> None:
     says(model, tokenizer, CALLS)
     assert whole(client, tools=[])["message"]["content"] == CALLS

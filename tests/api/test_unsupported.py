@@ -32,6 +32,8 @@ REFUSED: dict[str, Any] = {
     "guided_json": {"type": "object"}, "guided_regex": "[ab]", "guided_choice": ["a"], "guided_grammar": "root ::= 'a'",
     "guided_whitespace_pattern": " ", "guided_decoding_backend": "outlines", "structured_outputs": {"choice": ["a"]},
     "response_format": {"type": "json_object"}, "json_schema": {}, "regex": "[ab]", "ebnf": "root ::= 'a'",
+    "format": {"type": "object"}, "output_format": {"type": "json_schema", "schema": {}},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}}, "extra_body": {"guided_choice": ["a"]},
     "grammar": "root ::= 'a'", "use_beam_search": True, "length_penalty": 2, "early_stopping": True,
     "bad_words": ["a"], "allowed_token_ids": [1], "logits_processors": ["x"], "top_n_sigma": 1.5, "mirostat": 2,
     "dry_multiplier": 0.8, "xtc_probability": 0.5, "repeat_penalty": 1.3, "dynatemp_range": 0.5, "n_predict": 5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
 from types import MappingProxyType
 from typing import Any
@@ -131,6 +132,30 @@ def test_hostile_forms_are_refused_soon(kind: Any, source: Any, reason: str) -> 
     assert grammars().counts["refused"] == before + 1
 
 
+@pytest.mark.parametrize("form", [
+    ("json", {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}),
+    ("lark", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(7500)) + 'r7500: "x"'),
+])  # fmt: skip
+def test_a_deep_form_does_not_overflow_the_stack_of_a_handler(form: tuple[Any, Any]) -> None:
+    ended: list[str] = []
+
+    def handle() -> None:
+        try:
+            grammars().compile(*form).start()
+            ended.append("kept")
+        except FormError as error:
+            ended.append(error.reason)
+
+    before = threading.stack_size(512 * 1024)  # as gunicorn_conf.py has it for handlers
+    try:
+        thread = threading.Thread(target=handle)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    assert len(ended) == 1  # an overflow would have ended the process
+
+
 def test_as_many_forms_are_kept_as_the_bound_says() -> None:
     own = Grammars(tokenizer(), tokenizer().vocab_size)
     for i in range(MOST_KEPT + 10):
@@ -160,6 +185,13 @@ def test_ids_that_are_not_of_the_form_are_an_error_from_which_others_recover() -
     with pytest.raises(FormError, match="after 1 token"):
         constraint.at(tokenizer().encode("1x"))
     assert accepts(constraint, "12")
+
+
+def test_an_ambiguous_form_ends_before_it_makes_steps_slow() -> None:
+    ambiguous = start("lark", 'start: e\ne: e e | "a" | e e e | e e e e')
+    answers = (tokenizer().encode("a") * count for count in range(0, 2000, 6))
+    with pytest.raises(FormError, match="ambiguous"):
+        list(map(ambiguous.at, answers))
 
 
 def test_masks_behind_drafts_are_those_of_steps_of_their_own() -> None:
