@@ -28,12 +28,12 @@ class AnswerParts:
     """Takes one answer apart: `feed` it as it grows, then `finish` it.
 
     `form` is how the model writes calls (`models/text/tool_format.py`) and `names` are the tools that it may call; without
-    names, what looks like a call is text. `thinking` is "maybe", "open" where the answer begins as thought, or "none".
+    names, what looks like a call is text. Where a call is `required`, there is no text before it. `thinking` is "maybe", "open" where the answer begins as thought, or "none".
     What precedes a call or follows the thinking part loses the white space beside it. Half a call's head is left out.
     """
 
-    def __init__(self, form: Any, names: Collection[str], thinking: str) -> None:
-        self._form = form
+    def __init__(self, form: Any, names: Collection[str], thinking: str, *, required: bool = False) -> None:
+        self._form, self._required = form, required
         self._heads = {name + form.middle: name for name in names}
         self._held = ""
         self._step = {"none": self._content, "maybe": self._start, "open": self._reasoning}[thinking]
@@ -63,7 +63,7 @@ class AnswerParts:
     def finish(self) -> list[Piece]:
         """Return the rest."""
         held, marker = self._held, self._form.marker
-        has_begun_call = self._heads and marker and held.lstrip().startswith(marker)
+        has_begun_call = self._required or (self._heads and marker and held.lstrip().startswith(marker))
         if self._step == self._reasoning:
             self._add("reasoning", held)
         elif self._step in (self._start, self._content) and not has_begun_call:

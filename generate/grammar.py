@@ -52,10 +52,10 @@ REASONS = {  # by how an error of llguidance begins
     "Unimplemented keys": "it is not supported",
     "oneOf constraints": "its members overlap, or cannot be told apart. Use anyOf",
     "NoExtension": "no text satisfies it",
-    "initial lexer configuration": "its texts and patterns are too large together. Use fewer or shorter ones",
-    "lexer error": "it is too large, or repeats too much. Make it smaller",
-    "Parser Error: Current row": "it has too many alternatives at one place. Use fewer",
-    "schema too large": "its alternatives multiply to too many. Use fewer",
+    "initial lexer configuration": "its texts and patterns are too large together",
+    "lexer error": "it is too large, or repeats too much",
+    "Parser Error: Current row": "it has too many alternatives at one place",
+    "schema too large": "its alternatives multiply to too many",
 }
 
 
@@ -220,6 +220,8 @@ def _reason(error: str, forms: Mapping[str, tuple[Kind, Any]]) -> str:
     """Return llguidance's reason as a clause, with the path of the keyword in a schema that it speaks of."""
     lines = [line.strip() for line in error.splitlines()]
     reason = " ".join(line for line in lines if not re.match(r"$|<non-verbose/>|\^+$|\d+ \|", line))[:300]
+    if forms[ANSWER][0] != "lark":  # the place is in a grammar that the user never saw
+        reason = re.sub(r"^at \d+\(\d+\): ", "", reason)
     reason = next((text for begin, text in REASONS.items() if reason.startswith(begin)), reason)
     words = {*re.findall(r"[$\w]+", error)}
     schemas = [

@@ -343,7 +343,9 @@ def failure(error: BaseException | None) -> InferenceError | None:
     """Return the error to report to the caller for a sequence's error."""
     if error is None or isinstance(error, InferenceError):
         return error
+    if reason := getattr(error, "reason", None):
+        return InferenceError("server_error", f"the answer cannot go on: {reason}. Ask for a simpler form")
     return InferenceError(
         "server_error",
-        f"the model failed on this request: {getattr(error, 'reason', type(error).__name__)}. Try again; if it still fails, send another prompt",
+        f"the model failed on this request: {type(error).__name__}. Try again; if it still fails, send another prompt",
     )

@@ -98,7 +98,7 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
         options["grammar"] = constraint(engine, field, Form("lark", lark, parts))
     if written.control:  # these words must be seen; the grammar or the template lets no others appear
         options["hide_special"] = False
-    return lambda: AnswerParts(written, names, thinking)
+    return lambda: AnswerParts(written, names, thinking, required=calls.required)
 
 
 def _schema(tool: Tool) -> dict[str, Any] | None:

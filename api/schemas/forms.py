@@ -61,9 +61,9 @@ def text_form(kind: Literal["regex", "lark"]) -> Callable[[Any], Form]:
 
 
 def _object_form(value: Any) -> Form | None:
-    if not isinstance(value, bool):
-        raise ValueError(f"must have true or false, not {shown(value)}")
-    return Form("json", ANY_OBJECT) if value else None
+    if value is not True:
+        raise ValueError(f"must have true, not {shown(value)}")
+    return Form("json", ANY_OBJECT)
 
 
 READERS: dict[str, Callable[[Any], Form | None]] = {

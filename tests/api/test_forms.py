@@ -155,6 +155,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_in_each_dialect(client: Fla
         ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": "ab"}}, "structured_outputs"),
         ({"structured_outputs": {"json_object": 1}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_regex": "(a"}, "guided_regex"),

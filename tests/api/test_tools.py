@@ -369,6 +369,16 @@ def test_a_bad_choice_of_tools_is_refused(client: FlaskClient, model: FakeModel,
     assert model.plans == 0
 
 
+def test_half_a_marker_is_no_text_where_a_call_is_required(
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer
+) -> None:
+    says(model, tokenizer, "<tool_c" + " " * 400)
+    for count in range(1, 8):
+        for choice_of in ("required", "auto"):
+            said = choice(client, tools=TOOLS, tool_choice=choice_of, max_tokens=count)["message"]
+            assert not (choice_of == "required" and said["content"]), said
+
+
 @pytest.mark.parametrize("arguments", ['{"a"', "[1]", '"a"', 5, [1]])
 def test_a_history_with_broken_arguments_is_refused(client: FlaskClient, arguments: Any) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
