@@ -133,9 +133,10 @@ class Exposition(Collector):
         help = "Seconds that steps waited for the token masks of constrained requests."
         yield counter("eb_mask_seconds", help, {}, m.mask_seconds)
         grammars = self.service.engine.grammars if self.service.engine else None
-        asked = {kind: grammars.counts.get(kind, 0) if grammars else 0 for kind in ("compiled", "cached", "refused")}
+        counted = {} if grammars is None else grammars.counts
+        asked = {kind: counted.get(kind, 0) for kind in ("compiled", "cached", "refused")}
         yield counters("eb_forms", "Forms of answers that requests asked for, by result.", "result", asked)
-        yield gauge("eb_forms_kept", "Compiled forms in memory.", {}, len(grammars) if grammars else 0)
+        yield gauge("eb_forms_kept", "Compiled forms in memory.", {}, 0 if grammars is None else len(grammars))
         help = "Seconds that requests waited, by reason."
         yield histograms("eb_queue_wait_seconds", help, "reason", m.waited)
         spent = m.slot_steps.copy()

@@ -35,6 +35,7 @@ SCHEMAS = [
     closed({"date": text(format="date"), "ok": {"type": "boolean"}, "rest": {"anyOf": [TEXT, WHOLE, {"type": "null"}]}}),
 ]  # fmt: skip
 ANSWER = 60  # tokens
+ALONE = 24  # requests that are served by themselves, too
 
 
 @functools.cache
@@ -85,14 +86,14 @@ def serve(
 
 @functools.cache
 def alone() -> dict[str, list[int]]:
-    """Return the tokens of each request served by itself."""
+    """Return the tokens of some requests, each served by itself."""
     own = runner()
-    return {seq.id: serve([seq], own)[seq.id] for seq in requests(64)}
+    return {seq.id: serve([seq], own)[seq.id] for seq in requests(ALONE)}
 
 
 def test_every_complete_answer_is_valid() -> None:
     complete = 0
-    for seq in requests(64):
+    for seq in requests(ALONE):
         tokens = alone()[seq.id]
         if seq.sampling.grammar is None or tokens[-1] not in tokenizer().eos_ids:
             continue
@@ -101,29 +102,30 @@ def test_every_complete_answer_is_valid() -> None:
         jsonschema.validate(
             value, SCHEMAS[int(seq.id) // 2 % len(SCHEMAS)], format_checker=jsonschema.FormatChecker(["date"])
         )
-    assert complete >= 20
+    assert complete >= 8
 
 
 def test_texts_are_the_same_among_others() -> None:
-    assert serve(requests(64), runner()) == alone()
+    together = serve(requests(64), runner())
+    assert {id: together[id] for id in alone()} == alone()
 
 
 @pytest.mark.parametrize("policy", ["static", "chunked"])
 def test_texts_are_the_same_under_other_policies(policy: str) -> None:
-    assert serve(requests(64), runner(), policy=policy, slots=8) == alone()
+    assert serve(requests(ALONE), runner(), policy=policy, slots=8) == alone()
 
 
 @pytest.mark.parametrize("kind", [ModelRunner, GpuRunner])
 def test_texts_are_the_same_with_drafts_of_which_the_forced_ones_are_right(kind: type[Runner]) -> None:
-    sequences = requests(64)
+    sequences = requests(ALONE)
     forced = serve(sequences, runner(kind), speculator=Speculator(ForcedDrafter(NgramDrafter()), 4))
-    assert forced == serve(requests(64), runner(kind))
+    assert forced == serve(requests(ALONE), runner(kind))
     accepted = sum(seq.accepted for seq in sequences if seq.sampling.grammar)
     assert accepted > 2 * len(sequences)
 
 
 def test_texts_are_the_same_after_preemption() -> None:
-    sequences = requests(64)
+    sequences = requests(ALONE)
     assert serve(sequences, runner(pages=40), pages=40, slots=32) == alone()
     assert any(seq.preemptions for seq in sequences if seq.sampling.grammar)
 
