@@ -85,10 +85,11 @@ def prompt_of(
     if not engine.chats:
         text = plain(history, answers)
         return Prompt(text, encode(engine, text, special=engine.special_end, keep=keep, param="messages"))
-    texts = [message["content"] or "" for message in history] + [json.dumps(tool) for tool in described]
+    said = [message.content or "" for message in messages]
+    told = [json.dumps(tool) for tool in described]
     if keep is None:
-        check_size(engine, texts, "messages")
-    with tokenizing(sum(map(len, texts)), "messages"):
+        check_size(engine, said + told, "tools" if sum(map(len, told)) > sum(map(len, said)) else "messages")
+    with tokenizing(sum(map(len, said + told)), "messages"):
         text, ids = engine.tokenizer.encode_chat(history, answers, continues=continues, variables=variables)
     return Prompt(text, ids if keep is None else ids[-keep:])
 

@@ -369,6 +369,15 @@ def test_a_bad_choice_of_tools_is_refused(client: FlaskClient, model: FakeModel,
     assert model.plans == 0
 
 
+def test_tools_that_are_too_long_are_named_and_counted_once(client: FlaskClient, tokenizer: Tokenizer) -> None:
+    most = 1024 * tokenizer.longest_token
+    for length in (most // 2 + 100, most + 100):
+        tool = {"type": "function", "function": {"name": "f", "description": "x" * length}}
+        refusal = error(chat(client, USER, tools=[tool]))
+        assert refusal["code"] == "context_length_exceeded"
+        assert (refusal["param"] == "tools") == (length > most)  # the shorter one becomes too many tokens
+
+
 def test_half_a_marker_is_no_text_where_a_call_is_required(
     client: FlaskClient, model: FakeModel, tokenizer: Tokenizer
 ) -> None:
