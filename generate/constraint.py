@@ -51,9 +51,8 @@ class Constraint:
         known[same:] = rest[:read]
         if read < len(rest) or self.matcher.is_error():
             raise self.error()
-        if seconds > MOST_SECONDS * max(
-            1, len(rest)
-        ):  # the limits of llguidance do not bound what an ambiguous grammar takes
+        # The limits of llguidance do not bound what it takes to read a token of an ambiguous grammar.
+        if seconds > MOST_SECONDS * max(1, len(rest)):
             raise FormError(f"its form takes {seconds:.2f} s for {len(rest):,} tokens, as it is too ambiguous")
         return self.matcher
 
@@ -88,7 +87,7 @@ class Stopwatch:
     seconds = 0.0
 
     def take(self) -> float:
-        """Return them, and begin anew."""
+        """Return the seconds so far, and start again at zero."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
@@ -105,24 +104,23 @@ def fill(constraints: Sequence[Constraint], histories: Sequence[Sequence[int]]) 
     began = time.perf_counter()
     words = -(-constraints[0].grammar.grammars.vocabulary // 32)
     masks = Masks(np.full((len(constraints), words), -1, np.int32), {})
-    jobs: list[tuple[llguidance.LLMatcher, int, list[int]]] = []
-    members: list[tuple[int, Constraint]] = []
+    jobs: dict[int, tuple[Constraint, list[int]]] = {}  # by the row of an answer: its drafts
     for row, (constraint, ids) in enumerate(zip(constraints, histories)):
-        if row and constraint is constraints[row - 1]:
-            if members and members[-1][1] is constraint:
-                jobs[-1][2].append(ids[-1])
-            continue
-        try:
-            jobs.append((constraint.at(ids), row, []))
-            members.append((row, constraint))
-        except FormError as error:
-            masks.errors[row] = error
+        if not row or constraint is not constraints[row - 1]:
+            first = row
+            try:
+                constraint.at(ids)
+                jobs[row] = constraint, []
+            except FormError as error:
+                masks.errors[row] = error
+        elif first in jobs:
+            jobs[first][1].append(ids[-1])
     where = masks.bits.ctypes.data, words * 4, len(constraints)
-    if plain := [(matcher, row) for matcher, row, drafts in jobs if not drafts]:
+    if plain := [(own.matcher, row) for row, (own, drafts) in jobs.items() if not drafts]:
         executor().unsafe_compute_mask_ptr(plain, *where)
-    if drafted := [job for job in jobs if job[2]]:
+    if drafted := [(own.matcher, row, drafts) for row, (own, drafts) in jobs.items() if drafts]:
         executor().unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
-    for row, constraint in members:
+    for row, (constraint, _) in jobs.items():
         if constraint.matcher.is_error():
             masks.errors[row] = constraint.error()
     filling.seconds += time.perf_counter() - began
