@@ -10,6 +10,7 @@ from flask import Flask
 
 from app import connect, create_app, load_engine
 from config import Config
+from models.text.tokenizer import Tokenizer
 from tests.support import wait_until
 from tests.support.checkpoints import write_checkpoint
 from tests.support.fakes import FakeModel, fake_engine
@@ -24,6 +25,14 @@ def shared_app() -> Flask:
 @pytest.fixture
 def app(shared_app: Flask, model: FakeModel) -> Iterator[Flask]:
     yield from connected(shared_app, fake_engine(model))
+
+
+@pytest.fixture
+def prompts(model: FakeModel, tokenizer: Tokenizer) -> list[str]:
+    """Return the prompts that the model computes, in the tokenizer of the file's own tests."""
+    found: list[str] = []
+    model.before = lambda plan: found.append(tokenizer.decode(plan.sequences[0].prompt_ids))
+    return found
 
 
 @pytest.fixture

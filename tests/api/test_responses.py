@@ -20,10 +20,9 @@ from werkzeug.test import TestResponse
 from app import create_app, load_engine
 from config import Config
 from models.text.tokenizer import Tokenizer
-from models.text.tokenizer_files import from_folder
 from tests.support import wait_until
 from tests.support.fakes import FakeModel, fake_engine, places_taken
-from tests.support.tokenizers import TOOL_TEMPLATES, write
+from tests.support.tokenizers import with_template
 
 PARIS = '{"city": "Paris"}'
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -38,16 +37,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
 
 @pytest.fixture(params=["smollm2"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    write(tmp_path, "smollm")
-    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATES[request.param])
-    return Tokenizer(from_folder(tmp_path))
-
-
-@pytest.fixture
-def prompts(model: FakeModel, tokenizer: Tokenizer) -> list[str]:
-    found: list[str] = []
-    model.before = lambda plan: found.append(tokenizer.decode(plan.sequences[0].prompt_ids))
-    return found
+    return with_template(tmp_path, request.param)
 
 
 @pytest.fixture

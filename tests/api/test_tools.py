@@ -20,10 +20,9 @@ from api.dialects import tools
 from api.schemas.forms import Form
 from api.service import Engine
 from models.text.tokenizer import Tokenizer
-from models.text.tokenizer_files import from_folder
 from models.text.tool_format import ENOUGH, MISTRAL
 from tests.support.fakes import FakeModel, fake_engine
-from tests.support.tokenizers import TOOL_TEMPLATES, write
+from tests.support.tokenizers import with_template
 
 PARIS = '{"city": "Paris"}'
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -60,16 +59,7 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
 
 @pytest.fixture(params=["smollm2"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    write(tmp_path, "smollm")
-    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATES[request.param])
-    return Tokenizer(from_folder(tmp_path))
-
-
-@pytest.fixture
-def prompts(model: FakeModel, tokenizer: Tokenizer) -> list[str]:
-    found: list[str] = []
-    model.before = lambda plan: found.append(tokenizer.decode(plan.sequences[0].prompt_ids))
-    return found
+    return with_template(tmp_path, request.param)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from models.text import splits
+from models.text.tokenizer import Tokenizer as TextTokenizer
+from models.text.tokenizer_files import from_folder
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]")
 CORPUS = [
@@ -267,3 +269,10 @@ TOOL_TEMPLATES = {
     "qwen2.5": _TOOLS.replace("%s", ""), "qwen3": _TOOLS.replace("%s", _NO_THINKING), "hermes": _TOOLS.replace("%s", ""),
     "llama3": _LLAMA, "mistral": _MISTRAL, "smollm2": CHATML,
 }  # fmt: skip
+
+
+def with_template(folder: Path, family: str) -> TextTokenizer:
+    """Write a tokenizer with the chat template of a family of `TOOL_TEMPLATES` into `folder`, and return it loaded."""
+    write(folder, "smollm")
+    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATES[family])
+    return TextTokenizer(from_folder(folder))
