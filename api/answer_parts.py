@@ -28,8 +28,8 @@ class AnswerParts:
     """Takes one answer apart: `feed` it as it grows, then `finish` it.
 
     `form` is how the model writes calls (`models/text/tool_format.py`) and `names` are the tools that it may call; without
-    names, what looks like a call is text. Where a call is `required`, there is no text before it. `thinking` is "maybe", "open" where the answer begins as thought, or "none".
-    What precedes a call or follows the thinking part loses the white space beside it. Half a call's head is left out.
+    names, what looks like a call is text. Where a call is `required`, there is no text before it. `thinking` is "maybe", "open"
+    where the answer begins as thought, or "none". What precedes a call or follows the thinking part loses the white space beside it. Half a call's head is left out.
     """
 
     def __init__(self, form: Any, names: Collection[str], thinking: str, *, required: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What forms cost: tokens/s of answers that follow a schema and of their neighbors, and how long a new schema takes.
+"""Measure what forms cost: tokens/s with and without them, also of their neighbors, and the time to compile a new schema.
 
     python -m benchmarks.structured --model smollm2 --json benchmarks/results/structured.json
 

@@ -30,7 +30,7 @@ MOST_KEPT, MOST_CHARACTERS = 256, 1 << 21  # forms, and their sources together: 
 LARGEST_SOURCE = 1 << 17  # characters
 MOST_SECONDS = 0.5  # of a processor, to compile a form and to find its first tokens
 # The compiler recurses over rules and properties, and an overflow would end the process. 64 MB hold the deepest form of
-# LARGEST_SOURCE; the stack of an HTTP handler holds 1,500 properties. What is not used takes no memory.
+# LARGEST_SOURCE; that of an HTTP handler overflows at some 1,500 properties. A stack takes memory only where it is used.
 COMPILER_STACK = 128 << 20  # bytes
 # What a step may cost, and what a form may hold in memory: about 5 ms, and 10 MB for each answer. Without
 # `precompute_large_lexemes`, the default, one repetition can take minutes.
@@ -64,7 +64,7 @@ class FormError(ValueError):
 
     @property
     def reason(self) -> str:
-        """What is wrong."""
+        """The reason, as a clause of a message to a client."""
         return str(self)
 
 

@@ -74,7 +74,7 @@ def blueprint(service: Service) -> Blueprint:
 
 
 class Part(NamedTuple):
-    """What grows of the last item: the kind of its pieces, how events call it, where it is, and its texts so far."""
+    """The growing part of the last item: the kind of its pieces, its name in events, its place, and its texts so far."""
 
     kind: str
     name: str
@@ -84,7 +84,7 @@ class Part(NamedTuple):
 
     @property
     def scores(self) -> dict[str, Any]:
-        """What events have beside a text."""
+        """The log probabilities that events of a text must have, always none."""
         return {"logprobs": []} if "logprobs" in self.more else {}
 
     def written(self, text: str) -> dict[str, Any]:
