@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from simulate.measured.observed import Observed, Trace, converse
+from simulate.measured.observed import Observed, converse
 from simulate.measured.observed_law import noise
 from simulate.scenario import Chosen
 from simulate.simulator import Run
+from simulate.trace import Trace
 
 DRAWS = 8  # simulations for the intervals: few, because they share a processor with a server
 

@@ -22,9 +22,10 @@ from scheduling.iteration import SlotSteps
 from scheduling.stretches import Stretch
 from simulate.best import blame, regret
 from simulate.measured.lanes import MAX_WEIGHT, cut, records, stretches
-from simulate.measured.observed import Observed, Seen, Trace, converse
+from simulate.measured.observed import Observed, converse
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import simulate
+from simulate.trace import Seen, Trace
 
 MOST_STRANGE = 0.05  # of the steps of a lane may have sizes that were not measured
 LONGEST_WAKE = 0.05  # seconds of an idle loop; a policy that waits for more requests waits longer

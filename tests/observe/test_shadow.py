@@ -35,9 +35,9 @@ from scheduling.sequence import Sequence
 from simulate.hook_limit import limited
 from simulate.measured import observed, observed_law
 from simulate.measured import shadow as simulated
-from simulate.measured.observed import Seen, Trace
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import Run, simulate
+from simulate.trace import Seen, Trace
 from tests.support import wait_until
 from tests.support.observe import COST, SLOTS, answer_to, inferences, manager, recorded, served, watch
 from tests.support.scheduling import drive, make_scheduler, requests

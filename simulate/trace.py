@@ -1,0 +1,53 @@
+"""Requests that some server has served, which the simulator can serve again: lengths, arrivals, contents, but no text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scheduling.sequence import Sequence
+
+
+class Seen(NamedTuple):
+    """A finished request: its arrival, its lengths, and its latency in seconds (None: the answer was incomplete).
+
+    `pages` names its full pages, of prompt and answer, by numbers, equal where their tokens and all before them are.
+    `drafts`: of each step with drafts, the place in the answer, their number, and how many were accepted. `waited`: seconds
+    until it joined the batch. `constrained`: its answer followed a grammar.
+    """
+
+    at: float
+    prompt: int
+    tokens: int
+    latency: float | None
+    client: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    open_ended: bool = False
+    limit: int = 0  # max_tokens
+    pages: Many[int] = ()
+    drafts: Many[Many[int]] = ()
+    waited: float = 0.0
+    constrained: bool = False
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Finished requests, in order of arrival."""
+
+    seen: Many[Seen]
+
+    def sequences(self) -> list[Sequence]:
+        """Return fresh sequences, whose answers end after as many tokens as on the server."""
+        result = [
+            Sequence(
+                [0] * seen.prompt, max(seen.tokens, seen.limit), id=str(i), arrived_at=seen.at, client=seen.client,
+                priority=seen.priority, deadline=seen.deadline, open_ended=seen.open_ended,
+                hashes=[page.to_bytes(8, "big") for page in seen.pages], constrained=seen.constrained,
+            )
+            for i, seen in enumerate(self.seen)
+        ]  # fmt: skip
+        for seq, seen in zip(result, self.seen):
+            seq.end_after(seen.tokens)
+        return result
