@@ -30,6 +30,7 @@ COMMANDS = {
     "prefix": "Compare prefix caches: hits, TTFT and TPOT by cache and batch size.",
     "calibrate": "Time the engine on this machine and fit a cost model to it.",
     "validate": "Send the same arrivals through a real server and the simulator, side by side.",
+    "advise": "Say what other settings would have done to the requests of a log, and check whether it was true.",
     "predict": "Simulate the requests of a comparison and compare with its measurements.",
     "adversary": "Search for the requests on which a policy does worst, compared with another policy or a bound.",
     "check": "Test a policy on thousands of random cases and report which law it breaks.",
