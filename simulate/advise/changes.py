@@ -70,7 +70,7 @@ def changes_of(fitted: Fitted) -> Iterator[Change]:
     for name in FACTORS.keys() & flags.keys():
         yield from ({name: max(1, int(factor * getattr(fitted.scenario.engine, name)))} for factor in FACTORS[name])
     if "policy" in flags or fitted.kind.name == "vllm":
-        yield from ({"loop": name} for name in policies.names())
+        yield from ({"loop": name} for name in policies.names() if not policies.is_closed(name))
     yield from ({"replicas": 2, "router": name} for name, hint in HINTS.items() if not hint or hint in differ)
 
 

@@ -22,7 +22,7 @@ from simulate.measured.fit import Fitted
 from simulate.simulator import Run
 from simulate.trace import Trace
 
-PART, FEWEST = 3, 30  # the first look is at a third of the requests, and at 30 or more
+PART, FEWEST = 3, 30  # the first look is at a third of the requests, and at 30 and twice the slots or more
 BEST, LINES = 3, 6  # changes that are simulated on all requests, beside the best of each kind; and that get intervals
 DRAWS = 10  # machines: the outer two have the 5 % and 95 % quantiles of the drift
 STEPS = 20_000  # of all machines; in longer runs the noise of single steps averages out, and three machines are enough
@@ -78,15 +78,16 @@ class Search:
         self.names = [name for name in self.served if name not in ("longest", "rows")]
         self._drawn = range(DRAWS) if run.steps * DRAWS <= STEPS else (0, DRAWS // 2, DRAWS - 1)
         self._again = [figures(serve(fitted, {}, law=law), limits) for law in self._laws()]
-        seen, size = fitted.scenario.rows.seen, max(FEWEST, run.requests // PART)
+        seen = fitted.scenario.rows.seen
+        size = max(FEWEST, len(seen) // PART, 2 * fitted.scenario.engine.slots)
         starts = range(0, max(1, len(seen) - size + 1), size // 2)
         busiest = max(starts, key=lambda start: float(run.latency[start : start + size].mean()))
-        self._part = Trace(seen[busiest : busiest + size])
+        self._part = Trace(seen[busiest : busiest + size]) if size < len(seen) else None
+        self._known: dict[str, Figures] = {}  # of all requests
 
     def best(self, changes: Iterable[Change], own: Many[Change] = ()) -> list[dict[str, Any]]:
         """Return what `advice` says of the best changes and pairs of them, the best first, and of all of the user's `own`."""
-        before = self._run({}, self._part)
-        looked = [trial for trial in self.tried(changes, self._part) if trial[1] != before]
+        looked = self.tried(changes, self._part)
         kept = [change for change, _ in (*looked[:BEST], *best_of_each(looked)) if change not in own]
         found = self.tried([*own, *(change for i, change in enumerate(kept) if change not in kept[:i])])
         served = self._rank(({}, self.served))
@@ -128,16 +129,22 @@ class Search:
 
     def _run(self, change: Change, rows: Trace | None = None, law: cost.Cost | None = None) -> Figures | None:
         """Return the figures of a change; None, and why in `failed`, if it does not serve all requests."""
+        name, plain = title(change), rows is None and law is None
+        if plain and name in self._known:
+            return self._known[name]
         try:
             run = serve(self.fitted, change, rows, law)
             if run.answered < run.requests:
                 raise ValueError(f"{run.requests - run.answered:,} requests were refused")
         except (ValueError, PolicyError, RuntimeError) as error:
-            self.failed[title(change)] = str(error)
+            self.failed[name] = str(error)
             return None
         finally:
             self._passed()
-        return figures(run, self.limits)
+        found = figures(run, self.limits)
+        if plain:
+            self._known[name] = found
+        return found
 
     def tried(self, changes: Iterable[Change], rows: Trace | None = None) -> list[Trial]:
         """Return the changes that serve all requests, the best first."""

@@ -127,7 +127,9 @@ def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> None
     )
     console.print(table_of(caption, ("what", "change", *search.names), cells, 2))
     for i, each in enumerate(advice, 1):
-        say(console, ". ".join((f"{i}: {way_of(fitted, each['change'])}", *each["notes"])))
+        low, high = each["gains"][goal][1:]
+        if each["notes"] or (low > 0 if goal == MET else high < 0):  # what is worse needs no instruction
+            say(console, ". ".join((f"{i}: {way_of(fitted, each['change'])}", *each["notes"])))
     for name, why in search.failed.items():
         say(console, f"left out: {name}: {why}")
     scheduler = fitted.scenario.engine.scheduler(fitted.scenario.policies[0])
