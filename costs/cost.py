@@ -8,8 +8,9 @@ policies or how it was fitted. `published.py` has the models by name.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import InitVar, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,39 +98,61 @@ class Scaled(Engine):
 
 @dataclass(frozen=True)
 class Affine(Cost):
-    """The default law, in seconds, with an optional hinge where a device becomes bound by arithmetic.
+    """The default law, in seconds, no constant below 0. D rows decode, and P prompt tokens are computed.
 
-    T = base + prefill [any prompt token] + token n_tok + hinge max(0, n_tok - knee) + row n_seq
-        + context (sum over decodes) + pairs (sum over prompt pieces of c (k + (c + 1) / 2))
-        + mask_row_s [tokens sampled under the mask of a grammar]
+    T = base + decode D + prompt P + start [rows with prompt tokens] + prefill [any prompt token] + context (sum over decodes)
+        + pair (sum over prompt pieces of c (k + (c + 1) / 2)) + mask_row_s [tokens sampled under the mask of a grammar]
+        + hinge max(0, D + P - knee) + experts (1 - (1 - chosen)^(D + P))
+
+    Beyond `knee` tokens a device is bound by arithmetic. A mixture of experts takes `experts` to read all of them; a token is
+    routed to the share `chosen`, such as 8/128. A step without prompt tokens computes D rounded up to the next of `buckets`, the
+    batch sizes of recorded graphs. `token` and `row`, of older files, add to decode and prompt, and to decode and start.
     """
 
     base: float = 0.0
+    decode: float = 0.0
+    prompt: float = 0.0
+    start: float = 0.0
     prefill: float = 0.0
-    token: float = 0.0
-    hinge: float = 0.0
-    knee: int = 0
-    row: float = 0.0
     context: float = 0.0
     pair: float = 0.0
     mask_row_s: float = 0.0
+    hinge: float = 0.0
+    experts: float = 0.0
+    knee: int = 0
+    chosen: float = 0.0
+    buckets: tuple[int, ...] = ()
+    token: InitVar[float] = 0.0
+    row: InitVar[float] = 0.0
     name = "affine"
+
+    def __post_init__(self, token: float, row: float) -> None:
+        object.__setattr__(self, "decode", self.decode + token + row)
+        object.__setattr__(self, "prompt", self.prompt + token)
+        object.__setattr__(self, "start", self.start + row)
+        object.__setattr__(self, "buckets", tuple(sorted(self.buckets)))  # a list in a file
 
     @property
     def flat(self) -> bool:
         return not self.context
 
+    def rows(self, step: Step) -> int:
+        """Return how many decoding rows are computed: those of the smallest graph that has room, if one has."""
+        if step.prompt or step.decodes > self.buckets[-1]:
+            return step.decodes
+        return self.buckets[bisect_left(self.buckets, step.decodes)]
+
     def seconds(self, step: Step) -> float:
-        tokens = step.decodes + step.prompt
-        seconds = (
-            self.base + self.token * tokens + self.row * (step.decodes + step.prefills) + self.context * step.context
-        )
+        rows = self.rows(step) if self.buckets else step.decodes
+        seconds = self.base + self.decode * rows + self.context * step.context
         if step.masks:
             seconds += self.mask_row_s * step.masks
         if step.prompt:
-            seconds += self.prefill + self.pair * step.pairs
-        if self.hinge and tokens > self.knee:
-            seconds += self.hinge * (tokens - self.knee)
+            seconds += self.prefill + self.prompt * step.prompt + self.start * step.prefills + self.pair * step.pairs
+        if self.hinge and rows + step.prompt > self.knee:
+            seconds += self.hinge * (rows + step.prompt - self.knee)
+        if self.experts:
+            seconds += self.experts * (1 - (1 - self.chosen) ** (rows + step.prompt))
         return seconds
 
 

@@ -157,8 +157,10 @@ VTC_A10G = Phases(
     base=32.713e-3, row=0.31261e-3, knee=48, context=0.70586e-6, token=0.21087e-3, request=0.5933e-3
 )  # fmt: skip
 
+OF_AFFINE: dict[str, Any] = {"token": 0.1e-3, "row": 0.1e-3}  # which can be changed, too
+
 MODELS: dict[str, Cost] = {
-    "affine": Affine(base=8e-3, token=0.1e-3, row=0.1e-3),
+    "affine": Affine(base=8e-3, **OF_AFFINE),
     "llm-mock": LlmMock(),
     "llm-mock-ragged": LlmMock(ragged=True),
     "distserve-opt13b": DistServe(),
@@ -181,11 +183,14 @@ def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
             f"unknown cost model {name!r}.{nearest(name, MODELS)} Use one of: {', '.join(MODELS)}, or a file of "
             "'python -m simulate calibrate'"
         )
+    options = options or {}
     known = [key for key, value in vars(model).items() if isinstance(value, int | float)]
-    for key in options or ():
+    if name == "affine" and options.keys() & OF_AFFINE.keys():
+        model, options, known = Affine(model.base), {**OF_AFFINE, **options}, [*known, *OF_AFFINE]
+    for key in options:
         if key not in known:
             raise ValueError(f"cost model {name!r} has no constant {key!r}. Use {', '.join(known)}")
-    changed: Cost = replace(model, **options or {})
+    changed: Cost = replace(model, **options)
     return changed
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from rich.console import Console
 
 from costs.cost import Affine, Cost, Host, Interpolated, to_dict
 from costs.steps import Step
+from simulate.measured.least_squares import PLAIN, law_of, solve, terms_of
 from terminal.progress import counted
 
 ROOT = Path(__file__).parents[2]
@@ -100,25 +101,9 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
     return [p for p in points if p.chunk <= most and max(p.context, p.cached + p.chunk) <= longest]
 
 
-def table(steps: Iterable[Step], knee: int = 0) -> np.ndarray:
-    """Return the terms of the default law, one row a step: base prefill token row context pair mask (hinge)."""
-    rows = [
-        (1.0, float(s.prompt > 0), s.tokens, s.rows, s.context, s.pairs, s.masks, max(0, s.tokens - knee))
-        for s in steps
-    ]
-    return np.array(rows)[:, : 8 if knee else 7]
-
-
-def fit(steps: Many[Step], seconds: np.ndarray, knee: int = 0) -> Affine:
-    """Fit the default law, no coefficient below 0."""
-    from scipy.optimize import nnls  # which takes longer to load than most commands of the simulator take
-
-    x = table(steps, knee)
-    scale = np.abs(x / seconds[:, None]).max(axis=0)
-    scale[scale == 0] = 1.0
-    beta = nnls(x / seconds[:, None] / scale, np.ones(len(seconds)))[0] / scale
-    base, prefill, token, row, context, pair, mask, *hinge = map(float, beta)
-    return Affine(base, prefill, token, hinge[0] if hinge else 0.0, knee, row, context, pair, mask)
+def fit(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN) -> Affine:
+    """Fit the constants of the default law, so that relative errors count; knee, chosen and buckets are those of `law`."""
+    return law_of(solve(np.array([terms_of(step, law) for step in steps]), seconds, seconds), law)
 
 
 def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
@@ -171,9 +156,9 @@ def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
     errors = cross_validate(fit, steps, seconds)
     best = Fit(fit(steps, seconds), errors, drift)
     for knee in (k for k in KNEES if 8 <= k < most):
-        errors = cross_validate(partial(fit, knee=knee), steps, seconds)
+        errors = cross_validate(partial(fit, law=replace(PLAIN, knee=knee)), steps, seconds)
         if np.abs(errors).mean() < 0.9 * best.mape:
-            best = Fit(fit(steps, seconds, knee), errors, drift)
+            best = Fit(fit(steps, seconds, replace(PLAIN, knee=knee)), errors, drift)
     if best.mape > ACCEPT_MAPE or best.worst > ACCEPT_WORST:
         other = Fit(interpolated(steps, seconds), cross_validate(interpolated, steps, seconds), drift)
         if other.mape < best.mape:

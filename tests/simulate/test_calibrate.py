@@ -16,6 +16,7 @@ from costs.cost import Affine, Cost, Host
 from costs.steps import Step
 from simulate.measured import calibrate
 from simulate.measured.calibrate import Measure, Point, choose, cross_validate, fit, grid, interpolated, predict
+from simulate.measured.least_squares import TERMS, terms_of
 
 LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pair=2e-6)
 
@@ -40,9 +41,9 @@ def test_a_law_is_recovered_from_timings_with_noise(size: str, seed: int) -> Non
     truth = predict(LAW, steps)
     assert np.abs(predict(found.cost, steps) / truth - 1).mean() < 0.01
     assert isinstance(found.cost, Affine)
-    shares = calibrate.table(steps) * [LAW.base, LAW.prefill, LAW.token, LAW.row, LAW.context, LAW.pair, LAW.mask_row_s]
+    shares = np.array([terms_of(step) for step in steps]) * [getattr(LAW, name) for name in TERMS]
     carries = (shares / truth[:, None]).max(axis=0) >= 0.5
-    for name, share in zip(("base", "prefill", "token", "row", "context", "pair"), carries):
+    for name, share in zip(TERMS, carries):
         value = getattr(found.cost, name)
         assert value >= 0
         if share:
