@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import InitVar, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -237,50 +236,14 @@ class Sizes:
         return cls(**{name: int(machine[name]) for name in ("context", "vocabulary", "kv_bytes") if name in machine})
 
 
-@dataclass(frozen=True)
-class Interpolated(Cost):
-    """Measured points where no affine law fits: monotone in tokens, with terms for context, pairs and masks beside it.
-
-    `decode` and `mixed` are ascending (tokens, seconds) points of steps without and with prompt tokens.
-    """
-
-    decode: tuple[tuple[float, float], ...]
-    mixed: tuple[tuple[float, float], ...]
-    context: float = 0.0
-    pair: float = 0.0
-    mask_row_s: float = 0.0
-    name = "interpolated"
-
-    @classmethod
-    def from_dict(cls, decode: Any, mixed: Any, **rest: float) -> Interpolated:
-        return cls(tuple(map(tuple, decode)), tuple(map(tuple, mixed)), **rest)
-
-    def seconds(self, step: Step) -> float:
-        points = self.mixed if step.prompt else self.decode
-        beside = self.context * step.context + self.pair * step.pairs + self.mask_row_s * step.masks
-        return interpolate(points, step.decodes + step.prompt) + beside
-
-
-def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
-    """Go through ascending points by straight lines, the outer two lines drawn on, never below the first."""
-    if len(points) == 1:
-        return points[0][1]
-    i = 1
-    while i < len(points) - 1 and points[i][0] < x:
-        i += 1
-    (x0, y0), (x1, y1) = points[i - 1], points[i]
-    return y0 + (y1 - y0) * (max(x, points[0][0]) - x0) / (x1 - x0)
-
-
-def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]:
+def load(path: str | Path) -> tuple[Affine, Host, dict[str, Any]]:
     """Read a file of `calibrate`: cost, host overheads, and all its facts."""
     try:
         facts = json.loads(Path(path).read_text("utf-8-sig"))
         constants = dict(facts["cost"])
-        kinds: dict[str, Callable[..., Affine | Interpolated]] = {
-            "affine": Affine, "interpolated": Interpolated.from_dict
-        }  # fmt: skip
-        model = kinds[constants.pop("kind")](**constants)
+        if constants.pop("kind") != Affine.name:
+            raise ValueError("its law is one of an older version, or of none")
+        model = Affine(**constants)
         model.seconds(prefilling(1))  # TypeError here when a constant is not a number
         host = {key: float(value) for key, value in facts.get("host", {}).items()}
         return model, Host(**host), facts
@@ -294,6 +257,6 @@ def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]
         ) from error
 
 
-def to_dict(cost: Affine | Interpolated) -> dict[str, Any]:
+def to_dict(cost: Affine) -> dict[str, Any]:
     """Return what `load` reads."""
     return {"kind": cost.name, **asdict(cost)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from costs.cost import Affine, Cost, Host, Phases, interpolate, load
+from costs.cost import Affine, Cost, Host, Phases, load
 from costs.steps import Step
 from scheduling.options import nearest
 
@@ -173,6 +173,17 @@ MODELS: dict[str, Cost] = {
     "oracle-a": Phases(base=8e-3, row=0.2e-3, start=5e-3, request=2e-3),
     "inoue-v100": Constant(a=1.8874e-3, b=0.1438e-3),
 }
+
+
+def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
+    """Go through ascending points by straight lines, the outer two lines drawn on, never below the first."""
+    if len(points) == 1:
+        return points[0][1]
+    i = 1
+    while i < len(points) - 1 and points[i][0] < x:
+        i += 1
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 + (y1 - y0) * (max(x, points[0][0]) - x0) / (x1 - x0)
 
 
 def make(name: str, options: Mapping[str, float] | None = None) -> Cost:

@@ -62,7 +62,9 @@ def shares_of(cost: Cost, slots: int, host: Host) -> list[Shares]:
     cost, factor = unwrapped(cost)
     if isinstance(cost, Affine):
         tilted = [_of_affine(cost, slots, host, factor, tilt) for tilt in (TILTS if cost.hinge else TILTS[:1])]
-        return [shares for shares in tilted if min(shares.row, shares.prompt - host.alpha2) >= 0]  # else one step more would take less than no time
+        return [
+            shares for shares in tilted if min(shares.row, shares.prompt - host.alpha2) >= 0
+        ]  # else one step more would take less than no time
     if isinstance(cost, Phases):
         return [_of_phases(cost, slots, host, factor)]
     return [_of_rows(cost, slots, host, factor)]
