@@ -193,7 +193,8 @@ class Host:
     """What the computer around the model adds, in seconds.
 
     alpha0 before a request is seen (HTTP, tokenizing), alpha1 after its last token, alpha2 for each token handed out,
-    sigma for each turn of the loop; an idle loop looks for work every `poll` seconds, at once when that is 0.
+    sigma for each turn of the loop; an idle loop looks for work every `poll` seconds, at once when that is 0. The very first
+    step takes `first_step` more, as a server compiles or records then.
     """
 
     alpha0: float = 0.0
@@ -201,6 +202,7 @@ class Host:
     alpha2: float = 0.0
     sigma: float = 0.0
     poll: float = 0.0
+    first_step: float = 0.0
 
     def seconds(self, tokens: int) -> float:
         """Return what the host adds to a step that hands out `tokens` tokens."""
