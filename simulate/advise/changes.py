@@ -102,7 +102,7 @@ def way_of(fitted: Fitted, change: Change) -> str:
             "policy": chosen_of(fitted, change).name,
             **{k: v for k, v in change.items() if k not in ("loop", "order")},
         }
-    words = " and ".join(ways[name].format(value) for name, value in steps.items())
+    words = " and ".join(ways.get(f"{name}:{value}", ways[name]).format(value) for name, value in steps.items())
     uses = chosen_of(fitted, change).policy(1).claims.uses
     if "length" not in uses or any(seen.limit for seen in fitted.scenario.rows.seen):
         return words

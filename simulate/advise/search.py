@@ -99,15 +99,12 @@ class Search:
         lines = sorted(found, key=lambda trial: trial[0] not in own)[:LINES]
         return [self.advice(change) for change, _ in sorted(lines, key=self._rank)]
 
-    def advice(self, change: Change, paired: bool = True) -> dict[str, Any]:
-        """Return a change, its figures, `gains` (by how much each grows, center and 90 % interval), and `notes` on what to mind.
-
-        Not `paired`, the interval is that of a run of the server over the simulation of what was served before.
-        """
+    def advice(self, change: Change) -> dict[str, Any]:
+        """Return a change, its figures, `gains` (by how much each grows, center and 90 % interval), and `notes` on what to mind."""
         ((_, found),) = self.tried([change])
         fitted, rows, notes, gains = self.fitted, int(self.served["rows"]), [], {}
-        before = self._again if paired else [self.served] * DRAWS
-        drawn = [(one, self._run(change, law=law)) for one, law in zip(before, self._laws())]
+        wide = fitted.noise.widening * fitted.log.widening
+        drawn = [(before, self._run(change, law=law)) for before, law in zip(self._again, self._laws())]
         if found["longest"] > STARVES * self.served["longest"]:
             times = found["longest"] / self.served["longest"]
             notes.append(f"Requests starve: the longest takes {times:.1f} times as long")
@@ -119,7 +116,7 @@ class Search:
             off = [0.0, *(growth(name, one, other) - center for one, other in drawn if other)]
             slack = max(LEAST, fitted.misfit["ttft" if name == TTFT else "latency"])
             slack *= 1 if name == MET else 1 + center
-            low, high = (center + fitted.noise.widening * end for end in (min(off), max(off)))
+            low, high = (center + wide * end for end in (min(off), max(off)))
             gains[name] = (center, low - slack, high + slack)
         return {"title": title(change), "change": change, "figures": found, "gains": gains, "notes": notes}
 

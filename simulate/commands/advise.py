@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from simulate.advise.changes import changes_of, chosen_of, own_change, serve, way_of
-from simulate.advise.search import MET, Search, figures_of, growth
+from costs.cost import Cost
+from simulate.advise.changes import Change, changes_of, chosen_of, own_change, serve, way_of
+from simulate.advise.search import DRAWS, LEAST, MET, Search, figures_of, growth
 from simulate.best import regret
 from simulate.commands import probe
 from simulate.commands.arguments import Sections
@@ -25,6 +26,7 @@ from simulate.logs.log import Log
 from simulate.logs.read import read
 from simulate.measured import fit
 from simulate.measured.fit import Fitted
+from simulate.simulator import Run
 from terminal import options as line
 from terminal.console import say, table_of
 from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values
@@ -98,7 +100,12 @@ def fitted_of(args: Values, console: Console) -> Fitted:
         fitted = fit.load(source)
     except ValueError:  # not a file that `fit` wrote
         log = read(source)
-        fitted = fit.fit(log, known.get(args.engine or log.server.get("engine", "vllm")), {}, console)
+        if not (engine := args.engine or log.server.get("engine")):
+            raise UsageError(
+                f"{args.source} does not say what served it. Use --engine {' or '.join(known.names())}"
+            ) from None
+        with counted(console, None, "simulations of the log") as tick:
+            fitted = fit.fit(log, known.get(engine), tick=tick)
     return replace(fitted, scenario=replace(fitted.scenario, rows=read(args.trace).trace)) if args.trace else fitted
 
 
@@ -143,22 +150,39 @@ def check(args: Values, console: Console) -> dict[str, Any]:
         raise UsageError(
             f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use one of these"
         )
-    fitted, log, advised = fit.load(Path(file["fit"])), read(args.check), file["advice"][args.applied - 1]
-    search = Search(replace(fitted, scenario=replace(fitted.scenario, rows=log.trace)), file["limits"])
-    expected, real = search.advice(advised["change"], paired=False)["gains"], measured(log, search.limits)
-    now = {name: growth(name, search.served, real) for name in real}
-    true = {name: expected[name][1] <= now[name] <= expected[name][2] for name in real}
+    fitted, log, limits = fit.load(Path(file["fit"])), read(args.check), file["limits"]
+    title, change = (file["advice"][args.applied - 1][key] for key in ("title", "change"))
+
+    def again(law: Cost, change: Change = change) -> Run:
+        return serve(fitted, change, log.trace, law)
+
+    def times(run: Run) -> dict[str, float]:
+        return figures_of(run.ttft, run.latency, run.tokens, limits)
+
+    law, real = fitted.scenario.cost, measured(log, limits)
+    before, after = times(again(law, {})), again(law)
+    expected = fitted.noise.intervals(again, law, after, times, DRAWS)
+    true = {name: low * (1 - LEAST) <= real[name] <= high * (1 + LEAST) for name, (low, high) in expected.items()}
     cells = [
-        (name, told(advised["gains"][name]), told(expected[name]), f"{now[name]:+.0%}", "yes" if true[name] else "NO")
-        for name in real
+        (
+            name,
+            shown(name, before[name]),
+            f"{shown(name, low)} to {shown(name, high)}",
+            shown(name, real[name]),
+            "yes" if true[name] else "NO",
+        )
+        for name, (low, high) in expected.items()
     ]
-    heads = ("figure", "advised", "expected of these requests", "measured", "true")
-    console.print(table_of(f"{advised['title']}: changes from what was served before, as simulated", heads, cells))
+    heads = ("seconds", "without it", "expected with it", "measured", "as expected")
+    console.print(table_of(f"{title}, on the requests of {args.check}", heads, cells))
+    goal = next(iter(real))
+    now, then = (growth(goal, before, figures) for figures in (real, times(after)))
     say(
         console,
-        f"The advice was {'' if all(true.values()) else 'not '}true: {sum(true.values())} of {len(true)} figures are as expected",
+        f"The advice was {'true' if all(true.values()) else 'not true'}: {sum(true.values())} of {len(true)} figures are as "
+        f"expected. The {goal} changed by {now:+.0%}, and {then:+.0%} was expected",
     )
-    return {"good": all(true.values()), "measured": now, "expected": expected}
+    return {"good": all(true.values()), "measured": real, "expected": expected, "without": before}
 
 
 def measured(log: Log, limits: Mapping[str, float]) -> dict[str, float]:

@@ -62,7 +62,7 @@ def fitted_to(
     engine, noise = Engine(slots), Noise((0.03, -0.02, 0.0, 0.02, -0.03), 0.015, 8)
     scenario = Scenario((Chosen("chunked"),), engine, LAW, Host(), trace)
     kind = Kind(name, "vLLM", Chosen("chunked"), engine, 0, flags)
-    return Fitted(scenario, noise, log_of(trace, slots=slots), kind, {}, {"ttft": 0.01, "latency": 0.01}, doubts)
+    return Fitted(scenario, noise, log_of(trace, slots=slots), kind, {}, {"ttft": 0.01, "latency": 0.01}, doubts=doubts)
 
 
 def best(fitted: Fitted, *own: Change, **limits: float) -> dict[str, dict[str, Any]]:
@@ -153,8 +153,8 @@ def test_a_foreign_server_gets_a_queue_and_this_one_a_policy() -> None:
 
 def command(monkeypatch: pytest.MonkeyPatch, fitted: Fitted, folder: Path, *words: str, log: Log | None = None) -> int:
     """Run `advise` with this fit, whatever the log."""
-    monkeypatch.setattr(fit, "load", lambda path: fitted)
-    monkeypatch.setattr(fit, "save", lambda path, fitted: None)
+    monkeypatch.setattr(fit, "load", lambda path: fitted, raising=False)
+    monkeypatch.setattr(fit, "save", lambda path, fitted: None, raising=False)
     monkeypatch.setattr(advise, "read", lambda path: log)
     return main(["advise", *words, "--advice", str(folder / "advice.json")])
 
