@@ -64,9 +64,13 @@ def changes_of(fitted: Fitted) -> Iterator[Change]:
     flags, differ = fitted.kind.flags, differing(fitted.scenario.rows)
     for name in policies.order_names():
         policy = policies.get_policy(f"dynamic+{name}")
-        inside = Hooks.of(policy).preempts and "policy" not in flags  # a queue in front cannot preempt
-        if not (inside or policy.claims.refuses or name in ("fcfs", "ssjf")) and differ.issuperset(policy.claims.uses):
-            yield {"order": name}  # without `ssjf`, which stands for a model that guesses lengths
+        inside = (
+            Hooks.of(policy).preempts or name == "lpm"
+        )  # a queue in front neither preempts nor knows the prefix cache
+        can = not inside or not flags.keys().isdisjoint(("policy", f"order:{name}"))
+        # `ssjf` stands for a model that guesses lengths, which is not there.
+        if can and not policy.claims.refuses and name not in ("fcfs", "ssjf") and differ.issuperset(policy.claims.uses):
+            yield {"order": name}
     for name in FACTORS.keys() & flags.keys():
         yield from ({name: max(1, int(factor * getattr(fitted.scenario.engine, name)))} for factor in FACTORS[name])
     if "policy" in flags or fitted.kind.name == "vllm":

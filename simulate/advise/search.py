@@ -27,6 +27,7 @@ BEST, LINES = 3, 6  # changes that are simulated on all requests, beside the bes
 DRAWS = 10  # machines: the outer two have the 5 % and 95 % quantiles of the drift
 STEPS = 20_000  # of all machines; in longer runs the noise of single steps averages out, and three machines are enough
 LEAST = 0.01  # smaller differences cannot be told
+BEYOND = 1.1  # times the rows of a step that the fit saw: more are a guess
 STARVES = 2.0  # times the longest latency as served
 MET, MEAN, TTFT = "SLO met", "mean latency", "mean TTFT"
 
@@ -108,7 +109,7 @@ class Search:
         if found["longest"] > STARVES * self.served["longest"]:
             times = found["longest"] / self.served["longest"]
             notes.append(f"Requests starve: the longest takes {times:.1f} times as long")
-        if found["rows"] > rows:
+        if found["rows"] > BEYOND * rows:
             notes.append(f"The fit saw {rows} rows a step, and this has up to {found['rows']:.0f}")
             drawn.append((self.served, self._run(change, law=Costlier(fitted.scenario.cost, rows))))
         for name in self.names:
