@@ -101,9 +101,7 @@ def fitted_of(args: Values, console: Console) -> Fitted:
     except ValueError:  # not a file that `fit` wrote
         log = read(source)
         if not (engine := args.engine or log.server.get("engine")):
-            raise UsageError(
-                f"{args.source} does not say what served it. Use --engine {' or '.join(known.names())}"
-            ) from None
+            raise UsageError(f"{source} does not say what served it. Use --engine vllm, or another") from None
         with counted(console, None, "simulations of the log") as tick:
             fitted = fit.fit(log, known.get(engine), tick=tick)
     return replace(fitted, scenario=replace(fitted.scenario, rows=read(args.trace).trace)) if args.trace else fitted
@@ -115,9 +113,7 @@ def limits_of(text: str | None) -> dict[str, float]:
     for name, _, value in (part.partition(":") for part in (text or "").split(",") if part):
         limits[name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else 0.0
         if name not in ("ttft", "itl", "latency") or not limits[name]:
-            raise UsageError(
-                f"--slo {name}:{value} is no limit. Use seconds of ttft, itl or latency, as in ttft:0.5,itl:0.05"
-            )
+            raise UsageError(f"--slo {name}:{value} is no limit. Use seconds of ttft, itl or latency, as in ttft:0.5")
     return limits
 
 
@@ -125,13 +121,12 @@ def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> None
     """Print what was served, each change with its interval, how to apply it, and the distance to the bound."""
     fitted, goal = search.fitted, search.names[0]
     rows = [("as served, simulated", "", search.served)]
-    if fitted.scenario.rows is fitted.log.trace:
+    if fitted.scenario.rows == fitted.log.trace:  # and not those of --trace
         rows.insert(0, ("as served, measured", "", measured(fitted.log, search.limits)))
     rows += [(f"{i} {each['title']}", told(each["gains"][goal]), each["figures"]) for i, each in enumerate(advice, 1)]
     cells = [(change, gain, *(shown(name, found[name]) for name in search.names)) for change, gain, found in rows]
-    caption = (
-        f"{len(fitted.scenario.rows.seen):,} requests of {fitted.kind.title}; change of {goal} (90 % interval); seconds"
-    )
+    requests = f"{len(fitted.scenario.rows.seen):,} requests of {fitted.kind.title}"
+    caption = f"{requests}; change of {goal} (90 % interval); seconds"
     console.print(table_of(caption, ("what", "change", *search.names), cells, 2))
     for i, each in enumerate(advice, 1):
         low, high = each["gains"][goal][1:]
@@ -147,9 +142,7 @@ def check(args: Values, console: Console) -> dict[str, Any]:
     """Compare a log that was measured after a change with what is expected for its requests."""
     file = json.loads(args.advice.read_text(encoding="utf-8"))
     if args.applied > len(file["advice"]):
-        raise UsageError(
-            f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use one of these"
-        )
+        raise UsageError(f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use one")
     fitted, log, limits = fit.load(Path(file["fit"])), read(args.check), file["limits"]
     title, change = (file["advice"][args.applied - 1][key] for key in ("title", "change"))
 
@@ -163,25 +156,14 @@ def check(args: Values, console: Console) -> dict[str, Any]:
     before, after = times(again(law, {})), again(law)
     expected = fitted.noise.intervals(again, law, after, times, DRAWS)
     true = {name: low * (1 - LEAST) <= real[name] <= high * (1 + LEAST) for name, (low, high) in expected.items()}
-    cells = [
-        (
-            name,
-            shown(name, before[name]),
-            f"{shown(name, low)} to {shown(name, high)}",
-            shown(name, real[name]),
-            "yes" if true[name] else "NO",
-        )
-        for name, (low, high) in expected.items()
-    ]
+    cells = [(name, shown(name, before[name]), f"{shown(name, low)} to {shown(name, high)}", shown(name, real[name]),
+              "yes" if true[name] else "NO") for name, (low, high) in expected.items()]  # fmt: skip
     heads = ("seconds", "without it", "expected with it", "measured", "as expected")
     console.print(table_of(f"{title}, on the requests of {args.check}", heads, cells))
     goal = next(iter(real))
     now, then = (growth(goal, before, figures) for figures in (real, times(after)))
-    say(
-        console,
-        f"The advice was {'true' if all(true.values()) else 'not true'}: {sum(true.values())} of {len(true)} figures are as "
-        f"expected. The {goal} changed by {now:+.0%}, and {then:+.0%} was expected",
-    )
+    say(console, f"The advice was {'true' if all(true.values()) else 'not true'}: {sum(true.values())} of {len(true)} figures "
+        f"are as expected. The {goal} changed by {now:+.0%}, and {then:+.0%} was expected")  # fmt: skip
     return {"good": all(true.values()), "measured": real, "expected": expected, "without": before}
 
 
