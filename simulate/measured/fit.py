@@ -400,8 +400,9 @@ def _settings(search: Search, best: Found, sources: Mapping[str, str]) -> tuple[
         engine = best.scenario.engine
         if sources[name] != "usual" or value == getattr(engine, name):
             continue
+        settings: dict[str, Any] = {name: value}
         policy = best.scenario.policies[0].policy(value if name == "slots" else engine.slots)
-        search.scenario = replace(best.scenario, engine=replace(engine, **{name: value}), asked=(policy,))
+        search.scenario = replace(best.scenario, engine=replace(engine, **settings), asked=(policy,))
         other = search.settle(best.law, best.scenario.host, MORE_ROUNDS)
         if value == usual[name] and EARNED * other.misfit - SPENT <= best.misfit:
             best = other
@@ -430,7 +431,7 @@ def figures(run: Run) -> dict[str, float]:
 
 def statistics(ttft: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
     """Return mean and percentiles of TTFT, TPOT (time per token after the first) and latency, in seconds."""
-    result = {}
+    result: dict[str, float] = {}
     several = tokens > 1
     tpot = (latency - ttft)[several] / (tokens[several] - 1)
     for kind, values in {"TTFT": ttft, "TPOT": tpot, "latency": latency}.items():
@@ -442,7 +443,7 @@ def statistics(ttft: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dic
 
 def measured(log: Log, first: np.ndarray, last: np.ndarray, among: np.ndarray) -> dict[str, float]:
     """Return the same statistics of a log with these times, of the requests that `among` (N, bool) chooses."""
-    return statistics(*((each - log.at)[among] for each in (first, last)), log.output[among])
+    return statistics((first - log.at)[among], (last - log.at)[among], log.output[among])
 
 
 def _noise(log: Log, best: Found, search: Search) -> Noise:
