@@ -16,7 +16,7 @@ import numpy as np
 
 from costs import cost
 from costs.steps import Step
-from scheduling.scheduler import PolicyError
+from scheduling.located import described
 from simulate.advise.changes import Change, serve, title
 from simulate.measured.fit import Fitted
 from simulate.simulator import Run
@@ -103,7 +103,8 @@ class Search:
     def advice(self, change: Change) -> dict[str, Any]:
         """Return a change, its figures, `gains` (by how much each grows, center and 90 % interval), and `notes` on what to mind."""
         ((_, found),) = self.tried([change])
-        fitted, rows, notes, gains = self.fitted, int(self.served["rows"]), [], {}
+        fitted, notes, gains = self.fitted, [], {}
+        rows = fitted.seen[0] if fitted.seen else int(self.served["rows"])
         wide = fitted.noise.widening * fitted.log.widening
         drawn = [(before, self._run(change, law=law)) for before, law in zip(self._again, self._laws())]
         if found["longest"] > STARVES * self.served["longest"]:
@@ -134,8 +135,8 @@ class Search:
             run = serve(self.fitted, change, rows, law)
             if run.answered < run.requests:
                 raise ValueError(f"{run.requests - run.answered:,} requests were refused")
-        except (ValueError, PolicyError, RuntimeError) as error:
-            self.failed[name] = str(error)
+        except Exception as error:  # a policy of the user's own may raise anything
+            self.failed[name] = described(error)
             return None
         finally:
             self._passed()

@@ -18,7 +18,6 @@ from costs.cost import Cost
 from simulate.advise.changes import Change, changes_of, chosen_of, own_change, serve, way_of
 from simulate.advise.search import DRAWS, LEAST, MET, Search, figures_of, growth
 from simulate.best import regret
-from simulate.commands import probe
 from simulate.commands.arguments import Sections
 from simulate.engines import known
 from simulate.laws import first
@@ -92,6 +91,8 @@ def fitted_of(args: Values, console: Console) -> Fitted:
     if args.source.startswith(("http://", "https://")):
         if not args.trace:
             raise UsageError("a probe has no requests of yours. Use --trace LOG with some")
+        from simulate.commands import probe  # which loads what sends
+
         flags = [args.source, *(("--engine", args.engine) if args.engine else ())]
         given = line.read(line.Command("python -m simulate probe", "", probe.options()), flags)
         probe.run(given, console)
@@ -126,12 +127,14 @@ def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> None
     rows += [(f"{i} {each['title']}", told(each["gains"][goal]), each["figures"]) for i, each in enumerate(advice, 1)]
     cells = [(change, gain, *(shown(name, found[name]) for name in search.names)) for change, gain, found in rows]
     requests = f"{len(fitted.scenario.rows.seen):,} requests of {fitted.kind.title}"
-    caption = f"{requests}; change of {goal} (90 % interval); seconds"
+    caption = f"{requests}; change of {goal}, 90 % interval; in s"
     console.print(table_of(caption, ("what", "change", *search.names), cells, 2))
+    better = [each for each in advice if (each["gains"][goal][1] > 0 if goal == MET else each["gains"][goal][2] < 0)]
     for i, each in enumerate(advice, 1):
-        low, high = each["gains"][goal][1:]
-        if each["notes"] or (low > 0 if goal == MET else high < 0):  # what is worse needs no instruction
+        if each["notes"] or each in better:  # what is worse needs no instruction
             say(console, ". ".join((f"{i}: {way_of(fitted, each['change'])}", *each["notes"])))
+    if not better:
+        say(console, f"no change improves the {goal} as far as this log can tell")
     for name, why in search.failed.items():
         say(console, f"left out: {name}: {why}")
     scheduler = fitted.scenario.engine.scheduler(fitted.scenario.policies[0])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from costs.cost import Affine, Host, Scaled
+from simulate import commands
 from simulate.__main__ import main
 from simulate.advise.changes import Change, changes_of, serve, way_of
 from simulate.advise.search import Search
 from simulate.commands import advise
+from simulate.commands.arguments import Sections
 from simulate.engines.known import Kind
 from simulate.logs.log import Log
 from simulate.measured import fit
@@ -22,6 +26,7 @@ from simulate.measured.fit import Fitted
 from simulate.measured.intervals import Noise
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.trace import Seen, Trace
+from terminal.options import FILE, Argument, Option
 
 LAW = Affine(base=0.02, token=0.0001)
 FLAGS = {"slots": "--max-num-seqs {}", "tokens_per_step": "--max-num-batched-tokens {}"}
@@ -184,6 +189,13 @@ def test_the_advice_has_what_was_measured_and_how_to_apply_each_change(
     assert len(json.loads((tmp_path / "advice.json").read_text())["advice"]) <= 6
 
 
+def test_where_nothing_helps_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, fitted_to(short_long(30.0), name="tgi"), tmp_path, "log.json") == 0
+    assert "no change improves the mean latency" in capsys.readouterr().err
+
+
 def test_a_policy_of_the_users_own_that_breaks_a_law_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +204,7 @@ def test_a_policy_of_the_users_own_that_breaks_a_law_is_named(
     assert command(monkeypatch, fitted, tmp_path, "log.json", "--policy", str(tmp_path / "lazy.py")) == 0
     text = " ".join(capsys.readouterr().err.split())
     assert "warning: " in text
+    assert "order sjf" in text
     assert f"left out: loop {tmp_path / 'lazy.py'}" in text
 
 
@@ -214,6 +227,27 @@ def test_a_newer_log_says_whether_the_advice_was_true(
     words = ("--check", str(tmp_path / "advice.json"), "--applied", str(number))
     assert command(monkeypatch, fitted, tmp_path, *words, log=later) == code
     assert f"the advice was {'true' if code == 0 else 'not true'}" in capsys.readouterr().err.lower()
+
+
+def test_a_url_is_probed_and_then_serves_the_requests_of_a_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def options() -> Sections:
+        out = Option("--out", "fit", FILE, default=Path("cost.json"))
+        return {"arguments": [Argument("url", "server")], "options": [out, Option("--engine", "kind")]}
+
+    asked: list[tuple[str, str]] = []
+    probe = SimpleNamespace(options=options, run=lambda args, console: asked.append((args.url, args.engine)))
+    monkeypatch.setitem(sys.modules, "simulate.commands.probe", probe)
+    monkeypatch.setattr(commands, "probe", probe, raising=False)
+    (tmp_path / "log").touch()
+    words = ("http://localhost:8000", "--engine", "tgi", "--trace", str(tmp_path / "log"))
+    mine = log_of(short_long(0.5, 40))
+    assert command(monkeypatch, fitted_to(short_long(0.05), name="tgi"), tmp_path, *words, log=mine) == 0
+    assert asked == [("http://localhost:8000", "tgi")]
+    text = capsys.readouterr().err
+    assert "40 requests" in text
+    assert "measured" not in text[text.index("40 requests") : text.index("lower bound")]
 
 
 @pytest.mark.parametrize("slo", ["ttft", "ttft:fast", "itl:0", "tpot:1", "ttft:0.5;itl:1"])
