@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -113,6 +113,12 @@ class Search:
         if found["rows"] > BEYOND * rows:
             notes.append(f"The fit saw {rows} rows a step, and this has up to {found['rows']:.0f}")
             drawn.append((self.served, self._run(change, law=Costlier(fitted.scenario.cost, rows))))
+        law, seen = fitted.scenario.cost, fitted.scenario.rows.seen
+        if "tokens_per_step" in change and isinstance(law, cost.Affine) and law.prefill:
+            # With one size of chunks, a cost of each chunk and a cost of each token look the same.
+            size = min(fitted.scenario.engine.tokens_per_step, float(np.mean([each.prompt for each in seen])))
+            even = replace(law, prefill=0.0, prompt=law.prompt + law.prefill / size)
+            drawn.append((figures(serve(fitted, {}, law=even), self.limits), self._run(change, law=even)))
         for name in self.names:
             center = growth(name, self.served, found)
             off = [0.0, *(growth(name, one, other) - center for one, other in drawn if other)]

@@ -107,6 +107,17 @@ def test_more_rows_than_the_fit_saw_are_noted_and_cost_twice_as_much_at_the_uppe
     assert high[2] - high[0] > 2 * (low[2] - low[0])
 
 
+def test_a_cost_of_each_chunk_may_be_one_of_each_token() -> None:
+    trace = short_long(0.05)
+    fitted = fitted_to(trace)
+    dear = replace(fitted, scenario=replace(fitted.scenario, cost=replace(LAW, prefill=0.02)))
+    center, low, high = Search(dear, {}).advice({"tokens_per_step": 16})["gains"]["mean latency"]
+    even = replace(LAW, prompt=LAW.prompt + 0.02 / 100)  # all prompts have 100 tokens
+    before, after = (serve(dear, change, law=even).latency.mean() for change in ({}, {"tokens_per_step": 16}))
+    assert low < after / before - 1 < center - 0.02
+    assert center < high
+
+
 def test_an_order_that_lets_requests_starve_is_noted_and_ranked_behind(tmp_path: Path) -> None:
     (tmp_path / "newest.py").write_text(NEWEST_FIRST)
     own = {"order": str(tmp_path / "newest.py")}
