@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +35,9 @@ BUCKETS = (  # of graphs: of this server on a GPU, of vLLM, and powers of two
     (1, 2, 4, *range(8, 513, 8)),
     tuple(2**i for i in range(10)),
 )
+BETWEEN = (3, 5, 9, 17, 25, 33, 49, 65, 97)  # batches, as on a GPU, of which graphs may compute more rows
 EARNED = 0.9  # of the error is left with a switch of the law that is worth it
+LIKELIER = 12.0  # the test statistic of a likelihood ratio, for a dozen switches of which none should come from noise
 MARGIN = 24  # tokens below the context, of the longest sequences to time
 FOLDS = 5
 ACCEPT_MAPE, ACCEPT_WORST = 0.08, 0.20  # on a shared CPU; 0.05 on a GPU
@@ -101,6 +104,7 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
     points += [Point(prefills=n, chunk=p) for p in prompts for n in (1, 4) if n * p <= most or n == 1]
     points += [Point(prefills=1, chunk=c, cached=512) for c in chunks]
     points += [Point(d, 128, 1, c) for d in (4, 16) for c in chunks]
+    points += [Point(b, 128) for b in BETWEEN if not small]
     points += [Point(b, 16, masks=b) for b in (4, 16, 32)]
     if longest > contexts[-1] + MARGIN and longest > 2 * 512:
         points += [Point(b, longest) for b in batches if b == 1 or b * longest <= batches[-1] * contexts[-1]]
@@ -134,12 +138,16 @@ def cross_validate(
 def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
     """Return the default law with the knee, share of experts and buckets that leave the least error in cross-validation.
 
-    Each of them must earn its place by 10 %.
+    Each of them must earn its place by 10 % of the error, and by more than chance.
     """
     most = max(step.tokens for step in steps)
 
     def tried(law: Affine) -> Fit:
         return Fit(fit(steps, seconds, law), cross_validate(partial(fit, law=law), steps, seconds), drift)
+
+    def left(law: Affine) -> float:
+        """Return the sum of the squared relative errors, a little more for data that a law meets exactly."""
+        return float(((predict(law, steps) / seconds - 1) ** 2).sum()) + 1e-12
 
     best = tried(PLAIN)
     while True:
@@ -147,7 +155,8 @@ def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
         others += [replace(best.cost, chosen=chosen) for chosen in CHOSEN]
         others += [replace(best.cost, buckets=buckets) for buckets in BUCKETS]
         other = min(map(tried, others), key=lambda fit: fit.mape)
-        if other.mape >= EARNED * best.mape:
+        likelier = len(steps) * math.log(left(best.cost) / left(other.cost))
+        if other.mape >= EARNED * best.mape or likelier < LIKELIER:
             return best
         best = other
 
