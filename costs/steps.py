@@ -5,6 +5,7 @@ This module must not know what a step costs, or where a record comes from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -136,3 +137,21 @@ def step_of_members(
 def size(step: Step) -> tuple[bool, int]:
     """Return the class of a step: steps of one class take about equally long."""
     return bool(step.prompt), step.tokens.bit_length()
+
+
+def seen_in(steps: Iterable[Step]) -> dict[str, int]:
+    """Return the largest sums of steps that were measured, and the fewest tokens; {} without steps."""
+    steps = list(steps)
+    if not steps:
+        return {}
+    most = {name: max(getattr(step, name) for step in steps) for name in ("decodes", "prompt", "context")}
+    return {**most, "least": min(step.tokens for step in steps)}
+
+
+def beyond(seen: Mapping[str, int], step: Step) -> float:
+    """Return how many times larger a step is than those that were `seen_in`, or smaller than half of them; above 1 it is a guess."""
+    if not seen:
+        return math.inf
+    sizes = {name: getattr(step, name) for name in seen if name != "least"}
+    times = [size / seen[name] if seen[name] else math.inf for name, size in sizes.items() if size]
+    return max([seen["least"] / 2 / max(1, step.tokens), *times])

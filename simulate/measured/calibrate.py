@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 
 from costs.cost import Affine, Cost, Host, to_dict
-from costs.steps import Step
+from costs.steps import Step, seen_in
 from simulate.measured.least_squares import PLAIN, law_of, solve, terms_of
 from terminal.progress import counted
 
@@ -74,11 +74,12 @@ Measure = Callable[[Many[Point]], Iterable[float]]
 
 @dataclass(frozen=True)
 class Fit:
-    """A law, and its relative errors on points held out by cross-validation."""
+    """A law, its relative errors on points held out by cross-validation, and the sizes of the steps (`costs.steps.seen_in`)."""
 
     cost: Affine
     errors: np.ndarray
     drift: float = 0.0
+    seen: dict[str, int] = field(default_factory=dict)
 
     @property
     def mape(self) -> float:
@@ -140,10 +141,10 @@ def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
 
     Each of them must earn its place by 10 % of the error, and by more than chance.
     """
-    most = max(step.tokens for step in steps)
+    most, seen = max(step.tokens for step in steps), seen_in(steps)
 
     def tried(law: Affine) -> Fit:
-        return Fit(fit(steps, seconds, law), cross_validate(partial(fit, law=law), steps, seconds), drift)
+        return Fit(fit(steps, seconds, law), cross_validate(partial(fit, law=law), steps, seconds), drift, seen)
 
     def left(law: Affine) -> float:
         """Return the sum of the squared relative errors, a little more for data that a law meets exactly."""
@@ -233,6 +234,7 @@ def write(path: Path, fit: Fit, rows: Many[dict[str, Any]], host: Host, facts: d
         "mape": fit.mape,
         "worst": fit.worst,
         "drift": fit.drift,
+        "seen": fit.seen,
         "machine": facts,
         "points": list(rows),
     }
