@@ -140,18 +140,14 @@ def size(step: Step) -> tuple[bool, int]:
 
 
 def seen_in(steps: Iterable[Step]) -> dict[str, int]:
-    """Return the largest sums of steps that were measured, and the fewest tokens; {} without steps."""
-    steps = list(steps)
-    if not steps:
-        return {}
-    most = {name: max(getattr(step, name) for step in steps) for name in ("decodes", "prompt", "context")}
-    return {**most, "least": min(step.tokens for step in steps)}
+    """Return the largest sums of steps that were measured, and the fewest tokens."""
+    rows = [(step.decodes, step.prompt, step.context, -step.tokens) for step in steps]
+    decodes, prompt, context, least = map(max, zip(*rows or [(0, 0, 0, 0)]))
+    return {"decodes": decodes, "prompt": prompt, "context": context, "least": -least}
 
 
 def beyond(seen: Mapping[str, int], step: Step) -> float:
-    """Return how many times larger a step is than those that were `seen_in`, or smaller than half of them; above 1 it is a guess."""
-    if not seen:
-        return math.inf
-    sizes = {name: getattr(step, name) for name in seen if name != "least"}
-    times = [size / seen[name] if seen[name] else math.inf for name, size in sizes.items() if size]
-    return max([seen["least"] / 2 / max(1, step.tokens), *times])
+    """Return how many times larger a step is than all of `seen_in`, or smaller than half of them; above 1: a guess."""
+    pairs = ((getattr(step, name), seen[name]) for name in ("decodes", "prompt", "context"))
+    times = (size / most if most else math.inf for size, most in pairs if size)
+    return max(seen["least"] / 2 / max(1, step.tokens), *times, 0.0)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ Measure = Callable[[Many[Point]], Iterable[float]]
 
 @dataclass(frozen=True)
 class Fit:
-    """A law, its relative errors on points held out by cross-validation, and the sizes of the steps (`costs.steps.seen_in`)."""
+    """A law, its relative errors on points held out by cross-validation, and the sizes that were `seen_in` them."""
 
     cost: Affine
     errors: np.ndarray
@@ -114,7 +113,7 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
 
 
 def fit(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN) -> Affine:
-    """Fit the constants of the default law, so that relative errors count; knee, chosen and buckets are those of `law`."""
+    """Fit the constants of the default law by relative errors; knee, chosen and buckets are those of `law`."""
     return law_of(solve(np.array([terms_of(step, law) for step in steps]), seconds, seconds), law)
 
 
@@ -122,29 +121,27 @@ def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
     return np.array([cost.seconds(step) for step in steps])
 
 
-def cross_validate(
-    make: Callable[[Many[Step], np.ndarray], Cost], steps: Many[Step], seconds: np.ndarray, folds: int = FOLDS
-) -> np.ndarray:
+def cross_validate(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN, folds: int = FOLDS) -> np.ndarray:
     """Return the relative error of each point as predicted by a fit without its fold; `folds` = 0 leaves one out."""
     n = len(steps)
     fold = np.random.default_rng(0).permutation(n) % (folds or n)
     errors = np.zeros(n)
     for k in range(folds or n):
         out = fold == k
-        cost = make([s for s, o in zip(steps, out) if not o], seconds[~out])
+        cost = fit([s for s, o in zip(steps, out) if not o], seconds[~out], law)
         errors[out] = predict(cost, [s for s, o in zip(steps, out) if o]) / seconds[out] - 1
     return errors
 
 
 def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
-    """Return the default law with the knee, share of experts and buckets that leave the least error in cross-validation.
+    """Return the law with the knee, share of experts and buckets of the least error in cross-validation.
 
     Each of them must earn its place by 10 % of the error, and by more than chance.
     """
     most, seen = max(step.tokens for step in steps), seen_in(steps)
 
     def tried(law: Affine) -> Fit:
-        return Fit(fit(steps, seconds, law), cross_validate(partial(fit, law=law), steps, seconds), drift, seen)
+        return Fit(fit(steps, seconds, law), cross_validate(steps, seconds, law), drift, seen)
 
     def left(law: Affine) -> float:
         """Return the sum of the squared relative errors, a little more for data that a law meets exactly."""

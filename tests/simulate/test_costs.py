@@ -248,7 +248,7 @@ def test_a_step_is_compared_with_the_largest_and_the_smallest_that_were_measured
     assert beyond(seen, decoding(6, 1600)) == beyond(seen, prefilling(100, 100)) == 2
     assert beyond(seen, decoding(2, 100)) == 2
     assert beyond(seen, decoding(8, 800)) == 1
-    assert beyond(seen_in([decoding(8, 800)]), prefilling(1)) == beyond({}, decoding(1, 1)) == float("inf")
+    assert beyond(seen_in([decoding(8, 800)]), prefilling(1)) == beyond(seen_in([]), decoding(1, 1)) == float("inf")
 
 
 def test_a_mistyped_model_is_answered_with_the_nearest() -> None:
