@@ -33,7 +33,7 @@ def serve(
         Sequence([i + 1] * prompt, answer, id=chr(97 + i), arrived_at=at)
         for i, (at, prompt, answer) in enumerate(requests)
     ]
-    chosen = Chosen(f"simulate.engines.{name}", options)
+    chosen = Chosen(f"simulate.engines.{name}" if name.partition("+")[0] in OWN else name, options)
     return simulate(engine.scheduler(chosen), sequences, cost, Host(), records=records, fast_forward=fast)
 
 
@@ -126,6 +126,19 @@ def test_triton_sets_memory_for_whole_answers_aside_or_not(capacity: str, togeth
     run = serve("triton", [(0, 30, 100), (0, 30, 100)], engine, capacity=capacity)
     assert ("b" in tokens(run)[0]) is together
     assert (sum(seq.preemptions for seq in run.sequences) > 0) is together
+
+
+def test_llama_cpp_fills_a_step_with_prompts_after_the_decodes() -> None:
+    policy, engine, _ = known.get("llama.cpp").serve({"slots": 3}, {"tokens_per_step": 100})
+    steps = tokens(serve(policy.name, [(0, 10, 4), (0.5, 150, 2), (0.5, 60, 1), (0.5, 9, 1)], engine, **policy.options))
+    assert steps == [{"a": 10}, {"a": 1, "b": 99}, {"a": 1, "b": 51, "c": 48}, {"a": 1, "b": 1, "c": 12}, {"d": 9}]
+
+
+def test_tgi_lets_requests_join_when_enough_wait_and_pauses_decodes_for_their_prompts() -> None:
+    policy, engine, _ = known.get("tgi").serve({"ratio": 1.0, "max_waiting": 100}, {})
+    steps = tokens(serve(policy.name, [(0, 10, 5), (0, 10, 5), (1.5, 7, 1), (2.5, 8, 1)], engine, **policy.options))
+    both = {"a": 1, "b": 1}
+    assert steps == [{"a": 10, "b": 10}, both, both, {"c": 7, "d": 8}, both, both]
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -248,6 +261,10 @@ METRICS = b"""# TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="2588",sliding_window="None"} 1.0
 vllm:num_requests_running{engine="0"} 0.0
 """
+TRITON = b"""nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 1
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 6239
+"""
 STATS = {"policy": "chunked", "engine": {
     "model": "smollm2", "max_batch_size": 64, "max_tokens_per_step": 256, "policy_options": {"max_batched_tokens": 128},
     "kv": {"pages_total": 100, "page_size": 16}}}  # fmt: skip
@@ -275,6 +292,7 @@ SGLANG = {
          {"engine": "llama.cpp", "slots": 4, "kv_tokens": 32768, "version": "b8681"}),
         ({"/info": {"max_batch_total_tokens": 32000, "max_batch_size": None, "waiting_served_ratio": 0.3, "version": "2.4.1"}},
          {"engine": "tgi", "kv_tokens": 32000, "ratio": 0.3, "version": "2.4.1"}),
+        ({"/metrics": TRITON}, {"engine": "triton", "kv_tokens": 6239 * 64, "page_size": "64"}),
         ({"/v2": {"name": "triton", "version": "2.60.0"}}, {"engine": "triton", "version": "2.60.0"}),
         ({}, {}),
     ],
