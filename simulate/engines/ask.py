@@ -56,9 +56,10 @@ def facts(url: str, api_key: str | None = None, timeout: float = 5.0) -> dict[st
             if not found and sign not in bodies[path]:
                 break
             answer = _parsed(bodies[path], sign)
-            found |= {"engine": engine} | {key: _value(answer, place) for key, place in places.items()}
+            values = {key: _value(answer, place) for key, place in places.items()}
+            found |= {key: value for key, value in values.items() if value is not None}
         if found:
-            return {key: value for key, value in found.items() if value is not None} | {"asked": asked}
+            return {"engine": engine, **found, "asked": asked}
     return {"asked": asked}
 
 
