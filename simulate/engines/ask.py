@@ -53,6 +53,8 @@ def facts(url: str, api_key: str | None = None, timeout: float = 5.0) -> dict[st
             if path not in bodies:
                 how, bodies[path] = _fetch(target, path, timeout)
                 asked.append(f"GET {target.url}{path}: {how}")
+                if how.startswith("Connect") and len(asked) == 1:  # nothing answers there
+                    return {"asked": asked}
             if not found and sign not in bodies[path]:
                 break
             answer = _parsed(bodies[path], sign)

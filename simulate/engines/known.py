@@ -96,7 +96,7 @@ TRITON = Kind("triton", "Triton", Chosen("simulate.engines.triton"), Engine(256,
     "kv_tokens": "max_tokens_in_paged_kv_cache: {}", "chunked_context": "enable_chunked_context: {}",
 })  # fmt: skip
 OURS = Kind("ours", "effective-batching", Chosen("dynamic"), Engine(64), 0, {
-    "slots": "--max-batch-size {}", "tokens_per_step": "--max-tokens-per-step {}", "policy": "--policy {}",
+    "slots": "--max-batch-size {}", "tokens_per_step": "--max-tokens-per-step {}", "policy": "./server.sh {}",
 })  # fmt: skip
 KINDS = {kind.name: kind for kind in (VLLM, SGLANG, LLAMA, TGI, TRITON, OURS)}
 
