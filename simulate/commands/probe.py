@@ -1,0 +1,104 @@
+"""Send a server a designed load of a few minutes, and fit what its steps cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence as Many
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from client.flags import TIMEOUT, base_url
+from client.send.dialects import APIS, Dialect
+from client.send.target import KeyRefused, ServerUnreachable, Target, fetch_context, known
+from simulate.commands.arguments import Sections
+from simulate.measured import probe
+from terminal.console import say, table_of, writable
+from terminal.options import FILE, KEY, POSITIVE, Argument, Choice, Number, Option, Read, Values
+from terminal.progress import Reporter
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    url = Argument("url", "address of a server, as in http://127.0.0.1:8000", Read(base_url, "URL"), required=True)
+    return {
+        "arguments": [url],
+        "load": [
+            Option("--tokens", "most tokens to spend, of prompts and answers", Number(1000), default=60_000),
+            Option("--minutes", "most time to spend", POSITIVE, default=4.0),
+            Option("--dry-run", "print the plan and send nothing", None),
+        ],
+        "server": [
+            Option("--engine", "what serves there, such as vllm (default: what its reports show)", metavar="NAME"),
+            Option("--slots", "requests that it serves at once (default: what it reports, or a burst shows)", Number(1)),
+            Option("--model", "name of the model (default: the one that the server reports)", metavar="NAME"),
+            Option("--api", "API of the server", Choice(APIS), default="openai"),
+            Option("--api-key", "API key", KEY, envvar="EB_API_KEY"),
+            TIMEOUT,
+        ],
+        "output": [
+            Option("--log", "file for the measured requests, which `fit` reads", FILE, default=Path("probe.json")),
+            Option("--out", "file for the fitted cost", FILE, default=Path("cost.json")),
+        ],
+    }  # fmt: skip
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Announce the load, send it, write its log, and fit; RuntimeError if the server fails."""
+    rng, context = np.random.default_rng(), None
+    target = Target(args.url, args.timeout, api_key=args.api_key, dialect=Dialect(args.api, True, args.model))
+    given: dict[str, Any] = {"slots": args.slots} if args.slots else {}
+    server = given
+    if not args.dry_run:
+        for flag in ("log", "out"):
+            writable(getattr(args, flag), f"--{flag}")
+        say(console, f"Asking {args.url} about itself, with GET requests only")
+        try:
+            target, context = known(target), fetch_context(target)
+        except KeyRefused:
+            raise RuntimeError(f"{args.url} refused the key. {probe.REMEDIES['HTTP 401']}") from None
+        except ServerUnreachable:
+            raise RuntimeError(f"cannot reach {args.url}. Start the server, or check the address") from None
+        server = {**import_module("simulate.engines.ask").facts(args.url, args.api_key), **given}
+        kind = import_module("simulate.engines.known").get(args.engine or server.get("engine", ""))
+    phases = probe.plan(args.tokens, context, server, rng)
+    announce(phases, args, console)
+    if args.dry_run:
+        return {"tokens": sum(phase.tokens for phase in phases)}
+    load = probe.Probe(target, phases, args.tokens, time.perf_counter() + 60 * args.minutes, server, rng)
+    try:
+        with Reporter(console, load.state, after=0.0):
+            load.run()
+    finally:
+        if load.rows:
+            args.log.write_text(json.dumps(load.log()) + "\n", "utf-8")
+            say(console, f"{len(load.rows)} requests, {load.spent:,} tokens. Fit them again: ./eb fit {args.log}")
+    if load.left_out:
+        say(console, f"note: left out, or in part, for --tokens and --minutes: {', '.join(load.left_out)}")
+    fit = import_module("simulate.measured.fit")
+    fitted = fit.fit(import_module("simulate.logs.read").read(args.log), kind, given, console)
+    fit.save(args.out, fitted)
+    import_module("simulate.commands.fit").report(console, fitted)
+    return {"tokens": load.spent, "log": str(args.log), "cost": str(args.out), "server": server}
+
+
+def announce(phases: Many[probe.Phase], args: Values, console: Console) -> None:
+    """Print what will be sent."""
+    rows = []
+    for phase in phases:
+        prompts, answers = (sorted({lengths[i] for lengths in phase.asks}) for i in (1, 2))
+        spans = (f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in (prompts, answers))
+        rows.append(
+            (phase.name, phase.tells, f"{len(phase.asks)}", *spans, f"{phase.tokens:,}", f"{phase.seconds():.0f}")
+        )
+    heads = ("phase", "tells", "requests", "prompt", "answer", "tokens", "about s")
+    console.print(table_of(f"at most this is sent to {args.url}", heads, rows, left=2))
+    totals = sum(len(phase.asks) for phase in phases), sum(phase.tokens for phase in phases)
+    say(
+        console,
+        f"{totals[0]} requests, at most {totals[1]:,} of --tokens {args.tokens:,}, at most {args.minutes:g} minutes",
+    )
