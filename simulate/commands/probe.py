@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence as Many
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from rich.console import Console
 from client.flags import TIMEOUT, base_url
 from client.send.dialects import APIS, Dialect
 from client.send.target import KeyRefused, ServerUnreachable, Target, fetch_context, known
+from client.workloads.corpus import USUAL_CONTEXT
 from simulate.commands.arguments import Sections
-from simulate.measured import probe
+from simulate.measured.probe import Phase, Probe, plan
 from terminal.console import say, table_of, writable
 from terminal.options import FILE, KEY, POSITIVE, Argument, Choice, Number, Option, Read, Values
-from terminal.progress import Reporter
+from terminal.progress import Reporter, State
 
 
 def options() -> Sections:
@@ -41,7 +41,7 @@ def options() -> Sections:
             TIMEOUT,
         ],
         "output": [
-            Option("--log", "file for the measured requests, which `fit` reads", FILE, default=Path("probe.json")),
+            Option("--log", "file for the measured requests, which `fit` reads", FILE, default=Path("probe.jsonl")),
             Option("--out", "file for the fitted cost", FILE, default=Path("cost.json")),
         ],
     }  # fmt: skip
@@ -49,36 +49,42 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Announce the load, send it, write its log, and fit; RuntimeError if the server fails."""
-    rng, context = np.random.default_rng(), None
+    rng, context, given = np.random.default_rng(), USUAL_CONTEXT, {"slots": args.slots} if args.slots else {}
     target = Target(args.url, args.timeout, api_key=args.api_key, dialect=Dialect(args.api, True, args.model))
-    given: dict[str, Any] = {"slots": args.slots} if args.slots else {}
-    server = given
+    server: dict[str, Any] = {**given}
     if not args.dry_run:
         for flag in ("log", "out"):
             writable(getattr(args, flag), f"--{flag}")
         say(console, f"Asking {args.url} about itself, with GET requests only")
         try:
-            target, context = known(target), fetch_context(target)
-        except KeyRefused:
-            raise RuntimeError(f"{args.url} refused the key. {probe.REMEDIES['HTTP 401']}") from None
-        except ServerUnreachable:
-            raise RuntimeError(f"cannot reach {args.url}. Start the server, or check the address") from None
+            target, context = known(target), fetch_context(target) or context
+        except (KeyRefused, ServerUnreachable) as error:
+            why = "it refused the key. Use --api-key, or set EB_API_KEY" if isinstance(error, KeyRefused) else error
+            raise RuntimeError(f"cannot probe {args.url}: {why}") from None
         server = {**import_module("simulate.engines.ask").facts(args.url, args.api_key), **given}
         kind = import_module("simulate.engines.known").get(args.engine or server.get("engine", ""))
-    phases = probe.plan(args.tokens, context, server, rng)
-    announce(phases, args, console)
+    phases = plan(args.tokens, context, server, rng)
+    most = sum(phase.tokens for phase in phases)
+    console.print(table_of(
+        f"at most {most:,} tokens and {args.minutes:g} minutes for {args.url}",
+        ("phase", "tells", "requests", "prompt", "answer", "tokens", "about s"), map(cells, phases), left=2,
+    ))  # fmt: skip
     if args.dry_run:
-        return {"tokens": sum(phase.tokens for phase in phases)}
-    load = probe.Probe(target, phases, args.tokens, time.perf_counter() + 60 * args.minutes, server, rng)
+        return {"tokens": most}
+    load = Probe(target, phases, args.tokens, time.perf_counter() + 60 * args.minutes, server, rng)
     try:
-        with Reporter(console, load.state, after=0.0):
+        with Reporter(
+            console, lambda: State(load.spent, most, f"{load.phase}: {load.spent:,} of {most:,} tokens"), after=0
+        ):
             load.run()
     finally:
         if load.rows:
-            args.log.write_text(json.dumps(load.log()) + "\n", "utf-8")
+            args.log.write_text("".join(f"{json.dumps(row)}\n" for row in [{"server": server}, *load.rows]), "utf-8")
             say(console, f"{len(load.rows)} requests, {load.spent:,} tokens. Fit them again: ./eb fit {args.log}")
     if load.left_out:
         say(console, f"note: left out, or in part, for --tokens and --minutes: {', '.join(load.left_out)}")
+    if not load.rows:
+        raise RuntimeError(f"nothing was measured in {args.minutes:g} minutes. Raise --minutes, or check the server")
     fit = import_module("simulate.measured.fit")
     fitted = fit.fit(import_module("simulate.logs.read").read(args.log), kind, given, console)
     fit.save(args.out, fitted)
@@ -86,19 +92,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     return {"tokens": load.spent, "log": str(args.log), "cost": str(args.out), "server": server}
 
 
-def announce(phases: Many[probe.Phase], args: Values, console: Console) -> None:
-    """Print what will be sent."""
-    rows = []
-    for phase in phases:
-        prompts, answers = (sorted({lengths[i] for lengths in phase.asks}) for i in (1, 2))
-        spans = (f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in (prompts, answers))
-        rows.append(
-            (phase.name, phase.tells, f"{len(phase.asks)}", *spans, f"{phase.tokens:,}", f"{phase.seconds():.0f}")
-        )
-    heads = ("phase", "tells", "requests", "prompt", "answer", "tokens", "about s")
-    console.print(table_of(f"at most this is sent to {args.url}", heads, rows, left=2))
-    totals = sum(len(phase.asks) for phase in phases), sum(phase.tokens for phase in phases)
-    say(
-        console,
-        f"{totals[0]} requests, at most {totals[1]:,} of --tokens {args.tokens:,}, at most {args.minutes:g} minutes",
-    )
+def cells(phase: Phase) -> list[str]:
+    """Return a row of the plan."""
+    spans = [sorted({ask[i] for ask in phase.asks}) for i in (1, 2)]
+    texts = (" to ".join(map(str, dict.fromkeys((span[0], span[-1])))) for span in spans)
+    return [phase.name, phase.tells, f"{len(phase.asks)}", *texts, f"{phase.tokens:,}", f"{phase.seconds():.0f}"]

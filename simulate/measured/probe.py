@@ -19,19 +19,14 @@ from client.data import TOKENS_PER_WORD, Planned
 from client.report.measure import Outcome
 from client.send.load import LoadRun
 from client.send.target import Target
-from client.workloads.corpus import USUAL_CONTEXT, plays
-from terminal.progress import State
+from client.workloads.corpus import plays
 
 STEP_SECONDS = 0.03  # of a server that was not measured yet
 PROMPT_TOKENS_PER_STEP = 100  # that take as long as a step without them, where nothing is known
-SHORT, ANSWER, LONG = 32, 128, 1024
+SHORT, ANSWER, LONG = 32, 128, 1024  # tokens
 WIDEST = 64  # burst, but for one that exceeds the slots that a server reports
 TRAFFIC = 96  # requests of different lengths
 CUT = "cut off"  # of a request when the time is up
-REMEDIES = {
-    "HTTP 401": "Use --api-key, or set EB_API_KEY", "HTTP 404": "Use another --api or --model, or check the address",
-    "HTTP 429": "Raise the server's limit of requests, or lower --tokens", "timeout": "Raise --timeout",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,34 +61,31 @@ class Phase:
         return next((part for part in parts if part.tokens <= tokens and part.seconds(step) <= seconds), None)
 
 
-def plan(tokens: int, context: int | None, server: Mapping[str, Any], rng: np.random.Generator) -> list[Phase]:
+def plan(tokens: int, context: int, server: Mapping[str, Any], rng: np.random.Generator) -> list[Phase]:
     """Return the phases that fit a bound of tokens, the more important ones first; `server` is what is known of it."""
-    context = context or USUAL_CONTEXT
     long, answer, slots = min(LONG, context // 2), min(ANSWER, context // 4), server.get("slots")
     widths = [width for width in (2, 4, 8, 16, 32, WIDEST) if not slots or width < slots]
     widths += [*[slots] * (1 < slots <= WIDEST), slots + 8] if slots else []
     bursts = [Phase(f"burst {width}", "decode, slots", [(0, SHORT, answer // 4)] * width) for width in widths]
     prompts = np.clip(rng.lognormal(math.log(64), 1, TRAFFIC), 8, long // 2).astype(int).tolist()
     answers = np.clip(rng.lognormal(math.log(32), 0.8, TRAFFIC), 4, answer).astype(int).tolist()
-    beside = [(answer * share, long, 4) for share in (0.1, 0.35, 0.6)]
+    filled = math.ceil(1.1 * server.get("kv_tokens", 0) / (long // 2 + answer))
     phases = [
         Phase("first", "tokens per word", [(0, 128, 8)]),
         Phase("alone", "step", [(0, SHORT, answer)] * 3, users=1, least=1),
         Phase("lengths", "prompt", [(0, long // n, 4) for n in (1, 2, 8)] * 2, users=1, least=3),
         *bursts[:-1],
-        Phase("mixed", "prompt beside decodes", [*[(0.0, SHORT, answer)] * 4, *beside], least=5),
+        Phase("mixed", "prompt beside decodes", [*[(0, SHORT, answer)] * 4, *((answer * n // 8, long, 4) for n in (1, 3, 5))]),
         Phase("deep", "context of a batch", [(0, long // 2, answer // 2)] * 8, least=4),
         Phase("repeats", "prefix cache", [(0, long // 2, 4)] * 4, users=1, same=True, least=3),
         Phase("traffic", "queues", [*zip([0.0] * TRAFFIC, prompts, answers)], users=min(slots or 8, WIDEST) + 4, least=20),
         bursts[-1],
+        *([Phase("memory", "KV memory", [(0, long // 2, answer)] * filled)] if filled else []),
     ]  # fmt: skip
-    if kv := server.get("kv_tokens"):
-        asks = [(0.0, long // 2, answer)] * math.ceil(1.1 * kv / (long // 2 + answer))
-        phases.append(Phase("memory", "KV memory", asks))
     fitting: list[Phase] = []
     for phase in phases:
-        if part := phase.within(tokens - sum(each.tokens for each in fitting)):
-            fitting.append(part)
+        part = phase.within(tokens - sum(each.tokens for each in fitting))
+        fitting += [part] if part else []
     return fitting
 
 
@@ -109,7 +101,8 @@ def slots_of(burst: Many[Outcome]) -> int | None:
 class Probe:
     """Sends the phases of a plan while tokens and time (`until`, by time.perf_counter) last.
 
-    `rows` are what was measured, also if it fails. `server` gains what the load shows: slots, prefix_cache.
+    `rows` are what was measured, also if it fails, by the names of a log's requests. `server` gains what the load shows of it:
+    slots, prefix_cache.
     """
 
     target: Target
@@ -121,7 +114,7 @@ class Probe:
     rows: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     spent: int = 0
-    _phase: str = ""
+    phase: str = ""
     _step: float = STEP_SECONDS
     _tokens_per_word: float = TOKENS_PER_WORD
 
@@ -138,24 +131,14 @@ class Probe:
             else:
                 self._learn(phase, outcomes)
 
-    def state(self) -> State:
-        """Return how much was sent, in words too."""
-        total = sum(phase.tokens for phase in self.phases)
-        return State(self.spent, total, f"{self._phase}: {self.spent:,} of at most {total:,} tokens")
-
-    def log(self) -> dict[str, Any]:
-        """Return what was measured in the form of `vllm bench serve`, with more columns and facts of the server."""
-        return {"server": self.server, **{name: [row[name] for row in self.rows] for name in self.rows[0]}}
-
     def _send(self, phase: Phase) -> list[Outcome]:
         """Send a phase; return the outcomes in order, with times since its start."""
-        self._phase = phase.name
+        self.phase = phase.name
         prompts = [self._prompt(prompt) for _, prompt, _ in phase.asks]
-        trace = [
-            Planned(i, after * self._step, prompts[0 if phase.same else i], answer)
-            for i, (after, _, answer) in enumerate(phase.asks)
-        ]
-        run = LoadRun(self.target, trace, phase.users)
+        asks = [(after * self._step, prompts[0 if phase.same else i], n) for i, (after, _, n) in enumerate(phase.asks)]
+        run = LoadRun(
+            self.target, [Planned(i, *ask) for i, ask in enumerate(asks)], phase.users, on_outcome=self._count
+        )
         run.start()
         start = time.perf_counter() - run.now()
         try:
@@ -163,18 +146,18 @@ class Probe:
         finally:  # Ctrl-C keeps what was measured
             outcomes = sorted(run.outcomes(), key=lambda outcome: outcome.index)
             run.close()
-            rows = [self._row(phase, outcome, start) for outcome in outcomes]
-            self.spent += sum(row["input_lens"] + row["output_lens"] for row in rows)
-            self.rows += rows if phase.name != "first" else []  # which may wait for a compilation
+            if phase.name != "first":  # which may wait for a compilation
+                self.rows += [self._row(phase, o, start) for o in outcomes]
         for o in outcomes:
             if o.error not in ("", CUT):
-                remedy = next((text for kind, text in REMEDIES.items() if o.error.startswith(kind)), "Check the server")
+                remedy = "Check the server, --api, --model and --api-key, raise --timeout, or lower --tokens"
                 raise RuntimeError(f"a request of phase {phase.name!r} failed: {o.error}: {o.detail[:80]}. {remedy}")
             if not o.error and (o.first is None or o.prompt_tokens is None):
-                raise RuntimeError(
-                    "the server streams no tokens or no usage, so lengths are unknown. Use another --api"
-                )
+                raise RuntimeError("the server streams no tokens or no usage: lengths are unknown. Use another --api")
         return outcomes
+
+    def _count(self, o: Outcome) -> None:
+        self.spent += (o.prompt_tokens or 0) + o.tokens
 
     def _prompt(self, tokens: int) -> str:
         """Return a prompt that shares no page with another: it begins with words of three places of the plays."""
@@ -182,19 +165,20 @@ class Probe:
         return " ".join(" ".join(plays().piece(self.rng, count) for count in (2, 2, words)).split()[:words])
 
     def _row(self, phase: Phase, o: Outcome, start: float) -> dict[str, Any]:
-        _, prompt, answer = phase.asks[o.index]
+        _, prompt, limit = phase.asks[o.index]
+        chunks = [] if o.first is None else np.cumsum([start + o.first, *o.gaps]).round(6).tolist()
         return {
-            "id": f"{phase.name}/{o.index}", "start_times": start + o.sent, "input_lens": o.prompt_tokens or prompt,
-            "output_lens": o.tokens or sum(o.sizes), "ttfts": o.first and o.first - o.sent, "itls": o.gaps,
-            "counts": o.sizes, "limit": answer, "cached": o.cached_tokens, "errors": o.error,
-            "prefix": [f"{phase.name}/0", o.prompt_tokens] if phase.same and o.index else [],
+            "id": f"{phase.name}/{o.index}", "sent": round(start + o.sent, 6), "prompt": o.prompt_tokens or prompt,
+            "output": o.tokens or sum(o.sizes), "limit": limit, "chunks": chunks, "counts": o.sizes, "cached": o.cached_tokens,
+            "first": chunks[0] if chunks else None, "last": chunks[-1] if chunks else None, "error": o.error,
+            "prefix": [f"{phase.name}/0", o.prompt_tokens] if phase.same and o.index else None,
         }  # fmt: skip
 
     def _learn(self, phase: Phase, outcomes: Many[Outcome]) -> None:
         """Take from a whole phase what the later ones need, and what it shows of the server."""
         if phase.name == "first":
             self._tokens_per_word = (outcomes[0].prompt_tokens or 1) / round(phase.asks[0][1] / TOKENS_PER_WORD)
-        elif phase.name == "alone":
+        if phase.name in ("first", "alone"):
             self._step = median(sum(o.gaps) / max(1, o.tokens - 1) for o in outcomes) or STEP_SECONDS
         elif phase.name.startswith("burst") and "slots" not in self.server and (slots := slots_of(outcomes)):
             self.server["slots"] = slots
