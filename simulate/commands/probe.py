@@ -89,7 +89,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     fitted = fit.fit(import_module("simulate.logs.read").read(args.log), kind, given, console)
     fit.save(args.out, fitted)
     import_module("simulate.commands.fit").report(console, fitted)
-    return {"tokens": load.spent, "log": str(args.log), "cost": str(args.out), "server": server}
+    return {"tokens": load.spent, "engine": kind.name, "log": str(args.log), "cost": str(args.out), "server": server}
 
 
 def cells(phase: Phase) -> list[str]:
