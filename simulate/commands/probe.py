@@ -59,10 +59,12 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         try:
             target, context = known(target), fetch_context(target) or context
         except (KeyRefused, ServerUnreachable) as error:
-            why = "it refused the key. Use --api-key, or set EB_API_KEY" if isinstance(error, KeyRefused) else error
-            raise RuntimeError(f"cannot probe {args.url}: {why}") from None
+            raise RuntimeError(f"{str(error) or 'the server refuses the key'}. Check URL and --api-key") from None
         server = {**import_module("simulate.engines.ask").facts(args.url, args.api_key), **given}
-        kind = import_module("simulate.engines.known").get(args.engine or server.get("engine", ""))
+        engine = args.engine or server.get("engine")
+        if not engine:
+            raise RuntimeError(f"{args.url} does not report which engine it is. Use --engine NAME, such as vllm")
+        kind = import_module("simulate.engines.known").get(engine)
     phases = plan(args.tokens, context, server, rng)
     most = sum(phase.tokens for phase in phases)
     console.print(table_of(
@@ -72,10 +74,13 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.dry_run:
         return {"tokens": most}
     load = Probe(target, phases, args.tokens, time.perf_counter() + 60 * args.minutes, server, rng)
+
+    def state() -> State:
+        left = max(0, load.until - time.perf_counter())
+        return State(load.spent, most, f"{load.phase}: {load.spent:,} of {most:,} tokens, at most {left:.0f} s left")
+
     try:
-        with Reporter(
-            console, lambda: State(load.spent, most, f"{load.phase}: {load.spent:,} of {most:,} tokens"), after=0
-        ):
+        with Reporter(console, state, after=0):
             load.run()
     finally:
         if load.rows:

@@ -26,6 +26,7 @@ PROMPT_TOKENS_PER_STEP = 100  # that take as long as a step without them, where 
 SHORT, ANSWER, LONG = 32, 128, 1024  # tokens
 WIDEST = 64  # burst, but for one that exceeds the slots that a server reports
 TRAFFIC = 96  # requests of different lengths
+MOST_OF_TIME = 0.5  # that is left, for a phase with others behind it
 CUT = "cut off"  # of a request when the time is up
 
 
@@ -33,8 +34,7 @@ CUT = "cut off"  # of a request when the time is up
 class Phase:
     """Requests that together tell something: (after how many steps, prompt tokens, answer tokens) of each.
 
-    With `users`, that many are open, and the next is sent when one ends. With `same`, the prompts are one. Fewer than
-    `least` requests (0: than all) tell nothing.
+    With `users`, that many are open, and the next is sent when one ends. With `same`, the prompts are one.
     """
 
     name: str
@@ -42,7 +42,6 @@ class Phase:
     asks: Many[tuple[float, int, int]]
     users: int | None = None
     same: bool = False
-    least: int = 0
 
     @property
     def tokens(self) -> int:
@@ -55,9 +54,8 @@ class Phase:
         return step * ((sum(ends) / self.users if self.users else max(ends)) + prompts / PROMPT_TOKENS_PER_STEP)
 
     def within(self, tokens: int, seconds: float = math.inf, step: float = STEP_SECONDS) -> Phase | None:
-        """Return as many of its requests as may be sent; None if they tell nothing."""
-        counts = range(len(self.asks), (self.least or len(self.asks)) - 1, -1)
-        parts = (replace(self, asks=self.asks[:count]) for count in counts)
+        """Return as many of its requests as may be sent, None if none may."""
+        parts = (replace(self, asks=self.asks[:count]) for count in range(len(self.asks), 0, -1))
         return next((part for part in parts if part.tokens <= tokens and part.seconds(step) <= seconds), None)
 
 
@@ -69,18 +67,18 @@ def plan(tokens: int, context: int, server: Mapping[str, Any], rng: np.random.Ge
     bursts = [Phase(f"burst {width}", "decode, slots", [(0, SHORT, answer // 4)] * width) for width in widths]
     prompts = np.clip(rng.lognormal(math.log(64), 1, TRAFFIC), 8, long // 2).astype(int).tolist()
     answers = np.clip(rng.lognormal(math.log(32), 0.8, TRAFFIC), 4, answer).astype(int).tolist()
-    filled = math.ceil(1.1 * server.get("kv_tokens", 0) / (long // 2 + answer))
+    memory = [(0, long // 2, answer)] * math.ceil(1.1 * server.get("kv_tokens", 0) / (long // 2 + answer))
     phases = [
         Phase("first", "tokens per word", [(0, 128, 8)]),
-        Phase("alone", "step", [(0, SHORT, answer)] * 3, users=1, least=1),
-        Phase("lengths", "prompt", [(0, long // n, 4) for n in (1, 2, 8)] * 2, users=1, least=3),
+        Phase("alone", "step", [(0, SHORT, answer)] * 2, users=1),
+        Phase("lengths", "prompt", [(0, long // n, 4) for n in (1, 2, 8)] * 2, users=1),
         *bursts[:-1],
         Phase("mixed", "prompt beside decodes", [*[(0, SHORT, answer)] * 4, *((answer * n // 8, long, 4) for n in (1, 3, 5))]),
-        Phase("deep", "context of a batch", [(0, long // 2, answer // 2)] * 8, least=4),
-        Phase("repeats", "prefix cache", [(0, long // 2, 4)] * 4, users=1, same=True, least=3),
-        Phase("traffic", "queues", [*zip([0.0] * TRAFFIC, prompts, answers)], users=min(slots or 8, WIDEST) + 4, least=20),
+        Phase("deep", "context of a batch", [(0, long // 2, answer // 2)] * 8),
+        Phase("repeats", "prefix cache", [(0, long // 2, 4)] * 4, users=1, same=True),
+        *([Phase("memory", "KV memory", memory)] if 0 < len(memory) * (long // 2 + answer) <= tokens / 3 else []),
+        Phase("traffic", "queues", [*zip([0.0] * TRAFFIC, prompts, answers)], users=min(slots or 8, WIDEST) + 4),
         bursts[-1],
-        *([Phase("memory", "KV memory", [(0, long // 2, answer)] * filled)] if filled else []),
     ]  # fmt: skip
     fitting: list[Phase] = []
     for phase in phases:
@@ -124,7 +122,8 @@ class Probe:
         for phase in self.phases:
             if phase.name.startswith("burst") and self.server.get("slots") != reported:
                 continue  # a burst has shown them
-            part = phase.within(self.tokens - self.spent, self.until - time.perf_counter(), self._step)
+            left = (self.until - time.perf_counter()) * (1 if phase.name == "traffic" else MOST_OF_TIME)
+            part = phase.within(self.tokens - self.spent, left, self._step)
             outcomes = self._send(part) if part else []
             if len(outcomes) < len(phase.asks) or any(o.error for o in outcomes):
                 self.left_out.append(phase.name)
@@ -149,11 +148,10 @@ class Probe:
             if phase.name != "first":  # which may wait for a compilation
                 self.rows += [self._row(phase, o, start) for o in outcomes]
         for o in outcomes:
-            if o.error not in ("", CUT):
+            error = o.error or ("" if o.first and o.prompt_tokens else "the answer is no stream with usage")
+            if error not in ("", CUT):
                 remedy = "Check the server, --api, --model and --api-key, raise --timeout, or lower --tokens"
-                raise RuntimeError(f"a request of phase {phase.name!r} failed: {o.error}: {o.detail[:80]}. {remedy}")
-            if not o.error and (o.first is None or o.prompt_tokens is None):
-                raise RuntimeError("the server streams no tokens or no usage: lengths are unknown. Use another --api")
+                raise RuntimeError(f"a request of phase {phase.name!r} failed: {error}: {o.detail[:80]}. {remedy}")
         return outcomes
 
     def _count(self, o: Outcome) -> None:
