@@ -8,8 +8,8 @@ policies or how it was fitted. `published.py` has the models by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from bisect import bisect_left
+from dataclasses import InitVar, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,39 +97,61 @@ class Scaled(Engine):
 
 @dataclass(frozen=True)
 class Affine(Cost):
-    """The default law, in seconds, with an optional hinge where a device becomes bound by arithmetic.
+    """The default law, in seconds, no constant below 0. D rows decode, and P prompt tokens are computed.
 
-    T = base + prefill [any prompt token] + token n_tok + hinge max(0, n_tok - knee) + row n_seq
-        + context (sum over decodes) + pairs (sum over prompt pieces of c (k + (c + 1) / 2))
-        + mask_row_s [tokens sampled under the mask of a grammar]
+    T = base + decode D + prompt P + start [rows with prompt tokens] + prefill [any prompt token] + context (sum over decodes)
+        + pair (sum over prompt pieces of c (k + (c + 1) / 2)) + mask_row_s [tokens sampled under the mask of a grammar]
+        + hinge max(0, D + P - knee) + experts (1 - (1 - chosen)^(D + P))
+
+    Beyond `knee` tokens a device is bound by arithmetic. A mixture of experts takes `experts` to read all of them; a token is
+    routed to the share `chosen`, such as 8/128. A step without prompt tokens computes D rounded up to the next of `buckets`, the
+    batch sizes of recorded graphs. `token` and `row`, of older files, add to decode and prompt, and to decode and start.
     """
 
     base: float = 0.0
+    decode: float = 0.0
+    prompt: float = 0.0
+    start: float = 0.0
     prefill: float = 0.0
-    token: float = 0.0
-    hinge: float = 0.0
-    knee: int = 0
-    row: float = 0.0
     context: float = 0.0
     pair: float = 0.0
     mask_row_s: float = 0.0
+    hinge: float = 0.0
+    experts: float = 0.0
+    knee: int = 0
+    chosen: float = 0.0
+    buckets: tuple[int, ...] = ()
+    token: InitVar[float] = 0.0
+    row: InitVar[float] = 0.0
     name = "affine"
+
+    def __post_init__(self, token: float, row: float) -> None:
+        object.__setattr__(self, "decode", self.decode + token + row)
+        object.__setattr__(self, "prompt", self.prompt + token)
+        object.__setattr__(self, "start", self.start + row)
+        object.__setattr__(self, "buckets", tuple(sorted(self.buckets)))  # a list in a file
 
     @property
     def flat(self) -> bool:
         return not self.context
 
+    def rows(self, step: Step) -> int:
+        """Return how many decoding rows are computed: those of the smallest graph that has room, if one has."""
+        if step.prompt or step.decodes > self.buckets[-1]:
+            return step.decodes
+        return self.buckets[bisect_left(self.buckets, step.decodes)]
+
     def seconds(self, step: Step) -> float:
-        tokens = step.decodes + step.prompt
-        seconds = (
-            self.base + self.token * tokens + self.row * (step.decodes + step.prefills) + self.context * step.context
-        )
+        rows = self.rows(step) if self.buckets else step.decodes
+        seconds = self.base + self.decode * rows + self.context * step.context
         if step.masks:
             seconds += self.mask_row_s * step.masks
         if step.prompt:
-            seconds += self.prefill + self.pair * step.pairs
-        if self.hinge and tokens > self.knee:
-            seconds += self.hinge * (tokens - self.knee)
+            seconds += self.prefill + self.prompt * step.prompt + self.start * step.prefills + self.pair * step.pairs
+        if self.hinge and rows + step.prompt > self.knee:
+            seconds += self.hinge * (rows + step.prompt - self.knee)
+        if self.experts:
+            seconds += self.experts * (1 - (1 - self.chosen) ** (rows + step.prompt))
         return seconds
 
 
@@ -171,7 +193,8 @@ class Host:
     """What the computer around the model adds, in seconds.
 
     alpha0 before a request is seen (HTTP, tokenizing), alpha1 after its last token, alpha2 for each token handed out,
-    sigma for each turn of the loop; an idle loop looks for work every `poll` seconds, at once when that is 0.
+    sigma for each turn of the loop; an idle loop looks for work every `poll` seconds, at once when that is 0. The very first
+    step takes `first_step` more, as a server compiles or records then.
     """
 
     alpha0: float = 0.0
@@ -179,6 +202,7 @@ class Host:
     alpha2: float = 0.0
     sigma: float = 0.0
     poll: float = 0.0
+    first_step: float = 0.0
 
     def seconds(self, tokens: int) -> float:
         """Return what the host adds to a step that hands out `tokens` tokens."""
@@ -214,50 +238,14 @@ class Sizes:
         return cls(**{name: int(machine[name]) for name in ("context", "vocabulary", "kv_bytes") if name in machine})
 
 
-@dataclass(frozen=True)
-class Interpolated(Cost):
-    """Measured points where no affine law fits: monotone in tokens, with terms for context, pairs and masks beside it.
-
-    `decode` and `mixed` are ascending (tokens, seconds) points of steps without and with prompt tokens.
-    """
-
-    decode: tuple[tuple[float, float], ...]
-    mixed: tuple[tuple[float, float], ...]
-    context: float = 0.0
-    pair: float = 0.0
-    mask_row_s: float = 0.0
-    name = "interpolated"
-
-    @classmethod
-    def from_dict(cls, decode: Any, mixed: Any, **rest: float) -> Interpolated:
-        return cls(tuple(map(tuple, decode)), tuple(map(tuple, mixed)), **rest)
-
-    def seconds(self, step: Step) -> float:
-        points = self.mixed if step.prompt else self.decode
-        beside = self.context * step.context + self.pair * step.pairs + self.mask_row_s * step.masks
-        return interpolate(points, step.decodes + step.prompt) + beside
-
-
-def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
-    """Go through ascending points by straight lines, the outer two lines drawn on, never below the first."""
-    if len(points) == 1:
-        return points[0][1]
-    i = 1
-    while i < len(points) - 1 and points[i][0] < x:
-        i += 1
-    (x0, y0), (x1, y1) = points[i - 1], points[i]
-    return y0 + (y1 - y0) * (max(x, points[0][0]) - x0) / (x1 - x0)
-
-
-def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]:
+def load(path: str | Path) -> tuple[Affine, Host, dict[str, Any]]:
     """Read a file of `calibrate`: cost, host overheads, and all its facts."""
     try:
         facts = json.loads(Path(path).read_text("utf-8-sig"))
         constants = dict(facts["cost"])
-        kinds: dict[str, Callable[..., Affine | Interpolated]] = {
-            "affine": Affine, "interpolated": Interpolated.from_dict
-        }  # fmt: skip
-        model = kinds[constants.pop("kind")](**constants)
+        if constants.pop("kind") != Affine.name:
+            raise ValueError("its law is one of an older version, or of none")
+        model = Affine(**constants)
         model.seconds(prefilling(1))  # TypeError here when a constant is not a number
         host = {key: float(value) for key, value in facts.get("host", {}).items()}
         return model, Host(**host), facts
@@ -271,6 +259,6 @@ def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]
         ) from error
 
 
-def to_dict(cost: Affine | Interpolated) -> dict[str, Any]:
+def to_dict(cost: Affine) -> dict[str, Any]:
     """Return what `load` reads."""
     return {"kind": cost.name, **asdict(cost)}

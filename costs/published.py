@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from costs.cost import Affine, Cost, Host, Phases, interpolate, load
+from costs.cost import Affine, Cost, Host, Phases, load
 from costs.steps import Step
 from scheduling.options import nearest
 
@@ -157,8 +157,10 @@ VTC_A10G = Phases(
     base=32.713e-3, row=0.31261e-3, knee=48, context=0.70586e-6, token=0.21087e-3, request=0.5933e-3
 )  # fmt: skip
 
+OF_AFFINE: dict[str, Any] = {"token": 0.1e-3, "row": 0.1e-3}  # which can be changed, too
+
 MODELS: dict[str, Cost] = {
-    "affine": Affine(base=8e-3, token=0.1e-3, row=0.1e-3),
+    "affine": Affine(base=8e-3, **OF_AFFINE),
     "llm-mock": LlmMock(),
     "llm-mock-ragged": LlmMock(ragged=True),
     "distserve-opt13b": DistServe(),
@@ -173,6 +175,17 @@ MODELS: dict[str, Cost] = {
 }
 
 
+def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
+    """Go through ascending points by straight lines, the outer two lines drawn on, never below the first."""
+    if len(points) == 1:
+        return points[0][1]
+    i = 1
+    while i < len(points) - 1 and points[i][0] < x:
+        i += 1
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 + (y1 - y0) * (max(x, points[0][0]) - x0) / (x1 - x0)
+
+
 def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
     """Return the cost model with that name, or in a file that `calibrate` wrote, with some constants changed."""
     model: Any = load(name)[0] if name.endswith(".json") else MODELS.get(name)
@@ -181,11 +194,14 @@ def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
             f"unknown cost model {name!r}.{nearest(name, MODELS)} Use one of: {', '.join(MODELS)}, or a file of "
             "'python -m simulate calibrate'"
         )
+    options = options or {}
     known = [key for key, value in vars(model).items() if isinstance(value, int | float)]
-    for key in options or ():
+    if name == "affine" and options.keys() & OF_AFFINE.keys():
+        model, options, known = Affine(model.base), {**OF_AFFINE, **options}, [*known, *OF_AFFINE]
+    for key in options:
         if key not in known:
             raise ValueError(f"cost model {name!r} has no constant {key!r}. Use {', '.join(known)}")
-    changed: Cost = replace(model, **options or {})
+    changed: Cost = replace(model, **options)
     return changed
 
 

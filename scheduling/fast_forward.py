@@ -31,8 +31,11 @@ def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
 
 
 def admission_closed(scheduler: Scheduler) -> bool:
-    """Return whether no request can join before another leaves."""
-    closed = not scheduler.batch.free_slots or (scheduler.policy.closed and bool(scheduler.running))
+    """Return whether no request can join before another leaves, or arrives."""
+    policy, running = scheduler.policy, bool(scheduler.running)
+    in_order = not policy.order_name  # another order may change with time alone
+    is_blocked = policy.blocks_until_change and in_order and scheduler.queue.blocked is not None
+    closed = not scheduler.batch.free_slots or (running and (policy.closed or is_blocked))
     return closed and not scheduler.hooks.preempts
 
 

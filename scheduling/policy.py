@@ -63,6 +63,9 @@ class Policy:
     early = False  # a finished request is answered at once, although its row stays
     estimates = False  # new requests have an `estimate` when `refuse` is called, as soon as the time of steps is known
     preempts = True  # `preempt` may return requests, if it is overridden
+    # What kept the first in order from joining keeps it, and all others, until a request arrives, joins or leaves. A simulator
+    # does not ask again before that.
+    blocks_until_change = False
     max_batched_tokens = 1 << 60  # the policy's own limit on the tokens of one step
     margin = 64  # tokens for which a request gets KV pages when it joins, beside its own, if not for its whole answer
     order_name = ""  # of the order that it is combined with, if there is one

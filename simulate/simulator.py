@@ -203,7 +203,7 @@ class Simulation(Driver):
         if self._fast_forward and not self.records and not swapping:
             self._pass_equal_steps(plan)
         outputs = tokens_due(plan)
-        seconds = step_seconds(self.cost, self.host, plan) + swapping
+        seconds = step_seconds(self.cost, self.host, plan) + swapping + (0.0 if result.steps else self.host.first_step)
         self.now += seconds
         result.gaps.extend(gaps_of_step(plan, outputs, self.now))
         result.steps += 1

@@ -268,6 +268,7 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
         "mean_latency_per_token_ms": 1000 * sum(per_token) / len(per_token) if per_token else None,
         "input_lens": prompts if any(length is not None for length in prompts) else None,
         "output_lens": [outcome.tokens for outcome in outcomes],
+        "start_times": [outcome.intended for outcome in outcomes],
         "ttfts": [None if o.error else o.ttft for o in outcomes] if streamed else None,
         "itls": [o.itls for o in outcomes] if streamed else None,
         "e2els": [None if outcome.error else outcome.latency for outcome in outcomes],

@@ -21,7 +21,7 @@ from functools import cache
 
 import numpy as np
 
-from costs.cost import Affine, Cost, Host, Phases
+from costs.cost import Affine, Cost, Host, Phases, Scaled
 from scheduling.sequence import Sequence
 from simulate.best.optimum import Optimum
 from simulate.best.shares import shares_of, unwrapped
@@ -33,8 +33,10 @@ MOST_REQUESTS = 16  # more take too long, and keep the machine busy, where the o
 
 def least_in_groups(sequences: Many[Sequence], cost: Cost, slots: int, host: Host, weights: np.ndarray) -> float:
     """Return the least mean of weight times latency, without what the host adds once; 0 where this says nothing."""
-    if len(sequences) > MOST_REQUESTS or not isinstance(unwrapped(cost)[0], Affine | Phases):
+    law, factor = unwrapped(cost)
+    if len(sequences) > MOST_REQUESTS or not isinstance(law, Affine | Phases):
         return 0.0
+    cost = Scaled(law, factor)
     order = sorted(range(len(sequences)), key=lambda j: sequences[j].arrived_at)
     shares, fixed = shares_of(cost, slots, host)[0], host.alpha0 + host.alpha1
     short = [replace(sequences[j], max_tokens=min(FIRST_TOKENS, sequences[j].max_tokens)) for j in order]

@@ -9,7 +9,7 @@ Source of the formulas: the laws of `costs.py`; each inequality is proved where 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,19 +49,22 @@ class Shares:
 
 
 def unwrapped(cost: Cost) -> tuple[Cost, float]:
-    """Return the law itself, and by which factor its times are longer; padding only adds to it."""
+    """Return the law itself, and by which factor its times are longer; padding, also to a graph's size, only adds to it."""
     factor = 1.0
     while isinstance(cost, Scaled | Padded | Ragged):
         factor *= cost.factor if isinstance(cost, Scaled) else 1.0
         cost = cost.law
-    return cost, factor
+    return replace(cost, buckets=()) if isinstance(cost, Affine) else cost, factor
 
 
 def shares_of(cost: Cost, slots: int, host: Host) -> list[Shares]:
     """Return shares that hold for a law with up to `slots` rows a step; each gives a bound, and the best counts."""
     cost, factor = unwrapped(cost)
     if isinstance(cost, Affine):
-        return [_of_affine(cost, slots, host, factor, tilt) for tilt in (TILTS if cost.hinge else TILTS[:1])]
+        tilted = [_of_affine(cost, slots, host, factor, tilt) for tilt in (TILTS if cost.hinge else TILTS[:1])]
+        return [
+            shares for shares in tilted if min(shares.row, shares.prompt - host.alpha2) >= 0
+        ]  # else one step more would take less than no time
     if isinstance(cost, Phases):
         return [_of_phases(cost, slots, host, factor)]
     return [_of_rows(cost, slots, host, factor)]
@@ -70,26 +73,29 @@ def shares_of(cost: Cost, slots: int, host: Host) -> list[Shares]:
 def _of_affine(law: Affine, slots: int, host: Host, factor: float, tilt: float) -> Shares:
     """Return the shares of an affine law.
 
-    With `per` seconds for each token, a step of s rows and n >= s tokens has T - per n >= s least, where least is the minimum
-    of (T - per n) / s over all s <= slots; T - per n is convex in n and smallest at the knee or at n = s.
+    Let R(s, n) be the base, the experts that s tokens read, and the hinge above what is `tilted` to each token, of a step of s rows
+    and n >= s tokens. R >= s least, where least is the minimum of R / s over all s <= slots; R is convex in n and smallest at the
+    knee or at n = s. A step reads the experts of one token at least, and what others add is left out where it is alone.
     """
-    base = law.base * factor + host.sigma
-    hinge, row, token = law.hinge * factor, law.row * factor, law.token * factor
-    per = token + tilt * hinge
+    base, hinge = law.base * factor + host.sigma, law.hinge * factor
+    tilted = tilt * hinge
     s = np.arange(1, slots + 1)
     n = np.maximum(s, law.knee) if tilt else s
-    least = float(((base - tilt * hinge * n + hinge * np.maximum(n - law.knee, 0)) / s).min()) + row
+    experts = law.experts * (1 - (1 - law.chosen) ** s) * factor
+    least = float(((base + experts - tilted * n + hinge * np.maximum(n - law.knee, 0)) / s).min())
+    base += float(experts[0])
+    prefill = law.prefill * factor
     return Shares(
-        row=least + per + host.alpha2,
+        row=least + law.decode * factor + tilted + host.alpha2,
         context=law.context * factor,
-        prompt=least + law.prefill * factor / slots + host.alpha2,
-        token=per,
+        prompt=least + law.start * factor + prefill / slots + host.alpha2,
+        token=law.prompt * factor + tilted,
         pair=law.pair * factor,
-        alone_row=base + token + row + hinge * max(0, 1 - law.knee) + host.alpha2,
-        alone_prompt=base + law.prefill * factor + row + host.alpha2,
-        alone_token=token,
+        alone_row=base + law.decode * factor + hinge * max(0, 1 - law.knee) + host.alpha2,
+        alone_prompt=base + prefill + law.start * factor + host.alpha2,
+        alone_token=law.prompt * factor,
         step=base,
-        prefill=base + law.prefill * factor,
+        prefill=base + prefill,
         even=not hinge,
     )
 

@@ -6,63 +6,21 @@ does not say when steps were, nor who was in them. This module must not know the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from typing import Any
 
 import numpy as np
 
-from simulate.trace import Trace
+from simulate.logs.checks import checked
+from simulate.logs.reading import NAN, Note, Reading, Request
+from simulate.trace import Seen, Trace
 
-NAN = math.nan
+__all__ = ["NAN", "Log", "Note", "Reading", "Request"]
 
-
-class Request(NamedTuple):
-    """One request as a file has it, in seconds of the file's clocks; NaN and 0: the file does not say.
-
-    `sent` is when the client sent it or the server received it. `queued` is given where `sent` is of another clock than `first`
-    and `last`: when the server's scheduler saw it, on their clock. `chunks` are the times of all chunks of the answer, `counts`
-    the tokens of each, if not 1. `cached` are prompt tokens that the server found in its prefix cache. `pages` names the full
-    pages of the prompt by numbers, equal where their tokens and all before them are. `error`: why there is no whole answer.
-    """
-
-    sent: float
-    prompt: int
-    output: int
-    first: float = NAN
-    last: float = NAN
-    id: str = ""
-    queued: float = NAN
-    chunks: Many[float] = ()
-    counts: Many[int] = ()
-    limit: int = 0  # max_tokens
-    client: str = ""
-    priority: int = 0
-    cached: int = 0
-    pages: Many[int] = ()
-    error: str = ""
-
-
-class Reading(NamedTuple):
-    """What a reader found in a file: the requests, what it says of the server, and the server's steps, if it has them.
-
-    The names in `server` are `engine` (vllm, ...), `version`, `model`, `hardware`, and those of `simulate.scenario.Engine`: slots,
-    tokens_per_step, kv_tokens, page_size, prefix_cache; `policy` and `policy_options` of our own server. `steps` are records as
-    /events sends them.
-    """
-
-    requests: list[Request]
-    server: Mapping[str, Any] = {}
-    steps: Many[Mapping[str, Any]] = ()
-
-
-class Note(NamedTuple):
-    """What is wrong with a log, as a sentence, and how many times as wide it makes the intervals."""
-
-    text: str
-    widening: float = 1.0
+PAGE = 16  # tokens, where the log does not say
 
 
 @dataclass(frozen=True)
@@ -82,6 +40,43 @@ class Log:
     notes: tuple[Note, ...] = ()
     ids: Many[str] = ()
 
+    @classmethod
+    def of(cls, reading: Reading) -> Log:
+        """Check what was read; ValueError if no law can be fitted to it. `notes` have what makes it less certain."""
+        requests, notes = checked(reading.requests)
+        zero = requests[0].sent
+        pages, lost = _pages(requests, reading.server.get("page_size") or PAGE)
+        if lost:
+            text = f"Requests with cached tokens that none in the log had before: {lost}. They count as computed."
+            notes.append(Note(text, 1.2))
+        seen = [
+            Seen(
+                r.sent - zero, r.prompt, r.output, None if np.isnan(r.last) else r.last - r.sent,
+                r.client, r.priority, limit=r.limit, pages=numbers,
+            )
+            for r, numbers in zip(requests, pages)
+        ]  # fmt: skip
+        first, last = (np.array(times) - zero for times in zip(*((r.first, r.last) for r in requests)))
+        chunks = [(np.array(r.chunks) - zero, np.array(r.counts, int)) for r in requests]
+        ids = [r.id for r in requests]
+        return cls(Trace(seen), first, last, chunks, reading.server, reading.steps, (*reading.notes, *notes), ids)
+
+    def only(self, mask: np.ndarray) -> Log:
+        """Return the log with the same requests, but the times of those alone that the mask (N, bool) chooses."""
+        nothing = (np.empty(0), np.empty(0, int))
+        chunks = [some if kept else nothing for some, kept in zip(self.chunks, mask)]
+        first, last = (np.where(mask, times, NAN) for times in (self.first, self.last))
+        return replace(self, first=first, last=last, chunks=chunks, steps=())
+
+    def until(self, count: int) -> Log:
+        """Return the log with the same requests, but the times of the first `count` alone, in order of arrival."""
+        return self.only(np.arange(len(self.first)) < count)
+
+    @property
+    def widening(self) -> float:
+        """How many times as wide the intervals must be, by all notes together."""
+        return float(np.prod([note.widening for note in self.notes]))
+
     @property
     def at(self) -> np.ndarray:
         """When the requests arrived."""
@@ -94,3 +89,24 @@ class Log:
     @property
     def output(self) -> np.ndarray:
         return np.array([seen.tokens for seen in self.trace.seen])
+
+
+def _pages(requests: Many[Request], size: int) -> tuple[list[Many[int]], int]:
+    """Return the full pages of each request by numbers, and how many requests found pages that none had before them.
+
+    A request has numbers of its own, so that it finds its pages again when it was preempted, but for those of its prefix, or
+    as many as it found in the prefix cache: they are those of the last request, of its client, that was as long.
+    """
+    fresh, pages, lost = count(), list[Many[int]](), 0
+    by_id = {r.id: i for i, r in reversed([*enumerate(requests)])}
+    for i, r in enumerate(requests):
+        found = (r.prefix[1] if r.prefix else r.cached) // size
+        others = (
+            [by_id.get(r.prefix[0], i)]
+            if r.prefix
+            else (j for j in reversed(range(i)) if requests[j].client == r.client)
+        )
+        shared = next((pages[j][:found] for j in others if found and j < i and len(pages[j]) >= found), ())
+        lost += bool(found) and not shared
+        pages.append((*shared, *islice(fresh, max(0, (r.prompt + r.output) // size - len(shared)))))
+    return pages, lost

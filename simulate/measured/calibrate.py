@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,20 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from costs.cost import Affine, Cost, Host, Interpolated, to_dict
+from costs.cost import Affine, Cost, Host, to_dict
 from costs.steps import Step
+from simulate.measured.least_squares import PLAIN, law_of, solve, terms_of
 from terminal.progress import counted
 
 ROOT = Path(__file__).parents[2]
 KNEES = (64, 128, 256, 512)
+CHOSEN = (1 / 32, 1 / 16, 1 / 8, 1 / 4)  # of the experts, by one token
+BUCKETS = (  # of graphs: of this server on a GPU, of vLLM, and powers of two
+    (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512),
+    (1, 2, 4, *range(8, 513, 8)),
+    tuple(2**i for i in range(10)),
+)
+EARNED = 0.9  # of the error is left with a switch of the law that is worth it
 MARGIN = 24  # tokens below the context, of the longest sequences to time
 FOLDS = 5
 ACCEPT_MAPE, ACCEPT_WORST = 0.08, 0.20  # on a shared CPU; 0.05 on a GPU
@@ -65,7 +73,7 @@ Measure = Callable[[Many[Point]], Iterable[float]]
 class Fit:
     """A law, and its relative errors on points held out by cross-validation."""
 
-    cost: Affine | Interpolated
+    cost: Affine
     errors: np.ndarray
     drift: float = 0.0
 
@@ -100,25 +108,9 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
     return [p for p in points if p.chunk <= most and max(p.context, p.cached + p.chunk) <= longest]
 
 
-def table(steps: Iterable[Step], knee: int = 0) -> np.ndarray:
-    """Return the terms of the default law, one row a step: base prefill token row context pair mask (hinge)."""
-    rows = [
-        (1.0, float(s.prompt > 0), s.tokens, s.rows, s.context, s.pairs, s.masks, max(0, s.tokens - knee))
-        for s in steps
-    ]
-    return np.array(rows)[:, : 8 if knee else 7]
-
-
-def fit(steps: Many[Step], seconds: np.ndarray, knee: int = 0) -> Affine:
-    """Fit the default law, no coefficient below 0."""
-    from scipy.optimize import nnls  # which takes longer to load than most commands of the simulator take
-
-    x = table(steps, knee)
-    scale = np.abs(x / seconds[:, None]).max(axis=0)
-    scale[scale == 0] = 1.0
-    beta = nnls(x / seconds[:, None] / scale, np.ones(len(seconds)))[0] / scale
-    base, prefill, token, row, context, pair, mask, *hinge = map(float, beta)
-    return Affine(base, prefill, token, hinge[0] if hinge else 0.0, knee, row, context, pair, mask)
+def fit(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN) -> Affine:
+    """Fit the constants of the default law, so that relative errors count; knee, chosen and buckets are those of `law`."""
+    return law_of(solve(np.array([terms_of(step, law) for step in steps]), seconds, seconds), law)
 
 
 def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
@@ -139,46 +131,25 @@ def cross_validate(
     return errors
 
 
-def interpolated(steps: Many[Step], seconds: np.ndarray) -> Interpolated:
-    """Fit the fallback: the context, pair and mask terms of the default law, and a monotone curve of the rest."""
-    from scipy.optimize import isotonic_regression
-
-    law = fit(steps, seconds)
-    rest = seconds - law.context * np.array([s.context for s in steps])
-    rest -= law.pair * np.array([s.pairs for s in steps]) + law.mask_row_s * np.array([s.masks for s in steps])
-
-    def curve(mixed: bool) -> tuple[tuple[float, float], ...]:
-        points: dict[int, list[float]] = {}
-        for step, left in zip(steps, rest):
-            if bool(step.prompt) == mixed:
-                points.setdefault(step.tokens, []).append(float(left))
-        if not points:
-            return ()
-        sizes = sorted(points)
-        pooled = isotonic_regression([max(0.0, float(np.mean(points[size]))) for size in sizes])  # so that they ascend
-        return tuple(zip(map(float, sizes), pooled.x.tolist()))
-
-    decode, mixed = curve(False), curve(True)
-    return Interpolated(decode or mixed, mixed or decode, law.context, law.pair, law.mask_row_s)
-
-
 def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
-    """Return the law with the least error in cross-validation: affine, with a hinge, or the fallback.
+    """Return the default law with the knee, share of experts and buckets that leave the least error in cross-validation.
 
-    A hinge must earn its place by 10 %, and interpolation is taken only when no affine law is good enough.
+    Each of them must earn its place by 10 %.
     """
     most = max(step.tokens for step in steps)
-    errors = cross_validate(fit, steps, seconds)
-    best = Fit(fit(steps, seconds), errors, drift)
-    for knee in (k for k in KNEES if 8 <= k < most):
-        errors = cross_validate(partial(fit, knee=knee), steps, seconds)
-        if np.abs(errors).mean() < 0.9 * best.mape:
-            best = Fit(fit(steps, seconds, knee), errors, drift)
-    if best.mape > ACCEPT_MAPE or best.worst > ACCEPT_WORST:
-        other = Fit(interpolated(steps, seconds), cross_validate(interpolated, steps, seconds), drift)
-        if other.mape < best.mape:
-            return other
-    return best
+
+    def tried(law: Affine) -> Fit:
+        return Fit(fit(steps, seconds, law), cross_validate(partial(fit, law=law), steps, seconds), drift)
+
+    best = tried(PLAIN)
+    while True:
+        others = [replace(best.cost, knee=knee) for knee in KNEES if 8 <= knee < most]
+        others += [replace(best.cost, chosen=chosen) for chosen in CHOSEN]
+        others += [replace(best.cost, buckets=buckets) for buckets in BUCKETS]
+        other = min(map(tried, others), key=lambda fit: fit.mape)
+        if other.mape >= EARNED * best.mape:
+            return best
+        best = other
 
 
 def calibrate(measure: Measure, points: Many[Point]) -> tuple[Fit, list[dict[str, Any]]]:

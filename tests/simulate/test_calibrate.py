@@ -13,9 +13,9 @@ import pytest
 
 from costs import cost as costs
 from costs.cost import Affine, Cost, Host
-from costs.steps import Step
 from simulate.measured import calibrate
-from simulate.measured.calibrate import Measure, Point, choose, cross_validate, fit, grid, interpolated, predict
+from simulate.measured.calibrate import Measure, Point, choose, cross_validate, fit, grid, predict
+from simulate.measured.least_squares import TERMS, terms_of
 
 LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pair=2e-6)
 
@@ -40,9 +40,9 @@ def test_a_law_is_recovered_from_timings_with_noise(size: str, seed: int) -> Non
     truth = predict(LAW, steps)
     assert np.abs(predict(found.cost, steps) / truth - 1).mean() < 0.01
     assert isinstance(found.cost, Affine)
-    shares = calibrate.table(steps) * [LAW.base, LAW.prefill, LAW.token, LAW.row, LAW.context, LAW.pair, LAW.mask_row_s]
+    shares = np.array([terms_of(step) for step in steps]) * [getattr(LAW, name) for name in TERMS]
     carries = (shares / truth[:, None]).max(axis=0) >= 0.5
-    for name, share in zip(("base", "prefill", "token", "row", "context", "pair"), carries):
+    for name, share in zip(TERMS, carries):
         value = getattr(found.cost, name)
         assert value >= 0
         if share:
@@ -67,11 +67,6 @@ def test_what_a_mask_takes_is_found_beside_rows_without_one() -> None:
         found, rows = calibrate.calibrate(noisy(law, 0.001), points)
         assert found.cost.mask_row_s == pytest.approx(law.mask_row_s, rel=0.1, abs=1e-4)
         assert [row["masks"] for row in rows] == [point.masks for point in points]
-    steps = [point.step for point in points]
-    without = interpolated(steps, predict(LAW, steps))
-    masked = interpolated(steps, predict(LAW, steps) + [0.01 * s.masks for s in steps])
-    assert masked.mask_row_s == pytest.approx(0.01)
-    assert np.array(masked.decode) == pytest.approx(np.array(without.decode))
 
 
 def test_a_hinge_is_taken_where_there_is_one_and_only_there() -> None:
@@ -80,18 +75,6 @@ def test_a_hinge_is_taken_where_there_is_one_and_only_there() -> None:
     assert (found.cost.hinge > 0, found.cost.knee) == (True, 128)
     found, _ = calibrate.calibrate(noisy(LAW, 0.005), grid("full", 1024))
     assert found.cost.hinge == 0
-
-
-def test_where_no_affine_law_fits_the_points_are_interpolated() -> None:
-    class Stairs(Cost):
-        def seconds(self, step: Step) -> float:
-            return 0.01 * 3.0 ** (step.tokens > 3) * 3.0 ** (step.tokens > 20) * 3.0 ** (step.tokens > 100)
-
-    points = [Point(b, 16 * k) for b in (1, 2, 3, 4, 8, 16, 20, 21, 64, 100, 101, 128) for k in (1, 2)]
-    found, _ = calibrate.calibrate(noisy(Stairs(), 0.01), points)
-    assert found.cost.name == "interpolated"
-    curve = [seconds for _, seconds in found.cost.decode]
-    assert curve == sorted(curve)
 
 
 def test_a_machine_that_drifts_is_noticed() -> None:
@@ -109,7 +92,6 @@ def test_the_error_is_that_of_points_not_seen() -> None:
         np.abs(cross_validate(fit, steps, seconds, folds=0)).mean()
         > np.abs(predict(fit(steps, seconds), steps) / seconds - 1).mean()
     )
-    assert len(cross_validate(interpolated, steps, seconds, folds=2)) == 4
     assert choose(steps, seconds).worst >= choose(steps, seconds).mape
 
 

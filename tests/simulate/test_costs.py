@@ -10,7 +10,7 @@ import pytest
 
 from costs import cost as costs
 from costs import published
-from costs.cost import Affine, Interpolated, Padded, Ragged
+from costs.cost import Affine, Padded, Ragged
 from costs.steps import Step, decoding, prefilling, step_of
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
@@ -172,6 +172,29 @@ def test_the_default_law_charges_each_term() -> None:
     assert law.seconds(chunk) == 1 + 2 + 120 * 3 + 20 * 5 + 7 + chunk.pairs * 13
 
 
+def test_a_mixture_reads_more_experts_the_more_tokens_it_computes_but_not_more_than_all() -> None:
+    law = Affine(base=1, experts=8, chosen=0.25)
+    assert [law.seconds(decoding(rows, 0)) for rows in (1, 2)] == [1 + 2, 1 + 8 * (1 - 0.75**2)]
+    assert law.seconds(prefilling(1000)) == pytest.approx(9)
+    assert law.flat
+
+
+def test_a_step_without_prompts_computes_as_many_rows_as_its_graph_has() -> None:
+    law = Affine(decode=1, prompt=0.5, context=0.01, buckets=(1, 2, 4, 8))
+    assert [law.seconds(decoding(rows, 0)) for rows in (1, 3, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, 9]
+    assert law.seconds(decoding(3, 100)) == 5
+    assert law.seconds(Step(decodes=3, prefills=1, prompt=10)) == 8
+
+
+def test_constants_of_older_files_and_commands_still_count(tmp_path: Path) -> None:
+    law = Affine(base=8, decode=5, prompt=3, start=2)
+    path = tmp_path / "cost.json"
+    path.write_text('{"cost": {"kind": "affine", "base": 8, "token": 3, "row": 2}}')
+    assert costs.load(path)[0] == law == Affine(8, token=3, row=2)
+    assert published.make("affine", {"base": 8, "token": 3, "row": 2}) == law
+    assert published.make("affine", {"row": 0.0, "context": 1.0}) == Affine(base=0.008, token=1e-4, context=1.0)
+
+
 def test_a_plan_is_summed_up_with_its_padding_and_its_held_rows() -> None:
     plan = Plan(1, 0.0, [row(8, 0), row(3, 0)], [8, 3], padded=True)
     assert step_of(plan) == Step(0, 0, 2, 16, 8 * 4.5 + 3 * 2, 73, 8, 8, 73)
@@ -198,15 +221,13 @@ def test_another_engine_pads_what_is_ragged_or_leaves_the_padding_out() -> None:
 
 
 def test_interpolation_never_falls_below_its_first_point_and_goes_on_beyond_its_last() -> None:
-    law = Interpolated(decode=((2, 1.0), (4, 2.0)), mixed=((8, 3.0),))
-    assert [law.seconds(decoding(n, 0)) for n in (1, 2, 3, 4, 6)] == [1.0, 1.0, 1.5, 2.0, 3.0]
-    assert law.seconds(prefilling(100)) == 3.0
+    points = ((2, 1.0), (4, 2.0))
+    assert [published.interpolate(points, n) for n in (1, 2, 3, 4, 6)] == [1.0, 1.0, 1.5, 2.0, 3.0]
+    assert published.interpolate(((8, 3.0),), 100) == 3.0
 
 
-@pytest.mark.parametrize(
-    "law", [Affine(1, 2, 3, 4, 5, 6, 7, 8, 9), Interpolated(((1, 2.0),), ((1, 3.0), (2, 4.0)), 5.0, 6.0, 7.0)]
-)
-def test_a_model_is_the_same_after_it_was_written_and_read(law: Affine | Interpolated, tmp_path: Path) -> None:
+def test_a_model_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> None:
+    law = Affine(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0.5, (1, 2, 4))
     path = tmp_path / "cost.json"
     path.write_text(json.dumps({"cost": costs.to_dict(law), "host": {"alpha0": 0.002}}))
     read, host, _ = costs.load(path)
@@ -230,7 +251,14 @@ def test_a_mistyped_model_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", '{"cost": [], "host": []}', '{"cost": {"kind": "affine"}, "host": []}', "[" * 100_000]
+    "text",
+    [
+        "[]",
+        '{"cost": {"kind": "interpolated", "decode": [[1, 2]]}}',
+        '{"cost": [], "host": []}',
+        '{"cost": {"kind": "affine"}, "host": []}',
+        "[" * 100_000,
+    ],
 )
 def test_a_file_that_is_no_cost_model_is_refused_with_the_remedy(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cost.json"

@@ -1,0 +1,118 @@
+"""What is wrong with the requests of a log, for all formats alike: a note that widens the intervals, or a refusal.
+
+The widening factors are judgments of how much less a log tells with such a flaw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from simulate.logs.reading import NAN, Note, Request
+
+FEWEST, FEW = 3, 20  # whole answers: fewer are refused; fewer make the intervals wider
+SLACK = 1e-4  # seconds by which rounded times may contradict each other
+SILENCE = 20  # times as long as usual
+RETRY_SECONDS = 60.0
+
+
+def checked(requests: Many[Request]) -> tuple[list[Request], list[Note]]:
+    """Return the requests that ran, in order of arrival, on one clock; ValueError if too few are usable.
+
+    Those without a whole answer are load, but not measured: their times are NaN.
+    """
+    # Of two clocks: the scheduler sees a request soonest when it idles, so the least difference is that of the clocks.
+    offset = min((r.queued - r.sent for r in requests if math.isfinite(r.queued - r.sent)), default=0.0)
+    arrived = [r._replace(sent=r.sent + offset if math.isfinite(r.sent) else r.queued) for r in requests]
+    problems = Counter(filter(None, map(_problem, arrived)))
+    if 2 * problems.total() > len(arrived):
+        what = ", ".join(f"{n} {problem}" for problem, n in problems.items())
+        raise ValueError(f"of its {len(arrived)} requests, {what}. Record a log with arrivals, token counts and times")
+    ran = sorted((_measured(r) for r in arrived if not _problem(r)), key=lambda r: r.sent)
+    whole = sum(math.isfinite(r.last) for r in ran)
+    if whole < FEWEST:
+        raise ValueError(
+            f"it has {whole} whole answers, but a fit needs at least {FEWEST}, better 100. Record more requests"
+        )
+    notes = [
+        Note(f"Requests that {problem}: {n}. They are left out.", 1 + n / len(arrived))
+        for problem, n in problems.items()
+    ]
+    return ran, [*notes, *_flaws(ran, whole), *_retries(sorted(arrived, key=lambda r: r.sent))]
+
+
+def _problem(r: Request) -> str:
+    """Return why a request cannot be served again, "" if it can."""
+    if not math.isfinite(r.sent):
+        return "have no arrival time"
+    if not r.prompt or not (r.output or r.chunks):
+        return "failed before the first token" if r.error else "have no token counts"
+    return (
+        "have times that contradict each other"
+        if r.first < r.sent - SLACK or r.last < max(r.sent, r.first) - SLACK
+        else ""
+    )
+
+
+def _measured(r: Request) -> Request:
+    """Count the chunks where there is no number of tokens; drop the times of a cut answer, and chunks that contradict it."""
+    output = r.output or sum(r.counts) or len(r.chunks)
+    if r.error or not math.isfinite(r.last):
+        return r._replace(output=output, first=NAN, last=NAN, chunks=(), counts=())
+    counts = r.counts or [1] * len(r.chunks)
+    rising = all(a <= b for a, b in zip([r.first, *r.chunks], [*r.chunks, r.last + SLACK]))
+    if not rising or len(counts) != len(r.chunks) or sum(counts) != output:
+        return r._replace(output=output, chunks=(), counts=())
+    return r._replace(output=output, counts=counts)
+
+
+def _flaws(ran: Many[Request], whole: int) -> Iterator[Note]:
+    sent, first, last = (np.array(times) for times in zip(*((r.sent, r.first, r.last) for r in ran)))
+    if whole < FEW:
+        yield Note(f"Whole answers: only {whole}, which tell little.", math.sqrt(FEW / whole))
+    if cut := len(ran) - whole:
+        yield Note(
+            f"Answers that are cut or failed: {cut}. They count as load, but are not fitted.", 1 + cut / len(ran)
+        )
+    if not np.isfinite(first).any():
+        yield Note("There are no times of first tokens, so that waiting and computing prompts are not told apart.", 2.0)
+    if np.ptp(sent) <= 0.01 * (np.nanmax(last) - sent[0]):
+        yield Note("All requests arrived at once: their order decides who waits, and an idle server was not seen.", 1.5)
+    if pause := _silence(sent, sent, last, np.diff(sent)):
+        yield Note(f"No request arrived for {pause:.3g} s while others ran: a pause, or missing lines.", 1.25)
+    streams = [np.asarray(r.chunks) for r in ran if len(r.chunks)]
+    tokens, gaps = (np.concatenate(some) if some else np.empty(0) for some in (streams, [*map(np.diff, streams)]))
+    begins, ends = (np.array([times[i] for times in streams]) for i in (0, -1))
+    if pause := _silence(np.sort(tokens), begins, ends, gaps):
+        yield Note(
+            f"No token came for {pause:.3g} s while answers ran: the server paused, or a step was very long.", 1.25
+        )
+
+
+def _silence(events: np.ndarray, begins: np.ndarray, ends: np.ndarray, usual: np.ndarray) -> float:
+    """Return the longest time between two events in which something ran, if it is unusual beside these gaps; else 0."""
+    if not (usual > 0).any():
+        return 0.0
+    order = np.argsort(begins)
+    reach = np.fmax.accumulate(ends[order])[np.searchsorted(begins[order], events[:-1], "right") - 1]
+    longest = np.diff(events)[reach >= events[1:]].max(initial=0.0)
+    return float(longest) if longest > SILENCE * np.median(usual[usual > 0]) else 0.0
+
+
+def _retries(arrived: Many[Request]) -> Iterator[Note]:
+    """A retry has the id of a failed request, or its prompt's length where few others have it."""
+    usual = Counter(r.prompt for r in arrived)
+    failed: dict[object, float] = {}
+    retries = 0
+    for r in arrived:
+        names = [r.id] * bool(r.id) + [r.prompt] * (usual[r.prompt] <= 3)
+        retries += any(r.sent - failed.get(name, -math.inf) <= RETRY_SECONDS for name in names)
+        failed |= dict.fromkeys(names if r.error else (), r.sent)
+    if retries:
+        yield Note(
+            f"Requests that seem to repeat failed ones: {retries}. Such a load depends on the server's failures.", 1.2
+        )

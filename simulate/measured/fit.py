@@ -1,0 +1,290 @@
+"""The law of another server's steps, from a log of its requests, which has no step times.
+
+A simulation of the log, with that server's scheduler and some law, says which steps lie between measured times. Their terms,
+summed, times the constants of the law must be the time between: a linear problem. A simulation with the new constants has other
+steps, and so on until nothing changes. This module must not know the format of a log, or what a scheduler decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from costs.cost import Affine, Host
+from scheduling.iteration import Plan
+from scheduling.scheduler import Output
+from simulate.engines.known import Kind
+from simulate.logs.log import Log
+from simulate.measured.calibrate import BUCKETS, CHOSEN, EARNED, KNEES
+from simulate.measured.least_squares import TERMS, law_of, solve, terms_of
+from simulate.scenario import Chosen, Engine, Scenario
+from simulate.simulator import Simulation
+from simulate.trace import Trace
+
+APART = 20  # steps between two marks: fewer say little beside the noise of one
+PIECE = 16  # tokens of an answer between two of its chunks, where their times are known
+SOON = 4  # steps within which the first token of a request comes that did not queue
+ROUNDS, MORE_ROUNDS = 10, 4  # of simulating and solving: with a usual law, and with one that is near
+SETTLED = 3  # rounds without a better one after which no more follow
+LEAST = 0.1  # the error of the root of an interval, in its own unit: no law is exact
+SHORTEST = 0.05  # seconds; shorter intervals are as noisy as this one
+PATIENCE = 3.0  # times as long as the log that a simulation may take to get as far
+SCALES = (0.98, 1.02, 0.99, 1.01, 0.995, 1.005)
+SPENT = 0.005  # of the error is not worth a switch of the law
+MANY = 600  # requests that show the shape of a law; more only show its constants
+# What is usual, as a part of `base`: a GPU computes about 200 tokens while it reads the weights. Each may be wrong by its own
+# size. It matters only for what a log does not say: with 128 rows in all steps, rows, context and base are one thing.
+USUAL = {"decode": 1 / 600, "prompt": 1 / 200, "context": 1 / 120_000, "pair": 4e-7, "prefill": 0.7}
+BASE_OF_PACE = 0.6  # of the time per token
+EXPERTS = 0.7  # of the base, in a mixture of experts
+
+
+class Trajectory(Simulation):
+    """A simulation of a log that keeps the terms, the beginning and the end of each step, and stops after the last known time."""
+
+    def __init__(self, log: Log, scenario: Scenario[Trace], until: float = np.inf) -> None:
+        assert isinstance(scenario.cost, Affine)
+        self.law, self.until = scenario.cost, until
+        self.rows: list[tuple[float, ...]] = []
+        self.begins: list[float] = []
+        self.ends: list[float] = []
+        self.queued: list[int] = []
+        self.largest = (0, 0, 0)  # rows, tokens and context of a step
+        scheduler, sequences = scenario.fresh(scenario.policies[0])
+        super().__init__(scheduler, sequences, scenario.cost, scenario.host, records=False, fast_forward=False)
+        self._due = [(s, "first_token_at") for s, at in zip(sequences, log.first) if at <= until]
+        self._due += [(s, "finished_at") for s, at in zip(sequences, log.last) if at <= until]
+        self.run()
+        self.first, self.last = (
+            np.array([np.nan if (at := getattr(seq, name)) is None else at for seq in sequences])
+            for name in ("first_token_at", "finished_at")
+        )
+        self.preemptions = sum(seq.preemptions for seq in sequences)
+
+    def turn(self) -> bool:
+        """Go on until all that the log knows by `until` has happened here, too, but not much longer."""
+        if self.now > self.until:
+            while self._due and getattr(*self._due[-1]) is not None:
+                self._due.pop()
+            if not self._due or self.now > PATIENCE * self.until:
+                return False
+        return super().turn()
+
+    def compute(self, plan: Plan) -> list[Output]:
+        step = self.cost.step(plan)
+        self.rows.append(terms_of(step, self.law))
+        self.begins.append(self.now)
+        self.queued.append(len(self.scheduler.waiting))
+        self.largest = tuple(map(max, self.largest, (step.rows, step.tokens, step.context)))
+        outputs = super().compute(plan)
+        self.ends.append(self.now)
+        return outputs
+
+
+@dataclass(frozen=True)
+class Equations:
+    """Terms summed over intervals between measured times, their seconds, weights, steps and ends.
+
+    After the law's terms, a row says whether the very first step and the arrival of a request are in the interval.
+    """
+
+    terms: np.ndarray
+    seconds: np.ndarray
+    weight: np.ndarray
+    steps: np.ndarray
+    ends: np.ndarray
+
+
+class _Intervals:
+    """What lies between measured times, as a simulation has it."""
+
+    def __init__(self, log: Log, way: Trajectory) -> None:
+        self.log, self.way = log, way
+        self.terms = np.array(way.rows)
+        self.sums = np.vstack([np.zeros(len(TERMS)), np.cumsum(self.terms, axis=0)])
+        self.stops = np.array(way.ends)
+        self.at_first, self.at_last = (np.searchsorted(self.stops, t + 1e-9) for t in (way.first, way.last))
+        self.has_first = np.isfinite(log.first) & np.isfinite(way.first)
+        self.has_last = np.isfinite(log.last) & np.isfinite(way.last) & self.has_first
+        self.found: list[tuple[np.ndarray, float, float, int, float]] = []
+
+    def add(self, begin: int, end: int, since: float, until: float, part: float = 0.0, arrival: bool = False) -> None:
+        """Add the steps from `begin` to `end`, and a part of the step before them, which took from `since` to `until`."""
+        if until > since and end >= begin:
+            row = self.sums[end] - self.sums[begin] + (part * self.terms[begin - 1] if part else 0.0)
+            first = begin == 0 or (begin == 1 and part > 0)
+            self.found.append((np.append(row, (first, arrival)), until - since, until, end - begin + (part > 0), 1.0))
+
+    def equations(self) -> Equations:
+        """Return all of them. All answers together count as much as the time that they fill once."""
+        self.answers()
+        answers, spans = len(self.found), sum(each[1] for each in self.found)
+        self.backlogs()
+        self.waits()
+        if not self.found:
+            raise ValueError("the log has no time between two tokens, so no law can be found. Measure longer answers")
+        terms, seconds, ends, steps, weight = map(np.array, zip(*self.found))
+        filled = float(np.nanmax(self.log.last) - self.log.at[0])
+        weight[:answers] = min(1.0, filled / max(spans, 1e-9))
+        return Equations(terms, seconds, weight, steps, ends)
+
+    def answers(self) -> None:
+        """Add each answer, in pieces where the times of its chunks are known: as many steps as tokens, whatever the law."""
+        for i in np.flatnonzero(self.has_last & (self.log.output > 1)):
+            begin, end = int(self.at_first[i]), int(self.at_last[i])
+            marks = [(begin, self.log.first[i]), (end, self.log.last[i])]
+            if len(self.log.chunks) > i and end - begin == self.log.output[i] - 1:  # it decoded in every step
+                times, counts = self.log.chunks[i]
+                place = np.cumsum(counts)[:: max(1, PIECE)] if len(counts) else ()
+                marks[1:1] = [
+                    (begin + int(p) - 1, float(t)) for p, t in zip(place, times[:: max(1, PIECE)]) if begin < begin + p - 1 < end
+                ]
+            for (before, since), (at, until) in zip(marks, marks[1:]):
+                self.add(before, at, since, until)
+
+    def backlogs(self) -> None:
+        """Add stretches between first and last tokens of any requests, while requests queue without a break.
+
+        Otherwise a faster law has more steps there, looks even faster in the next round, and runs away.
+        """
+        idle = np.concatenate([[0], np.cumsum(np.array(self.way.queued) == 0)])
+        marks = sorted(
+            [(int(self.at_first[i]), self.log.first[i]) for i in np.flatnonzero(self.has_first)]
+            + [(int(self.at_last[i]), self.log.last[i]) for i in np.flatnonzero(self.has_last)]
+        )
+        before, since = marks[0] if marks else (0, 0.0)
+        for at, clock in marks[1:]:
+            if idle[at] > idle[before]:
+                before, since = at, clock
+            elif at - before >= APART:
+                self.add(before, at, since, clock)
+                before, since = at, clock
+
+    def waits(self) -> None:
+        """Add the waits of requests that met no queue: the rest of the step that runs when they arrive, and their own."""
+        starts = np.array(self.way.begins)
+        for i in np.flatnonzero(self.has_first):
+            begin, at = int(np.searchsorted(self.stops, self.log.at[i])), self.log.at[i]
+            if self.at_first[i] - begin <= SOON and (i == 0 or not self.way.queued[max(0, begin - 1)]):
+                part = min(1.0, (self.stops[begin] - at) / max(1e-9, self.stops[begin] - starts[begin]))
+                self.add(begin + 1, int(self.at_first[i]), at, self.log.first[i], part, arrival=True)
+
+
+def constants_of(data: Equations, base: float) -> np.ndarray:
+    """Return the constants of the terms, of the very first step, and of an arrival.
+
+    The error of an interval grows with its root, as of a sum of steps.
+    """
+    usual = np.zeros((len(USUAL), data.terms.shape[1]))
+    for row, (name, part) in zip(usual, USUAL.items()):
+        row[TERMS.index(name)], row[0] = 1 / (part * base), -1 / base
+    error = np.sqrt(np.maximum(data.seconds, SHORTEST))
+    return solve(data.terms, data.seconds, error, data.weight, usual, LEAST)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A law with its simulation, and the mean absolute errors of single requests, relative to the mean."""
+
+    scenario: Scenario[Trace]
+    way: Trajectory
+    errors: dict[str, float]
+
+    @property
+    def law(self) -> Affine:
+        assert isinstance(self.scenario.cost, Affine)
+        return self.scenario.cost
+
+    @property
+    def misfit(self) -> float:
+        return sum(self.errors.values())
+
+
+def errors(log: Log, first: np.ndarray, last: np.ndarray) -> dict[str, float]:
+    """Return the mean absolute errors of TTFT, latency and decode time of single requests, relative to their means."""
+    pairs = {
+        "ttft": (first - log.at, log.first - log.at),
+        "latency": (last - log.at, log.last - log.at),
+        "decode": (last - first, log.last - log.first),
+    }
+    result = {}
+    for name, (simulated, real) in pairs.items():
+        both = np.isfinite(simulated) & np.isfinite(real)
+        mean = float(real[both].mean()) if both.any() else 0.0
+        result[name] = float(np.abs(simulated - real)[both].mean()) / mean if mean > 0 else 0.0
+    return result
+
+
+class Search:
+    """The search for a law under one scheduler with its settings; `count` simulations were made."""
+
+    def __init__(self, log: Log, scenario: Scenario[Trace], tick: Callable[[int], None] = lambda count: None) -> None:
+        self.log, self.scenario, self.tick, self.count = log, scenario, tick, 0
+        self.until = float(np.nanmax(log.last))
+
+    def simulate(self, law: Affine, host: Host) -> Found:
+        """Return a law with its simulation."""
+        self.count += 1
+        self.tick(self.count)
+        scenario = replace(self.scenario, cost=law, host=host)
+        way = Trajectory(self.log, scenario, self.until)
+        return Found(scenario, way, errors(self.log, way.first, way.last))
+
+    def begin(self, chosen: float = 0.0) -> Affine:
+        """Return a law to begin with: the base is most of the median time per token, the rest is as usual."""
+        tokens = self.log.output - 1
+        known = np.isfinite(self.log.first) & np.isfinite(self.log.last) & (tokens > 0)
+        if not known.any():
+            raise ValueError("no answer of the log has two tokens with times, so no law can be found. Measure longer answers")
+        base = BASE_OF_PACE * max(1e-6, float(np.median((self.log.last - self.log.first)[known] / tokens[known])))
+        share = EXPERTS if chosen else 0.0
+        usual = {name: base * part for name, part in USUAL.items()}
+        return Affine(base=base * (1 - share), experts=base * share, chosen=chosen, **usual)
+
+    def settle(self, law: Affine, host: Host, rounds: int = ROUNDS) -> Found:
+        """Simulate and solve in turn, and return the law with the least error of single requests."""
+        best, number_of_best = self.simulate(law, host), 0
+        now = best
+        for number in range(1, rounds):
+            found = constants_of(_Intervals(self.log, now.way).equations(), max(law.base + law.experts, 1e-5))
+            if number > SETTLED:  # where the order of preemptions flips back and forth
+                before = [*(getattr(law, name) for name in TERMS), host.first_step, host.alpha0]
+                found = (found + np.array(before)) / 2
+            new = law_of(found, law)
+            first_step, arrival = map(float, found[len(TERMS) :])
+            if np.allclose(*([getattr(each, name) for name in TERMS] for each in (new, law)), rtol=1e-4, atol=0):
+                break
+            law, host = new, replace(host, alpha0=arrival, first_step=first_step)
+            now = self.simulate(law, host)
+            if now.misfit < best.misfit:
+                best, number_of_best = now, number
+            elif number - number_of_best >= SETTLED:
+                break
+        return best
+
+    def shaped(self, best: Found) -> Found:
+        """Return a law with the share of experts, knee and buckets that each leave a clearly smaller error, or `best`."""
+        shares = [{"chosen": chosen} for chosen in CHOSEN]
+        for switches in (shares, [{"knee": knee} for knee in KNEES[1:]], [{"buckets": BUCKETS[1]}]):
+            tried = [self.settle(*self._switched(best, switch)) for switch in switches]
+            other = min(tried, key=lambda found: found.misfit)
+            if other.misfit < EARNED * best.misfit - SPENT:
+                best = other
+        return best
+
+    def _switched(self, best: Found, switch: Mapping[str, Any]) -> tuple[Affine, Host, int]:
+        law, host = best.law, best.scenario.host
+        if "chosen" in switch:  # another balance of all constants: begin anew, or nothing moves
+            return self.begin(switch["chosen"]), host, ROUNDS
+        return replace(law, **switch), host, MORE_ROUNDS
+
+    def scaled(self, best: Found) -> Found:
+        """Return the best of laws that are a little slower or faster: a queue near its capacity knows the pace exactly."""
+        law = best.law
+        for factor in SCALES:
+            now = self.simulate(law_of(np.array([factor * getattr(law, name) for name in TERMS]), law), best.scenario.host)
+            best = min(best, now, key=lambda found: found.misfit)
+        return best

@@ -1,0 +1,286 @@
+"""Logs of requests: every format gives the same requests, and what is wrong with a log is reported or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from client.report import store
+from simulate.logs import read as reader
+from simulate.logs.formats import FORMATS
+from simulate.logs.log import NAN, Log, Reading, Request
+from simulate.logs.read import read
+from simulate.scenario import Chosen, Engine
+from tests.support import ROOT
+from tests.support.simulate import run_command
+
+DATA = ROOT / "tests" / "data" / "logs"
+RUNS = ROOT / "docs" / "data"
+
+
+def steady(count: int = 40, **changes: Any) -> list[Request]:
+    """Return requests without flaws, half a second apart."""
+    rows = [Request(i / 2, 10 + i, 4, i / 2 + 0.2, i / 2 + 0.8, str(i)) for i in range(count)]
+    return [row._replace(**changes) for row in rows]
+
+
+def notes(requests: list[Request]) -> str:
+    return " ".join(note.text for note in Log.of(Reading(requests)).notes)
+
+
+def changed(requests: list[Request], which: range, change: Callable[[Request], Request]) -> list[Request]:
+    return [change(r) if i in which else r for i, r in enumerate(requests)]
+
+
+@pytest.mark.parametrize("path", sorted(DATA.iterdir()), ids=lambda path: path.name)
+def test_every_format_gives_the_same_requests(path: Path) -> None:
+    log = read(path)
+    np.testing.assert_allclose(log.at, [0, 0.5, 1, 1.55], atol=1e-5)
+    assert log.prompt.tolist() == [10, 20, 30, 40]
+    assert log.output.tolist() == [3, 2, 4, 2]
+    np.testing.assert_allclose(log.first, [0.1, 0.7, 1.25, math.nan], atol=1e-5)
+    np.testing.assert_allclose(log.last, [0.3, 0.8, 1.55, math.nan], atol=1e-5)
+    assert [seen.latency is None for seen in log.trace.seen] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("name", ["aiperf.jsonl", "vllm_bench.json", "steps.jsonl"])
+def test_streams_give_the_times_of_their_chunks(name: str) -> None:
+    times, tokens = read(DATA / name).chunks[2]
+    np.testing.assert_allclose(times, [1.25, 1.35, 1.45, 1.55], atol=1e-5)
+    assert tokens.tolist() == [1, 1, 1, 1]
+
+
+def test_a_format_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes((DATA / "spans.jsonl").read_bytes())
+    assert read(tmp_path / "log").server == {"engine": "vllm"}
+
+
+def test_a_file_without_a_known_format_lists_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text('{"a": 1}')
+    with pytest.raises(ValueError, match="unknown") as error:
+        read(tmp_path / "log.json")
+    assert all(format.made_by in str(error.value) for format in FORMATS)
+
+
+def test_our_result_names_the_engine() -> None:
+    assert read(DATA / "client.json").server == {
+        "engine": "ours", "policy": "dynamic", "slots": 8, "tokens_per_step": 512, "kv_tokens": 1600, "page_size": 16,
+    }  # fmt: skip
+
+
+def test_a_comparison_is_read_with_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command(
+        capsys, "run", "dynamic", "--num", "30", "--rate", "5", "--kv-tokens", "4096", "--out", str(tmp_path / "x")
+    )
+    log = read(tmp_path / "x")
+    assert len(log.steps) > 30
+    assert log.server["slots"] == 32
+    alone = read(tmp_path / "x" / "iterations.jsonl")
+    np.testing.assert_allclose(np.sort(alone.first), np.sort(log.first), atol=2e-6)
+    assert sorted(alone.output) == sorted(log.output)
+    assert log.trace.seen[3].pages
+
+
+def test_a_comparison_of_two_policies_asks_for_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command(capsys, "run", "dynamic", "static", "--num", "10", "--rate", "5", "--out", str(tmp_path / "x"))
+    for path in (tmp_path / "x", tmp_path / "x" / "requests.csv"):
+        with pytest.raises(ValueError, match="2 runs"):
+            read(path)
+    one = store.file_of(tmp_path / "x", {"policy": "static", "load": "poisson:5", "repeat": 0})
+    assert read(one).server["policy"] == "static"
+
+
+@pytest.mark.parametrize(
+    ("name", "server"),
+    [("llama-3.1-8b-rtx4090", {"slots": 256, "kv_tokens": 41408}), ("qwen3-32b-2xrtxpro6000", {"slots": 128})],
+)
+def test_the_runs_of_the_documentation_have_their_settings_and_prefixes(name: str, server: dict[str, int]) -> None:
+    log = read(RUNS / name)
+    assert len(log.first) == 300
+    assert not log.notes
+    assert server.items() <= log.server.items()
+    assert log.server["version"] == "0.19.0"
+    a, b = (log.trace.seen[i].pages for i in (40, 47))
+    assert a[:28] == b[:28]
+    assert a[31] != b[31]
+    assert (log.first > log.at).all()
+
+
+def test_arrivals_of_another_clock_are_moved_by_the_least_difference() -> None:
+    late = [r._replace(sent=1e9 + r.sent, queued=r.sent + (0.1 if i else 0.0)) for i, r in enumerate(steady())]
+    np.testing.assert_allclose(Log.of(Reading(late)).at, [r.sent for r in steady()], atol=1e-5)
+
+
+def test_a_log_in_order_of_finish_is_sorted_by_arrival() -> None:
+    log = Log.of(Reading(steady()[::-1]))
+    assert (np.diff(log.at) > 0).all()
+    assert log.ids[0] == "0"
+
+
+def test_times_of_later_requests_can_be_withheld() -> None:
+    log = Log.of(Reading(steady()))
+    half = log.until(20)
+    assert np.isfinite(half.first).sum() == 20
+    assert len(half.trace.seen) == 40
+    assert half.only(np.arange(40) > 18).last[19] == log.last[19]
+
+
+def test_a_preempted_request_finds_its_own_pages_only() -> None:
+    pages = [seen.pages for seen in Log.of(Reading(steady(prompt=64, output=32))).trace.seen]
+    assert {len(some) for some in pages} == {6}
+    assert len({page for some in pages for page in some}) == 6 * 40
+
+
+def test_cached_tokens_are_pages_of_an_earlier_request_of_the_client() -> None:
+    requests = [r._replace(client="ab"[i % 2], cached=48 * (i > 1)) for i, r in enumerate(steady(prompt=64))]
+    log = Log.of(Reading(requests))
+    assert not log.notes
+    assert log.trace.seen[4].pages[:3] == log.trace.seen[2].pages[:3] == log.trace.seen[0].pages[:3]
+    assert log.trace.seen[4].pages[0] != log.trace.seen[3].pages[0]
+    engine = Engine(8, kv_tokens=4096)
+    scheduler, sequences = engine.scheduler(Chosen("dynamic")), log.trace.sequences()
+    scheduler.add(sequences[0])
+    scheduler.plan(0.0)
+    assert sequences[0].hashes[:3] == sequences[2].hashes[:3]
+
+
+def test_cached_tokens_that_none_had_before_are_reported() -> None:
+    assert "cached" in notes(changed(steady(prompt=64), range(1), lambda r: r._replace(cached=32)))
+
+
+@pytest.mark.parametrize(
+    ("requests", "word"),
+    [
+        (steady(5), "only 5"),
+        (changed(steady(), range(3), lambda r: r._replace(error="timeout")), "cut or failed: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(last=NAN)), "cut or failed: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(prompt=0)), "no token counts: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(output=0)), "no token counts: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(output=0, error="x")), "before the first token: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(sent=NAN)), "no arrival time: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(first=r.last + 1)), "contradict each other: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(first=r.sent - 1)), "contradict each other: 3"),
+        (steady(first=NAN), "first tokens"),
+        ([r._replace(sent=0.0) for r in steady()], "at once"),
+        (changed(steady(), range(20, 40), lambda r: r._replace(sent=r.sent + 99, first=r.first + 99, last=r.last + 99))
+         + [Request(0.1, 10, 400, 0.3, 200.0)], "No request arrived for 99.5 s"),
+        (changed(steady(), range(5, 6), lambda r: r._replace(error="timeout"))
+         + [Request(3.0, 15, 4, 3.2, 3.8, "5")], "repeat failed ones: 1"),
+    ],
+)  # fmt: skip
+def test_a_flaw_is_a_sentence_and_widens_the_intervals(requests: list[Request], word: str) -> None:
+    log = Log.of(Reading(requests))
+    assert any(word in note.text and note.widening > 1 for note in log.notes)
+    assert log.widening > 1
+
+
+def test_a_flawless_log_has_no_notes() -> None:
+    log = Log.of(Reading(steady()))
+    assert not log.notes
+    assert log.widening == 1
+
+
+def test_a_pause_of_the_server_shows_in_streams() -> None:
+    times = [0.1 * i + (5 if i > 20 else 0) for i in range(40)]
+    paused = [r._replace(first=times[0], sent=-0.01 * i, last=times[-1], output=40, chunks=times)
+              for i, r in enumerate(steady())]  # fmt: skip
+    assert "No token came for 5.1 s" in notes(paused)
+
+
+def test_missing_token_counts_are_the_number_of_chunks() -> None:
+    streams = [r._replace(output=0, chunks=[r.first, r.last], counts=[1, 3]) for r in steady()]
+    assert set(Log.of(Reading(streams)).output) == {4}
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [[], steady(1), steady(2), steady(prompt=0), steady(last=NAN), steady(error="timeout"), steady(sent=NAN),
+     steady(first=-1.0), steady(sent=math.inf)],
+)  # fmt: skip
+def test_a_log_that_tells_too_little_is_refused(requests: list[Request]) -> None:
+    with pytest.raises(ValueError, match="Record"):
+        Log.of(Reading(requests))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\n", b"[]", b"{}", b"[1]", b"\x00\xff\xfe", b"{\"benchmarks\": 1}", b"a,b\n1,2\n", b"hello",
+     b'{"request_id": "a"}\nnot JSON\n', b"1" * 5000, b"[" * 100_000, b'{"input_toks": ' + b"1" * 5000 + b"}",
+     b'"x"' * 1000, b'{"resourceSpans": [{}]}', b'{"members": [], "slot_steps": {}}', b'{"server": 1}',
+     b"sent_s,latency_s,outcome\n1,2\n", b'{"input_lens": 1, "output_lens": 1, "ttfts": 1}', b"a\x00,b\n\x00\n"],
+)  # fmt: skip
+def test_a_damaged_file_is_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(data)
+    with pytest.raises(ValueError, match="cannot read a log"):
+        read(tmp_path / "log")
+
+
+def test_a_missing_file_an_empty_folder_and_a_huge_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ValueError, match="cannot read a log"):
+            read(path)
+    monkeypatch.setattr(reader, "MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="more than"):
+        read(DATA / "spans.jsonl")
+
+
+def test_a_result_without_send_times_is_refused_unless_all_were_sent_at_once(tmp_path: Path) -> None:
+    run = json.loads((DATA / "vllm_bench.json").read_text())
+    del run["start_times"]
+    (tmp_path / "log").write_text(json.dumps(run))
+    with pytest.raises(ValueError, match="start_times"):
+        read(tmp_path / "log")
+    (tmp_path / "log").write_text(json.dumps({**run, "request_rate": "inf"}))
+    assert not read(tmp_path / "log").at.any()
+
+
+def test_a_sample_of_guidellm_is_reported(tmp_path: Path) -> None:
+    text = (DATA / "guidellm.json").read_text().replace('"total": 4', '"total": 400')
+    (tmp_path / "log").write_text(text)
+    assert "4 of 400" in read(tmp_path / "log").notes[0].text
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.just(10**400), st.text(max_size=3),
+    st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=2), st.integers(), max_size=1),
+)  # fmt: skip
+
+
+@given(name=st.sampled_from(sorted(path.name for path in DATA.iterdir() if path.suffix != ".csv")), data=st.data())
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_odd_values_anywhere_raise_nothing_but_value_errors(name: str, data: st.DataObject, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at: Any = rows
+        while isinstance(at, list | dict) and at:
+            key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+            if data.draw(st.integers(0, 3)) == 0 or not isinstance(at[key], list | dict):
+                at[key] = data.draw(ODD)
+                break
+            at = at[key]
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)))
+    try:
+        log = read(tmp_path / "log")
+    except ValueError:
+        return
+    assert np.isfinite(log.at).all()
+    assert (log.prompt > 0).all()
+    assert (log.output > 0).all()
+
+
+@given(data=st.binary(max_size=200))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_odd_bytes_raise_nothing_but_value_errors(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(data)
+    with pytest.raises(ValueError, match="cannot read"):
+        read(tmp_path / "log")
