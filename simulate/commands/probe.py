@@ -13,9 +13,13 @@ from rich.console import Console
 
 from client.flags import TIMEOUT, base_url
 from client.send.dialects import APIS, Dialect
-from client.send.target import KeyRefused, ServerUnreachable, Target, fetch_context, known
+from client.send.target import KeyRefused, ServerUnreachable, Target, fetch_context
+from client.send.target import known as with_model
 from client.workloads.corpus import USUAL_CONTEXT
 from simulate.commands.arguments import Sections
+from simulate.engines import ask
+from simulate.engines import known as engines
+from simulate.logs.read import read
 from simulate.measured.probe import Phase, Probe, plan
 from terminal.console import say, table_of, writable
 from terminal.options import FILE, KEY, POSITIVE, Argument, Choice, Number, Option, Read, Values
@@ -57,14 +61,14 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             writable(getattr(args, flag), f"--{flag}")
         say(console, f"Asking {args.url} about itself, with GET requests only")
         try:
-            target, context = known(target), fetch_context(target) or context
+            target, context = with_model(target), fetch_context(target) or context
         except (KeyRefused, ServerUnreachable) as error:
             raise RuntimeError(f"{str(error) or 'the server refuses the key'}. Check URL and --api-key") from None
-        server = {**import_module("simulate.engines.ask").facts(args.url, args.api_key), **given}
+        server = {**ask.facts(args.url, args.api_key), **given}
         engine = args.engine or server.get("engine")
         if not engine:
             raise RuntimeError(f"{args.url} does not report which engine it is. Use --engine NAME, such as vllm")
-        kind = import_module("simulate.engines.known").get(engine)
+        kind = engines.get(engine)
     phases = plan(args.tokens, context, server, rng)
     most = sum(phase.tokens for phase in phases)
     console.print(table_of(
@@ -91,7 +95,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if not load.rows:
         raise RuntimeError(f"nothing was measured in {args.minutes:g} minutes. Raise --minutes, or check the server")
     fit = import_module("simulate.measured.fit")
-    fitted = fit.fit(import_module("simulate.logs.read").read(args.log), kind, given, console)
+    fitted = fit.fit(read(args.log), kind, given, console)
     fit.save(args.out, fitted)
     import_module("simulate.commands.fit").report(console, fitted)
     return {"tokens": load.spent, "engine": kind.name, "log": str(args.log), "cost": str(args.out), "server": server}

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -50,9 +50,6 @@ def fitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Replace what is around the probe: what a server reports, and what is fitted. Return the logs that were to be fitted."""
     logs: list[Any] = []
     rooms: dict[str, dict[str, Any]] = {
-        "engines.ask": {"facts": lambda url, key: {"page_size": 16}},
-        "engines.known": {"get": lambda name: SimpleNamespace(name=name)},
-        "logs.read": {"read": lambda path: kept()},
         "measured.fit": {"fit": lambda log, kind, given, console: logs.append(log), "save": lambda path, fit: None},
         "commands.fit": {"report": lambda console, fit: None},
     }
@@ -60,6 +57,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         module = ModuleType(name)
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, f"simulate.{name}", module)
+    monkeypatch.setattr("simulate.engines.ask.facts", lambda url, key: {"page_size": 16})
     monkeypatch.chdir(tmp_path)
     return logs
 
@@ -128,8 +126,11 @@ def test_slow_prompts_and_short_answers_do_not_look_like_slots() -> None:
 
 def test_a_probe_finds_three_slots_and_sends_no_wider_bursts(server: Slotted, fitted: list[Any]) -> None:
     assert probe(server) == 0
-    ((facts, requests),) = fitted
-    assert facts["slots"] == 3
+    (log,) = fitted
+    facts, requests = kept()
+    assert facts["slots"] == log.server["slots"] == 3
+    assert len(log.trace.seen) == len(requests)
+    assert not log.notes
     assert {"burst 2", "burst 4", "traffic"} < begun()
     assert "burst 8" not in begun()
     alone = requests["alone/1"]

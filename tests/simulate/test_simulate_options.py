@@ -289,14 +289,14 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
             return
 
     for name, functions in {
-        "engines.ask": {"facts": lambda url, key: {}}, "engines.known": {"get": lambda name: SimpleNamespace(name=name)},
-        "logs.read": {"read": lambda path: None}, "measured.fit": {"fit": lambda *given: None, "save": lambda path, fitted: None},
+        "measured.fit": {"fit": lambda *given: None, "save": lambda path, fitted: None},
         "commands.fit": {"report": lambda console, fitted: None},
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setitem(sys.modules, f"simulate.{name}", SimpleNamespace(**functions))
+    for name, result in {"ask.facts": {}, "read": None, "fetch_context": None}.items():
+        monkeypatch.setattr(f"simulate.commands.probe.{name}", lambda *given, result=result: result)
     monkeypatch.setattr("simulate.commands.probe.Probe", Load)
-    monkeypatch.setattr("simulate.commands.probe.known", lambda target: target)
-    monkeypatch.setattr("simulate.commands.probe.fetch_context", lambda target: None)
+    monkeypatch.setattr("simulate.commands.probe.with_model", lambda target: target)
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
     monkeypatch.setattr(check, "check", ask)
