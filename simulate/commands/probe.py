@@ -32,7 +32,7 @@ def options() -> Sections:
     return {
         "arguments": [url],
         "load": [
-            Option("--tokens", "most tokens to spend, of prompts and answers", Number(1000), default=60_000),
+            Option("--tokens", "most tokens to spend; if the KV memory is known, up to a third fill it", Number(1000), default=60_000),
             Option("--minutes", "most time to spend", POSITIVE, default=4.0),
             Option("--dry-run", "print the plan and send nothing", None),
         ],

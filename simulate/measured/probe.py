@@ -134,10 +134,11 @@ class Probe:
         """Send a phase; return the outcomes in order, with times since its start."""
         self.phase = phase.name
         prompts = [self._prompt(prompt) for _, prompt, _ in phase.asks]
-        asks = [(after * self._step, prompts[0 if phase.same else i], n) for i, (after, _, n) in enumerate(phase.asks)]
-        run = LoadRun(
-            self.target, [Planned(i, *ask) for i, ask in enumerate(asks)], phase.users, on_outcome=self._count
-        )
+        trace = [
+            Planned(i, after * self._step, prompts[0 if phase.same else i], answer)
+            for i, (after, _, answer) in enumerate(phase.asks)
+        ]
+        run = LoadRun(self.target, trace, phase.users, on_outcome=self._count)
         run.start()
         start = time.perf_counter() - run.now()
         try:

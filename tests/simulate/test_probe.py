@@ -140,7 +140,7 @@ def test_a_probe_finds_three_slots_and_sends_no_wider_bursts(server: Slotted, fi
 
 
 def test_no_two_prompts_begin_alike_unless_they_must(server: Slotted) -> None:
-    assert probe(server) == 0
+    assert probe(server, "--tokens", "10000", "--slots", "3") == 0
     beginnings = [tuple(body["prompt"].split()[:6]) for body in server.asked]
     alike = [beginning for beginning in set(beginnings) if beginnings.count(beginning) > 1]
     assert len(alike) == 1
