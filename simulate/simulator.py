@@ -208,7 +208,11 @@ class Simulation(Driver):
         result.gaps.extend(gaps_of_step(plan, outputs, self.now))
         result.steps += 1
         result.busy += seconds
+        self.passed([self.now])
         return outputs
+
+    def passed(self, ends: list[float]) -> None:
+        """Take note of when one step ended, or several equal ones."""
 
     def record(self, iteration: Iteration) -> None:
         if self.records:
@@ -229,3 +233,4 @@ class Simulation(Driver):
             fast_forward(self.scheduler, plan, ends)
             result.steps += len(ends)
             self.now = ends[-1]
+            self.passed(ends)

@@ -35,14 +35,9 @@ def checked(requests: Many[Request]) -> tuple[list[Request], list[Note]]:
     ran = sorted((_measured(r) for r in arrived if not _problem(r)), key=lambda r: r.sent)
     whole = sum(math.isfinite(r.last) for r in ran)
     if whole < FEWEST:
-        raise ValueError(
-            f"it has {whole} whole answers, but a fit needs at least {FEWEST}, better 100. Record more requests"
-        )
-    notes = [
-        Note(f"Requests that {problem}: {n}. They are left out.", 1 + n / len(arrived))
-        for problem, n in problems.items()
-    ]
-    return ran, [*notes, *_flaws(ran, whole), *_retries(sorted(arrived, key=lambda r: r.sent))]
+        raise ValueError(f"it has {whole} whole answers, but a fit needs {FEWEST}, better 100. Record more requests")
+    lost = [Note(f"Requests that {why}: {n}. They are left out.", 1 + n / len(arrived)) for why, n in problems.items()]
+    return ran, [*lost, *_flaws(ran, whole), *_retries(sorted(arrived, key=lambda r: r.sent))]
 
 
 def _problem(r: Request) -> str:
@@ -51,11 +46,8 @@ def _problem(r: Request) -> str:
         return "have no arrival time"
     if not r.prompt or not (r.output or r.chunks):
         return "failed before the first token" if r.error else "have no token counts"
-    return (
-        "have times that contradict each other"
-        if r.first < r.sent - SLACK or r.last < max(r.sent, r.first) - SLACK
-        else ""
-    )
+    contradicts = r.first < r.sent - SLACK or r.last < max(r.sent, r.first) - SLACK
+    return "have times that contradict each other" if contradicts else ""
 
 
 def _measured(r: Request) -> Request:
@@ -75,9 +67,7 @@ def _flaws(ran: Many[Request], whole: int) -> Iterator[Note]:
     if whole < FEW:
         yield Note(f"Whole answers: only {whole}, which tell little.", math.sqrt(FEW / whole))
     if cut := len(ran) - whole:
-        yield Note(
-            f"Answers that are cut or failed: {cut}. They count as load, but are not fitted.", 1 + cut / len(ran)
-        )
+        yield Note(f"Cut or failed answers: {cut}. They count as load, but are not fitted.", 1 + cut / len(ran))
     if not np.isfinite(first).any():
         yield Note("There are no times of first tokens, so that waiting and computing prompts are not told apart.", 2.0)
     if np.ptp(sent) <= 0.01 * (np.nanmax(last) - sent[0]):
@@ -88,9 +78,7 @@ def _flaws(ran: Many[Request], whole: int) -> Iterator[Note]:
     tokens, gaps = (np.concatenate(some) if some else np.empty(0) for some in (streams, [*map(np.diff, streams)]))
     begins, ends = (np.array([times[i] for times in streams]) for i in (0, -1))
     if pause := _silence(np.sort(tokens), begins, ends, gaps):
-        yield Note(
-            f"No token came for {pause:.3g} s while answers ran: the server paused, or a step was very long.", 1.25
-        )
+        yield Note(f"No token came for {pause:.3g} s while answers ran: a pause, or a very long step.", 1.25)
 
 
 def _silence(events: np.ndarray, begins: np.ndarray, ends: np.ndarray, usual: np.ndarray) -> float:
@@ -113,6 +101,4 @@ def _retries(arrived: Many[Request]) -> Iterator[Note]:
         retries += any(r.sent - failed.get(name, -math.inf) <= RETRY_SECONDS for name in names)
         failed |= dict.fromkeys(names if r.error else (), r.sent)
     if retries:
-        yield Note(
-            f"Requests that seem to repeat failed ones: {retries}. Such a load depends on the server's failures.", 1.2
-        )
+        yield Note(f"Requests that seem to repeat failed ones: {retries}. Another server may not fail so.", 1.2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,8 @@ class Log:
         nothing = (np.empty(0), np.empty(0, int))
         chunks = [some if kept else nothing for some, kept in zip(self.chunks, mask)]
         first, last = (np.where(mask, times, NAN) for times in (self.first, self.last))
-        return replace(self, first=first, last=last, chunks=chunks, steps=())
+        seen = [one if kept else one._replace(latency=None) for one, kept in zip(self.trace.seen, mask)]
+        return replace(self, trace=Trace(seen), first=first, last=last, chunks=chunks, steps=())
 
     def until(self, count: int) -> Log:
         """Return the log with the same requests, but the times of the first `count` alone, in order of arrival."""
@@ -95,18 +96,17 @@ def _pages(requests: Many[Request], size: int) -> tuple[list[Many[int]], int]:
     """Return the full pages of each request by numbers, and how many requests found pages that none had before them.
 
     A request has numbers of its own, so that it finds its pages again when it was preempted, but for those of its prefix, or
-    as many as it found in the prefix cache: they are those of the last request, of its client, that was as long.
+    as many as it found in the prefix cache: they are those of the last request as long, of its client if there is one.
     """
     fresh, pages, lost = count(), list[Many[int]](), 0
     by_id = {r.id: i for i, r in reversed([*enumerate(requests)])}
     for i, r in enumerate(requests):
         found = (r.prefix[1] if r.prefix else r.cached) // size
-        others = (
-            [by_id.get(r.prefix[0], i)]
-            if r.prefix
-            else (j for j in reversed(range(i)) if requests[j].client == r.client)
+        known = (
+            [by_id.get(r.prefix[0], i)] if r.prefix else (j for j in range(i)[::-1] if requests[j].client == r.client)
         )
-        shared = next((pages[j][:found] for j in others if found and j < i and len(pages[j]) >= found), ())
+        others = chain(known, () if r.prefix else range(i)[::-1])
+        shared = next((pages[j][:found] for j in others if j < i and len(pages[j]) >= found), ()) if found else ()
         lost += bool(found) and not shared
         pages.append((*shared, *islice(fresh, max(0, (r.prompt + r.output) // size - len(shared)))))
     return pages, lost

@@ -26,9 +26,9 @@ def read(path: Path) -> Log:
         try:
             return Log.of(format.read(rows, file))
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise ValueError(
-                f"it is damaged for a file of `{format.made_by}` ({type(error).__name__}: {error})"
-            ) from error
+            raise ValueError(f"it is damaged for {format.made_by!r} ({type(error).__name__}: {error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot read a log from {str(path)!r}: it is not text ({error}). Unpack it first") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read a log from {str(path)!r}: {error}") from error
 
@@ -39,6 +39,8 @@ def _file(path: Path) -> Path:
     if len(runs := sorted(folder.glob("runs/*.json"))) > 1:
         raise ValueError(f"it has {len(runs)} runs, but a log is of one. Use {str(runs[0])!r} or another one beside it")
     files = runs or [path / name for name in FILES if (path / name).is_file()]
+    if not files and path.is_dir():
+        raise ValueError(f"it is a folder without a log. Use a file, or a folder with one of {', '.join(FILES)}")
     return files[0] if files else path
 
 
@@ -47,21 +49,17 @@ def _objects(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise ValueError(
-            f"it has more than {MOST_BYTES >> 20} MiB. Copy a part of it, such as its first 10,000 requests"
-        )
+        raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB. Copy a part of it, such as 10,000 requests")
     text = data.decode("utf-8-sig").strip()
     try:
         rows: Any = json.loads(text) if text[:1] in ("{", "[") else list(csv.DictReader(text.splitlines()))
     except ValueError:
         rows = [_object(line, n) for n, line in enumerate(text.splitlines(), 1) if line]
     except csv.Error as error:
-        raise ValueError(f"it is not text with commas ({error}). Use one of the formats in docs/advise.md") from error
+        raise ValueError(f"it is not text with commas ({error}). Use CSV with a header, or JSON") from error
     found: list[dict[str, Any]] = rows if isinstance(rows, list) else [rows]
     if not found or not all(isinstance(row, dict) for row in found):
-        raise ValueError(
-            "it has no requests. Use a file with an object for each, or one of the formats in docs/advise.md"
-        )
+        raise ValueError("it has no requests. Use a file with an object for each")
     return found
 
 

@@ -36,8 +36,9 @@ def facts(rows: Many[Row]) -> Row:
 def _request(id: str, parts: list[tuple[Row, Row]], reason: str) -> Row:
     (begin, joined), (_, latest) = parts[0], parts[-1]
     prompt = next((m["computed"] - m["tokens"] for _, m in parts if m["phase"] == "decode"), latest["computed"])
-    # The tokens so far are those computed behind the prompt and the one that was sampled; a preempted request computes some again.
-    so_far = accumulate((max(0, m["computed"] - prompt + 1) for _, m in parts), max, initial=0)
+    # So far it has the tokens that were computed behind the prompt and the one that was sampled, but drafts may go beyond its
+    # end. A preempted request computes some again.
+    so_far = accumulate((min(m["computed"] + 1, m["total"]) - prompt for _, m in parts), max, initial=0)
     chunks = [(row["t"] + row["seconds"], b - a) for (row, _), (a, b) in zip(parts, pairwise(so_far)) if b > a]
     times, counts = [end for end, _ in chunks], [count for _, count in chunks]
     return {

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from costs.cost import Affine, Host
+from costs.cost import Affine, Cost, Host
+from costs.cost import Engine as Wrapper
+from costs.steps import Step
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from simulate.engines.known import Kind
 from simulate.logs.log import Log
 from simulate.measured.calibrate import BUCKETS, CHOSEN, EARNED, KNEES
+from simulate.measured.intervals import WORST, Noise
 from simulate.measured.least_squares import TERMS, law_of, solve, terms_of
-from simulate.scenario import Chosen, Engine, Scenario
-from simulate.simulator import Simulation
+from simulate.scenario import Scenario
+from simulate.simulator import Run, Simulation
 from simulate.trace import Trace
 
 APART = 20  # steps between two marks: fewer say little beside the noise of one
@@ -34,6 +39,11 @@ SHORTEST = 0.05  # seconds; shorter intervals are as noisy as this one
 PATIENCE = 3.0  # times as long as the log that a simulation may take to get as far
 SCALES = (0.98, 1.02, 0.99, 1.01, 0.995, 1.005)
 SPENT = 0.005  # of the error is not worth a switch of the law
+FEWEST, FEW = 3, 20  # requests with times, for a law at all and for one without a doubt
+DOUBTFUL = 0.05  # mean error of single requests of the log itself
+UNKNOWN_ERROR = 0.3  # of statistics, in logarithms, where no requests are left to measure it
+BLOCKS = 10  # of time, whose sums show the drift
+KV_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # of the tokens that requests seem to hold
 MANY = 600  # requests that show the shape of a law; more only show its constants
 # What is usual, as a part of `base`: a GPU computes about 200 tokens while it reads the weights. Each may be wrong by its own
 # size. It matters only for what a log does not say: with 128 rows in all steps, rows, context and base are one thing.
@@ -42,19 +52,31 @@ BASE_OF_PACE = 0.6  # of the time per token
 EXPERTS = 0.7  # of the base, in a mixture of experts
 
 
+@dataclass(frozen=True)
+class Watched(Wrapper):
+    """The same law, which keeps the steps that it was asked about."""
+
+    asked: list[Step]
+    flat = False  # so that it is asked about each
+
+    def seconds(self, step: Step) -> float:
+        self.asked.append(step)
+        return self.law.seconds(step)
+
+
 class Trajectory(Simulation):
     """A simulation of a log that keeps the terms, the beginning and the end of each step, and stops after the last known time."""
 
     def __init__(self, log: Log, scenario: Scenario[Trace], until: float = np.inf) -> None:
-        assert isinstance(scenario.cost, Affine)
-        self.law, self.until = scenario.cost, until
-        self.rows: list[tuple[float, ...]] = []
+        self.until = until
+        self.steps: list[Step] = []
         self.begins: list[float] = []
         self.ends: list[float] = []
         self.queued: list[int] = []
-        self.largest = (0, 0, 0)  # rows, tokens and context of a step
+        self.asked: list[Step] = []
         scheduler, sequences = scenario.fresh(scenario.policies[0])
-        super().__init__(scheduler, sequences, scenario.cost, scenario.host, records=False, fast_forward=False)
+        watched = Watched(scenario.cost, self.asked)
+        super().__init__(scheduler, sequences, watched, scenario.host, records=False, fast_forward=True)
         self._due = [(s, "first_token_at") for s, at in zip(sequences, log.first) if at <= until]
         self._due += [(s, "finished_at") for s, at in zip(sequences, log.last) if at <= until]
         self.run()
@@ -63,6 +85,11 @@ class Trajectory(Simulation):
             for name in ("first_token_at", "finished_at")
         )
         self.preemptions = sum(seq.preemptions for seq in sequences)
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """Rows, tokens and context of the largest steps."""
+        return tuple(max(sizes) for sizes in zip(*((step.rows, step.tokens, step.context) for step in self.steps)))
 
     def turn(self) -> bool:
         """Go on until all that the log knows by `until` has happened here, too, but not much longer."""
@@ -74,14 +101,17 @@ class Trajectory(Simulation):
         return super().turn()
 
     def compute(self, plan: Plan) -> list[Output]:
-        step = self.cost.step(plan)
-        self.rows.append(terms_of(step, self.law))
-        self.begins.append(self.now)
-        self.queued.append(len(self.scheduler.waiting))
-        self.largest = tuple(map(max, self.largest, (step.rows, step.tokens, step.context)))
-        outputs = super().compute(plan)
-        self.ends.append(self.now)
-        return outputs
+        self._began = self.now
+        return super().compute(plan)
+
+    def passed(self, ends: list[float]) -> None:
+        """Keep the steps; of equal ones, the law was asked about one more than passed."""
+        self.steps += self.asked[: len(ends)]
+        self.asked.clear()
+        self.begins += [self._began, *ends[:-1]]
+        self.queued += [len(self.scheduler.waiting)] * len(ends)
+        self.ends += ends
+        self._began = ends[-1]
 
 
 @dataclass(frozen=True)
@@ -101,9 +131,9 @@ class Equations:
 class _Intervals:
     """What lies between measured times, as a simulation has it."""
 
-    def __init__(self, log: Log, way: Trajectory) -> None:
+    def __init__(self, log: Log, way: Trajectory, law: Affine) -> None:
         self.log, self.way = log, way
-        self.terms = np.array(way.rows)
+        self.terms = np.array([terms_of(step, law) for step in way.steps])
         self.sums = np.vstack([np.zeros(len(TERMS)), np.cumsum(self.terms, axis=0)])
         self.stops = np.array(way.ends)
         self.at_first, self.at_last = (np.searchsorted(self.stops, t + 1e-9) for t in (way.first, way.last))
@@ -140,9 +170,11 @@ class _Intervals:
                 times, counts = self.log.chunks[i]
                 place = np.cumsum(counts)[:: max(1, PIECE)] if len(counts) else ()
                 marks[1:1] = [
-                    (begin + int(p) - 1, float(t)) for p, t in zip(place, times[:: max(1, PIECE)]) if begin < begin + p - 1 < end
+                    (begin + int(p) - 1, float(t))
+                    for p, t in zip(place, times[:: max(1, PIECE)])
+                    if begin < begin + p - 1 < end
                 ]
-            for (before, since), (at, until) in zip(marks, marks[1:]):
+            for (before, since), (at, until) in pairwise(marks):
                 self.add(before, at, since, until)
 
     def backlogs(self) -> None:
@@ -238,7 +270,9 @@ class Search:
         tokens = self.log.output - 1
         known = np.isfinite(self.log.first) & np.isfinite(self.log.last) & (tokens > 0)
         if not known.any():
-            raise ValueError("no answer of the log has two tokens with times, so no law can be found. Measure longer answers")
+            raise ValueError(
+                "no answer of the log has two tokens with times, so no law can be found. Measure longer answers"
+            )
         base = BASE_OF_PACE * max(1e-6, float(np.median((self.log.last - self.log.first)[known] / tokens[known])))
         share = EXPERTS if chosen else 0.0
         usual = {name: base * part for name, part in USUAL.items()}
@@ -249,7 +283,7 @@ class Search:
         best, number_of_best = self.simulate(law, host), 0
         now = best
         for number in range(1, rounds):
-            found = constants_of(_Intervals(self.log, now.way).equations(), max(law.base + law.experts, 1e-5))
+            found = constants_of(_Intervals(self.log, now.way, law).equations(), max(law.base + law.experts, 1e-5))
             if number > SETTLED:  # where the order of preemptions flips back and forth
                 before = [*(getattr(law, name) for name in TERMS), host.first_step, host.alpha0]
                 found = (found + np.array(before)) / 2
@@ -285,6 +319,186 @@ class Search:
         """Return the best of laws that are a little slower or faster: a queue near its capacity knows the pace exactly."""
         law = best.law
         for factor in SCALES:
-            now = self.simulate(law_of(np.array([factor * getattr(law, name) for name in TERMS]), law), best.scenario.host)
+            now = self.simulate(
+                law_of(np.array([factor * getattr(law, name) for name in TERMS]), law), best.scenario.host
+            )
             best = min(best, now, key=lambda found: found.misfit)
         return best
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A server as a log shows it: the scenario of its scheduler on these requests, and how sure its law is.
+
+    `sources` says where each setting is from: option, log, usual or fitted. `misfit` are the errors of single requests that the
+    law was fitted to, `seen` the rows, tokens and context of the largest steps. With `doubts`, figures are not to be trusted.
+    """
+
+    scenario: Scenario[Trace]
+    noise: Noise
+    log: Log
+    kind: Kind
+    sources: dict[str, str]
+    misfit: dict[str, float]
+    seen: tuple[int, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    def replay(self, law: Cost) -> Run:
+        """Simulate the log with another law."""
+        return replace(self.scenario, cost=law).serve(*self.scenario.policies)
+
+
+def fit(
+    log: Log,
+    kind: Kind,
+    given: Mapping[str, Any] = MappingProxyType({}),
+    tick: Callable[[int], None] = lambda count: None,
+) -> Fitted:
+    """Fit a server's law, and the settings that neither `given` nor the log says, to all times of a log.
+
+    `tick` is called with the number of simulations so far. ValueError if the log has too few times.
+    """
+    known = int((np.isfinite(log.first) & np.isfinite(log.last)).sum())
+    if known < FEWEST:
+        raise ValueError(
+            f"the log has {known} requests with a first and a last token, but a fit needs {FEWEST}. Use a longer one"
+        )
+    chosen, engine, sources = kind.serve(log.server, given)
+    part = log.until(int(np.flatnonzero(np.isfinite(log.last))[min(known, MANY) - 1]) + 1)
+    scenario = Scenario((chosen,), engine, Affine(), Host(), log.trace, (chosen.policy(engine.slots),))
+    search = Search(part, scenario, tick)
+    best = search.settle(search.begin(), Host())
+    best, fitted = _settings(search, best, sources)
+    search.scenario = best.scenario
+    best = search.shaped(best)
+    if known > MANY:
+        search = Search(log, best.scenario, tick)
+        best = search.settle(best.law, best.scenario.host, MORE_ROUNDS)
+    best = search.scaled(best)
+    noise = _noise(log, best, search)
+    return Fitted(
+        best.scenario,
+        noise,
+        log,
+        kind,
+        sources | fitted,
+        best.errors,
+        best.way.largest,
+        tuple(_doubts(log, best, known)),
+    )
+
+
+def _settings(search: Search, best: Found, sources: Mapping[str, str]) -> tuple[Found, dict[str, str]]:
+    """Return the fit with the slots and the KV memory that explain the log best, where only usual ones are known."""
+    rows, tokens = held(search.log)
+    fitted: dict[str, str] = {}
+    engine = best.scenario.engine
+    usual = {name: getattr(engine, name) for name in ("kv_tokens", "slots")}
+    tries = [("kv_tokens", int(share * tokens)) for share in KV_SHARES if rows < engine.slots]
+    tries += [("slots", rows), *usual.items()]  # at the end, whether a usual one explains it as well after all
+    for name, value in tries:
+        engine = best.scenario.engine
+        if sources[name] != "usual" or value == getattr(engine, name):
+            continue
+        settings: dict[str, Any] = {name: value}
+        policy = best.scenario.policies[0].policy(value if name == "slots" else engine.slots)
+        search.scenario = replace(best.scenario, engine=replace(engine, **settings), asked=(policy,))
+        other = search.settle(best.law, best.scenario.host, MORE_ROUNDS)
+        if value == usual[name] and EARNED * other.misfit - SPENT <= best.misfit:
+            best = other
+            fitted.pop(name)
+        elif other.misfit < EARNED * best.misfit - SPENT:
+            best, fitted[name] = other, "fitted"
+    return best, fitted
+
+
+def held(log: Log) -> tuple[int, int]:
+    """Return the most requests between their first and last tokens at one time, and the most tokens that these had by then."""
+    known = np.flatnonzero(np.isfinite(log.first) & np.isfinite(log.last))
+    first, last, prompt, output = (each[known] for each in (log.first, log.last, log.prompt, log.output))
+    rows = tokens = 0
+    for at in first:
+        among = (first <= at) & (last > at)
+        done = (at - first[among]) / (last - first)[among]
+        rows, tokens = max(rows, int(among.sum())), max(tokens, int((prompt[among] + done * output[among]).sum()))
+    return max(rows, 1), max(tokens, int((log.prompt + log.output).max()))
+
+
+def figures(run: Run) -> dict[str, float]:
+    """Return the statistics of a run that get intervals, in seconds."""
+    return statistics(run.ttft, run.latency, run.tokens)
+
+
+def statistics(ttft: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
+    """Return mean and percentiles of TTFT, TPOT (time per token after the first) and latency, in seconds."""
+    result: dict[str, float] = {}
+    several = tokens > 1
+    tpot = (latency - ttft)[several] / (tokens[several] - 1)
+    for kind, values in {"TTFT": ttft, "TPOT": tpot, "latency": latency}.items():
+        if len(values):
+            shares = zip(("p50", "p90", "p95", "p99"), np.percentile(values, (50, 90, 95, 99)))
+            result |= {f"{name} {kind}": float(value) for name, value in (("mean", values.mean()), *shares)}
+    return result
+
+
+def measured(log: Log, first: np.ndarray, last: np.ndarray, among: np.ndarray) -> dict[str, float]:
+    """Return the same statistics of a log with these times, of the requests that `among` (N, bool) chooses."""
+    return statistics((first - log.at)[among], (last - log.at)[among], log.output[among])
+
+
+def _noise(log: Log, best: Found, search: Search) -> Noise:
+    """Return what the law leaves unexplained, by a law fitted to the first half and its errors in the second.
+
+    The drift is that of whole blocks of time.
+    """
+    data = _Intervals(log, best.way, best.law).equations()
+    host = best.scenario.host
+    constants = np.array([*(getattr(best.law, name) for name in TERMS), host.first_step, host.alpha0])
+    predicted = np.maximum(data.terms @ constants, data.seconds / WORST)
+    order = np.argsort(data.ends)
+    blocks = [block for block in np.array_split(order, BLOCKS) if len(block)]
+    single = np.sqrt(np.maximum(1, data.steps))  # an interval is a sum of steps, whose noise is larger
+    logs = [np.log(data.seconds[b] / predicted[b]) for b in blocks]
+    totals = np.array([np.log(data.seconds[b].sum() / predicted[b].sum()) for b in blocks])
+    residuals = np.concatenate(
+        [np.clip((each - total) * single[b], -1, 1) for each, total, b in zip(logs, totals, blocks)]
+    )
+    drift = float(np.sqrt((totals**2).sum() / max(1, len(totals) - 1)))
+    return Noise(tuple(residuals.tolist()), drift, len(blocks), floors=_floors(log, best, search), widened=log.widening)
+
+
+def _floors(log: Log, best: Found, search: Search) -> dict[str, float]:
+    """Return, for TTFT, TPOT and latency, how far off statistics of requests are that the law was not fitted to, in logarithms."""
+    known = np.flatnonzero(np.isfinite(log.first) & np.isfinite(log.last))
+    cut = int(known[len(known) // 2])
+    early = Search(log.until(cut), best.scenario, search.tick)
+    early.count = search.count
+    half = early.settle(best.law, best.scenario.host, MORE_ROUNDS)
+    way = Trajectory(log, half.scenario, search.until)
+    among = np.isfinite(log.first) & np.isfinite(log.last) & np.isfinite(way.first) & np.isfinite(way.last)
+    among[:cut] = False
+    if not among.any():
+        return dict.fromkeys(("TTFT", "TPOT", "latency"), UNKNOWN_ERROR)
+    real, simulated = measured(log, log.first, log.last, among), measured(log, way.first, way.last, among)
+    off: dict[str, list[float]] = {}
+    for name, value in real.items():
+        off.setdefault(name.split()[1], []).append(float(np.log(max(simulated[name], 1e-9) / max(value, 1e-9))))
+    return {kind: float(np.sqrt(np.mean(np.square(some)))) for kind, some in off.items()}
+
+
+def _doubts(log: Log, best: Found, known: int) -> Iterator[str]:
+    """Yield what makes the law a guess."""
+    if best.errors["latency"] > DOUBTFUL:
+        yield (
+            f"single requests of the log itself are off by {best.errors['latency']:.0%} of the mean latency (bound {DOUBTFUL:.0%}): "
+            "no law of this scheduler explains it. Check --engine and its settings"
+        )
+    late = best.errors["ttft"] * float(np.nanmean(log.first - log.at))
+    pace = float(np.nanmedian((log.last - log.first) / np.maximum(1, log.output - 1)))
+    if best.errors["ttft"] > DOUBTFUL and late > max(pace, SHORTEST):
+        yield (
+            f"first tokens of the log itself are off by {late:.2f} s on average, more than a step of {pace:.3f} s. "
+            "Check --engine and its settings"
+        )
+    if known < FEW:
+        yield f"only {known} requests have times: a law needs {FEW} to be sure. Use a longer log"

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ LEVEL = 0.9
 SHARES = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # of the quantiles
 DRAWS = 40
 WORST = 20.0  # times too fast, for a law that says hardly more than 0
+TINY = 1e-9  # seconds
+FLOOR = 2.13  # standard deviations to the end of a 90 % interval, of five errors (Student)
 RATIOS = 2048  # of steps, after which a run draws the same ones again
 
 Seconds = tuple[np.ndarray, np.ndarray]
@@ -78,13 +80,16 @@ class Noise:
     """What a law leaves unexplained, in logarithms of measured over predicted seconds.
 
     `residuals` are those of single steps, in order; `drift` is the standard deviation of whole groups of steps, found from so many
-    `groups`. `scores` say of figures of runs that the fit never saw how far off they were, in widths of their intervals.
+    `groups`. `floors` are standard deviations of figures in logarithms that come on top, by the last word of a figure's name;
+    `widened` is by how much more a law is unsure than its timings show. `scores` say of figures of runs that the fit never saw how far off they were, in widths of their intervals.
     """
 
     residuals: tuple[float, ...]
     drift: float
     groups: int
     scores: tuple[float, ...] = ()
+    floors: Mapping[str, float] = field(default_factory=dict)
+    widened: float = 1.0
 
     @classmethod
     def of(cls, groups: Iterable[Seconds]) -> Noise:
@@ -131,7 +136,14 @@ class Noise:
         found = {}
         for name, center in figures(run).items():
             low, high = np.quantile([each[name] for each in drawn], SHARES, method="hazen")  # as the drifts are spread
-            found[name] = Interval(min(float(low), center), max(float(high), center)).wider(center, self.widening)
+            floor = FLOOR * self.floors.get(name.split()[-1], 0.0)
+            below, above = (
+                math.hypot(math.log(max(bound, TINY) / max(center, TINY)), floor)
+                for bound in (min(low, center), max(high, center))
+            )
+            found[name] = Interval(center * math.exp(-below), center * math.exp(above)).wider(
+                center, self.widening * self.widened
+            )
         return found
 
     def score(self, expected: float, interval: Interval, measured: float) -> float:

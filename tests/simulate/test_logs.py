@@ -73,19 +73,30 @@ def test_a_file_without_a_known_format_lists_all_of_them(tmp_path: Path) -> None
 def test_our_result_names_the_engine() -> None:
     assert read(DATA / "client.json").server == {
         "engine": "ours", "policy": "dynamic", "slots": 8, "tokens_per_step": 512, "kv_tokens": 1600, "page_size": 16,
+        "model": "smollm2", "policy_options": {},
     }  # fmt: skip
 
 
-def test_a_comparison_is_read_with_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_command(
-        capsys, "run", "dynamic", "--num", "30", "--rate", "5", "--kv-tokens", "4096", "--out", str(tmp_path / "x")
-    )
-    log = read(tmp_path / "x")
-    assert len(log.steps) > 30
+def test_a_setting_that_is_off_is_known_and_an_odd_one_is_not(tmp_path: Path) -> None:
+    rows = (DATA / "probe.jsonl").read_text().splitlines()[1:]
+    for odd in ({}, {"page_size": "x", "kv_tokens": -1}):
+        server = {"prefix_cache": False, "slots": 4}
+        (tmp_path / "log").write_text("\n".join([json.dumps({"server": server | odd}), *rows]))
+        assert read(tmp_path / "log").server == server
+
+
+@pytest.mark.parametrize("more", ["--kv-tokens=1024", "--acceptance=0.6"])
+def test_a_comparison_is_read_with_its_steps(more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command(capsys, "run", "dynamic", "--num=30", "--rate=30", more, "--out", str(tmp_path / "x"))
+    log, alone = read(tmp_path / "x"), read(tmp_path / "x" / "iterations.jsonl")
     assert log.server["slots"] == 32
-    alone = read(tmp_path / "x" / "iterations.jsonl")
-    np.testing.assert_allclose(np.sort(alone.first), np.sort(log.first), atol=2e-6)
-    assert sorted(alone.output) == sorted(log.output)
+    assert len(log.steps) > 30
+    order = [alone.ids.index(id) for id in log.ids]
+    shift = log.last[0] - alone.last[order][0]  # a log begins with its first arrival
+    np.testing.assert_allclose(alone.first[order] + shift, log.first, atol=2e-6)
+    np.testing.assert_allclose(alone.last[order] + shift, log.last, atol=2e-6)
+    assert alone.output[order].tolist() == log.output.tolist()
+    assert alone.prompt[order].tolist() == log.prompt.tolist()
     assert log.trace.seen[3].pages
 
 
@@ -94,6 +105,9 @@ def test_a_comparison_of_two_policies_asks_for_one_run(tmp_path: Path, capsys: p
     for path in (tmp_path / "x", tmp_path / "x" / "requests.csv"):
         with pytest.raises(ValueError, match="2 runs"):
             read(path)
+    (tmp_path / "log.csv").write_bytes((tmp_path / "x" / "requests.csv").read_bytes())
+    with pytest.raises(ValueError, match="2 runs"):
+        read(tmp_path / "log.csv")
     one = store.file_of(tmp_path / "x", {"policy": "static", "load": "poisson:5", "repeat": 0})
     assert read(one).server["policy"] == "static"
 
@@ -160,8 +174,8 @@ def test_cached_tokens_that_none_had_before_are_reported() -> None:
     ("requests", "word"),
     [
         (steady(5), "only 5"),
-        (changed(steady(), range(3), lambda r: r._replace(error="timeout")), "cut or failed: 3"),
-        (changed(steady(), range(3), lambda r: r._replace(last=NAN)), "cut or failed: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(error="timeout")), "Cut or failed answers: 3"),
+        (changed(steady(), range(3), lambda r: r._replace(last=NAN)), "Cut or failed answers: 3"),
         (changed(steady(), range(3), lambda r: r._replace(prompt=0)), "no token counts: 3"),
         (changed(steady(), range(3), lambda r: r._replace(output=0)), "no token counts: 3"),
         (changed(steady(), range(3), lambda r: r._replace(output=0, error="x")), "before the first token: 3"),
@@ -226,8 +240,8 @@ def test_a_damaged_file_is_refused(data: bytes, tmp_path: Path) -> None:
 def test_a_missing_file_an_empty_folder_and_a_huge_file_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(ValueError, match="cannot read a log"):
+    for path, why in ((tmp_path / "nothing", "No such file"), (tmp_path, "a folder without a log")):
+        with pytest.raises(ValueError, match=why):
             read(path)
     monkeypatch.setattr(reader, "MOST_BYTES", 1000)
     with pytest.raises(ValueError, match="more than"):
@@ -242,6 +256,12 @@ def test_a_result_without_send_times_is_refused_unless_all_were_sent_at_once(tmp
         read(tmp_path / "log")
     (tmp_path / "log").write_text(json.dumps({**run, "request_rate": "inf"}))
     assert not read(tmp_path / "log").at.any()
+
+
+def test_latencies_in_another_unit_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text((DATA / "aiperf.jsonl").read_text().replace('"ms"', '"ns"'))
+    with pytest.raises(ValueError, match="ns"):
+        read(tmp_path / "log")
 
 
 def test_a_sample_of_guidellm_is_reported(tmp_path: Path) -> None:
