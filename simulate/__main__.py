@@ -31,6 +31,7 @@ COMMANDS = {
     "prefix": "Compare prefix caches: hits, TTFT and TPOT by cache and batch size.",
     "calibrate": "Time the engine on this machine and fit a cost model to it.",
     "probe": "Send any server a designed load of a few minutes, and fit what its steps cost.",
+    "fit": "Fit what the steps of any server cost, from a log of its requests.",
     "validate": "Send the same arrivals through a real server and the simulator, side by side.",
     "predict": "Simulate the requests of a comparison and compare with its measurements.",
     "adversary": "Search for the requests on which a policy does worst, compared with another policy or a bound.",

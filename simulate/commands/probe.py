@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from client.send.target import KeyRefused, ServerUnreachable, Target, fetch_cont
 from client.send.target import known as with_model
 from client.workloads.corpus import USUAL_CONTEXT
 from simulate.commands.arguments import Sections
+from simulate.commands.fit import fit, report
 from simulate.engines import ask
 from simulate.engines import known as engines
+from simulate.fitting.fitted import save
+from simulate.fitting.probe import Phase, Probe, plan
 from simulate.logs.read import read
-from simulate.measured.probe import Phase, Probe, plan
 from terminal.console import say, table_of, writable
 from terminal.options import FILE, KEY, POSITIVE, Argument, Choice, Number, Option, Read, Values
 from terminal.progress import Reporter, State
@@ -94,10 +95,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         say(console, f"note: left out, or in part, for --tokens and --minutes: {', '.join(load.left_out)}")
     if not load.rows:
         raise RuntimeError(f"nothing was measured in {args.minutes:g} minutes. Raise --minutes, or check the server")
-    fit = import_module("simulate.measured.fit")
-    fitted = fit.fit(read(args.log), kind, given, console)
-    fit.save(args.out, fitted)
-    import_module("simulate.commands.fit").report(console, fitted)
+    fitted = fit(read(args.log), kind, given, console)
+    save(args.out, fitted)
+    report(console, fitted)
     return {"tokens": load.spent, "engine": kind.name, "log": str(args.log), "cost": str(args.out), "server": server}
 
 

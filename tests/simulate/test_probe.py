@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import pytest
 from client.report.measure import Outcome
 from client.send.load import LoadRun
 from simulate.__main__ import main
-from simulate.measured.probe import Phase, plan, slots_of
+from simulate.fitting.probe import Phase, plan, slots_of
 from tests.support.mock_server import MockServer
 from tests.support.servers import Server
 
@@ -49,14 +47,11 @@ def server() -> Iterator[Slotted]:
 def fitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Replace what is around the probe: what a server reports, and what is fitted. Return the logs that were to be fitted."""
     logs: list[Any] = []
-    rooms: dict[str, dict[str, Any]] = {
-        "measured.fit": {"fit": lambda log, kind, given, console: logs.append(log), "save": lambda path, fit: None},
-        "commands.fit": {"report": lambda console, fit: None},
-    }
-    for name, functions in rooms.items():
-        module = ModuleType(name)
-        vars(module).update(functions)
-        monkeypatch.setitem(sys.modules, f"simulate.{name}", module)
+    for name, function in {
+        "fit": lambda log, kind, given, console: logs.append(log), "save": lambda path, fit: None,
+        "report": lambda console, fit: None,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(f"simulate.commands.probe.{name}", function)
     monkeypatch.setattr("simulate.engines.ask.facts", lambda url, key: {"page_size": 16})
     monkeypatch.chdir(tmp_path)
     return logs

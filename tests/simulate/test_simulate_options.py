@@ -6,12 +6,10 @@ An option that a command gains needs a line in CASES: what is on the command lin
 from __future__ import annotations
 
 import json
-import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,12 +286,14 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         def run(self) -> None:
             return
 
-    for name, functions in {
-        "measured.fit": {"fit": lambda *given: None, "save": lambda path, fitted: None},
-        "commands.fit": {"report": lambda console, fitted: None},
+    for name, result in {
+        "ask.facts": {},
+        "read": None,
+        "fetch_context": None,
+        "fit": None,
+        "save": None,
+        "report": None,
     }.items():
-        monkeypatch.setitem(sys.modules, f"simulate.{name}", SimpleNamespace(**functions))
-    for name, result in {"ask.facts": {}, "read": None, "fetch_context": None}.items():
         monkeypatch.setattr(f"simulate.commands.probe.{name}", lambda *given, result=result: result)
     monkeypatch.setattr("simulate.commands.probe.Probe", Load)
     monkeypatch.setattr("simulate.commands.probe.with_model", lambda target: target)
