@@ -97,15 +97,16 @@ class Scaled(Engine):
 
 @dataclass(frozen=True)
 class Affine(Cost):
-    """The default law, in seconds, no constant below 0. D rows decode, and P prompt tokens are computed.
+    """The default law, in seconds: D rows decode and P prompt tokens are computed; no constant is below 0.
 
-    T = base + decode D + prompt P + start [rows with prompt tokens] + prefill [any prompt token] + context (sum over decodes)
-        + pair (sum over prompt pieces of c (k + (c + 1) / 2)) + mask_row_s [tokens sampled under the mask of a grammar]
+    T = base + decode D + prompt P + start [rows with prompt tokens] + prefill [any prompt token]
+        + context (sum over decodes) + pair (sum over prompt pieces of c (k + (c + 1) / 2))
+        + mask_row_s [tokens sampled under the mask of a grammar]
         + hinge max(0, D + P - knee) + experts (1 - (1 - chosen)^(D + P))
 
-    Beyond `knee` tokens a device is bound by arithmetic. A mixture of experts takes `experts` to read all of them; a token is
-    routed to the share `chosen`, such as 8/128. A step without prompt tokens computes D rounded up to the next of `buckets`, the
-    batch sizes of recorded graphs. `token` and `row`, of older files, add to decode and prompt, and to decode and start.
+    Above `knee` tokens a device is bound by arithmetic. `experts` is the time to read all experts of a mixture; a token
+    needs the share `chosen` of them, such as 8/128. Without prompt tokens, D is rounded up to the next of `buckets`, the
+    sizes of recorded graphs. `token` and `row` of older files add to decode and prompt, and to decode and start.
     """
 
     base: float = 0.0

@@ -157,10 +157,8 @@ VTC_A10G = Phases(
     base=32.713e-3, row=0.31261e-3, knee=48, context=0.70586e-6, token=0.21087e-3, request=0.5933e-3
 )  # fmt: skip
 
-OF_AFFINE: dict[str, Any] = {"token": 0.1e-3, "row": 0.1e-3}  # which can be changed, too
-
 MODELS: dict[str, Cost] = {
-    "affine": Affine(base=8e-3, **OF_AFFINE),
+    "affine": Affine(base=8e-3, token=0.1e-3, row=0.1e-3),
     "llm-mock": LlmMock(),
     "llm-mock-ragged": LlmMock(ragged=True),
     "distserve-opt13b": DistServe(),
@@ -196,8 +194,8 @@ def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
         )
     options = options or {}
     known = [key for key, value in vars(model).items() if isinstance(value, int | float)]
-    if name == "affine" and options.keys() & OF_AFFINE.keys():
-        model, options, known = Affine(model.base), {**OF_AFFINE, **options}, [*known, *OF_AFFINE]
+    if name == "affine" and {"token", "row"} & options.keys():
+        model, options, known = Affine(8e-3), {"token": 0.1e-3, "row": 0.1e-3, **options}, [*known, "token", "row"]
     for key in options:
         if key not in known:
             raise ValueError(f"cost model {name!r} has no constant {key!r}. Use {', '.join(known)}")

@@ -5,6 +5,7 @@ This module must not know what a step costs, or where a record comes from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -136,3 +137,17 @@ def step_of_members(
 def size(step: Step) -> tuple[bool, int]:
     """Return the class of a step: steps of one class take about equally long."""
     return bool(step.prompt), step.tokens.bit_length()
+
+
+def seen_in(steps: Iterable[Step]) -> dict[str, int]:
+    """Return the largest sums of steps that were measured, and the fewest tokens."""
+    rows = [(step.decodes, step.prompt, step.context, -step.tokens) for step in steps]
+    decodes, prompt, context, least = map(max, zip(*rows or [(0, 0, 0, 0)]))
+    return {"decodes": decodes, "prompt": prompt, "context": context, "least": -least}
+
+
+def beyond(seen: Mapping[str, int], step: Step) -> float:
+    """Return how many times larger a step is than all of `seen_in`, or smaller than half of them; above 1: a guess."""
+    pairs = ((getattr(step, name), seen[name]) for name in ("decodes", "prompt", "context"))
+    times = (size / most if most else math.inf for size, most in pairs if size)
+    return max(seen["least"] / 2 / max(1, step.tokens), *times, 0.0)

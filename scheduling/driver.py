@@ -85,6 +85,8 @@ def tokens_due(plan: Plan) -> list[Output]:
 
     A draft is right if it is UNKNOWN_TOKEN, too.
     """
+    if plan.repeats and not plan.drafts:
+        return [UNKNOWN_TOKEN] * len(plan.sequences)
     due: list[Output] = [
         UNKNOWN_TOKEN if count >= seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
     ]

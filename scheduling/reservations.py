@@ -143,19 +143,25 @@ class Reservations:
         """Return for how many steps, up to `most`, the free pages suffice if each sequence decodes in all of them."""
         if self._pool is None or not self._due:  # all have the pages of their last step
             return most
+        size, free = self._pool.page_size, self._pool.free
+        # How many tokens fit into the pages of each, and how many it may get, beside the token that it gets now.
+        rows = [(len(seq.pages) * size - seq.length - 1, seq.total - seq.length - 1) for seq in sequences]
+
+        def suffice(steps: int) -> bool:
+            ends = [(min(steps - 1, rest), spare) for spare, rest in rows]
+            return sum(-((spare - end) // size) for end, spare in ends if end > spare) <= free
+
         # More steps never need fewer pages, so the number is found by halving. All have the pages of the first step.
+        if suffice(most):
+            return most
         fewest = 1
         while fewest < most:
             middle = (fewest + most + 1) // 2
-            if self._pages_needed(sequences, middle - 1, self._pool) <= self._pool.free:
+            if suffice(middle):
                 fewest = middle
             else:
                 most = middle - 1
         return most
-
-    def _pages_needed(self, sequences: list[Sequence], steps: int, pool: PagePool) -> int:
-        """Return how many more pages sequences have after this many decodes."""
-        return sum(max(0, pool.pages_for(min(seq.length + steps + 1, seq.total)) - len(seq.pages)) for seq in sequences)
 
     def catch_up(self, sequences: list[Sequence]) -> None:
         """Give sequences the pages of the tokens that they got in several steps at once."""
@@ -164,7 +170,8 @@ class Reservations:
             self._due.clear()
             self._watched.clear()
             for seq in sequences:
-                seq.pages += [self._pool.take() for _ in range(self._pages_needed([seq], 0, self._pool))]
+                missing = self._pool.pages_for(min(seq.length + 1, seq.total)) - len(seq.pages)
+                seq.pages += [self._pool.take() for _ in range(missing)]
                 self._watch_growing(seq)
 
     def publish(self, seq: Sequence) -> None:

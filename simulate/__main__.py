@@ -3,6 +3,7 @@ object."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ COMMANDS = {
     "fleet": "Serve a workload with many replicas behind a router.",
     "prefix": "Compare prefix caches: hits, TTFT and TPOT by cache and batch size.",
     "calibrate": "Time the engine on this machine and fit a cost model to it.",
+    "probe": "Send any server a designed load of a few minutes, and fit what its steps cost.",
+    "fit": "Fit what the steps of any server cost, from a log of its requests.",
     "validate": "Send the same arrivals through a real server and the simulator, side by side.",
     "advise": "Say what other settings would have done to the requests of a log, and check whether it was true.",
     "predict": "Simulate the requests of a comparison and compare with its measurements.",
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = _command(argv)
         with limited():
-            args = read(build_command(command), argv[1:])
+            args = read(build_command(command), argv[1:], os.environ)
             args.command_line = shlex.join(["python", "-m", "simulate", *argv])
             with redirect_stdout(sys.stderr):  # stdout is for the result alone, and a policy may print
                 result = _module(command).run(args, console)

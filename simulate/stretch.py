@@ -60,6 +60,9 @@ def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
 
 def gaps_of_step(plan: Plan, outputs: list[Output], now: float) -> list[float]:
     """Return the seconds between tokens that the members of a plan see when it ends now; a run's tokens share its time."""
+    if not plan.drafts:
+        pairs = zip(plan.sequences, outputs)
+        return [now - s.last_token_at for s, output in pairs if output is not None and s.last_token_at is not None]
     gaps = []
     for seq, output in zip(plan.sequences, outputs):
         if output is not None and seq.last_token_at is not None:

@@ -16,8 +16,8 @@ import policies
 from costs.cost import Cost
 from fleet.routers import ROUTERS
 from scheduling.hooks import Hooks
+from simulate.fitting.fitted import Fitted
 from simulate.fleet.fleet import Fleet
-from simulate.measured.fit import Fitted
 from simulate.scenario import Chosen
 from simulate.simulator import Run, simulate
 from simulate.trace import Trace

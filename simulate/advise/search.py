@@ -18,7 +18,7 @@ from costs import cost
 from costs.steps import Step
 from scheduling.located import described
 from simulate.advise.changes import Change, serve, title
-from simulate.measured.fit import Fitted
+from simulate.fitting.fitted import Fitted
 from simulate.simulator import Run
 from simulate.trace import Trace
 
@@ -104,7 +104,7 @@ class Search:
         """Return a change, its figures, `gains` (by how much each grows, center and 90 % interval), and `notes` on what to mind."""
         ((_, found),) = self.tried([change])
         fitted, notes, gains = self.fitted, [], {}
-        rows = fitted.seen[0] if fitted.seen else int(self.served["rows"])
+        rows = fitted.seen.get("decodes", int(self.served["rows"]))
         wide = fitted.noise.widening * fitted.log.widening
         drawn = [(before, self._run(change, law=law)) for before, law in zip(self._again, self._laws())]
         if found["longest"] > STARVES * self.served["longest"]:

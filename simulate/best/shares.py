@@ -49,7 +49,7 @@ class Shares:
 
 
 def unwrapped(cost: Cost) -> tuple[Cost, float]:
-    """Return the law itself, and by which factor its times are longer; padding, also to a graph's size, only adds to it."""
+    """Return the law itself, and by which factor its times are longer; padding, of graphs too, only adds to it."""
     factor = 1.0
     while isinstance(cost, Scaled | Padded | Ragged):
         factor *= cost.factor if isinstance(cost, Scaled) else 1.0
@@ -73,9 +73,9 @@ def shares_of(cost: Cost, slots: int, host: Host) -> list[Shares]:
 def _of_affine(law: Affine, slots: int, host: Host, factor: float, tilt: float) -> Shares:
     """Return the shares of an affine law.
 
-    Let R(s, n) be the base, the experts that s tokens read, and the hinge above what is `tilted` to each token, of a step of s rows
-    and n >= s tokens. R >= s least, where least is the minimum of R / s over all s <= slots; R is convex in n and smallest at the
-    knee or at n = s. A step reads the experts of one token at least, and what others add is left out where it is alone.
+    Let R be the base, the experts that s tokens need, and the hinge above what is `tilted` to each token, of a step of
+    s rows and n >= s tokens. R >= s least, where least is the minimum of R / s over all s <= slots; R is convex in n and
+    smallest at the knee or at n = s. Alone, a step needs the experts of one token at least.
     """
     base, hinge = law.base * factor + host.sigma, law.hinge * factor
     tilted = tilt * hinge

@@ -19,12 +19,13 @@ from simulate.advise.changes import Change, changes_of, chosen_of, own_change, s
 from simulate.advise.search import DRAWS, LEAST, MET, Search, figures_of, growth
 from simulate.best import regret
 from simulate.commands.arguments import Sections
+from simulate.commands.fit import fit
 from simulate.engines import known
+from simulate.fitting import fitted as fits
+from simulate.fitting.fitted import Fitted
 from simulate.laws import first
 from simulate.logs.log import Log
 from simulate.logs.read import read
-from simulate.measured import fit
-from simulate.measured.fit import Fitted
 from simulate.simulator import Run
 from terminal import options as line
 from terminal.console import say, table_of
@@ -76,7 +77,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         advice = search.best(changes_of(fitted), own)
     show(console, search, advice)
     file = args.advice.with_suffix(".fit.json").absolute()
-    fit.save(file, fitted)
+    fits.save(file, fitted)
     result = {"limits": limits, "served": search.served, "advice": advice, "failed": search.failed, "fit": str(file)}
     args.advice.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     say(console, f"written: {args.advice}. After a change: ./eb advise --check NEWLOG --applied NUMBER")
@@ -98,13 +99,12 @@ def fitted_of(args: Values, console: Console) -> Fitted:
         probe.run(given, console)
         source = given.out
     try:
-        fitted = fit.load(source)
+        fitted = fits.load(source)
     except ValueError:  # not a file that `fit` wrote
         log = read(source)
         if not (engine := args.engine or log.server.get("engine")):
             raise UsageError(f"{source} does not say what served it. Use --engine vllm, or another") from None
-        with counted(console, None, "simulations of the log") as tick:
-            fitted = fit.fit(log, known.get(engine), tick=tick)
+        fitted = fit(log, known.get(engine), {}, console)
     return replace(fitted, scenario=replace(fitted.scenario, rows=read(args.trace).trace)) if args.trace else fitted
 
 
@@ -146,7 +146,7 @@ def check(args: Values, console: Console) -> dict[str, Any]:
     file = json.loads(args.advice.read_text(encoding="utf-8"))
     if args.applied > len(file["advice"]):
         raise UsageError(f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use one")
-    fitted, log, limits = fit.load(Path(file["fit"])), read(args.check), file["limits"]
+    fitted, log, limits = fits.load(Path(file["fit"])), read(args.check), file["limits"]
     title, change = (file["advice"][args.applied - 1][key] for key in ("title", "change"))
 
     def again(law: Cost, change: Change = change) -> Run:

@@ -115,16 +115,9 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
 
 def show(console: Console, validation: validate.Validation) -> None:
     """Print figures, errors, bounds, batch sizes and agreement."""
-    columns = ["", "predicted", "90 % interval", "measured", "error", "bound"]
-    if not validation.intervals:
-        columns.remove("90 % interval")
-    rows = []
-    for c in validation.compared:
-        bound = "" if c.bound is None else f"{c.bound:.0%}"
-        interval = ["" if c.interval is None else _between(c.interval)] if validation.intervals else []
-        sides = [_shown(value, c.unit) for value in (c.predicted, c.measured)]
-        rows.append([c.name, sides[0], *interval, sides[1], f"{c.error:+.1%}", bound])
-    console.print(table_of(f"{validation.policy}, {len(validation.served.outcomes)} requests", columns, rows))
+    console.print(
+        table_of_compared(f"{validation.policy}, {len(validation.served.outcomes)} requests", validation.compared)
+    )
     host = validation.host
     console.print(
         f"host, from requests sent one at a time: {1000 * (host.alpha0 + host.alpha1):.1f} ms a request, "
@@ -138,6 +131,18 @@ def show(console: Console, validation: validate.Validation) -> None:
         f"({predicted:,} steps predicted, {measured:,} measured)",
         highlight=False,
     )
+
+
+def table_of_compared(title: str, compared: list[comparison.Comparison]) -> Table:
+    """Return predictions beside measurements; columns that no figure has are left out."""
+    columns = {"": [c.name for c in compared], "predicted": [_shown(c.predicted, c.unit) for c in compared]}
+    if any(c.interval for c in compared):
+        columns["90 % interval"] = ["" if c.interval is None else _between(c.interval) for c in compared]
+    columns["measured"] = [_shown(c.measured, c.unit) for c in compared]
+    columns["error"] = [f"{c.error:+.1%}" for c in compared]
+    if any(c.bound for c in compared):
+        columns["bound"] = ["" if c.bound is None else f"{c.bound:.0%}" for c in compared]
+    return table_of(title, list(columns), list(zip(*columns.values())))
 
 
 def _shown(value: float, unit: str) -> str:

@@ -34,6 +34,8 @@ ENGINES: tuple[tuple[str, str, dict[str, dict[str, str]]], ...] = (
     ("tgi", '"max_batch_total_tokens"', {"/info": {
         "slots": "max_batch_size", "tokens_per_step": "max_batch_prefill_tokens", "kv_tokens": "max_batch_total_tokens",
         "ratio": "waiting_served_ratio", "max_waiting": "max_waiting_tokens", "model": "model_id", "version": "version"}}),
+    ("triton", "nv_trt_llm_kv_cache_block_metrics{", {"/metrics": {
+        "kv_tokens": "max*tokens_per", "page_size": "tokens_per"}}),
     ("triton", '"triton"', {"/v2": {"version": "version"}}),
 )  # fmt: skip
 
@@ -51,12 +53,15 @@ def facts(url: str, api_key: str | None = None, timeout: float = 5.0) -> dict[st
             if path not in bodies:
                 how, bodies[path] = _fetch(target, path, timeout)
                 asked.append(f"GET {target.url}{path}: {how}")
+                if how.startswith("Connect") and len(asked) == 1:  # nothing answers there
+                    return {"asked": asked}
             if not found and sign not in bodies[path]:
                 break
             answer = _parsed(bodies[path], sign)
-            found |= {"engine": engine} | {key: _value(answer, place) for key, place in places.items()}
+            values = {key: _value(answer, place) for key, place in places.items()}
+            found |= {key: value for key, value in values.items() if value is not None}
         if found:
-            return {key: value for key, value in found.items() if value is not None} | {"asked": asked}
+            return {"engine": engine, **found, "asked": asked}
     return {"asked": asked}
 
 
@@ -76,9 +81,10 @@ def _fetch(target: Target, path: str, timeout: float) -> tuple[str, str]:
 
 
 def _parsed(body: str, metric: str) -> Any:
-    """Return the JSON of a body, or the labels of a metric; None if there is neither."""
+    """Return the JSON of a body, or the labels of a metric, and its values by the first label; None if there is neither."""
     if metric.endswith("{") and metric in body:
-        return dict(re.findall(r'(\w+)="([^"]*)"', body[body.index(metric) :].partition("\n")[0]))
+        values = re.findall(re.escape(metric) + r'\w+="(\w+)"[^}]*\} (\d+)', body)
+        return dict(values) | dict(re.findall(r'(\w+)="([^"]*)"', body[body.index(metric) :].partition("\n")[0]))
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

@@ -12,7 +12,6 @@ from typing import Any
 
 import policies
 from scheduling.options import Option, nearest, options_of
-from scheduling.reservations import ENDLESS
 from simulate.scenario import Chosen, Engine
 
 SETTINGS = {  # of an engine: what they are, and the least value
@@ -84,7 +83,7 @@ SGLANG = Kind("sglang", "SGLang", Chosen("simulate.engines.sglang"), Engine(2048
 })  # fmt: skip
 # tools/server/server-context.cpp, `update_slots`: all decodes, then prompts up to n_batch; a request keeps its slot, and room
 # for its whole answer, to its end. A prompt finds any beginning in memory here, and only that of its slot's last one there.
-LLAMA = Kind("llama.cpp", "llama.cpp", Chosen("chunked", {"max_batched_tokens": ENDLESS}), Engine(4), 0, {
+LLAMA = Kind("llama.cpp", "llama.cpp", Chosen("dynamic"), Engine(4), 0, {
     "slots": "--parallel {}", "tokens_per_step": "--batch-size {}", "kv_tokens": "--ctx-size {}",
 })  # fmt: skip
 # backends/v3/src/backend.rs, `batching_task`, and queue.rs, `next_batch`: room for prompt and answer, and decodes pause.
@@ -97,7 +96,7 @@ TRITON = Kind("triton", "Triton", Chosen("simulate.engines.triton"), Engine(256,
     "kv_tokens": "max_tokens_in_paged_kv_cache: {}", "chunked_context": "enable_chunked_context: {}",
 })  # fmt: skip
 OURS = Kind("ours", "effective-batching", Chosen("dynamic"), Engine(64), 0, {
-    "slots": "--max-batch-size {}", "tokens_per_step": "--max-tokens-per-step {}", "policy": "--policy {}",
+    "slots": "--max-batch-size {}", "tokens_per_step": "--max-tokens-per-step {}", "policy": "./server.sh {}",
 })  # fmt: skip
 KINDS = {kind.name: kind for kind in (VLLM, SGLANG, LLAMA, TGI, TRITON, OURS)}
 

@@ -34,11 +34,11 @@ class Policy(vllm.Policy):
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if not running:
             self._part, self._is_full, self._counted = self._first, False, None
-        else:
-            seq, tokens = self._counted or (running[-1], len(running[-1].output_ids))
-            steps = len(seq.output_ids) - tokens  # every member gets a token in a decode step
+        elif self._counted is not None:
+            seq, tokens = self._counted
+            steps = max(0, len(seq.output_ids) - tokens)  # every member gets a token in a decode step
             self._part = max(self._first * LEAST, self._part - self._first * (1 - LEAST) / STEPS * steps)
-            self._counted = (running[-1], len(running[-1].output_ids))
+            self._counted = _counted(running[-1])
         return super().admit(waiting, running, budget, now)
 
     def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
@@ -50,6 +50,10 @@ class Policy(vllm.Policy):
             need = seq.length - self.cached_tokens(seq) + _rest(seq)
             self._is_full = need >= budget.kv_tokens - unknown - to_come
         return "kv_full" if self._is_full else None
+
+    def on_admit(self, seq: Sequence, now: float) -> None:
+        super().on_admit(seq, now)
+        self._counted = self._counted or _counted(seq)
 
     def victim(self, running: list[Sequence], now: float) -> Sequence:
         needed = sum(len(seq.output_ids) + AHEAD for seq in running)
@@ -65,3 +69,8 @@ class Policy(vllm.Policy):
 def _rest(seq: Sequence) -> int:
     """Return how many more tokens a request counts on."""
     return min(LONGEST, seq.max_tokens - len(seq.output_ids))
+
+
+def _counted(seq: Sequence) -> tuple[Sequence, int]:
+    """Return a request with its tokens, the next one counted if a prompt's step brings it."""
+    return seq, len(seq.output_ids) + seq.is_prefilling

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 
 from costs.cost import Affine, Cost, Host, to_dict
-from costs.steps import Step
+from costs.steps import Step, seen_in
 from simulate.measured.least_squares import PLAIN, law_of, solve, terms_of
 from terminal.progress import counted
 
@@ -34,7 +34,9 @@ BUCKETS = (  # of graphs: of this server on a GPU, of vLLM, and powers of two
     (1, 2, 4, *range(8, 513, 8)),
     tuple(2**i for i in range(10)),
 )
+BETWEEN = (3, 5, 9, 17, 25, 33, 49, 65, 97)  # batches, as on a GPU, of which graphs may compute more rows
 EARNED = 0.9  # of the error is left with a switch of the law that is worth it
+LIKELIER = 12.0  # the test statistic of a likelihood ratio, for a dozen switches of which none should come from noise
 MARGIN = 24  # tokens below the context, of the longest sequences to time
 FOLDS = 5
 ACCEPT_MAPE, ACCEPT_WORST = 0.08, 0.20  # on a shared CPU; 0.05 on a GPU
@@ -71,11 +73,12 @@ Measure = Callable[[Many[Point]], Iterable[float]]
 
 @dataclass(frozen=True)
 class Fit:
-    """A law, and its relative errors on points held out by cross-validation."""
+    """A law, its relative errors on points held out by cross-validation, and the sizes that were `seen_in` them."""
 
     cost: Affine
     errors: np.ndarray
     drift: float = 0.0
+    seen: dict[str, int] = field(default_factory=dict)
 
     @property
     def mape(self) -> float:
@@ -101,6 +104,7 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
     points += [Point(prefills=n, chunk=p) for p in prompts for n in (1, 4) if n * p <= most or n == 1]
     points += [Point(prefills=1, chunk=c, cached=512) for c in chunks]
     points += [Point(d, 128, 1, c) for d in (4, 16) for c in chunks]
+    points += [Point(b, 128) for b in BETWEEN if not small]
     points += [Point(b, 16, masks=b) for b in (4, 16, 32)]
     if longest > contexts[-1] + MARGIN and longest > 2 * 512:
         points += [Point(b, longest) for b in batches if b == 1 or b * longest <= batches[-1] * contexts[-1]]
@@ -109,7 +113,7 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
 
 
 def fit(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN) -> Affine:
-    """Fit the constants of the default law, so that relative errors count; knee, chosen and buckets are those of `law`."""
+    """Fit the constants of the default law by relative errors; knee, chosen and buckets are those of `law`."""
     return law_of(solve(np.array([terms_of(step, law) for step in steps]), seconds, seconds), law)
 
 
@@ -117,29 +121,29 @@ def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
     return np.array([cost.seconds(step) for step in steps])
 
 
-def cross_validate(
-    make: Callable[[Many[Step], np.ndarray], Cost], steps: Many[Step], seconds: np.ndarray, folds: int = FOLDS
-) -> np.ndarray:
+def cross_validate(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN, folds: int = FOLDS) -> np.ndarray:
     """Return the relative error of each point as predicted by a fit without its fold; `folds` = 0 leaves one out."""
-    n = len(steps)
-    fold = np.random.default_rng(0).permutation(n) % (folds or n)
-    errors = np.zeros(n)
-    for k in range(folds or n):
-        out = fold == k
-        cost = make([s for s, o in zip(steps, out) if not o], seconds[~out])
-        errors[out] = predict(cost, [s for s, o in zip(steps, out) if o]) / seconds[out] - 1
+    terms, fold = np.array([terms_of(step, law) for step in steps]), np.random.default_rng(0).permutation(len(steps))
+    errors = np.zeros(len(steps))
+    for k in range(folds or len(steps)):
+        out = fold % (folds or len(steps)) == k
+        errors[out] = terms[out] @ solve(terms[~out], seconds[~out], seconds[~out]) / seconds[out] - 1
     return errors
 
 
 def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
-    """Return the default law with the knee, share of experts and buckets that leave the least error in cross-validation.
+    """Return the law with the knee, share of experts and buckets of the least error in cross-validation.
 
-    Each of them must earn its place by 10 %.
+    Each of them must earn its place by 10 % of the error, and by more than chance.
     """
-    most = max(step.tokens for step in steps)
+    most, seen = max(step.tokens for step in steps), seen_in(steps)
 
     def tried(law: Affine) -> Fit:
-        return Fit(fit(steps, seconds, law), cross_validate(partial(fit, law=law), steps, seconds), drift)
+        return Fit(fit(steps, seconds, law), cross_validate(steps, seconds, law), drift, seen)
+
+    def left(law: Affine) -> float:
+        """Return the sum of the squared relative errors, a little more for data that a law meets exactly."""
+        return float(((predict(law, steps) / seconds - 1) ** 2).sum()) + 1e-12
 
     best = tried(PLAIN)
     while True:
@@ -147,7 +151,8 @@ def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
         others += [replace(best.cost, chosen=chosen) for chosen in CHOSEN]
         others += [replace(best.cost, buckets=buckets) for buckets in BUCKETS]
         other = min(map(tried, others), key=lambda fit: fit.mape)
-        if other.mape >= EARNED * best.mape:
+        likelier = len(steps) * math.log(left(best.cost) / left(other.cost))
+        if other.mape >= EARNED * best.mape or likelier < LIKELIER:
             return best
         best = other
 
@@ -224,6 +229,7 @@ def write(path: Path, fit: Fit, rows: Many[dict[str, Any]], host: Host, facts: d
         "mape": fit.mape,
         "worst": fit.worst,
         "drift": fit.drift,
+        "seen": fit.seen,
         "machine": facts,
         "points": list(rows),
     }

@@ -22,7 +22,7 @@ import numpy as np
 
 from costs import cost as costs
 from costs.cost import Cost
-from costs.steps import Step
+from costs.steps import Step, beyond
 from simulate.simulator import Run
 
 LEVEL = 0.9
@@ -31,6 +31,8 @@ DRAWS = 40
 WORST = 20.0  # times too fast, for a law that says hardly more than 0
 TINY = 1e-9  # seconds
 FLOOR = 2.13  # standard deviations to the end of a 90 % interval, of five errors (Student)
+EXTRAPOLATED = 0.1  # standard deviation of the time of a step twice as large as those measured, in logarithms
+FARTHEST = 16.0  # times as large as measured, beyond which nothing more is assumed
 RATIOS = 2048  # of steps, after which a run draws the same ones again
 
 Seconds = tuple[np.ndarray, np.ndarray]
@@ -49,17 +51,25 @@ class Interval(NamedTuple):
 
 
 class Noisy(Cost):
-    """A law on one of the machines that the timings allow: each step takes the next ratio of its time."""
+    """A law on one of the machines that the timings allow: each step takes the next ratio of its time.
+
+    A step larger than those `seen` takes longer or shorter by `beyond`, in logarithms, for each doubling.
+    """
 
     name = "noisy"
 
-    def __init__(self, law: Cost, ratios: np.ndarray) -> None:
-        self.law = law
+    def __init__(
+        self, law: Cost, ratios: np.ndarray, seen: Mapping[str, int] | None = None, beyond: float = 0.0
+    ) -> None:
+        self.law, self.seen, self.beyond = law, seen, beyond
         drawn: list[float] = ratios.tolist()
         self._ratios = cycle(drawn)
 
     def seconds(self, step: Step) -> float:
-        return self.law.seconds(step) * next(self._ratios)
+        seconds = self.law.seconds(step) * next(self._ratios)
+        if self.seen and (times := beyond(self.seen, step)) > 1:
+            return seconds * math.exp(self.beyond * math.log2(min(times, FARTHEST)))
+        return seconds
 
     def step(self, plan: Any) -> Step:
         return self.law.step(plan)
@@ -81,7 +91,8 @@ class Noise:
 
     `residuals` are those of single steps, in order; `drift` is the standard deviation of whole groups of steps, found from so many
     `groups`. `floors` are standard deviations of figures in logarithms that come on top, by the last word of a figure's name;
-    `widened` is by how much more a law is unsure than its timings show. `scores` say of figures of runs that the fit never saw how far off they were, in widths of their intervals.
+    `widened` is by how much more a law is unsure than its timings show, `seen` the sizes of the steps that were
+    measured. `scores` say of figures of runs that the fit never saw how far off they were, in widths of their intervals.
     """
 
     residuals: tuple[float, ...]
@@ -90,6 +101,7 @@ class Noise:
     scores: tuple[float, ...] = ()
     floors: Mapping[str, float] = field(default_factory=dict)
     widened: float = 1.0
+    seen: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, groups: Iterable[Seconds]) -> Noise:
@@ -108,20 +120,24 @@ class Noise:
 
     def factors(self, shares: Any) -> np.ndarray:
         """Return these quantiles of how much longer the steps of another run take (Student's prediction interval)."""
+        return np.exp(self.drift * math.sqrt(1 + 1 / self.groups) * self._student(shares))
+
+    def _student(self, shares: Any) -> np.ndarray:
         from scipy.special import stdtrit  # which takes longer to load than most commands of the simulator take
 
-        spread = self.drift * math.sqrt(1 + 1 / self.groups)
-        return np.asarray(np.exp(spread * stdtrit(max(1, self.groups - 1), np.asarray(shares))))
+        return np.asarray(stdtrit(max(1, self.groups - 1), np.asarray(shares)))
 
     def laws(self, law: Cost, draws: int = DRAWS) -> Iterator[Cost]:
         """Yield the law on so many machines, whose drifts are evenly spread quantiles."""
         rng = np.random.default_rng(draws)
         residuals = np.array(self.residuals)
         length = max(1, round(len(residuals) ** (1 / 3)))  # Künsch's order
-        for factor in self.factors((np.arange(draws) + 0.5) / draws):
+        shares = (np.arange(draws) + 0.5) / draws
+        guesses = EXTRAPOLATED * self._student(shares)
+        for factor, guess in zip(self.factors(shares), guesses):
             starts = rng.integers(0, len(residuals), -(-RATIOS // length))
             drawn = residuals[(starts[:, None] + np.arange(length)).ravel() % len(residuals)]
-            yield Noisy(law, factor * np.exp(drawn))
+            yield Noisy(law, factor * np.exp(drawn), self.seen, float(guess))
 
     def intervals(
         self,
@@ -179,6 +195,8 @@ def of_cost(name: str) -> Noise | None:
     if not name.endswith(".json"):
         return None
     facts = costs.load(name)[2]
+    if "noise" in facts:
+        return Noise(**facts["noise"])
     return of_points(facts.get("points", ()), facts.get("scores", ()))
 
 

@@ -1,7 +1,7 @@
-"""The constants of the default law from times: least squares, none below 0, in which a time that is far off counts less.
+"""The constants of the default law from times: least squares, none below 0, where what is far off counts less.
 
-A row of terms is one step, or the sum of many steps whose time was measured together. This module must not know where the
-times come from, or which switches of the law (knee, share of experts, buckets) are right.
+A row of terms is one step, or the sum of many steps that were timed together. This module must not know where the times
+come from, or which switches of the law (knee, chosen, buckets) are right.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def solve(
 ) -> np.ndarray:
     """Return constants, none below 0, whose products with the rows of `terms` are near `seconds`.
 
-    `terms` is (times, constants). `error` says how far off each time usually is, up to a factor that is common to all and is
-    estimated, as `least` at least; `weight` says how much each time counts. Each row of `prior` times the constants is expected to
-    be 0, give or take 1, which counts as one time does.
+    `terms` is (times, constants). `error` is how far off each time usually is, up to a factor common to all, which is
+    found, as `least` at least. `weight` is how much each time counts. Each row of `prior`, times the constants, should
+    be 0 give or take 1, and counts as one time does.
     """
     from scipy.optimize import nnls  # which takes longer to load than most commands of the simulator take
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from costs import mock
 from costs.cost import Cost, Host, Scaled
-from costs.steps import Step, step_of_members
+from costs.steps import Step, beyond, seen_in, step_of_members
 from scheduling.iteration import SlotSteps
 from scheduling.stretches import Stretch
 from simulate.best import blame, regret
@@ -79,20 +79,11 @@ def slowness(scenario: Scenario[Trace], steps: Many[Stretch]) -> float:
 
 
 def extrapolates(steps: Iterable[Stretch], padded: bool, timed: Iterable[Step]) -> bool:
-    """Return whether steps are larger than all that were measured, or much smaller, in a part that matters.
-
-    Steps with prompts are compared with such steps, and others with others.
-    """
-    known: dict[bool, tuple[float, float]] = {}  # smallest and largest
-    for step in timed:
-        low, high = known.get(bool(step.prompt), (np.inf, 0))
-        known[bool(step.prompt)] = min(low, step.tokens), max(high, step.tokens)
-    strange = count = 0
+    """Return whether steps are larger than all that were measured, or much smaller, in a part that matters."""
+    seen, strange, count = seen_in(timed), 0, 0
     for stretch in steps:
-        step = step_of_members(stretch.first_members(), padded)
-        low, high = known.get(bool(step.prompt), (np.inf, 0))
         count += stretch.steps
-        strange += 0 if low / 2 <= step.tokens <= high else stretch.steps
+        strange += stretch.steps * (beyond(seen, step_of_members(stretch.first_members(), padded)) > 1)
     return strange > MOST_STRANGE * count
 
 

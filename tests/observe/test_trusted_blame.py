@@ -15,6 +15,7 @@ from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
 from scheduling.sequence import Sequence
 from simulate.measured import what_if as simulated
+from simulate.measured.least_squares import TERMS
 from simulate.simulator import Run
 from tests.support.observe import COST, answer_to, inferences, manager, served, watch
 
@@ -63,7 +64,7 @@ def test_steps_slower_than_their_law_are_slowed_once_so_that_the_queue_lasts(law
 
 def test_a_simulation_that_is_close_is_not_scaled(tmp_path: Path) -> None:
     path = tmp_path / "slow.json"
-    path.write_text(json.dumps({"cost": {"kind": "affine", **{k: SLOWER * v for k, v in COST.__dict__.items()}}}))
+    path.write_text(json.dumps({"cost": {"kind": "affine", **{name: SLOWER * getattr(COST, name) for name in TERMS}}}))
     recording, run = slow()
     answer = blame(recording, longest_waiting(run).id, str(path))
     assert answer["trusted"]

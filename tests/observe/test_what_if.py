@@ -177,7 +177,7 @@ def test_a_policy_that_batches_more_than_was_measured_is_named_a_guess() -> None
 def test_steps_far_from_the_measured_sizes_are_a_guess(rows: int, guess: bool) -> None:
     members = tuple(value for k in range(rows) for value in (str(k), k, "decode", 1, 20, 30))
     step = Stretch(1, 0.0, 1.0, 9, "x", 0, [], [], [], (rows, 0, 0, 0, 0), 0, 0, None, members)
-    assert simulated.extrapolates([step], False, [decoding(8, 80)]) == guess
+    assert simulated.extrapolates([step], False, [decoding(8, 400)]) == guess
 
 
 def test_what_a_mock_model_costs_is_known_but_for_a_moment_in_each_step() -> None:

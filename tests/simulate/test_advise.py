@@ -20,9 +20,9 @@ from simulate.advise.search import Search
 from simulate.commands import advise
 from simulate.commands.arguments import Sections
 from simulate.engines.known import Kind
+from simulate.fitting import fitted as fits
+from simulate.fitting.fitted import Fitted
 from simulate.logs.log import Log
-from simulate.measured import fit
-from simulate.measured.fit import Fitted
 from simulate.measured.intervals import Noise
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.trace import Seen, Trace
@@ -169,8 +169,8 @@ def test_a_foreign_server_gets_a_queue_and_this_one_a_policy() -> None:
 
 def command(monkeypatch: pytest.MonkeyPatch, fitted: Fitted, folder: Path, *words: str, log: Log | None = None) -> int:
     """Run `advise` with this fit, whatever the log."""
-    monkeypatch.setattr(fit, "load", lambda path: fitted, raising=False)
-    monkeypatch.setattr(fit, "save", lambda path, fitted: None, raising=False)
+    monkeypatch.setattr(fits, "load", lambda path: fitted)
+    monkeypatch.setattr(fits, "save", lambda path, fitted: None, raising=False)
     monkeypatch.setattr(advise, "read", lambda path: log)
     return main(["advise", *words, "--advice", str(folder / "advice.json")])
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,12 +70,29 @@ def test_what_a_mask_takes_is_found_beside_rows_without_one() -> None:
         assert [row["masks"] for row in rows] == [point.masks for point in points]
 
 
-def test_a_hinge_is_taken_where_there_is_one_and_only_there() -> None:
-    law = Affine(base=0.01, token=1e-5, hinge=5e-5, knee=128, context=1e-8)
-    found, _ = calibrate.calibrate(noisy(law, 0.005), grid("full", 1024))
-    assert (found.cost.hinge > 0, found.cost.knee) == (True, 128)
-    found, _ = calibrate.calibrate(noisy(LAW, 0.005), grid("full", 1024))
-    assert found.cost.hinge == 0
+PLAIN = {"base": 0.01, "decode": 2e-5, "prompt": 1e-5, "context": 1e-8}
+SWITCHES = [
+    {"hinge": 5e-5, "knee": 128},
+    {"experts": 0.02, "chosen": 1 / 16},
+    {"experts": 0.02, "chosen": 1 / 4, "hinge": 5e-5, "knee": 128},
+    *({"decode": 2e-4, "buckets": buckets} for buckets in calibrate.BUCKETS),
+]
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "-".join(switches))
+def test_a_hinge_and_experts_and_buckets_are_found_where_they_are(switches: dict[str, Any]) -> None:
+    law = Affine(**{**PLAIN, **switches})
+    found = calibrate.calibrate(noisy(law, 0.005), grid("full", 1024))[0].cost
+    assert (found.knee, found.chosen, found.buckets) == (law.knee, law.chosen, law.buckets)
+    assert (found.hinge, found.experts) == pytest.approx((law.hinge, law.experts), rel=0.1)
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+@pytest.mark.parametrize("law", [LAW, Affine(**PLAIN)], ids=["cpu", "gpu"])
+def test_noise_alone_is_no_reason_for_a_hinge_or_experts_or_buckets(law: Affine, size: str) -> None:
+    for seed in (9, 14, 22):
+        found = calibrate.calibrate(noisy(law, 0.03, seed), grid(size, 1024))[0].cost
+        assert (found.hinge, found.experts, found.buckets) == (0, 0, ())
 
 
 def test_a_machine_that_drifts_is_noticed() -> None:
@@ -89,7 +107,7 @@ def test_the_error_is_that_of_points_not_seen() -> None:
     steps = [Point(b, 16).step for b in (1, 2, 4, 8)]
     seconds = np.array([1.0, 2.0, 3.0, 10.0])
     assert (
-        np.abs(cross_validate(fit, steps, seconds, folds=0)).mean()
+        np.abs(cross_validate(steps, seconds, folds=0)).mean()
         > np.abs(predict(fit(steps, seconds), steps) / seconds - 1).mean()
     )
     assert choose(steps, seconds).worst >= choose(steps, seconds).mape

@@ -11,7 +11,7 @@ import pytest
 from costs import cost as costs
 from costs import published
 from costs.cost import Affine, Padded, Ragged
-from costs.steps import Step, decoding, prefilling, step_of
+from costs.steps import Step, beyond, decoding, prefilling, seen_in, step_of
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 from simulate.simulator import simulate
@@ -239,6 +239,16 @@ def test_an_older_file_charges_nothing_for_masks(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     path.write_text('{"cost": {"kind": "affine", "base": 0.01}}')
     assert costs.load(path)[0] == Affine(base=0.01, mask_row_s=0)
+
+
+def test_a_step_is_compared_with_the_largest_and_the_smallest_that_were_measured() -> None:
+    seen = seen_in([decoding(8, 800), prefilling(100)])
+    assert seen == {"decodes": 8, "prompt": 100, "context": 800, "least": 8}
+    assert beyond(seen, decoding(12, 100)) == 1.5
+    assert beyond(seen, decoding(6, 1600)) == beyond(seen, prefilling(100, 100)) == 2
+    assert beyond(seen, decoding(2, 100)) == 2
+    assert beyond(seen, decoding(8, 800)) == 1
+    assert beyond(seen_in([decoding(8, 800)]), prefilling(1)) == beyond(seen_in([]), decoding(1, 1)) == float("inf")
 
 
 def test_a_mistyped_model_is_answered_with_the_nearest() -> None:

@@ -6,6 +6,7 @@ An option that a command gains needs a line in CASES: what is on the command lin
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -77,6 +78,7 @@ PREFIX = "prefix --train 60 --sizes 0 640 --batches 4 --share 40"
 SCALED = "fleet dynamic --num 300 --rate 20 --max-batch-size 4 --replicas 1..4 --autoscaler requests:4"
 CALIBRATE = "calibrate --out OUT/cost.json"
 VALIDATE = "validate dynamic --cost llm-mock"
+PROBE = "probe http://here --engine vllm --log OUT/log --out OUT/cost"
 CHECK = "check window"
 ADVISE = "advise TRACE"
 TRY = "try MINE"
@@ -183,6 +185,19 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--check": (ADVISE, "TRACE"),
         "--applied": ("advise --check TRACE", "2"),
     },
+    "probe": {
+        "--tokens": (PROBE, "3000"),
+        "--minutes": (PROBE, "1"),
+        "--dry-run": (PROBE, ""),
+        "--engine": (PROBE, "tgi"),
+        "--slots": (PROBE, "3"),
+        "--model": (PROBE, "bard"),
+        "--api": (PROBE, "tgi"),
+        "--api-key": (PROBE, "secret"),
+        "--timeout": (PROBE, "9"),
+        "--log": (PROBE, "OUT/a.jsonl"),
+        "--out": (PROBE, "OUT/b.json"),
+    },
     "predict": {"--cost": ("predict RUN", "constant")},
     "new": {},
     "try": {
@@ -269,6 +284,30 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         factor = 1 + zlib.crc32(repr(flags).encode())  # not `hash`, which differs from run to run
         return lambda points: [factor * (1 + p.decodes + p.prefills * p.chunk) for p in points]
 
+    class Load:
+        """Sends nothing, and says what it was to send as what it found of the server."""
+
+        rows, left_out, spent = [{"id": "a"}], (), 0
+
+        def __init__(
+            self, target: Any, phases: Any, tokens: int, until: float, server: dict[str, Any], rng: Any
+        ) -> None:
+            server["asked"] = repr((target, target.api_key, tokens, round(until - time.perf_counter())))
+
+        def run(self) -> None:
+            return
+
+    for name, result in {
+        "ask.facts": {},
+        "read": None,
+        "fetch_context": None,
+        "fit": None,
+        "save": None,
+        "report": None,
+    }.items():
+        monkeypatch.setattr(f"simulate.commands.probe.{name}", lambda *given, result=result: result)
+    monkeypatch.setattr("simulate.commands.probe.Probe", Load)
+    monkeypatch.setattr("simulate.commands.probe.with_model", lambda target: target)
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
     monkeypatch.setattr(

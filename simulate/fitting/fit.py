@@ -9,34 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from costs.cost import Affine, Cost, Host
-from costs.cost import Engine as Wrapper
-from costs.steps import Step
-from scheduling.iteration import Plan
-from scheduling.scheduler import Output
+from costs.cost import Affine, Host
+from costs.steps import seen_in
 from simulate.engines.known import Kind
+from simulate.fitting.equations import Equations, Intervals, Trajectory
+from simulate.fitting.fitted import Fitted, measured
 from simulate.logs.log import Log
 from simulate.measured.calibrate import BUCKETS, CHOSEN, EARNED, KNEES
 from simulate.measured.intervals import WORST, Noise
-from simulate.measured.least_squares import TERMS, law_of, solve, terms_of
+from simulate.measured.least_squares import TERMS, law_of, solve
 from simulate.scenario import Scenario
-from simulate.simulator import Run, Simulation
 from simulate.trace import Trace
 
-APART = 20  # steps between two marks: fewer say little beside the noise of one
-PIECE = 16  # tokens of an answer between two of its chunks, where their times are known
-SOON = 4  # steps within which the first token of a request comes that did not queue
 ROUNDS, MORE_ROUNDS = 10, 4  # of simulating and solving: with a usual law, and with one that is near
 SETTLED = 3  # rounds without a better one after which no more follow
 LEAST = 0.1  # the error of the root of an interval, in its own unit: no law is exact
 SHORTEST = 0.05  # seconds; shorter intervals are as noisy as this one
-PATIENCE = 3.0  # times as long as the log that a simulation may take to get as far
 SCALES = (0.98, 1.02, 0.99, 1.01, 0.995, 1.005)
 SPENT = 0.005  # of the error is not worth a switch of the law
 FEWEST, FEW = 3, 20  # requests with times, for a law at all and for one without a doubt
@@ -50,159 +43,6 @@ MANY = 600  # requests that show the shape of a law; more only show its constant
 USUAL = {"decode": 1 / 600, "prompt": 1 / 200, "context": 1 / 120_000, "pair": 4e-7, "prefill": 0.7}
 BASE_OF_PACE = 0.6  # of the time per token
 EXPERTS = 0.7  # of the base, in a mixture of experts
-
-
-@dataclass(frozen=True)
-class Watched(Wrapper):
-    """The same law, which keeps the steps that it was asked about."""
-
-    asked: list[Step]
-    flat = False  # so that it is asked about each
-
-    def seconds(self, step: Step) -> float:
-        self.asked.append(step)
-        return self.law.seconds(step)
-
-
-class Trajectory(Simulation):
-    """A simulation of a log that keeps the terms, the beginning and the end of each step, and stops after the last known time."""
-
-    def __init__(self, log: Log, scenario: Scenario[Trace], until: float = np.inf) -> None:
-        self.until = until
-        self.steps: list[Step] = []
-        self.begins: list[float] = []
-        self.ends: list[float] = []
-        self.queued: list[int] = []
-        self.asked: list[Step] = []
-        scheduler, sequences = scenario.fresh(scenario.policies[0])
-        watched = Watched(scenario.cost, self.asked)
-        super().__init__(scheduler, sequences, watched, scenario.host, records=False, fast_forward=True)
-        self._due = [(s, "first_token_at") for s, at in zip(sequences, log.first) if at <= until]
-        self._due += [(s, "finished_at") for s, at in zip(sequences, log.last) if at <= until]
-        self.run()
-        self.first, self.last = (
-            np.array([np.nan if (at := getattr(seq, name)) is None else at for seq in sequences])
-            for name in ("first_token_at", "finished_at")
-        )
-        self.preemptions = sum(seq.preemptions for seq in sequences)
-
-    @property
-    def largest(self) -> tuple[int, ...]:
-        """Rows, tokens and context of the largest steps."""
-        return tuple(max(sizes) for sizes in zip(*((step.rows, step.tokens, step.context) for step in self.steps)))
-
-    def turn(self) -> bool:
-        """Go on until all that the log knows by `until` has happened here, too, but not much longer."""
-        if self.now > self.until:
-            while self._due and getattr(*self._due[-1]) is not None:
-                self._due.pop()
-            if not self._due or self.now > PATIENCE * self.until:
-                return False
-        return super().turn()
-
-    def compute(self, plan: Plan) -> list[Output]:
-        self._began = self.now
-        return super().compute(plan)
-
-    def passed(self, ends: list[float]) -> None:
-        """Keep the steps; of equal ones, the law was asked about one more than passed."""
-        self.steps += self.asked[: len(ends)]
-        self.asked.clear()
-        self.begins += [self._began, *ends[:-1]]
-        self.queued += [len(self.scheduler.waiting)] * len(ends)
-        self.ends += ends
-        self._began = ends[-1]
-
-
-@dataclass(frozen=True)
-class Equations:
-    """Terms summed over intervals between measured times, their seconds, weights, steps and ends.
-
-    After the law's terms, a row says whether the very first step and the arrival of a request are in the interval.
-    """
-
-    terms: np.ndarray
-    seconds: np.ndarray
-    weight: np.ndarray
-    steps: np.ndarray
-    ends: np.ndarray
-
-
-class _Intervals:
-    """What lies between measured times, as a simulation has it."""
-
-    def __init__(self, log: Log, way: Trajectory, law: Affine) -> None:
-        self.log, self.way = log, way
-        self.terms = np.array([terms_of(step, law) for step in way.steps])
-        self.sums = np.vstack([np.zeros(len(TERMS)), np.cumsum(self.terms, axis=0)])
-        self.stops = np.array(way.ends)
-        self.at_first, self.at_last = (np.searchsorted(self.stops, t + 1e-9) for t in (way.first, way.last))
-        self.has_first = np.isfinite(log.first) & np.isfinite(way.first)
-        self.has_last = np.isfinite(log.last) & np.isfinite(way.last) & self.has_first
-        self.found: list[tuple[np.ndarray, float, float, int, float]] = []
-
-    def add(self, begin: int, end: int, since: float, until: float, part: float = 0.0, arrival: bool = False) -> None:
-        """Add the steps from `begin` to `end`, and a part of the step before them, which took from `since` to `until`."""
-        if until > since and end >= begin:
-            row = self.sums[end] - self.sums[begin] + (part * self.terms[begin - 1] if part else 0.0)
-            first = begin == 0 or (begin == 1 and part > 0)
-            self.found.append((np.append(row, (first, arrival)), until - since, until, end - begin + (part > 0), 1.0))
-
-    def equations(self) -> Equations:
-        """Return all of them. All answers together count as much as the time that they fill once."""
-        self.answers()
-        answers, spans = len(self.found), sum(each[1] for each in self.found)
-        self.backlogs()
-        self.waits()
-        if not self.found:
-            raise ValueError("the log has no time between two tokens, so no law can be found. Measure longer answers")
-        terms, seconds, ends, steps, weight = map(np.array, zip(*self.found))
-        filled = float(np.nanmax(self.log.last) - self.log.at[0])
-        weight[:answers] = min(1.0, filled / max(spans, 1e-9))
-        return Equations(terms, seconds, weight, steps, ends)
-
-    def answers(self) -> None:
-        """Add each answer, in pieces where the times of its chunks are known: as many steps as tokens, whatever the law."""
-        for i in np.flatnonzero(self.has_last & (self.log.output > 1)):
-            begin, end = int(self.at_first[i]), int(self.at_last[i])
-            marks = [(begin, self.log.first[i]), (end, self.log.last[i])]
-            if len(self.log.chunks) > i and end - begin == self.log.output[i] - 1:  # it decoded in every step
-                times, counts = self.log.chunks[i]
-                place = np.cumsum(counts)[:: max(1, PIECE)] if len(counts) else ()
-                marks[1:1] = [
-                    (begin + int(p) - 1, float(t))
-                    for p, t in zip(place, times[:: max(1, PIECE)])
-                    if begin < begin + p - 1 < end
-                ]
-            for (before, since), (at, until) in pairwise(marks):
-                self.add(before, at, since, until)
-
-    def backlogs(self) -> None:
-        """Add stretches between first and last tokens of any requests, while requests queue without a break.
-
-        Otherwise a faster law has more steps there, looks even faster in the next round, and runs away.
-        """
-        idle = np.concatenate([[0], np.cumsum(np.array(self.way.queued) == 0)])
-        marks = sorted(
-            [(int(self.at_first[i]), self.log.first[i]) for i in np.flatnonzero(self.has_first)]
-            + [(int(self.at_last[i]), self.log.last[i]) for i in np.flatnonzero(self.has_last)]
-        )
-        before, since = marks[0] if marks else (0, 0.0)
-        for at, clock in marks[1:]:
-            if idle[at] > idle[before]:
-                before, since = at, clock
-            elif at - before >= APART:
-                self.add(before, at, since, clock)
-                before, since = at, clock
-
-    def waits(self) -> None:
-        """Add the waits of requests that met no queue: the rest of the step that runs when they arrive, and their own."""
-        starts = np.array(self.way.begins)
-        for i in np.flatnonzero(self.has_first):
-            begin, at = int(np.searchsorted(self.stops, self.log.at[i])), self.log.at[i]
-            if self.at_first[i] - begin <= SOON and (i == 0 or not self.way.queued[max(0, begin - 1)]):
-                part = min(1.0, (self.stops[begin] - at) / max(1e-9, self.stops[begin] - starts[begin]))
-                self.add(begin + 1, int(self.at_first[i]), at, self.log.first[i], part, arrival=True)
 
 
 def constants_of(data: Equations, base: float) -> np.ndarray:
@@ -233,6 +73,12 @@ class Found:
     @property
     def misfit(self) -> float:
         return sum(self.errors.values())
+
+    @property
+    def constants(self) -> np.ndarray:
+        """The constants of the terms, of the very first step, and of an arrival."""
+        host = self.scenario.host
+        return np.array([*(getattr(self.law, name) for name in TERMS), host.first_step, host.alpha0])
 
 
 def errors(log: Log, first: np.ndarray, last: np.ndarray) -> dict[str, float]:
@@ -275,24 +121,23 @@ class Search:
             )
         base = BASE_OF_PACE * max(1e-6, float(np.median((self.log.last - self.log.first)[known] / tokens[known])))
         share = EXPERTS if chosen else 0.0
-        usual = {name: base * part for name, part in USUAL.items()}
-        return Affine(base=base * (1 - share), experts=base * share, chosen=chosen, **usual)
+        usual: dict[str, Any] = {name: base * part for name, part in USUAL.items()}
+        return replace(Affine(base=base * (1 - share), experts=base * share, chosen=chosen), **usual)
 
     def settle(self, law: Affine, host: Host, rounds: int = ROUNDS) -> Found:
         """Simulate and solve in turn, and return the law with the least error of single requests."""
         best, number_of_best = self.simulate(law, host), 0
         now = best
         for number in range(1, rounds):
-            found = constants_of(_Intervals(self.log, now.way, law).equations(), max(law.base + law.experts, 1e-5))
+            found = constants_of(
+                Intervals(self.log, now.way, law).equations(), max(now.law.base + now.law.experts, 1e-5)
+            )
             if number > SETTLED:  # where the order of preemptions flips back and forth
-                before = [*(getattr(law, name) for name in TERMS), host.first_step, host.alpha0]
-                found = (found + np.array(before)) / 2
-            new = law_of(found, law)
-            first_step, arrival = map(float, found[len(TERMS) :])
-            if np.allclose(*([getattr(each, name) for name in TERMS] for each in (new, law)), rtol=1e-4, atol=0):
+                found = (found + now.constants) / 2
+            if np.allclose(found[: len(TERMS)], now.constants[: len(TERMS)], rtol=1e-4, atol=0):
                 break
-            law, host = new, replace(host, alpha0=arrival, first_step=first_step)
-            now = self.simulate(law, host)
+            first_step, arrival = map(float, found[len(TERMS) :])
+            now = self.simulate(law_of(found, law), replace(host, alpha0=arrival, first_step=first_step))
             if now.misfit < best.misfit:
                 best, number_of_best = now, number
             elif number - number_of_best >= SETTLED:
@@ -317,35 +162,11 @@ class Search:
 
     def scaled(self, best: Found) -> Found:
         """Return the best of laws that are a little slower or faster: a queue near its capacity knows the pace exactly."""
-        law = best.law
+        law, host, constants = best.law, best.scenario.host, best.constants
         for factor in SCALES:
-            now = self.simulate(
-                law_of(np.array([factor * getattr(law, name) for name in TERMS]), law), best.scenario.host
-            )
+            now = self.simulate(law_of(factor * constants, law), host)
             best = min(best, now, key=lambda found: found.misfit)
         return best
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A server as a log shows it: the scenario of its scheduler on these requests, and how sure its law is.
-
-    `sources` says where each setting is from: option, log, usual or fitted. `misfit` are the errors of single requests that the
-    law was fitted to, `seen` the rows, tokens and context of the largest steps. With `doubts`, figures are not to be trusted.
-    """
-
-    scenario: Scenario[Trace]
-    noise: Noise
-    log: Log
-    kind: Kind
-    sources: dict[str, str]
-    misfit: dict[str, float]
-    seen: tuple[int, ...] = ()
-    doubts: tuple[str, ...] = ()
-
-    def replay(self, law: Cost) -> Run:
-        """Simulate the log with another law."""
-        return replace(self.scenario, cost=law).serve(*self.scenario.policies)
 
 
 def fit(
@@ -376,16 +197,8 @@ def fit(
         best = search.settle(best.law, best.scenario.host, MORE_ROUNDS)
     best = search.scaled(best)
     noise = _noise(log, best, search)
-    return Fitted(
-        best.scenario,
-        noise,
-        log,
-        kind,
-        sources | fitted,
-        best.errors,
-        best.way.largest,
-        tuple(_doubts(log, best, known)),
-    )
+    doubts, seen = tuple(_doubts(log, best, known)), seen_in(best.way.steps)
+    return Fitted(best.scenario, replace(noise, seen=seen), log, kind, sources | fitted, best.errors, seen, doubts)
 
 
 def _settings(search: Search, best: Found, sources: Mapping[str, str]) -> tuple[Found, dict[str, str]]:
@@ -424,37 +237,13 @@ def held(log: Log) -> tuple[int, int]:
     return max(rows, 1), max(tokens, int((log.prompt + log.output).max()))
 
 
-def figures(run: Run) -> dict[str, float]:
-    """Return the statistics of a run that get intervals, in seconds."""
-    return statistics(run.ttft, run.latency, run.tokens)
-
-
-def statistics(ttft: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
-    """Return mean and percentiles of TTFT, TPOT (time per token after the first) and latency, in seconds."""
-    result: dict[str, float] = {}
-    several = tokens > 1
-    tpot = (latency - ttft)[several] / (tokens[several] - 1)
-    for kind, values in {"TTFT": ttft, "TPOT": tpot, "latency": latency}.items():
-        if len(values):
-            shares = zip(("p50", "p90", "p95", "p99"), np.percentile(values, (50, 90, 95, 99)))
-            result |= {f"{name} {kind}": float(value) for name, value in (("mean", values.mean()), *shares)}
-    return result
-
-
-def measured(log: Log, first: np.ndarray, last: np.ndarray, among: np.ndarray) -> dict[str, float]:
-    """Return the same statistics of a log with these times, of the requests that `among` (N, bool) chooses."""
-    return statistics((first - log.at)[among], (last - log.at)[among], log.output[among])
-
-
 def _noise(log: Log, best: Found, search: Search) -> Noise:
     """Return what the law leaves unexplained, by a law fitted to the first half and its errors in the second.
 
     The drift is that of whole blocks of time.
     """
-    data = _Intervals(log, best.way, best.law).equations()
-    host = best.scenario.host
-    constants = np.array([*(getattr(best.law, name) for name in TERMS), host.first_step, host.alpha0])
-    predicted = np.maximum(data.terms @ constants, data.seconds / WORST)
+    data = Intervals(log, best.way, best.law).equations()
+    predicted = np.maximum(data.terms @ best.constants, data.seconds / WORST)
     order = np.argsort(data.ends)
     blocks = [block for block in np.array_split(order, BLOCKS) if len(block)]
     single = np.sqrt(np.maximum(1, data.steps))  # an interval is a sum of steps, whose noise is larger
@@ -463,6 +252,7 @@ def _noise(log: Log, best: Found, search: Search) -> Noise:
     residuals = np.concatenate(
         [np.clip((each - total) * single[b], -1, 1) for each, total, b in zip(logs, totals, blocks)]
     )
+    residuals -= np.log(np.exp(residuals).mean())  # on average, steps take as long as the law says
     drift = float(np.sqrt((totals**2).sum() / max(1, len(totals) - 1)))
     return Noise(tuple(residuals.tolist()), drift, len(blocks), floors=_floors(log, best, search), widened=log.widening)
 

@@ -1,0 +1,142 @@
+"""Fit what the steps of a server cost from a log of its requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from client.flags import base_url
+from costs import cost as costs
+from simulate.commands.arguments import Sections, pairs
+from simulate.commands.validate import table_of_compared
+from simulate.engines import ask, known
+from simulate.engines.known import Kind
+from simulate.fitting import fit as fitting
+from simulate.fitting.fitted import Fitted, measured, save
+from simulate.logs.log import Log
+from simulate.logs.read import read
+from simulate.measured.comparison import Comparison
+from simulate.simulator import Run
+from terminal.console import say, table_of
+from terminal.options import FILE, KEY, Argument, Choice, Number, Option, Read, UsageError, Values, read_pairs
+from terminal.progress import counted
+
+DRAWS = 20  # simulations for the intervals
+SETTINGS = {"slots": "slots", "tokens_per_step": "max_tokens_per_step", "kv_tokens": "kv_tokens"}  # and their options
+MEANING = {"option": "option", "log": "log or --url", "usual": "usual value, not checked", "fitted": "fitted"}
+TERMS = {
+    "base": "each step", "decode": "each row that decodes", "prompt": "each prompt token", "start": "each row with prompt tokens",
+    "prefill": "a step with prompt tokens", "context": "each token of context read", "pair": "each pair of prompt token and token before it",
+    "hinge": "each token beyond the knee", "experts": "all experts read",
+}  # fmt: skip
+NOTE = (
+    "The log may be of any server: a result of this client or a folder of ./eb compare, of 'vllm bench serve --save-detailed', "
+    "guidellm, aiperf or LLMServingSim, OpenTelemetry spans of vLLM, or an iterations.jsonl. docs/advise.md has an example of each."
+)
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "arguments": [Argument("log", "log of requests", FILE, required=True, metavar="LOG")],
+        "server": [
+            Option("--engine", "scheduler of the server (default: what the log or --url says)", Choice(known.names())),
+            Option("--url", "ask the server at this address for its settings", Read(base_url, "URL")),
+            Option("--api-key", "API key for --url", KEY, envvar="EB_API_KEY"),
+            Option("--slots", "requests that it computes together", Number(1)),
+            Option("--max-tokens-per-step", "tokens that it computes in a step", Number(1)),
+            Option("--kv-tokens", "tokens that its KV memory holds; 0: no limit", Number(0)),
+            pairs("--policy-option", "option of the scheduler, such as overlap=off for vllm; may be repeated"),
+        ],
+        "output": [
+            Option("--held-out", "fit only the first part, and compare the last N % of the requests with it", Number(1, 90)),
+            Option("--out", "cost file to write", FILE, default=Path("cost.json")),
+        ],
+    }  # fmt: skip
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Fit a log, print the law and how sure it is, and write the cost file."""
+    log = read(args.log)
+    log, kind, given = server_of(log, args, console)
+    count = len(log.at) - (round(args.held_out * len(log.at) / 100) if args.held_out else 0)
+    began = time.perf_counter()
+    fitted = fit(log.until(count) if args.held_out else log, kind, given, console)
+    report(console, fitted)
+    say(console, f"fitted in {time.perf_counter() - began:.0f} s")
+    result: dict[str, Any] = {"file": str(args.out), "engine": kind.name, "cost": costs.to_dict(fitted.law), "host": asdict(fitted.scenario.host),
+              "sources": fitted.sources, "misfit": fitted.misfit, "doubts": fitted.doubts}  # fmt: skip
+    if args.held_out:
+        compared = compare(fitted, log, np.arange(len(log.at)) >= count)
+        console.print(
+            table_of_compared(f"the last {len(log.at) - count} requests, which the fit did not see", compared)
+        )
+        result["held_out"] = [{**asdict(c), "error": c.error} for c in compared]
+    save(args.out, fitted)
+    say(console, f"written: {args.out}. What would have served these requests better: ./eb advise {args.out}")
+    return result
+
+
+def server_of(log: Log, args: Values, console: Console) -> tuple[Log, Kind, dict[str, Any]]:
+    """Return the log with what --url says of the server, the kind of its scheduler, and the settings that options give."""
+    if args.url:
+        facts = ask.facts(args.url, args.api_key)
+        say(console, f"asked {args.url}: {', '.join(facts.pop('asked', ()))}")
+        log = replace(log, server={**log.server, **facts})
+    engine = args.engine or log.server.get("engine")
+    if not engine:
+        raise UsageError(f"{args.log} does not say what served it. Use --engine: {', '.join(known.names())}")
+    given = {name: getattr(args, option) for name, option in SETTINGS.items()}
+    return log, known.get(engine), {**given, **read_pairs(args.policy_option, "--policy-option")}
+
+
+def fit(log: Log, kind: Kind, given: Mapping[str, Any], console: Console) -> Fitted:
+    """Fit a log, with progress; print what is wrong with it."""
+    for note in log.notes:
+        say(console, f"note: {note.text}")
+    with counted(console, None, "simulations of the log") as tick:
+        return fitting.fit(log, kind, given, tick)
+
+
+def compare(fitted: Fitted, log: Log, among: np.ndarray) -> list[Comparison]:
+    """Return what the fit predicts for some requests beside what the log says, with intervals."""
+    among = among & np.isfinite(log.first) & np.isfinite(log.last)
+
+    def some(run: Run) -> dict[str, float]:
+        first, last = (
+            np.array([getattr(seq, name) or 0.0 for seq in run.sequences]) for name in ("first_token_at", "finished_at")
+        )
+        return measured(log, first, last, among)
+
+    law = fitted.scenario.cost
+    expected, real = fitted.replay(law), measured(log, log.first, log.last, among)
+    intervals = fitted.noise.intervals(fitted.replay, law, expected, some, DRAWS)
+    return [Comparison(name, value, real[name], interval=intervals[name]) for name, value in some(expected).items()]
+
+
+def report(console: Console, fitted: Fitted) -> None:
+    """Print the settings and where each is from, the law in milliseconds, its errors, and what to doubt."""
+    scenario = fitted.scenario
+    settings = {**asdict(scenario.engine), **scenario.policies[0].options}
+    rows = [(name, f"{settings[name]}", MEANING[source]) for name, source in fitted.sources.items()]
+    console.print(table_of(f"scheduler: {fitted.kind.title}", ("setting", "value", "from"), rows, words=["from"]))
+    law = [
+        (name, f"{1000 * getattr(fitted.law, name):.4g} ms", each)
+        for name, each in TERMS.items()
+        if getattr(fitted.law, name)
+    ]
+    host = [
+        ("first step", f"{1000 * scenario.host.first_step:.4g} ms", "once"),
+        ("arrival", f"{1000 * scenario.host.alpha0:.4g} ms", "each request"),
+    ]
+    console.print(table_of("what a step costs", ("", "time", "for"), law + host, words=["for"]))
+    first, whole = (f"{fitted.misfit[name]:.1%}" for name in ("ttft", "latency"))
+    say(console, f"single requests of the log: first tokens off by {first} of their mean time, answers by {whole}")
+    for doubt in fitted.doubts:
+        say(console, f"warning: {doubt}")

@@ -1,0 +1,186 @@
+"""A designed load that shows what a server's steps cost: phases of few requests, each of which tells something else.
+
+All that may be sent is planned before anything is. This module must not know what is fitted to the log.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from client.data import TOKENS_PER_WORD, Planned
+from client.report.measure import Outcome
+from client.send.load import LoadRun
+from client.send.target import Target
+from client.workloads.corpus import plays
+
+STEP_SECONDS = 0.03  # of a server that was not measured yet
+PROMPT_TOKENS_PER_STEP = 100  # that take as long as a step without them, where nothing is known
+SHORT, ANSWER, LONG = 32, 128, 1024  # tokens
+WIDEST = 64  # burst, but for one that exceeds the slots that a server reports
+TRAFFIC = 96  # requests of different lengths
+MOST_OF_TIME = 0.5  # that is left, for a phase with others behind it
+CUT = "cut off"  # of a request when the time is up
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Requests that together tell something: (after how many steps, prompt tokens, answer tokens) of each.
+
+    With `users`, that many are open, and the next is sent when one ends. With `same`, the prompts are one.
+    """
+
+    name: str
+    tells: str
+    asks: Many[tuple[float, int, int]]
+    users: int | None = None
+    same: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens that it takes, of prompts and answers."""
+        return sum(prompt + answer for _, prompt, answer in self.asks)
+
+    def seconds(self, step: float = STEP_SECONDS) -> float:
+        """Return about how long it takes on a server with enough slots."""
+        ends, prompts = [after + answer for after, _, answer in self.asks], sum(prompt for _, prompt, _ in self.asks)
+        return step * ((sum(ends) / self.users if self.users else max(ends)) + prompts / PROMPT_TOKENS_PER_STEP)
+
+    def within(self, tokens: int, seconds: float = math.inf, step: float = STEP_SECONDS) -> Phase | None:
+        """Return as many of its requests as may be sent, None if none may."""
+        parts = (replace(self, asks=self.asks[:count]) for count in range(len(self.asks), 0, -1))
+        return next((part for part in parts if part.tokens <= tokens and part.seconds(step) <= seconds), None)
+
+
+def plan(tokens: int, context: int, server: Mapping[str, Any], rng: np.random.Generator) -> list[Phase]:
+    """Return the phases that fit a bound of tokens, the more important ones first; `server` is what is known of it."""
+    long, answer, slots = min(LONG, context // 2), min(ANSWER, context // 4), server.get("slots")
+    widths = [width for width in (2, 4, 8, 16, 32, WIDEST) if not slots or width < slots]
+    widths += [*[slots] * (1 < slots <= WIDEST), slots + 8] if slots else []
+    bursts = [Phase(f"burst {width}", "decode, slots", [(0, SHORT, answer // 4)] * width) for width in widths]
+    prompts = np.clip(rng.lognormal(math.log(64), 1, TRAFFIC), 8, long // 2).astype(int).tolist()
+    answers = np.clip(rng.lognormal(math.log(32), 0.8, TRAFFIC), 4, answer).astype(int).tolist()
+    memory = [(0, long // 2, answer)] * math.ceil(1.1 * server.get("kv_tokens", 0) / (long // 2 + answer))
+    phases = [
+        Phase("first", "tokens per word", [(0, 128, 8)]),
+        Phase("alone", "step", [(0, SHORT, answer)] * 2, users=1),
+        Phase("lengths", "prompt", [(0, long // n, 4) for n in (1, 2, 8)] * 2, users=1),
+        *bursts[:-1],
+        Phase("mixed", "prompt beside decodes", [*[(0, SHORT, answer)] * 4, *((answer * n // 8, long, 4) for n in (1, 3, 5))]),
+        Phase("deep", "context of a batch", [(0, long // 2, answer // 2)] * 8),
+        Phase("repeats", "prefix cache", [(0, long // 2, 4)] * 4, users=1, same=True),
+        *([Phase("memory", "KV memory", memory)] if 0 < len(memory) * (long // 2 + answer) <= tokens / 3 else []),
+        Phase("traffic", "queues", [*zip([0.0] * TRAFFIC, prompts, answers)], users=min(slots or 8, WIDEST) + 4),
+        bursts[-1],
+    ]  # fmt: skip
+    fitting: list[Phase] = []
+    for phase in phases:
+        part = phase.within(tokens - sum(each.tokens for each in fitting))
+        fitting += [part] if part else []
+    return fitting
+
+
+def slots_of(burst: Many[Outcome]) -> int | None:
+    """Return how many requests of a burst ran at once; None if none waited for the end of another."""
+    spans = sorted((o.first or 0.0, sum(o.gaps)) for o in burst)
+    end, answer = min(first + span for first, span in spans), min(span for _, span in spans)
+    waits = (i for i in range(1, len(spans)) if spans[i][0] >= end and spans[i][0] - spans[i - 1][0] > answer / 2)
+    return next(waits, None) if min(o.tokens for o in burst) >= 4 else None
+
+
+@dataclass
+class Probe:
+    """Sends the phases of a plan while tokens and time (`until`, by time.perf_counter) last.
+
+    `rows` are what was measured, also if it fails, by the names of a log's requests. `server` gains what the load shows of it:
+    slots, prefix_cache.
+    """
+
+    target: Target
+    phases: Many[Phase]
+    tokens: int
+    until: float
+    server: dict[str, Any]
+    rng: np.random.Generator
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    spent: int = 0
+    phase: str = ""
+    _step: float = STEP_SECONDS
+    _tokens_per_word: float = TOKENS_PER_WORD
+
+    def run(self) -> None:
+        """Send the phases; RuntimeError if a request fails."""
+        reported = self.server.get("slots")
+        for phase in self.phases:
+            if phase.name.startswith("burst") and self.server.get("slots") != reported:
+                continue  # a burst has shown them
+            left = (self.until - time.perf_counter()) * (1 if phase.name == "traffic" else MOST_OF_TIME)
+            part = phase.within(self.tokens - self.spent, left, self._step)
+            outcomes = self._send(part) if part else []
+            if len(outcomes) < len(phase.asks) or any(o.error for o in outcomes):
+                self.left_out.append(phase.name)
+            else:
+                self._learn(phase, outcomes)
+
+    def _send(self, phase: Phase) -> list[Outcome]:
+        """Send a phase; return the outcomes in order, with times since its start."""
+        self.phase = phase.name
+        prompts = [self._prompt(prompt) for _, prompt, _ in phase.asks]
+        trace = [
+            Planned(i, after * self._step, prompts[0 if phase.same else i], answer)
+            for i, (after, _, answer) in enumerate(phase.asks)
+        ]
+        run = LoadRun(self.target, trace, phase.users, on_outcome=self._count)
+        run.start()
+        start = time.perf_counter() - run.now()
+        try:
+            run.wait(max(0.0, self.until - time.perf_counter()))
+        finally:  # Ctrl-C keeps what was measured
+            outcomes = sorted(run.outcomes(), key=lambda outcome: outcome.index)
+            run.close()
+            if phase.name != "first":  # which may wait for a compilation
+                self.rows += [self._row(phase, o, start) for o in outcomes]
+        for o in outcomes:
+            error = o.error or ("" if o.first and o.prompt_tokens else "the answer is no stream with usage")
+            if error not in ("", CUT):
+                remedy = "Check the server, --api, --model and --api-key, raise --timeout, or lower --tokens"
+                raise RuntimeError(f"a request of phase {phase.name!r} failed: {error}: {o.detail[:80]}. {remedy}")
+        return outcomes
+
+    def _count(self, o: Outcome) -> None:
+        self.spent += (o.prompt_tokens or 0) + o.tokens
+
+    def _prompt(self, tokens: int) -> str:
+        """Return a prompt that shares no page with another: it begins with words of three places of the plays."""
+        words = max(1, round(tokens / self._tokens_per_word))
+        return " ".join(" ".join(plays().piece(self.rng, count) for count in (2, 2, words)).split()[:words])
+
+    def _row(self, phase: Phase, o: Outcome, start: float) -> dict[str, Any]:
+        _, prompt, limit = phase.asks[o.index]
+        chunks = [] if o.first is None else np.cumsum([start + o.first, *o.gaps]).round(6).tolist()
+        return {
+            "id": f"{phase.name}/{o.index}", "sent": round(start + o.sent, 6), "prompt": o.prompt_tokens or prompt,
+            "output": o.tokens or sum(o.sizes), "limit": limit, "chunks": chunks, "counts": o.sizes, "cached": o.cached_tokens,
+            "first": chunks[0] if chunks else None, "last": chunks[-1] if chunks else None, "error": o.error,
+            "prefix": [f"{phase.name}/0", o.prompt_tokens] if phase.same and o.index else None,
+        }  # fmt: skip
+
+    def _learn(self, phase: Phase, outcomes: Many[Outcome]) -> None:
+        """Take from a whole phase what the later ones need, and what it shows of the server."""
+        if phase.name == "first":
+            self._tokens_per_word = (outcomes[0].prompt_tokens or 1) / round(phase.asks[0][1] / TOKENS_PER_WORD)
+        if phase.name in ("first", "alone"):
+            self._step = median(sum(o.gaps) / max(1, o.tokens - 1) for o in outcomes) or STEP_SECONDS
+        elif phase.name.startswith("burst") and "slots" not in self.server and (slots := slots_of(outcomes)):
+            self.server["slots"] = slots
+        elif phase.name == "repeats" and "prefix_cache" not in self.server:
+            first, *others = ((o.first or 0.0) - o.sent for o in outcomes)
+            self.server["prefix_cache"] = any(o.cached_tokens for o in outcomes) or median(others) < 0.7 * first
