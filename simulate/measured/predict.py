@@ -28,13 +28,12 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import MOST
 from simulate.best import blame, regret
 from simulate.best.clairvoyant import KnownHits
-from simulate.measured import calibrate, intervals
+from simulate.measured import intervals, observed_law
 from simulate.measured.intervals import Noise
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 
 FEWEST_STEPS = 30  # a fit needs this many
-MOST_STEPS = 2000  # more do not improve a fit
 STEP_TOKENS = 256  # of a server that does not report them
 MOST_BLAMED = 200  # requests of a run, each of which is left out once
 COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "latency_s", "simulated_latency_s")
@@ -95,12 +94,11 @@ def step_of(record: Record, padded: bool) -> Step:
 
 def law_of(records: Many[Record], padded: bool) -> Cost:
     """Fit a law to a server's own steps; ValueError when there are too few."""
-    timed = [record for record in records if record["members"] and record["seconds"] > 0]
+    timed = [(step_of(record, padded), record["seconds"]) for record in records if record["seconds"] > 0]
+    timed = [(step, seconds) for step, seconds in timed if step.rows]
     if len(timed) < FEWEST_STEPS:
         raise ValueError(f"only {len(timed)} steps were reported, but a fit needs {FEWEST_STEPS}. Use --cost")
-    at = np.unique(np.linspace(0, len(timed) - 1, MOST_STEPS).astype(int))
-    steps = [step_of(timed[i], padded) for i in at]
-    return calibrate.choose(steps, np.array([timed[i]["seconds"] for i in at])).cost
+    return observed_law.fit(*zip(*timed))[0]
 
 
 def scheduler_of(chosen: Chosen, engine: Record, hits: Mapping[str, int]) -> Scheduler:
