@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -30,6 +29,7 @@ from simulate.best import blame, regret
 from simulate.best.clairvoyant import KnownHits
 from simulate.measured import intervals, observed_law
 from simulate.measured.intervals import Noise
+from simulate.measured.observed import seen
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 
@@ -157,7 +157,8 @@ def replay(run: Record, lines: Many[Line], records: Many[Record], law: Cost) -> 
     beside = [float(line["latency_s"]) - ended[line["id"]] + arrived[line["id"]]
               for line in lines if line["id"] in arrived]  # fmt: skip
     half = max(0.0, float(np.median(beside))) / 2 if beside else 0.0
-    served = sequences(lines, records, seen(arrived, records))
+    steps = [(record["t"], record["t"] + lasted) for record, lasted in zip(records, lasting(records))]
+    served = sequences(lines, records, dict(zip(arrived, seen(arrived.values(), steps))))
     scheduler.speculator = drafting.replaying(records, str(MOST))
     simulated = simulate(scheduler, served, cost, Host(alpha1=half), fast_forward=False)
     for seq in simulated.sequences:
@@ -183,22 +184,6 @@ def predicted(
         "simulated_makespan_s": simulated.makespan,
     }
     return simulated, {**facts, "intervals": noise.intervals(fresh, cost, simulated)} if noise else facts
-
-
-def seen(arrived: Mapping[str, float], records: Many[Record]) -> dict[str, float]:
-    """Return when the loop saw each request: after an idle time, that is when the loop woke up."""
-    starts, ends, last = [], [], float("-inf")
-    for before, record in zip([None, *records], records):
-        if before is None or not _goes_on(before):
-            starts.append(record["t"])
-            ends.append(last)
-        last = record["t"] + record["seconds"]
-    times = {}
-    for id, at in arrived.items():
-        place = bisect_left(starts, at)
-        idle = place < len(starts) and at >= ends[place]
-        times[id] = starts[place] if idle else at
-    return times
 
 
 def _scheduler(run: Record, lines: Iterable[Line]) -> Scheduler:

@@ -20,6 +20,7 @@ from scheduling.sequence import Sequence
 from simulate import result
 from simulate.__main__ import main
 from simulate.measured import predict
+from simulate.measured.observed import seen
 from simulate.simulator import simulate
 
 
@@ -108,12 +109,8 @@ def test_another_order_of_steps_is_seen(folder: Path) -> None:
 
 
 def test_what_came_while_nobody_ran_is_seen_when_the_loop_wakes() -> None:
-    def step(n: int, t: float, members: int, left: int) -> dict[str, object]:
-        return {"n": n, "t": t, "seconds": 1.0, "members": [{}] * members, "left": [{}] * left}
-
-    records = [step(1, 10.0, 2, 0), step(2, 11.0, 2, 2), step(3, 20.0, 1, 1)]
-    arrived = {"woke": 9.5, "during": 11.5, "slept": 19.0, "late": 21.5}
-    assert predict.seen(arrived, records) == {**arrived, "woke": 10.0, "slept": 20.0}
+    arrived = [9.5, 11.5, 19.0, 21.5]  # it woke, it ran, it slept, it was too late
+    assert seen(arrived, [(10.0, 11.0), (11.0, 12.0), (20.0, 21.0)]) == [10.0, 11.5, 20.0, 21.5]
 
 
 def test_what_a_server_does_not_tell_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
