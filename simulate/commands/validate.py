@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from simulate.commands.inputs import make_cost, make_policies, noise_of, with_en
 from simulate.commands.option_checks import refuse
 from simulate.measured import calibrate, comparison, intervals, validate
 from simulate.measured.intervals import Interval, Noise
+from simulate.measured.served import Record
 from terminal.console import say, table_of
 from terminal.options import POSITIVE, Number, Option, UsageError, Values
 
@@ -157,7 +159,7 @@ def _between(interval: Interval) -> str:
     return f"{low} to {high} {unit}"
 
 
-def _histogram(predicted: list[comparison.Record], measured: list[comparison.Record]) -> Table:
+def _histogram(predicted: Many[Record], measured: Many[Record]) -> Table:
     """Return the shares of the steps by batch size, as numbers and bars."""
     sides = [comparison.batch_sizes(side) for side in (predicted, measured)]
     rows = [

@@ -7,18 +7,16 @@ It must not know how either run was made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from client.report.measure import Outcome
+from simulate.logs import steps
 from simulate.measured.intervals import Interval
+from simulate.measured.served import Record, Served
 from simulate.simulator import Run
-
-Record = Mapping[str, Any]
 
 MAKESPAN = 0.05
 LATENCY, SATURATED_LATENCY = 0.10, 0.25  # of the mean and of p99
@@ -53,10 +51,9 @@ class Comparison:
         return self.bound is None or abs(self.error) <= self.bound
 
 
-def compare(
-    run: Run, outcomes: Many[Outcome], records: Many[Record], intervals: Mapping[str, Interval] | None = None
-) -> list[Comparison]:
-    """Compare a simulated run with the outcomes of a client and the steps of the server; `intervals` by figure."""
+def compare(run: Run, served: Served, intervals: Mapping[str, Interval] | None = None) -> list[Comparison]:
+    """Compare a simulated run with what a client and the server saw; `intervals` by figure."""
+    outcomes, records = served.outcomes, served.records
     latency = np.array([outcome.latency for outcome in outcomes])
     makespan = max(o.ended for o in outcomes) - min(o.intended for o in outcomes)
     busy = sum(record["seconds"] for record in records) / makespan
@@ -70,8 +67,7 @@ def compare(
     ttft = np.array([o.ttft for o in outcomes if o.ttft is not None])
     if len(ttft):
         comparisons += _statistics("TTFT", run.ttft, ttft, mean=TTFT)
-    prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
-    gaps = token_gaps(records, prompts)
+    gaps = token_gaps(records)
     if len(gaps) and len(run.gaps):
         comparisons += _statistics("ITL", np.frombuffer(run.gaps), gaps)
     if records:
@@ -92,22 +88,17 @@ def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray, **bounds
     ]
 
 
-def token_gaps(records: Iterable[Record], prompts: Mapping[str, int]) -> np.ndarray:
+def token_gaps(records: Many[Record]) -> np.ndarray:
     """Return the seconds between two tokens of a request, of all requests, by the steps that computed them.
 
     What a client sees differs: a stream may carry several tokens at once.
     """
-    last: dict[str, float] = {}
-    gaps = []
-    for record in records:
-        ended = record["t"] + record["seconds"]
-        accepted = {draft["id"]: draft["accepted"] for draft in record.get("drafts", ())}
-        for m in record["members"]:
-            if m["phase"] == "decode" or (m["phase"] == "prefill" and m["computed"] >= prompts[m["id"]]):
-                if m["id"] in last:
-                    tokens = 1 + accepted.get(m["id"], 0)
-                    gaps += [(ended - last[m["id"]]) / tokens] * tokens
-                last[m["id"]] = ended
+    gaps = [
+        gap / count
+        for request in steps.requests(records)
+        for gap, count in zip(np.diff(request["chunks"]), request["counts"][1:])
+        for _ in range(count)
+    ]
     return np.array(gaps)
 
 

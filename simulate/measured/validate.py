@@ -33,9 +33,9 @@ from costs.cost import Cost, Host
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from simulate.measured import comparison, intervals
-from simulate.measured.comparison import Comparison, Record
+from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Interval, Noise
-from simulate.measured.predict import scheduler_of
+from simulate.measured.served import Record, Served
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 from terminal.progress import counted
@@ -58,16 +58,6 @@ class Single:
 
 
 @dataclass(frozen=True)
-class Served:
-    """A trace served by a real server: outcomes in order, steps, the engine of /stats, and the single requests."""
-
-    outcomes: list[Outcome]
-    records: list[Record]
-    engine: dict[str, Any]
-    single: Single
-
-
-@dataclass(frozen=True)
 class Validation:
     """One policy's run, simulated and served."""
 
@@ -79,14 +69,14 @@ class Validation:
 
     @property
     def compared(self) -> list[Comparison]:
-        return comparison.compare(self.run, self.served.outcomes, self.served.records, self.intervals)
+        return comparison.compare(self.run, self.served, self.intervals)
 
     def scores(self, noise: Noise) -> list[float]:
         """Return how much wider the intervals of this noise had to be to hold the measurements."""
         return [noise.score(c.predicted, c.interval, c.measured) for c in self.compared if c.interval]
 
     @property
-    def steps(self) -> tuple[list[Record], list[Record]]:
+    def steps(self) -> tuple[Many[Record], Many[Record]]:
         """The steps, predicted and measured."""
         return comparison.steps_of(self.run), self.served.records
 
@@ -113,11 +103,11 @@ def settings(flags: Many[str]) -> config.Config:
     return config.load(flags).config
 
 
-def serve(policy: str, flags: Many[str], trace: Many[Planned], console: Console) -> Served:
+def serve(chosen: Chosen, flags: Many[str], trace: Many[Planned], console: Console) -> tuple[Served, Single]:
     """Start a server, send it single requests and then the trace; RuntimeError when it fails."""
-    with server(policy, flags, console) as target:
+    with server(chosen.name, flags, console) as target:
         single = measure_alone(target, console)
-        return observe(target, policy, trace, console, single)
+        return observe(target, chosen, trace, console), single
 
 
 @contextmanager
@@ -135,14 +125,14 @@ def server(policy: str, flags: Many[str], console: Console) -> Iterator[Target]:
         raise RuntimeError(f"the server did not start: {error}") from error
 
 
-def observe(target: Target, policy: str, trace: Many[Planned], console: Console | None, single: Single) -> Served:
+def observe(target: Target, chosen: Chosen, trace: Many[Planned], console: Console | None) -> Served:
     """Send a trace to a server and return its outcomes and steps; RuntimeError when a request fails."""
     lines = io.StringIO()
     events = EventRecorder(target, lines)
     events.start()
     if not events.is_connected():
         raise RuntimeError("the server sends no /events, so its steps are unknown")
-    events.label({"run": policy})
+    events.label({"run": chosen.name})
     try:
         outcomes = send(target, trace, console)
         events.settle()
@@ -150,7 +140,7 @@ def observe(target: Target, policy: str, trace: Many[Planned], console: Console 
         events.close()
     stats = fetch_stats(target) or {}
     records = [json.loads(line) for line in lines.getvalue().splitlines()]
-    return Served(outcomes, records, stats["engine"], single)
+    return Served(chosen, outcomes, records, stats["engine"])
 
 
 def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
@@ -178,15 +168,16 @@ def send(target: Target, trace: Many[Planned], console: Console | None = None) -
     return outcomes
 
 
-def speculator_of(server: config.Config, records: Many[Record] = ()) -> Speculator | None:
-    """Return a speculator like the server's: as its mock model has it, or with the drafts of its records."""
-    if server.speculate == "off" or server.drafts == "0":
+def speculator_of(server: config.Config) -> Speculator | None:
+    """Return a speculator like that of a mock model that has one."""
+    if (
+        not mock.is_mock(server.model)
+        or not server.mock_acceptance
+        or server.speculate == "off"
+        or server.drafts == "0"
+    ):
         return None
-    if mock.is_mock(server.model):
-        if not server.mock_acceptance:
-            return None
-        return drafting.speculator(server.mock_acceptance, server.drafts)
-    return drafting.replaying(records, server.drafts)
+    return drafting.speculator(server.mock_acceptance, server.drafts)
 
 
 def alone(cost: Cost, prompt: int, tokens: int, speculator: Speculator | None = None) -> Run:
@@ -225,26 +216,6 @@ def measure_alone(target: Target, console: Console) -> Single:
     return Single(seconds, first, every[-1].prompt_tokens or 0)
 
 
-def simulated(
-    chosen: Chosen,
-    served: Served,
-    trace: Many[Planned],
-    cost: Cost,
-    host: Host,
-    speculator: Speculator | None = None,
-    *,
-    records: bool = True,
-) -> Run:
-    """Simulate the requests with the slots, tokens per step and KV pages of the server."""
-    scheduler = scheduler_of(chosen, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
-    scheduler.speculator = speculator
-    sequences = [
-        Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
-        for planned, o in zip(trace, served.outcomes)
-    ]
-    return simulate(scheduler, sequences, cost, host, records=records)
-
-
 def validate(
     chosen: Chosen,
     cost: Cost,
@@ -260,16 +231,11 @@ def validate(
     """
     options = [word for name, value in chosen.options.items() for word in ("--policy-option", f"{name}={value}")]
     flags = [*flags, *options]
-    served = serve(chosen.name, flags, trace, console)
-    server = settings(list(map(str, flags)))
-    host = fit_host(cost, served.single, server)
-
-    def replay(law: Cost, records: bool = False) -> Run:
-        speculator = speculator_of(server, served.records)
-        return simulated(chosen, served, trace, law, host, speculator, records=records)
-
-    run = replay(cost, records=True)
-    found = Validation(chosen.name, host, run, served, noise.intervals(replay, cost, run) if noise else {})
+    served, single = serve(chosen, flags, trace, console)
+    host = fit_host(cost, single, settings(list(map(str, flags))))
+    run = served.simulate(cost, host, records=True)
+    within = noise.intervals(lambda law: served.simulate(law, host), cost, run) if noise else {}
+    found = Validation(chosen.name, host, run, served, within)
     if noise and learn:
         intervals.keep(learn, found.scores(noise))
     return found

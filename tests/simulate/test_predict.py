@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from simulate import result
 from simulate.__main__ import main
 from simulate.measured import predict
 from simulate.measured.observed import seen
+from simulate.scenario import Chosen
 from simulate.simulator import simulate
 
 
@@ -101,10 +103,8 @@ def test_a_comparison_shows_which_clients_made_which_wait(tmp_path: Path, capsys
 
 def test_another_order_of_steps_is_seen(folder: Path) -> None:
     results = store.read(folder)
-    run = results.whole(results.of("dynamic", "poisson:6")[0])
-    run["server_after"]["policy"] = "nobatch"
-    lines = results.lines("dynamic", "poisson:6")
-    _, facts = predict.replay(run, lines, results.iterations("dynamic", "poisson:6"), published.make("oracle-a"))
+    served = predict.served_of(results, results.of("dynamic", "poisson:6")[0])
+    _, facts = predict.replay(replace(served, chosen=Chosen("nobatch")), published.make("oracle-a"))
     assert facts["steps_alike"] < 0.5 * facts["steps"]
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from client.data import Planned
+from client.report.measure import Outcome
 from costs import published
 from costs.cost import Cost, Host, Scaled
-from scheduling.sequence import Sequence
 from simulate.__main__ import main
 from simulate.measured import comparison, validate
 from simulate.measured.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
-from simulate.measured.validate import Served, Single, Validation, fit_host, simulated
+from simulate.measured.served import Served
+from simulate.measured.validate import Single, Validation, fit_host
 from simulate.result import chunks_of, outcome
 from simulate.scenario import Chosen
 from simulate.simulator import Run
@@ -26,12 +28,17 @@ LAW = published.make("oracle-a")
 SLOWER = Scaled(LAW, 1.56)
 
 
-def run_of(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Run:
+def asked(policy: str, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Served:
+    """Return a trace of prompts of different lengths that no server has served yet."""
     outcomes = [
-        outcome(i, Sequence([0] * (5 + i % 9), p.num_tokens, id=f"r{i}", arrived_at=p.at), Run("", []), {})
+        Outcome(i, p.num_tokens, p.at, p.at, p.at, p.num_tokens, prompt_tokens=5 + i % 9, id=f"r{i}", max_tokens=p.num_tokens)
         for i, p in enumerate(trace)
-    ]
-    return simulated(Chosen(policy), Served(outcomes, [], engine, single_of(cost)), trace, cost, Host())
+    ]  # fmt: skip
+    return Served(Chosen(policy), outcomes, [], engine)
+
+
+def run_of(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Run:
+    return asked(policy, trace, engine).simulate(cost, Host(), records=True)
 
 
 def single_of(cost: Cost) -> Single:
@@ -45,15 +52,14 @@ def served_by(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, A
     run = run_of(policy, cost, trace, engine)
     chunks = chunks_of(run)
     outcomes = [outcome(i, seq, run, chunks) for i, seq in enumerate(run.sequences)]
-    return Served(outcomes, steps_of(run), engine, single_of(cost))
+    return Served(Chosen(policy), outcomes, steps_of(run), engine)
 
 
 def both(predicted: Cost, measured: Cost, rate: float, policy: str = "dynamic") -> Validation:
     """Validate one cost model against a server that takes what another says; the host takes no time."""
     trace = validate.draw(rate, 60, seed=1)
     served = served_by(policy, measured, trace)
-    run = simulated(Chosen(policy), served, trace, predicted, Host())
-    return Validation(policy, Host(), run, served)
+    return Validation(policy, Host(), served.simulate(predicted, Host(), records=True), served)
 
 
 def beyond(validation: Validation) -> set[str]:
@@ -117,8 +123,7 @@ def test_batch_sizes_share_a_row_where_there_are_too_many() -> None:
 
 def test_gaps_are_between_the_steps_that_gave_tokens() -> None:
     run = run_of("chunked", LAW, validate.draw(9.0, 40, seed=3), {**ENGINE, "max_tokens_per_step": 8})
-    prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
-    assert sorted(token_gaps(steps_of(run), prompts)) == pytest.approx(sorted(run.gaps))
+    assert sorted(token_gaps(steps_of(run))) == pytest.approx(sorted(run.gaps))
 
 
 def test_the_hosts_part_is_what_single_requests_take_beyond_the_model() -> None:
@@ -145,17 +150,12 @@ def test_a_server_is_simulated_with_the_room_that_it_has(engine: dict[str, Any],
 
 
 def test_prompts_that_the_server_had_cached_are_not_computed_by_the_simulator_either() -> None:
-    trace = [Planned(0, 0.0, "", 4)]
-    sent = Sequence([0] * 50, 4, id="r0")
-    seen = outcome(0, sent, Run("", []), {})
-    assert seen.cached_tokens == 0
-    sent.cached = 48
-    again = outcome(0, sent, Run("", []), {})
     law = published.make("affine", {"base": 0.0, "token": 1.0, "row": 0.0})
+    (sent,) = asked("dynamic", [Planned(0, 0.0, "", 4)]).outcomes
     seconds = [
-        simulated(Chosen("dynamic"), Served([o], [], ENGINE, single_of(LAW)), trace, law, Host()).busy
-        for o in (seen, again)
-    ]
+        Served(Chosen("dynamic"), [replace(sent, prompt_tokens=50, cached_tokens=n)], [], ENGINE).simulate(law, Host()).busy
+        for n in (0, 48)
+    ]  # fmt: skip
     assert seconds == pytest.approx([53, 5])
 
 
@@ -164,9 +164,9 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let servers be simulated ones at LAW's pace; return the flags that the last was started with."""
     started: list[str] = []
 
-    def serve(policy: str, given: Many[str], trace: Many[Planned], console: Console) -> Served:
+    def serve(chosen: Chosen, given: Many[str], trace: Many[Planned], console: Console) -> tuple[Served, Single]:
         started[:] = given
-        return served_by(policy, LAW, trace, {**ENGINE, "max_batch_size": 32})
+        return served_by(chosen.name, LAW, trace, {**ENGINE, "max_batch_size": 32}), single_of(LAW)
 
     monkeypatch.setattr(validate, "serve", serve)
     return started
