@@ -31,9 +31,9 @@ from client.data import Planned
 from client.report.measure import Outcome
 from client.workloads import corpus, traces
 from costs.cost import Cost, Host
-from simulate.measured import observed_law, predict, validate
+from simulate.measured import observed_law, validate
 from simulate.measured.intervals import Noise
-from simulate.measured.served import Served
+from simulate.measured.served import Served, lasting, step_of
 from simulate.scenario import Chosen
 
 Trace = Many[Planned]
@@ -61,20 +61,20 @@ def requests(load: str, args: Namespace, seed: int, count: int) -> Trace:
 def learn(runs: Many[Served]) -> Learned:
     """Fit law, host and noise to runs of a server."""
     padded = runs[0].scheduler().policy.padded
-    steps = [[predict.step_of(record, padded) for record in served.records] for served in runs]
-    seconds = [predict.lasting(served.records) for served in runs]
+    steps = [[step_of(record, padded) for record in served.records] for served in runs]
+    seconds = [lasting(served.records) for served in runs]
     law, _ = observed_law.fit([*chain(*steps)], [*chain(*seconds)])
     groups = [
         (np.array([law.seconds(some[i]) for i in part]), np.array(took)[part])
         for some, took in zip(steps, seconds)
         for part in np.array_split(np.arange(len(some)), WINDOWS)
     ]
-    beside: list[float] = []
-    for served in runs:
-        run, taken = served.simulate(law, Host()), {o.id: o.latency for o in served.outcomes}
-        beside += [taken[seq.id] - latency for seq, latency in zip(run.done, run.latency.tolist())]
-    half = max(0.0, float(np.median(beside))) / 2
-    return law, Host(alpha0=half, alpha1=half), Noise.of(groups)
+    every = replace(
+        runs[0],
+        outcomes=[*chain(*(served.outcomes for served in runs))],
+        records=[*chain(*(served.records for served in runs))],
+    )
+    return law, every.host(), Noise.of(groups)
 
 
 def drawn(make: Callable[[int], Trace], wanted: float, args: Namespace, policy: str, learned: Learned) -> Trace:
@@ -119,9 +119,9 @@ def served_by(policy: str, args: Namespace, scores: list[float]) -> Iterator[dic
             noise = noise.learned(scores)
             run = served.simulate(law, host, records=True)
             within = noise.intervals(partial(served.simulate, host=host), law, run)
-            found = validate.Validation(policy, host, run, served, within)
+            found = validate.Validation(host, run, served, within)
             scores += found.scores(noise)
-            own = validate.Validation(policy, host, served.simulate(*learn([served])[:2], records=True), served)
+            own = validate.Validation(host, served.simulate(*learn([served])[:2], records=True), served)
             yield {
                 "model": args.model, "policy": policy, "load": load, "wanted": wanted, "utilization": found.compared[0].measured,
                 "requests": len(trace), "counted": number >= 0, "widening": noise.widening,

@@ -118,7 +118,9 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
 def show(console: Console, validation: validate.Validation) -> None:
     """Print figures, errors, bounds, batch sizes and agreement."""
     console.print(
-        table_of_compared(f"{validation.policy}, {len(validation.served.outcomes)} requests", validation.compared)
+        table_of_compared(
+            f"{validation.served.chosen.name}, {len(validation.served.outcomes)} requests", validation.compared
+        )
     )
     host = validation.host
     console.print(
@@ -129,7 +131,7 @@ def show(console: Console, validation: validate.Validation) -> None:
     console.print(_histogram(*validation.steps))
     predicted, measured = map(len, validation.steps)
     console.print(
-        f"agreement: {validation.agreement:.1%} of the steps have the same requests in the batch "
+        f"agreement: {comparison.agreement(*validation.steps):.1%} of the steps have the same requests in the batch "
         f"({predicted:,} steps predicted, {measured:,} measured)",
         highlight=False,
     )

@@ -20,13 +20,12 @@ import numpy as np
 from client.report import store
 from costs import published
 from costs.cost import Cost, Host
-from costs.steps import Step, step_of_members
-from scheduling.iteration import Member, Plan
+from scheduling.iteration import Plan
 from simulate.best import blame, regret
 from simulate.measured import intervals, observed_law
 from simulate.measured.intervals import Noise
 from simulate.measured.observed import seen
-from simulate.measured.served import Record, Served
+from simulate.measured.served import Record, Served, lasting, step_of
 from simulate.scenario import Chosen
 from simulate.simulator import Run, simulate
 
@@ -55,16 +54,6 @@ class Recorded(Cost):
         return self.law(plan) if charge is None else charge
 
 
-def lasting(records: Many[Record]) -> list[float]:
-    """Return the seconds of each step, with the pause before the next one where its requests go on."""
-    return [
-        after["t"] - record["t"]
-        if after is not None and after["n"] == record["n"] + 1 and _goes_on(record)
-        else record["seconds"]
-        for record, after in zip(records, [*records[1:], None])
-    ]
-
-
 def members_of(record: Record) -> Members:
     """Return the requests that computed in a step, with their tokens in cache after it."""
     wrong = rejected(record)
@@ -76,20 +65,9 @@ def rejected(record: Record) -> dict[str, int]:
     return {draft["id"]: draft["drafted"] - draft["accepted"] for draft in record.get("drafts", ())}
 
 
-def _goes_on(record: Record) -> bool:
-    return len(record["left"]) < len(record["members"])
-
-
-def step_of(record: Record, padded: bool) -> Step:
-    """Sum a step that a server reported."""
-    members = (Member(m["id"], 0, m["phase"], m["tokens"], m["computed"], 0) for m in record["members"])
-    return step_of_members(members, padded)
-
-
 def law_of(records: Many[Record], padded: bool) -> Cost:
     """Fit a law to a server's own steps; ValueError when there are too few."""
-    timed = [(step_of(record, padded), record["seconds"]) for record in records if record["seconds"] > 0]
-    timed = [(step, seconds) for step, seconds in timed if step.rows]
+    timed = [(step_of(r, padded), r["seconds"]) for r in records if r["members"] and r["seconds"] > 0]
     if len(timed) < FEWEST_STEPS:
         raise ValueError(f"only {len(timed)} steps were reported, but a fit needs {FEWEST_STEPS}. Use --cost")
     return observed_law.fit(*zip(*timed))[0]
@@ -100,22 +78,14 @@ def replay(served: Served, law: Cost) -> tuple[Run, dict[str, Any]]:
 
     Its other steps take the time of `law`.
     """
-    records, cost = served.records, Recorded(served.records, law)
-    began: dict[str, float] = {}
-    ended: dict[str, float] = {}
-    for record in records:
-        for member in record["members"]:
-            began.setdefault(member["id"], record["t"])
-            ended[member["id"]] = record["t"] + record["seconds"]
-    arrived = {o.id: began[o.id] - o.queue for o in served.outcomes if o.queue is not None and o.id in began}
-    beside = [o.latency - (ended[o.id] - arrived[o.id]) for o in served.outcomes if o.id in arrived]
-    half = max(0.0, float(np.median(beside))) / 2 if beside else 0.0
+    records, cost, host = served.records, Recorded(served.records, law), served.host()
+    arrived = {id: times[0] for id, times in served.clocked().items()}
     steps = [(record["t"], record["t"] + lasted) for record, lasted in zip(records, lasting(records))]
     arrivals = dict(zip(arrived, seen(arrived.values(), steps)))
-    simulated = served.simulate(cost, Host(alpha1=half), arrivals, fast_forward=False)
+    simulated = served.simulate(cost, Host(alpha1=host.alpha1), arrivals, fast_forward=False)
     for seq in simulated.sequences:
-        seq.arrived_at = arrived[seq.id] - half
-    return simulated, {"steps": cost.steps, "steps_alike": cost.matched, "beside_s": 2 * half}
+        seq.arrived_at = arrived[seq.id] - host.alpha0
+    return simulated, {"steps": cost.steps, "steps_alike": cost.matched, "beside_s": host.alpha0 + host.alpha1}
 
 
 def predicted(served: Served, cost: Cost, host: Host, noise: Noise | None) -> tuple[Run, dict[str, Any]]:

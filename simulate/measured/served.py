@@ -5,18 +5,23 @@ It must not know who sent the requests, or what is compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from client.report.measure import Outcome
 from costs import drafting
 from costs.cost import Cost, Host
+from costs.steps import Step, step_of_members
+from scheduling.iteration import Member
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST
 from simulate.best.clairvoyant import KnownHits
+from simulate.logs import steps
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 
@@ -74,3 +79,49 @@ class Served:
         scheduler = self.scheduler()
         scheduler.speculator = drafting.replaying(self.records, str(MOST))
         return simulate(scheduler, self.sequences(arrivals), law, host, **options)
+
+    def clocked(self) -> dict[str, tuple[float, float, float]]:
+        """Return arrival, first token and end of each request by the server's clock, as far as it reports them."""
+        rows = {row["id"]: row for row in steps.requests(self.records)}
+        # A batch may be held to its end, which is then that of its requests.
+        ends = {m["id"]: record["t"] + record["seconds"] for record in self.records for m in record["members"]}
+        known = [(o.id, o.queue, rows[o.id]) for o in self.outcomes if o.queue is not None and o.id in rows]
+        return {id: (row["sent"] - queue, row["first"], ends[id]) for id, queue, row in known}
+
+    def host(self, law: Cost | None = None) -> Host:
+        """Return what the client waits beside the steps, and how much longer each step takes than a law says.
+
+        These are medians, none below 0; without a stream the time before the scheduler sees a request is half of it.
+        """
+        clocked = self.clocked()
+        pairs = [(o, *clocked[o.id]) for o in self.outcomes if o.id in clocked]
+        alpha = _median(o.latency - (last - at) for o, at, _, last in pairs)
+        before = [o.ttft - (first - at) for o, at, first, _ in pairs if o.ttft is not None]
+        alpha0 = min(alpha, _median(before)) if before else alpha / 2
+        padded, times = self.scheduler().policy.padded, zip(self.records, lasting(self.records))
+        late = (lasted - law.seconds(step_of(record, padded)) for record, lasted in times if law and _goes_on(record))
+        return Host(alpha0=alpha0, alpha1=alpha - alpha0, sigma=_median(late))
+
+
+def _median(seconds: Iterable[float]) -> float:
+    return max(0.0, float(np.median([*seconds] or [0.0])))
+
+
+def step_of(record: Record, padded: bool) -> Step:
+    """Sum a step that a server reported."""
+    members = (Member(m["id"], 0, m["phase"], m["tokens"], m["computed"], 0) for m in record["members"])
+    return step_of_members(members, padded)
+
+
+def lasting(records: Many[Record]) -> list[float]:
+    """Return the seconds of each step, with the pause before the next one where its requests go on."""
+    return [
+        after["t"] - record["t"]
+        if after is not None and after["n"] == record["n"] + 1 and _goes_on(record)
+        else record["seconds"]
+        for record, after in zip(records, [*records[1:], None])
+    ]
+
+
+def _goes_on(record: Record) -> bool:
+    return len(record["left"]) < len(record["members"])

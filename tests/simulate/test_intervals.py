@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_validate import served_by, single_of
+from test_validate import alone, served_by
 
 from client.report import plots_requests, store
 from client.report.album import Album
@@ -177,7 +177,7 @@ def test_a_server_is_validated_with_intervals_which_learn_from_it(
     monkeypatch.setattr(
         validate,
         "serve",
-        lambda chosen, flags, trace, console: (served_by(chosen.name, Scaled(LAW, 1.02), trace), single_of(LAW)),
+        lambda chosen, flags, trace, *_: (alone(LAW), served_by(chosen.name, Scaled(LAW, 1.02), trace)),
     )
     main([*line, str(path)])
     captured = capsys.readouterr()

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from client.data import Planned
 from client.report.measure import Outcome
@@ -18,7 +17,7 @@ from simulate.__main__ import main
 from simulate.measured import comparison, validate
 from simulate.measured.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
 from simulate.measured.served import Served
-from simulate.measured.validate import Single, Validation, fit_host
+from simulate.measured.validate import Validation
 from simulate.result import chunks_of, outcome
 from simulate.scenario import Chosen
 from simulate.simulator import Run
@@ -26,6 +25,7 @@ from simulate.simulator import Run
 ENGINE = {"max_batch_size": 8, "max_tokens_per_step": 256, "kv": None}
 LAW = published.make("oracle-a")
 SLOWER = Scaled(LAW, 1.56)
+NONE = Host()
 
 
 def asked(policy: str, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Served:
@@ -41,17 +41,19 @@ def run_of(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any]
     return asked(policy, trace, engine).simulate(cost, Host(), records=True)
 
 
-def single_of(cost: Cost) -> Single:
-    """Return what single requests take on a server whose steps take what `cost` says."""
-    runs = {n: validate.alone(cost, 5, n) for n in validate.ALONE}
-    return Single({n: float(r.latency[0]) for n, r in runs.items()}, float(runs[4].ttft[0]), 5)
+def alone(cost: Cost, host: Host = NONE) -> Served:
+    """Return requests that a server served one at a time, whose steps take what `cost` says."""
+    return served_by("dynamic", cost, [Planned(i, 10.0 * i, "", n) for i, n in enumerate((4, 32, 4, 32))], host=host)
 
 
-def served_by(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Served:
+def served_by(
+    policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE, host: Host = NONE
+) -> Served:
     """Return what a server would have done whose steps take what `cost` says."""
-    run = run_of(policy, cost, trace, engine)
+    run = asked(policy, trace, engine).simulate(cost, host, records=True)
     chunks = chunks_of(run)
     outcomes = [outcome(i, seq, run, chunks) for i, seq in enumerate(run.sequences)]
+    outcomes = [replace(o, queue=(o.queue or 0.0) - host.alpha0) for o in outcomes]  # of which a server does not know
     return Served(Chosen(policy), outcomes, steps_of(run), engine)
 
 
@@ -59,7 +61,7 @@ def both(predicted: Cost, measured: Cost, rate: float, policy: str = "dynamic") 
     """Validate one cost model against a server that takes what another says; the host takes no time."""
     trace = validate.draw(rate, 60, seed=1)
     served = served_by(policy, measured, trace)
-    return Validation(policy, Host(), served.simulate(predicted, Host(), records=True), served)
+    return Validation(Host(), served.simulate(predicted, Host(), records=True), served)
 
 
 def beyond(validation: Validation) -> set[str]:
@@ -77,7 +79,7 @@ def test_a_server_that_is_what_the_model_says_is_met_in_every_figure(policy: str
     assert {"mean TTFT", "p99 ITL", "p99 latency", "mean batch size"} < {c.name for c in found.compared}
     for c in found.compared:
         assert c.predicted == pytest.approx(c.measured, rel=1e-6), c
-    assert found.agreement == 1
+    assert agreement(*found.steps) == 1
     told = found.to_dict()
     assert told["batch_sizes"]["predicted"] == told["batch_sizes"]["measured"]
     json.dumps(told, allow_nan=False)
@@ -126,13 +128,11 @@ def test_gaps_are_between_the_steps_that_gave_tokens() -> None:
     assert sorted(token_gaps(steps_of(run))) == pytest.approx(sorted(run.gaps))
 
 
-def test_the_hosts_part_is_what_single_requests_take_beyond_the_model() -> None:
-    exact = single_of(LAW)
-    slower = {n: t + 0.008 + 0.002 * n for n, t in exact.seconds.items()}
-    found = fit_host(LAW, Single(slower, exact.first + 0.005, 5))
+def test_the_hosts_part_is_what_single_requests_take_beyond_the_steps_and_the_model() -> None:
+    host = Host(alpha0=0.003, alpha1=0.005, sigma=0.002)
+    found = alone(LAW, host).host(LAW)
     assert (found.alpha0, found.alpha1, found.sigma) == pytest.approx((0.003, 0.005, 0.002))
-    faster = {n: t - 0.001 for n, t in exact.seconds.items()}
-    assert fit_host(LAW, Single(faster, exact.first, 5)) == Host()
+    assert alone(LAW).host(SLOWER) == Host(alpha0=pytest.approx(0), alpha1=pytest.approx(0))
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let servers be simulated ones at LAW's pace; return the flags that the last was started with."""
     started: list[str] = []
 
-    def serve(chosen: Chosen, given: Many[str], trace: Many[Planned], console: Console) -> tuple[Served, Single]:
+    def serve(chosen: Chosen, given: Many[str], trace: Many[Planned], *_: Any) -> tuple[Served, Served]:
         started[:] = given
-        return served_by(chosen.name, LAW, trace, {**ENGINE, "max_batch_size": 32}), single_of(LAW)
+        return alone(LAW), served_by(chosen.name, LAW, trace, {**ENGINE, "max_batch_size": 32})
 
     monkeypatch.setattr(validate, "serve", serve)
     return started
