@@ -7,9 +7,10 @@ It must not know how either run was made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -50,42 +51,44 @@ class Comparison:
     def good(self) -> bool:
         return self.bound is None or abs(self.error) <= self.bound
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as a JSON object."""
+        return {**asdict(self), "error": self.error, "good": self.good}
+
 
 def compare(run: Run, served: Served, intervals: Mapping[str, Interval] | None = None) -> list[Comparison]:
     """Compare a simulated run with what a client and the server saw; `intervals` by figure."""
     outcomes, records = served.outcomes, served.records
-    latency = np.array([outcome.latency for outcome in outcomes])
     makespan = max(o.ended for o in outcomes) - min(o.intended for o in outcomes)
     busy = sum(record["seconds"] for record in records) / makespan
-    above = busy > SATURATED
-    bound = SATURATED_LATENCY if above else LATENCY
     comparisons = [
         Comparison("utilization", run.busy / run.makespan, busy, unit="%"),
-        Comparison("makespan", run.makespan, makespan, MAKESPAN if above else None),
-        *_statistics("latency", run.latency, latency, mean=bound, p99=bound),
+        Comparison("makespan", run.makespan, makespan),
+        *_statistics("latency", run.latency, np.array([outcome.latency for outcome in outcomes])),
+        *_statistics("TTFT", run.ttft, np.array([o.ttft for o in outcomes if o.ttft is not None])),
+        *_statistics("ITL", np.frombuffer(run.gaps), token_gaps(records)),
     ]
-    ttft = np.array([o.ttft for o in outcomes if o.ttft is not None])
-    if len(ttft):
-        comparisons += _statistics("TTFT", run.ttft, ttft, mean=TTFT)
-    gaps = token_gaps(records)
-    if len(gaps) and len(run.gaps):
-        comparisons += _statistics("ITL", np.frombuffer(run.gaps), gaps)
     if records:
         predicted, measured = (float(np.mean(list(batch_sizes(side).elements()))) for side in (steps_of(run), records))
         comparisons.append(Comparison("mean batch size", predicted, measured, unit=""))
-    return [replace(c, interval=(intervals or {}).get(c.name)) for c in comparisons]
+    return bounded((replace(c, interval=(intervals or {}).get(c.name)) for c in comparisons), busy)
 
 
-def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray, **bounds: float) -> list[Comparison]:
-    statistics: dict[str, Callable[[np.ndarray], float]] = {
-        "mean": lambda side: float(side.mean()),
-        "p50": lambda side: float(np.percentile(side, 50)),
-        "p99": lambda side: float(np.percentile(side, 99)),
-    }
-    return [
-        Comparison(f"{statistic} {name}", of(predicted), of(measured), bounds.get(statistic))
-        for statistic, of in statistics.items()
-    ]
+def bounded(comparisons: Iterable[Comparison], busy: float) -> list[Comparison]:
+    """Return the comparisons with the bounds at this utilization."""
+    above = busy > SATURATED
+    latency = SATURATED_LATENCY if above else LATENCY
+    bounds = {"mean latency": latency, "p99 latency": latency, "mean TTFT": TTFT}
+    bounds |= {"makespan": MAKESPAN} if above else {}
+    return [replace(c, bound=bounds.get(c.name)) for c in comparisons]
+
+
+def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray) -> list[Comparison]:
+    if not len(predicted) or not len(measured):
+        return []
+    pairs = zip(("p50", "p99"), *(map(float, np.percentile(side, (50, 99))) for side in (predicted, measured)))
+    both = [("mean", float(predicted.mean()), float(measured.mean())), *pairs]
+    return [Comparison(f"{statistic} {name}", *values) for statistic, *values in both]
 
 
 def token_gaps(records: Many[Record]) -> np.ndarray:

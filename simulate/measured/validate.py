@@ -73,7 +73,7 @@ class Validation:
         return {
             "policy": self.served.chosen.name,
             "host": asdict(self.host),
-            "compared": [{**asdict(c), "error": c.error, "good": c.good} for c in self.compared],
+            "compared": [c.to_dict() for c in self.compared],
             "steps": {side: len(steps) for side, steps in sides.items()},
             "batch_sizes": {side: dict(sorted(count.items())) for side, count in sizes.items()},
             "agreement": comparison.agreement(*self.steps),
@@ -90,10 +90,15 @@ def serve(
 ) -> tuple[Served, Served]:
     """Send requests one at a time, and then the trace, to a server that runs or is started; RuntimeError when it fails."""
     texts = [(f"{word} the king of this house", n) for word in WORDS[: TIMES + 1] for n in ALONE]
-    with nullcontext(running) if running else server(chosen.name, flags, console) as target:
-        alone = observe(target, chosen, [Planned(i, 0.0, *each) for i, each in enumerate(texts)], console, users=1)
+    with nullcontext(running) if running else server(chosen.name, flags, console) as there:
+        alone = observe(there, chosen, [Planned(i, 0.0, *each) for i, each in enumerate(texts)], console, users=1)
         alone = replace(alone, outcomes=alone.outcomes[len(ALONE) :])  # the first ones warm up
-        return alone, observe(target, chosen, trace, console)
+        return alone, observe(there, chosen, trace, console)
+
+
+def target(url: str, api: str = "inference") -> Target:
+    """Return a server with the key of the settings, which streams."""
+    return Target(url, api_key=config.load().config.api_key or None, dialect=Dialect(api, stream=True))
 
 
 @contextmanager
@@ -106,7 +111,7 @@ def server(policy: str, flags: Many[str], console: Console) -> Iterator[Target]:
             tempfile.TemporaryDirectory() as folder,
             servers.started(policy, flags, Path(folder) / "server.log", key) as url,
         ):
-            yield Target(url, api_key=key, dialect=Dialect(stream=True))
+            yield target(url)
     except servers.ServerFailed as error:
         raise RuntimeError(f"the server did not start: {error}") from error
 

@@ -172,6 +172,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--seed": (VALIDATE, "1"),
         "--server-flag": (VALIDATE, "--model=bard"),
         "--learn": ("validate dynamic --cost NOISYCOST", ""),
+        "--url": (VALIDATE, "http://127.0.0.1:1"),
         **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},
     },
     "probe": {
@@ -299,6 +300,8 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulate.commands.probe.with_model", lambda target: target)
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
+    stats = {"policy": "dynamic", "engine": {}}
+    monkeypatch.setattr("simulate.commands.validate.fetch_stats", lambda target: stats)
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))
