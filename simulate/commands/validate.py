@@ -22,7 +22,7 @@ from costs import mock
 from costs.cost import Cost
 from simulate.commands import option_checks
 from simulate.commands.arguments import Sections, engine_options, policies_argument
-from simulate.commands.calibrate import report
+from simulate.commands.calibrate import flags_of, report
 from simulate.commands.fit import compare, table_of_compared
 from simulate.commands.inputs import make_cost, make_policies, noise_of, with_engine
 from simulate.commands.option_checks import refuse
@@ -90,7 +90,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         if [stats["policy"]] != [policy.name for policy in asked]:
             raise UsageError(f"{args.url} runs {stats['policy']}. Name its policy, or use --cost FILE of ./eb probe")
         chosen = (replace(chosen[0], options=stats["engine"].get("policy_options") or {}),)
-    cost, noise = _cost_to_validate(args, validate.settings(flags), console)
+    cost, noise = _cost_to_validate(args, config.load(flags).config, console)
     refuse(args, option_checks.of_cost(cost, args, ", ".join(args.policies), asked))
     if args.learn and (noise is None or not args.cost):
         raise UsageError(
@@ -159,8 +159,7 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
     if mock.is_mock(server.model):
         return with_engine(args, mock.load(server.model).law), None
     say(console, f"no --cost: timing the engine of {server.model} first")
-    flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
-             "--quantize", server.quantize, "--kv-dtype", server.kv_dtype, "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip
+    flags = flags_of(server, threads=server.compute_threads, context=USUAL_CONTEXT)
     points = calibrate.grid("small", args.max_tokens_per_step, USUAL_CONTEXT)
     fit, timed = calibrate.calibrate(calibrate.shown(calibrate.probe(flags, {}), console), points)
     report(fit, console)

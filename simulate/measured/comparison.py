@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simulate.logs import steps
-from simulate.measured.intervals import Interval
+from simulate.measured.intervals import Interval, statistics
 from simulate.measured.served import Record, Served
 from simulate.simulator import Run
 
@@ -83,12 +83,9 @@ def bounded(comparisons: Iterable[Comparison], busy: float) -> list[Comparison]:
     return [replace(c, bound=bounds.get(c.name)) for c in comparisons]
 
 
-def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray) -> list[Comparison]:
-    if not len(predicted) or not len(measured):
-        return []
-    pairs = zip(("p50", "p99"), *(map(float, np.percentile(side, (50, 99))) for side in (predicted, measured)))
-    both = [("mean", float(predicted.mean()), float(measured.mean())), *pairs]
-    return [Comparison(f"{statistic} {name}", *values) for statistic, *values in both]
+def _statistics(kind: str, predicted: np.ndarray, measured: np.ndarray) -> list[Comparison]:
+    real = statistics(kind, measured)
+    return [Comparison(name, value, real[name]) for name, value in statistics(kind, predicted).items() if real]
 
 
 def token_gaps(records: Many[Record]) -> np.ndarray:

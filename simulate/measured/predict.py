@@ -56,13 +56,8 @@ class Recorded(Cost):
 
 def members_of(record: Record) -> Members:
     """Return the requests that computed in a step, with their tokens in cache after it."""
-    wrong = rejected(record)
+    wrong = {draft["id"]: draft["drafted"] - draft["accepted"] for draft in record.get("drafts", ())}
     return frozenset((m["id"], m["computed"] + wrong.get(m["id"], 0)) for m in record["members"] if m["tokens"])
-
-
-def rejected(record: Record) -> dict[str, int]:
-    """Return the rejected draft tokens of a step by request."""
-    return {draft["id"]: draft["drafted"] - draft["accepted"] for draft in record.get("drafts", ())}
 
 
 def law_of(records: Many[Record], padded: bool) -> Cost:

@@ -80,11 +80,6 @@ class Validation:
         }
 
 
-def settings(flags: Many[str]) -> config.Config:
-    """Return the settings of a server with these flags; UsageError for a wrong one."""
-    return config.load(flags).config
-
-
 def serve(
     chosen: Chosen, flags: Many[str], trace: Many[Planned], console: Console, running: Target | None = None
 ) -> tuple[Served, Served]:
