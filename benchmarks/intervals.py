@@ -74,7 +74,7 @@ def learn(runs: Many[Served]) -> Learned:
         outcomes=[*chain(*(served.outcomes for served in runs))],
         records=[*chain(*(served.records for served in runs))],
     )
-    return law, every.host(), Noise.of(groups)
+    return law, every.host(law), Noise.of(groups)
 
 
 def drawn(make: Callable[[int], Trace], wanted: float, args: Namespace, policy: str, learned: Learned) -> Trace:

@@ -5,7 +5,7 @@ It must not know who sent the requests, or what is compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import MOST
 from simulate.best.clairvoyant import KnownHits
 from simulate.logs import steps
+from simulate.measured.observed import seen
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 
@@ -89,22 +90,27 @@ class Served:
         return {id: (row["sent"] - queue, row["first"], ends[id]) for id, queue, row in known}
 
     def host(self, law: Cost | None = None) -> Host:
-        """Return what the client waits beside the steps, and how much longer each step takes than a law says.
+        """Return what the client waits beside the steps, and, with a law, what a step takes beyond it.
 
-        These are medians, none below 0; without a stream the time before the scheduler sees a request is half of it.
+        With a law it includes the time in which an idle loop wakes, which a prediction does not know. These are medians,
+        none below 0; without a stream the time before the scheduler sees a request is half of it.
         """
-        clocked = self.clocked()
-        pairs = [(o, *clocked[o.id]) for o in self.outcomes if o.id in clocked]
-        alpha = _median(o.latency - (last - at) for o, at, _, last in pairs)
-        before = [o.ttft - (first - at) for o, at, first, _ in pairs if o.ttft is not None]
+        clocked, lasted, late = self.clocked(), lasting(self.records), []
+        began = {id: at for id, (at, _, _) in clocked.items()}
+        if law:
+            spans = ((record["t"], record["t"] + seconds) for record, seconds in zip(self.records, lasted))
+            began = dict(zip(began, seen(began.values(), spans)))
+            sums = (step_of(record, self.chosen.policy(1).padded) for record in self.records)
+            late = [seconds - law.seconds(step) for step, seconds in zip(sums, lasted)]
+        known = [(o, *clocked[o.id][1:], began[o.id]) for o in self.outcomes if o.id in clocked]
+        alpha = _median([o.latency - (last - at) for o, _, last, at in known])
+        before = [o.ttft - (first - at) for o, first, _, at in known if o.ttft is not None]
         alpha0 = min(alpha, _median(before)) if before else alpha / 2
-        padded, times = self.scheduler().policy.padded, zip(self.records, lasting(self.records))
-        late = (lasted - law.seconds(step_of(record, padded)) for record, lasted in times if law and _goes_on(record))
         return Host(alpha0=alpha0, alpha1=alpha - alpha0, sigma=_median(late))
 
 
-def _median(seconds: Iterable[float]) -> float:
-    return max(0.0, float(np.median([*seconds] or [0.0])))
+def _median(seconds: Many[float]) -> float:
+    return max(0.0, float(np.median(seconds or [0.0])))
 
 
 def step_of(record: Record, padded: bool) -> Step:
