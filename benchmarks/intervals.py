@@ -26,21 +26,18 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-import policies
 from benchmarks import report
 from client.data import Planned
 from client.report.measure import Outcome
 from client.workloads import corpus, traces
 from costs.cost import Cost, Host
-from simulate.measured import observed_law, predict, validate
+from simulate.measured import observed_law, validate
 from simulate.measured.intervals import Noise
-from simulate.measured.validate import Served, Single
+from simulate.measured.served import Served, lasting, step_of
 from simulate.scenario import Chosen
-from simulate.simulator import Run
 
 Trace = Many[Planned]
 Learned = tuple[Cost, Host, Noise]
-UNSENT = Single({}, 0.0, 0)
 RECENT = 4  # runs to fit
 WINDOWS = 4  # parts of a fitted run, whose drifts stand for those of runs
 BOUNDS = {"makespan": 0.05, "mean latency": 0.10, "p99 latency": 0.20}
@@ -61,30 +58,23 @@ def requests(load: str, args: Namespace, seed: int, count: int) -> Trace:
     return [Planned(i, (rows[i].at - rows[0].at) * pace, text, tokens[i]) for i, text in enumerate(texts)]
 
 
-def simulated(
-    policy: str, learned: Learned, trace: Trace, served: Served, law: Cost | None = None, *, records: bool = False
-) -> Run:
-    """Simulate a trace with the lengths that a server saw."""
-    return validate.simulated(Chosen(policy), served, trace, law or learned[0], learned[1], records=records)
-
-
-def learn(policy: str, runs: Many[tuple[Trace, Served]]) -> Learned:
+def learn(runs: Many[Served]) -> Learned:
     """Fit law, host and noise to runs of a server."""
-    padded = policies.get_policy(policy).padded
-    steps = [[predict.step_of(record, padded) for record in served.records] for _, served in runs]
-    seconds = [predict.lasting(served.records) for _, served in runs]
+    padded = runs[0].scheduler().policy.padded
+    steps = [[step_of(record, padded) for record in served.records] for served in runs]
+    seconds = [lasting(served.records) for served in runs]
     law, _ = observed_law.fit([*chain(*steps)], [*chain(*seconds)])
     groups = [
         (np.array([law.seconds(some[i]) for i in part]), np.array(took)[part])
         for some, took in zip(steps, seconds)
         for part in np.array_split(np.arange(len(some)), WINDOWS)
     ]
-    learned, beside = (law, Host(), Noise.of(groups)), []
-    for trace, served in runs:
-        run, taken = simulated(policy, learned, trace, served), {o.id: o.latency for o in served.outcomes}
-        beside += [taken[seq.id] - latency for seq, latency in zip(run.done, run.latency.tolist())]
-    half = max(0.0, float(np.median(beside))) / 2
-    return law, Host(alpha0=half, alpha1=half), learned[2]
+    every = replace(
+        runs[0],
+        outcomes=[*chain(*(served.outcomes for served in runs))],
+        records=[*chain(*(served.records for served in runs))],
+    )
+    return law, every.host(law), Noise.of(groups)
 
 
 def drawn(make: Callable[[int], Trace], wanted: float, args: Namespace, policy: str, learned: Learned) -> Trace:
@@ -93,11 +83,14 @@ def drawn(make: Callable[[int], Trace], wanted: float, args: Namespace, policy: 
     def paced(count: int) -> tuple[float, Trace]:
         trace, low, high = make(count), 0.01, 1000.0
         words = [len(p.prompt.split()) for p in trace]
-        known = [Outcome(p.index, 1, 0.0, 0.0, 0.0, prompt_tokens=n, id=str(p.index)) for p, n in zip(trace, words)]
         for _ in range(14):
             rate = math.sqrt(low * high)
             played = [replace(p, at=p.at / rate) for p in trace]
-            run = simulated(policy, learned, played, Served(known, [], {"max_batch_size": args.slots}, UNSENT))
+            known = [
+                Outcome(p.index, p.num_tokens, p.at, p.at, p.at, p.num_tokens, prompt_tokens=n, id=str(p.index))
+                for p, n in zip(played, words)
+            ]
+            run = Served(Chosen(policy), known, [], {"max_batch_size": args.slots}).simulate(*learned[:2])
             low, high = (low, rate) if run.busy > wanted * run.makespan else (rate, high)
         return rate, played
 
@@ -109,28 +102,26 @@ def served_by(policy: str, args: Namespace, scores: list[float]) -> Iterator[dic
     flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype, "--quantize", args.quantize,
              "--max-batch-size", str(args.slots), "--prefix-cache", "off", "--speculate", "off", "--access-log", "off"]  # fmt: skip
     with validate.server(policy, flags, console) as target:
-        send = partial(validate.observe, target, policy, console=None, single=UNSENT)
+        send = partial(validate.observe, target, Chosen(policy), console=None)
         send([Planned(0, 0.0, "warm up", 8)])
         burst: Trace = [replace(p, at=0.0) for p in requests("ours", args, 1, args.slots)]
-        runs = [(burst, send(burst))]
-        first = drawn(partial(requests, "trace", args, 1), 0.65, args, policy, learn(policy, runs))
-        runs.append((first, send(first)))
+        runs = [send(burst)]
+        first = drawn(partial(requests, "trace", args, 1), 0.65, args, policy, learn(runs))
+        runs.append(send(first))
         kinds = [*product(("ours", "trace"), (0.5, 0.8))]
         for number in range(-args.unseen, args.runs):
             load, wanted = kinds[number % len(kinds)]
-            learned = learn(policy, runs[-RECENT:])
+            learned = learn(runs[-RECENT:])
             trace = drawn(partial(requests, load, args, 100 + number), wanted, args, policy, learned)
             served = send(trace)
-            runs.append((trace, served))
+            runs.append(served)
             law, host, noise = learned
             noise = noise.learned(scores)
-            run = simulated(policy, learned, trace, served, records=True)
-            within = noise.intervals(partial(simulated, policy, learned, trace, served), law, run)
-            found = validate.Validation(policy, host, run, served, within)
+            run = served.simulate(law, host, records=True)
+            within = noise.intervals(partial(served.simulate, host=host), law, run)
+            found = validate.Validation(host, run, served, within)
             scores += found.scores(noise)
-            own = validate.Validation(
-                policy, host, simulated(policy, learn(policy, runs[-1:]), trace, served, records=True), served
-            )
+            own = validate.Validation(host, served.simulate(*learn([served])[:2], records=True), served)
             yield {
                 "model": args.model, "policy": policy, "load": load, "wanted": wanted, "utilization": found.compared[0].measured,
                 "requests": len(trace), "counted": number >= 0, "widening": noise.widening,

@@ -56,6 +56,24 @@ def _cells(o: Outcome) -> list[Any]:
     ]  # fmt: skip
 
 
+def outcome_of(line: Mapping[str, str]) -> Outcome:
+    """Return the outcome of a complete request from its line, as far as it is there; older files have no max_tokens."""
+
+    def number(name: str) -> float | None:
+        return float(line[name]) if line[name] else None
+
+    def whole(name: str, usual: str = "") -> int | None:
+        return int(text) if (text := line.get(name, usual)) else None
+
+    at, ttft = float(line["arrival_s"]), number("ttft_s")
+    return Outcome(
+        int(line["index"]), int(line["asked_tokens"]), at, float(line["sent_s"]), at + float(line["latency_s"]),
+        int(line["output_tokens"]), first=None if ttft is None else at + ttft, prompt_tokens=whole("prompt_tokens"),
+        cached_tokens=whole("cached_tokens"), queue=number("queue_s"), id=line["id"], user=line["client"],
+        max_tokens=whole("max_tokens", line["asked_tokens"]),
+    )  # fmt: skip
+
+
 class Store:
     """Writes a comparison as it goes on, so that nothing measured is lost if it is interrupted."""
 

@@ -17,34 +17,32 @@ from terminal.options import FILE, Choice, Number, Option, UsageError, Values
 
 def options() -> Sections:
     """Return the options in sections of the help."""
-    return {
-        "options": [
-            Option("--model", "model to time", default="gpt2-medium"),
-            Option(
-                "--load-format", "dummy: random weights of the model's shape", Choice(["auto", "dummy"]), default="auto"
-            ),
-            Option("--dtype", "number format of the weights", Choice(["auto", "float32", "bfloat16"]), default="auto"),
-            Option(
-                "--quantize",
-                "format of the weights of linear layers",
-                Choice(["none", "as-stored", "int8", "int4"]),
-                default="none",
-            ),
-            Option("--kv-dtype", "number format of keys and values", Choice(["auto", "int8"]), default="auto"),
-            Option("--threads", "compute threads; 0: as many as the server uses", Number(0), default=0),
-            Option("--grid", "how many points to time", Choice(["small", "full"]), default="small"),
-            Option("--max-tokens-per-step", "longest chunk of a prompt to time", Number(8), default=256),
-            Option("--context", "longest sequence to time, at most the model's context", Number(64), default=1024),
-            Option("--steps", "number of steps per point, in each of two passes", Number(1), default=5),
-            Option(
-                "--statistic",
-                "statistic over the steps of a point; min: for a machine with other work",
-                Choice(["median", "min"]),
-                default="median",
-            ),
-            Option("--out", "file to write", FILE, default=Path("cost.json")),
-        ]
-    }
+    return {"options": [
+        Option("--model", "model to time", default="gpt2-medium"),
+        Option("--load-format", "dummy: random weights of the model's shape", Choice(["auto", "dummy"]), default="auto"),
+        Option("--dtype", "number format of the weights", Choice(["auto", "float32", "bfloat16"]), default="auto"),
+        Option(
+            "--quantize", "format of the weights of linear layers", Choice(["none", "as-stored", "int8", "int4"]), default="none",
+        ),
+        Option("--kv-dtype", "number format of keys and values", Choice(["auto", "int8"]), default="auto"),
+        Option("--threads", "compute threads; 0: as many as the server uses", Number(0), default=0),
+        Option("--grid", "how many points to time", Choice(["small", "full"]), default="small"),
+        Option("--max-tokens-per-step", "longest chunk of a prompt to time", Number(8), default=256),
+        Option("--context", "longest sequence to time, at most the model's context", Number(64), default=1024),
+        Option("--steps", "number of steps per point, in each of two passes", Number(1), default=5),
+        Option(
+            "--statistic", "statistic over the steps of a point; min: for a machine with other work", Choice(["median", "min"]),
+            default="median",
+        ),
+        Option("--out", "file to write", FILE, default=Path("cost.json")),
+    ]}  # fmt: skip
+
+
+def flags_of(settings: Any, **more: Any) -> list[str]:
+    """Return the flags of `benchmarks.probe` for the engine with these settings."""
+    engine = {name: getattr(settings, name) for name in ("model", "load_format", "dtype", "quantize", "kv_dtype")}
+    pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in (engine | more).items())
+    return [word for pair in pairs for word in pair]
 
 
 def run(args: Values, console: Console) -> dict[str, Any]:
@@ -52,11 +50,10 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.out.is_dir():
         raise UsageError(f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}")
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
-    flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
-             "--quantize", args.quantize, "--kv-dtype", args.kv_dtype, "--threads", str(args.threads), "--context", str(args.context), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
+    more = {name: getattr(args, name) for name in ("threads", "context", "steps", "statistic")}
     points = calibrate.grid(args.grid, args.max_tokens_per_step, args.context)
     began = time.perf_counter()
-    fit, rows = calibrate.calibrate(calibrate.shown(calibrate.probe(flags, facts), console), points)
+    fit, rows = calibrate.calibrate(calibrate.shown(calibrate.probe(flags_of(args, **more), facts), console), points)
     calibrate.write(args.out, fit, rows, costs.Host(), facts)
     say(console, f"{fit.cost}")
     report(fit, console)

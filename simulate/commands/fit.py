@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from client.flags import base_url
 from costs import cost as costs
 from simulate.commands.arguments import Sections, pairs
-from simulate.commands.validate import table_of_compared
 from simulate.engines import ask, known
 from simulate.engines.known import Kind
 from simulate.fitting import fit as fitting
@@ -22,6 +23,7 @@ from simulate.fitting.fitted import Fitted, measured, save
 from simulate.logs.log import Log
 from simulate.logs.read import read
 from simulate.measured.comparison import Comparison
+from simulate.measured.intervals import Interval
 from simulate.simulator import Run
 from terminal.console import say, table_of
 from terminal.options import FILE, KEY, Argument, Choice, Number, Option, Read, UsageError, Values, read_pairs
@@ -77,7 +79,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         console.print(
             table_of_compared(f"the last {len(log.at) - count} requests, which the fit did not see", compared)
         )
-        result["held_out"] = [{**asdict(c), "error": c.error} for c in compared]
+        result["held_out"] = [c.to_dict() for c in compared]
     save(args.out, fitted)
     say(console, f"written: {args.out}. What would have served these requests better: ./eb advise {args.out}")
     return result
@@ -118,6 +120,30 @@ def compare(fitted: Fitted, log: Log, among: np.ndarray) -> list[Comparison]:
     expected, real = fitted.replay(law), measured(log, log.first, log.last, among)
     intervals = fitted.noise.intervals(fitted.replay, law, expected, some, DRAWS)
     return [Comparison(name, value, real[name], interval=intervals[name]) for name, value in some(expected).items()]
+
+
+def table_of_compared(title: str, compared: Many[Comparison]) -> Table:
+    """Return predictions beside measurements; columns that no figure has are left out."""
+    columns = {"": [c.name for c in compared], "predicted": [_shown(c.predicted, c.unit) for c in compared]}
+    if any(c.interval for c in compared):
+        columns["90 % interval"] = ["" if c.interval is None else _between(c.interval) for c in compared]
+    columns["measured"] = [_shown(c.measured, c.unit) for c in compared]
+    columns["error"] = [f"{c.error:+.1%}" for c in compared]
+    if any(c.bound for c in compared):
+        columns["bound"] = ["" if c.bound is None else f"{c.bound:.0%}" for c in compared]
+    return table_of(title, list(columns), list(zip(*columns.values())))
+
+
+def _shown(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.1f} ms"
+    return f"{value:.1%}" if unit == "%" else f"{value:.2f}"
+
+
+def _between(interval: Interval) -> str:
+    scale, unit = (1, "s") if interval.low >= 1 else (1000, "ms")
+    low, high = (f"{bound * scale:.3g}" for bound in interval)
+    return f"{low} to {high} {unit}"
 
 
 def report(console: Console, fitted: Fitted) -> None:

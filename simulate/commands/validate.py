@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import config
+from client.data import Planned
+from client.flags import base_url
+from client.send.target import fetch_stats
+from client.send.target import known as with_model
 from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
 from costs import mock
 from costs.cost import Cost
 from simulate.commands import option_checks
 from simulate.commands.arguments import Sections, engine_options, policies_argument
-from simulate.commands.calibrate import report
+from simulate.commands.calibrate import flags_of, report
+from simulate.commands.fit import compare, table_of_compared
 from simulate.commands.inputs import make_cost, make_policies, noise_of, with_engine
 from simulate.commands.option_checks import refuse
+from simulate.fitting.fitted import has_requests, load
+from simulate.fitting.probe import row_of
+from simulate.logs.formats import SAME, request
+from simulate.logs.log import Log, Reading
 from simulate.measured import calibrate, comparison, intervals, validate
-from simulate.measured.intervals import Interval, Noise
+from simulate.measured.comparison import Comparison
+from simulate.measured.intervals import Noise
+from simulate.measured.served import Record
 from terminal.console import say, table_of
-from terminal.options import POSITIVE, Number, Option, UsageError, Values
+from terminal.options import POSITIVE, Number, Option, Read, UsageError, Values
 
+NOT_OF_URL = ("max_batch_size", "max_tokens_per_step", "policy_option", "server_flag")
 BAR = 14  # characters of the longest bar of the batch sizes
 NOTE = (
     "The command also takes these flags of the server, see './server.sh --help': "
@@ -47,6 +62,7 @@ def options() -> Sections:
             ),
         ],
         "server": [
+            Option("--url", "validate the server at this address, of any kind (its key: EB_API_KEY), and start none", Read(base_url, "URL")),
             Option(
                 "--server-flag", "flag of the server, as in --server-flag=--model=bard; may be repeated", metavar="FLAG",
                 repeat=True, default=[],
@@ -59,28 +75,66 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve the same arrivals by a real server and by the simulator; `good` is false when an error exceeds its bound."""
+    trace = validate.draw(args.rate, args.num, args.seed)
+    if args.url:
+        refuse(args, [(" ".join((*NOT_OF_URL, *validate.SERVER)), "has no effect with --url. Leave it out")])
+        if not args.cost:
+            raise UsageError(f"--url needs --cost. Use the file of './eb probe {args.url}'")
+        if has_requests(args.cost):
+            return _judged(console, [_by_fit(args, trace, console)])
     flags = server_flags(args)
     chosen, asked = make_policies(args)
-    cost, noise = _cost_to_validate(args, validate.settings(flags), console)
+    running = validate.target(args.url) if args.url else None
+    if running:
+        stats = fetch_stats(running) or {"policy": "nothing that /stats reports"}
+        if [stats["policy"]] != [policy.name for policy in asked]:
+            raise UsageError(f"{args.url} runs {stats['policy']}. Name its policy, or use --cost FILE of ./eb probe")
+        chosen = (replace(chosen[0], options=stats["engine"].get("policy_options") or {}),)
+    cost, noise = _cost_to_validate(args, config.load(flags).config, console)
     refuse(args, option_checks.of_cost(cost, args, ", ".join(args.policies), asked))
     if args.learn and (noise is None or not args.cost):
         raise UsageError(
             "--learn needs the file of a calibration. Use --cost FILE.json, made by 'python -m simulate calibrate'"
         )
     learn = Path(args.cost) if args.learn else None
-    trace = validate.draw(args.rate, args.num, args.seed)
-    runs, beyond = [], []
+    runs = []
     for each in chosen:
-        validation = validate.validate(each, cost, trace, flags, console, noise, learn)
+        validation = validate.validate(each, cost, trace, flags, console, noise, learn, running)
         show(console, validation)
-        beyond += [(each.name, c) for c in validation.compared if not c.good]
-        runs.append(validation.to_dict())
+        runs.append((validation.to_dict(), validation.compared))
+    return _judged(console, runs)
+
+
+def _judged(console: Console, runs: Many[tuple[dict[str, Any], Many[Comparison]]]) -> dict[str, Any]:
+    """Print the bounds and what is beyond one; return the result of the command."""
     say(console, f"bounds: {comparison.BOUNDS}")
+    beyond = [(told["policy"], c) for told, compared in runs for c in compared if not c.good]
     for policy, c in beyond:
         say(console, f"error: {policy}: {c.name} is off by {c.error:+.1%}, bound {c.bound:.0%}")
     if beyond:
         say(console, "Calibrate again when nothing else runs on this machine, or lower --rate")
-    return {"good": not beyond, "runs": runs}
+    return {"good": not beyond, "runs": [told for told, _ in runs]}
+
+
+def _by_fit(args: Values, trace: Many[Planned], console: Console) -> tuple[dict[str, Any], Many[Comparison]]:
+    """Send the trace to any server at --url, and compare what the client sees with what the fit of it predicts."""
+    fitted = load(Path(args.cost))
+    (scheduler,), names = fitted.scenario.policies, {fitted.kind.name, fitted.scenario.policies[0].name}
+    if len(args.policies) > 1 or args.policies[0] not in names:
+        raise UsageError(f"{args.cost} is a fit of {fitted.kind.name} ({scheduler.name}). Name this policy alone")
+    for doubt in fitted.doubts:
+        say(console, f"warning: {doubt}")
+    target = with_model(validate.target(args.url, "openai"))
+    validate.send(target, trace[:1])  # which warms it up
+    log = Log.of(Reading([request(row_of(o), SAME) for o in validate.send(target, trace, console)]))
+    for note in log.notes:
+        say(console, f"note: {note.text}")
+    scenario = replace(fitted.scenario, rows=log.trace, host=replace(fitted.scenario.host, first_step=0.0))
+    fitted = replace(fitted, log=log, scenario=scenario)
+    run = fitted.replay(fitted.law)
+    compared = comparison.bounded(compare(fitted, log, np.isfinite(log.last)), run.busy / run.makespan)
+    console.print(table_of_compared(f"{fitted.kind.title}, {len(log.at)} requests", compared))
+    return {"policy": args.policies[0], "compared": [c.to_dict() for c in compared]}, compared
 
 
 def server_flags(args: Values) -> list[str]:
@@ -105,8 +159,7 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
     if mock.is_mock(server.model):
         return with_engine(args, mock.load(server.model).law), None
     say(console, f"no --cost: timing the engine of {server.model} first")
-    flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
-             "--quantize", server.quantize, "--kv-dtype", server.kv_dtype, "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip
+    flags = flags_of(server, threads=server.compute_threads, context=USUAL_CONTEXT)
     points = calibrate.grid("small", args.max_tokens_per_step, USUAL_CONTEXT)
     fit, timed = calibrate.calibrate(calibrate.shown(calibrate.probe(flags, {}), console), points)
     report(fit, console)
@@ -116,7 +169,9 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
 def show(console: Console, validation: validate.Validation) -> None:
     """Print figures, errors, bounds, batch sizes and agreement."""
     console.print(
-        table_of_compared(f"{validation.policy}, {len(validation.served.outcomes)} requests", validation.compared)
+        table_of_compared(
+            f"{validation.served.chosen.name}, {len(validation.served.outcomes)} requests", validation.compared
+        )
     )
     host = validation.host
     console.print(
@@ -127,37 +182,13 @@ def show(console: Console, validation: validate.Validation) -> None:
     console.print(_histogram(*validation.steps))
     predicted, measured = map(len, validation.steps)
     console.print(
-        f"agreement: {validation.agreement:.1%} of the steps have the same requests in the batch "
+        f"agreement: {comparison.agreement(*validation.steps):.1%} of the steps have the same requests in the batch "
         f"({predicted:,} steps predicted, {measured:,} measured)",
         highlight=False,
     )
 
 
-def table_of_compared(title: str, compared: list[comparison.Comparison]) -> Table:
-    """Return predictions beside measurements; columns that no figure has are left out."""
-    columns = {"": [c.name for c in compared], "predicted": [_shown(c.predicted, c.unit) for c in compared]}
-    if any(c.interval for c in compared):
-        columns["90 % interval"] = ["" if c.interval is None else _between(c.interval) for c in compared]
-    columns["measured"] = [_shown(c.measured, c.unit) for c in compared]
-    columns["error"] = [f"{c.error:+.1%}" for c in compared]
-    if any(c.bound for c in compared):
-        columns["bound"] = ["" if c.bound is None else f"{c.bound:.0%}" for c in compared]
-    return table_of(title, list(columns), list(zip(*columns.values())))
-
-
-def _shown(value: float, unit: str) -> str:
-    if unit == "s":
-        return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.1f} ms"
-    return f"{value:.1%}" if unit == "%" else f"{value:.2f}"
-
-
-def _between(interval: Interval) -> str:
-    scale, unit = (1, "s") if interval.low >= 1 else (1000, "ms")
-    low, high = (f"{bound * scale:.3g}" for bound in interval)
-    return f"{low} to {high} {unit}"
-
-
-def _histogram(predicted: list[comparison.Record], measured: list[comparison.Record]) -> Table:
+def _histogram(predicted: Many[Record], measured: Many[Record]) -> Table:
     """Return the shares of the steps by batch size, as numbers and bars."""
     sides = [comparison.batch_sizes(side) for side in (predicted, measured)]
     rows = [

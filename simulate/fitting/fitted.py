@@ -16,6 +16,7 @@ from costs.cost import Affine, Cost, to_dict
 from simulate.engines import known
 from simulate.engines.known import Kind
 from simulate.logs.log import Log, Note
+from simulate.measured import intervals
 from simulate.measured.intervals import Noise, of_cost
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import Run
@@ -58,14 +59,10 @@ def figures(run: Run) -> dict[str, float]:
 
 def statistics(ttft: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
     """Return mean and percentiles of TTFT, TPOT (time per token after the first) and latency, in seconds."""
-    result: dict[str, float] = {}
     several = tokens > 1
-    tpot = (latency - ttft)[several] / (tokens[several] - 1)
-    for kind, values in {"TTFT": ttft, "TPOT": tpot, "latency": latency}.items():
-        if len(values):
-            shares = zip(("p50", "p90", "p95", "p99"), np.percentile(values, (50, 90, 95, 99)))
-            result |= {f"{name} {kind}": float(value) for name, value in (("mean", values.mean()), *shares)}
-    return result
+    kinds = {"TTFT": ttft, "TPOT": (latency - ttft)[several] / (tokens[several] - 1), "latency": latency}
+    found = (intervals.statistics(kind, values, (50, 90, 95, 99)) for kind, values in kinds.items())
+    return {name: value for each in found for name, value in each.items()}
 
 
 def measured(log: Log, first: np.ndarray, last: np.ndarray, among: np.ndarray) -> dict[str, float]:
@@ -101,6 +98,11 @@ def save(path: Path, fitted: Fitted) -> None:
 
 def _time(seconds: float) -> float | None:
     return round(float(seconds), 6) if np.isfinite(seconds) else None
+
+
+def has_requests(name: str) -> bool:
+    """Whether a cost model is a file that `load` reads."""
+    return name.endswith(".json") and "requests" in costs.load(name)[2]
 
 
 def load(path: Path) -> Fitted:

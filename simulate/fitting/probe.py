@@ -95,6 +95,16 @@ def slots_of(burst: Many[Outcome]) -> int | None:
     return next(waits, None) if min(o.tokens for o in burst) >= 4 else None
 
 
+def row_of(o: Outcome, start: float = 0.0) -> dict[str, Any]:
+    """Return what a client saw of a request, by the names of a log's requests; its times begin at `start`."""
+    chunks = [] if o.first is None else np.cumsum([start + o.first, *o.gaps]).round(6).tolist()
+    return {
+        "id": o.id, "sent": round(start + o.sent, 6), "prompt": o.prompt_tokens, "output": o.tokens or sum(o.sizes),
+        "limit": o.max_tokens, "chunks": chunks, "counts": o.sizes, "cached": o.cached_tokens,
+        "first": chunks[0] if chunks else None, "last": chunks[-1] if chunks else None, "error": o.error,
+    }  # fmt: skip
+
+
 @dataclass
 class Probe:
     """Sends the phases of a plan while tokens and time (`until`, by time.perf_counter) last.
@@ -164,14 +174,10 @@ class Probe:
         return " ".join(" ".join(plays().piece(self.rng, count) for count in (2, 2, words)).split()[:words])
 
     def _row(self, phase: Phase, o: Outcome, start: float) -> dict[str, Any]:
+        prefix = [f"{phase.name}/0", o.prompt_tokens] if phase.same and o.index else None
         _, prompt, limit = phase.asks[o.index]
-        chunks = [] if o.first is None else np.cumsum([start + o.first, *o.gaps]).round(6).tolist()
-        return {
-            "id": f"{phase.name}/{o.index}", "sent": round(start + o.sent, 6), "prompt": o.prompt_tokens or prompt,
-            "output": o.tokens or sum(o.sizes), "limit": limit, "chunks": chunks, "counts": o.sizes, "cached": o.cached_tokens,
-            "first": chunks[0] if chunks else None, "last": chunks[-1] if chunks else None, "error": o.error,
-            "prefix": [f"{phase.name}/0", o.prompt_tokens] if phase.same and o.index else None,
-        }  # fmt: skip
+        asked = {"id": f"{phase.name}/{o.index}", "prompt": o.prompt_tokens or prompt, "limit": limit, "prefix": prefix}
+        return {**row_of(o, start), **asked}
 
     def _learn(self, phase: Phase, outcomes: Many[Outcome]) -> None:
         """Take from a whole phase what the later ones need, and what it shows of the server."""

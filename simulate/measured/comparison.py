@@ -7,18 +7,17 @@ It must not know how either run was made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from client.report.measure import Outcome
-from simulate.measured.intervals import Interval
+from simulate.logs import steps
+from simulate.measured.intervals import Interval, statistics
+from simulate.measured.served import Record, Served
 from simulate.simulator import Run
-
-Record = Mapping[str, Any]
 
 MAKESPAN = 0.05
 LATENCY, SATURATED_LATENCY = 0.10, 0.25  # of the mean and of p99
@@ -52,62 +51,54 @@ class Comparison:
     def good(self) -> bool:
         return self.bound is None or abs(self.error) <= self.bound
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as a JSON object."""
+        return {**asdict(self), "error": self.error, "good": self.good}
 
-def compare(
-    run: Run, outcomes: Many[Outcome], records: Many[Record], intervals: Mapping[str, Interval] | None = None
-) -> list[Comparison]:
-    """Compare a simulated run with the outcomes of a client and the steps of the server; `intervals` by figure."""
-    latency = np.array([outcome.latency for outcome in outcomes])
+
+def compare(run: Run, served: Served, intervals: Mapping[str, Interval] | None = None) -> list[Comparison]:
+    """Compare a simulated run with what a client and the server saw; `intervals` by figure."""
+    outcomes, records = served.outcomes, served.records
     makespan = max(o.ended for o in outcomes) - min(o.intended for o in outcomes)
     busy = sum(record["seconds"] for record in records) / makespan
-    above = busy > SATURATED
-    bound = SATURATED_LATENCY if above else LATENCY
     comparisons = [
         Comparison("utilization", run.busy / run.makespan, busy, unit="%"),
-        Comparison("makespan", run.makespan, makespan, MAKESPAN if above else None),
-        *_statistics("latency", run.latency, latency, mean=bound, p99=bound),
+        Comparison("makespan", run.makespan, makespan),
+        *_statistics("latency", run.latency, np.array([outcome.latency for outcome in outcomes])),
+        *_statistics("TTFT", run.ttft, np.array([o.ttft for o in outcomes if o.ttft is not None])),
+        *_statistics("ITL", np.frombuffer(run.gaps), token_gaps(records)),
     ]
-    ttft = np.array([o.ttft for o in outcomes if o.ttft is not None])
-    if len(ttft):
-        comparisons += _statistics("TTFT", run.ttft, ttft, mean=TTFT)
-    prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
-    gaps = token_gaps(records, prompts)
-    if len(gaps) and len(run.gaps):
-        comparisons += _statistics("ITL", np.frombuffer(run.gaps), gaps)
     if records:
         predicted, measured = (float(np.mean(list(batch_sizes(side).elements()))) for side in (steps_of(run), records))
         comparisons.append(Comparison("mean batch size", predicted, measured, unit=""))
-    return [replace(c, interval=(intervals or {}).get(c.name)) for c in comparisons]
+    return bounded((replace(c, interval=(intervals or {}).get(c.name)) for c in comparisons), busy)
 
 
-def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray, **bounds: float) -> list[Comparison]:
-    statistics: dict[str, Callable[[np.ndarray], float]] = {
-        "mean": lambda side: float(side.mean()),
-        "p50": lambda side: float(np.percentile(side, 50)),
-        "p99": lambda side: float(np.percentile(side, 99)),
-    }
-    return [
-        Comparison(f"{statistic} {name}", of(predicted), of(measured), bounds.get(statistic))
-        for statistic, of in statistics.items()
-    ]
+def bounded(comparisons: Iterable[Comparison], busy: float) -> list[Comparison]:
+    """Return the comparisons with the bounds at this utilization."""
+    above = busy > SATURATED
+    latency = SATURATED_LATENCY if above else LATENCY
+    bounds = {"mean latency": latency, "p99 latency": latency, "mean TTFT": TTFT}
+    bounds |= {"makespan": MAKESPAN} if above else {}
+    return [replace(c, bound=bounds.get(c.name)) for c in comparisons]
 
 
-def token_gaps(records: Iterable[Record], prompts: Mapping[str, int]) -> np.ndarray:
+def _statistics(kind: str, predicted: np.ndarray, measured: np.ndarray) -> list[Comparison]:
+    real = statistics(kind, measured)
+    return [Comparison(name, value, real[name]) for name, value in statistics(kind, predicted).items() if real]
+
+
+def token_gaps(records: Many[Record]) -> np.ndarray:
     """Return the seconds between two tokens of a request, of all requests, by the steps that computed them.
 
     What a client sees differs: a stream may carry several tokens at once.
     """
-    last: dict[str, float] = {}
-    gaps = []
-    for record in records:
-        ended = record["t"] + record["seconds"]
-        accepted = {draft["id"]: draft["accepted"] for draft in record.get("drafts", ())}
-        for m in record["members"]:
-            if m["phase"] == "decode" or (m["phase"] == "prefill" and m["computed"] >= prompts[m["id"]]):
-                if m["id"] in last:
-                    tokens = 1 + accepted.get(m["id"], 0)
-                    gaps += [(ended - last[m["id"]]) / tokens] * tokens
-                last[m["id"]] = ended
+    gaps = [
+        gap / count
+        for request in steps.requests(records)
+        for gap, count in zip(np.diff(request["chunks"]), request["counts"][1:])
+        for _ in range(count)
+    ]
     return np.array(gaps)
 
 

@@ -75,14 +75,17 @@ class Noisy(Cost):
         return self.law.step(plan)
 
 
+def statistics(kind: str, seconds: np.ndarray, percents: Many[int] = (50, 99)) -> dict[str, float]:
+    """Return mean and percentiles under the names of a comparison, such as "p99 latency"; nothing of no times."""
+    if not len(seconds):
+        return {}
+    found = {f"p{percent} {kind}": float(value) for percent, value in zip(percents, np.percentile(seconds, percents))}
+    return {f"mean {kind}": float(seconds.mean()), **found}
+
+
 def figures(run: Run) -> dict[str, float]:
     """Return the figures that get intervals: seconds, under the names of a comparison."""
-    latency = run.latency
-    return {
-        "makespan": run.makespan,
-        "mean latency": float(latency.mean()),
-        "p99 latency": float(np.percentile(latency, 99)),
-    }
+    return {"makespan": run.makespan, **statistics("latency", run.latency, (99,))}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ A simulator is a process that answers questions, one after the other, until its 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
@@ -61,6 +63,19 @@ class Observed:
         scenario = Scenario((served,), engine, cost, host, trace, (served.policy(slots),))
         stretches = [Stretch(*row) for row in rows.get("stretches", ())]
         return cls(scenario, timed, basis, ask["cost"], rows.get("ids", []), stretches)
+
+
+def seen(at: Iterable[float], steps: Iterable[tuple[float, float]], longest: float = math.inf) -> list[float]:
+    """Return when the loop saw requests that arrived `at`, from when its steps began and ended.
+
+    A loop between two steps wakes after at most `longest` seconds, and sees all that came meanwhile at once.
+    """
+    begins, ends = [*zip(*steps)] or [(), ()]
+    places = ((time, bisect_left(begins, time)) for time in at)
+    return [
+        begins[i] if i < len(begins) and begins[i] - time < longest and (not i or ends[i - 1] <= time) else time
+        for time, i in places
+    ]
 
 
 def converse(

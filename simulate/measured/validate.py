@@ -1,8 +1,8 @@
 """Simulator accuracy: the same arrivals through a real server and through the simulator.
 
-A server is started in a process of its own and receives streamed HTTP requests. The first ones are sent one at a time, in
-two lengths: the time that they take beyond the cost model is the host's overhead per request and per step. Then follows
-the open loop, which is also simulated. A figure whose error is beyond its bound fails the command.
+A server is started in a process of its own and receives streamed HTTP requests. The first ones are sent one at a
+time: what their client waits beside the steps, and what the steps take beyond the cost model, is the host's overhead. Then
+follows the open loop, which is also simulated. A figure whose error is beyond its bound fails the command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,13 @@ from client.send import load, servers
 from client.send.dialects import Dialect
 from client.send.events import EventRecorder
 from client.send.target import Target, fetch_stats
-from costs import drafting, mock
 from costs.cost import Cost, Host
-from scheduling.sequence import Sequence
-from scheduling.speculation import Speculator
 from simulate.measured import comparison, intervals
-from simulate.measured.comparison import Comparison, Record
+from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Interval, Noise
-from simulate.measured.predict import scheduler_of
-from simulate.scenario import Chosen, Engine
-from simulate.simulator import Run, simulate
-from terminal.progress import counted
+from simulate.measured.served import Record, Served
+from simulate.scenario import Chosen
+from simulate.simulator import Run
 
 ALONE = (4, 32)  # tokens of the requests that are sent one at a time
 TIMES = 5
@@ -49,29 +45,9 @@ SERVER = [item.name for item in fields(config.Config) if item.name not in OWN]
 
 
 @dataclass(frozen=True)
-class Single:
-    """Requests sent one at a time: median seconds by output tokens, to the first token, and their prompt tokens."""
-
-    seconds: dict[int, float]
-    first: float
-    prompt: int
-
-
-@dataclass(frozen=True)
-class Served:
-    """A trace served by a real server: outcomes in order, steps, the engine of /stats, and the single requests."""
-
-    outcomes: list[Outcome]
-    records: list[Record]
-    engine: dict[str, Any]
-    single: Single
-
-
-@dataclass(frozen=True)
 class Validation:
     """One policy's run, simulated and served."""
 
-    policy: str
     host: Host
     run: Run
     served: Served
@@ -79,45 +55,45 @@ class Validation:
 
     @property
     def compared(self) -> list[Comparison]:
-        return comparison.compare(self.run, self.served.outcomes, self.served.records, self.intervals)
+        return comparison.compare(self.run, self.served, self.intervals)
 
     def scores(self, noise: Noise) -> list[float]:
         """Return how much wider the intervals of this noise had to be to hold the measurements."""
         return [noise.score(c.predicted, c.interval, c.measured) for c in self.compared if c.interval]
 
     @property
-    def steps(self) -> tuple[list[Record], list[Record]]:
+    def steps(self) -> tuple[Many[Record], Many[Record]]:
         """The steps, predicted and measured."""
         return comparison.steps_of(self.run), self.served.records
-
-    @property
-    def agreement(self) -> float:
-        return comparison.agreement(*self.steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as a JSON object."""
         sides = dict(zip(("predicted", "measured"), self.steps))
         sizes = {side: comparison.batch_sizes(steps) for side, steps in sides.items()}
         return {
-            "policy": self.policy,
+            "policy": self.served.chosen.name,
             "host": asdict(self.host),
-            "compared": [{**asdict(c), "error": c.error, "good": c.good} for c in self.compared],
+            "compared": [c.to_dict() for c in self.compared],
             "steps": {side: len(steps) for side, steps in sides.items()},
             "batch_sizes": {side: dict(sorted(count.items())) for side, count in sizes.items()},
-            "agreement": self.agreement,
+            "agreement": comparison.agreement(*self.steps),
         }
 
 
-def settings(flags: Many[str]) -> config.Config:
-    """Return the settings of a server with these flags; UsageError for a wrong one."""
-    return config.load(flags).config
+def serve(
+    chosen: Chosen, flags: Many[str], trace: Many[Planned], console: Console, running: Target | None = None
+) -> tuple[Served, Served]:
+    """Send requests one at a time, and then the trace, to a server that runs or is started; RuntimeError when it fails."""
+    texts = [(f"{word} the king of this house", n) for word in WORDS[: TIMES + 1] for n in ALONE]
+    with nullcontext(running) if running else server(chosen.name, flags, console) as there:
+        alone = observe(there, chosen, [Planned(i, 0.0, *each) for i, each in enumerate(texts)], console, users=1)
+        alone = replace(alone, outcomes=alone.outcomes[len(ALONE) :])  # the first ones warm up
+        return alone, observe(there, chosen, trace, console)
 
 
-def serve(policy: str, flags: Many[str], trace: Many[Planned], console: Console) -> Served:
-    """Start a server, send it single requests and then the trace; RuntimeError when it fails."""
-    with server(policy, flags, console) as target:
-        single = measure_alone(target, console)
-        return observe(target, policy, trace, console, single)
+def target(url: str, api: str = "inference") -> Target:
+    """Return a server with the key of the settings, which streams."""
+    return Target(url, api_key=config.load().config.api_key or None, dialect=Dialect(api, stream=True))
 
 
 @contextmanager
@@ -130,27 +106,29 @@ def server(policy: str, flags: Many[str], console: Console) -> Iterator[Target]:
             tempfile.TemporaryDirectory() as folder,
             servers.started(policy, flags, Path(folder) / "server.log", key) as url,
         ):
-            yield Target(url, api_key=key, dialect=Dialect(stream=True))
+            yield target(url)
     except servers.ServerFailed as error:
         raise RuntimeError(f"the server did not start: {error}") from error
 
 
-def observe(target: Target, policy: str, trace: Many[Planned], console: Console | None, single: Single) -> Served:
+def observe(
+    target: Target, chosen: Chosen, trace: Many[Planned], console: Console | None, users: int | None = None
+) -> Served:
     """Send a trace to a server and return its outcomes and steps; RuntimeError when a request fails."""
     lines = io.StringIO()
     events = EventRecorder(target, lines)
     events.start()
     if not events.is_connected():
         raise RuntimeError("the server sends no /events, so its steps are unknown")
-    events.label({"run": policy})
+    events.label({"run": chosen.name})
     try:
-        outcomes = send(target, trace, console)
+        outcomes = send(target, trace, console, users)
         events.settle()
     finally:
         events.close()
     stats = fetch_stats(target) or {}
     records = [json.loads(line) for line in lines.getvalue().splitlines()]
-    return Served(outcomes, records, stats["engine"], single)
+    return Served(chosen, outcomes, records, stats["engine"])
 
 
 def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
@@ -163,9 +141,11 @@ def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
     ]
 
 
-def send(target: Target, trace: Many[Planned], console: Console | None = None) -> list[Outcome]:
-    """Send a trace at its times and return the outcomes, in order; RuntimeError when one fails."""
-    run = load.LoadRun(target, trace)
+def send(
+    target: Target, trace: Many[Planned], console: Console | None = None, users: int | None = None
+) -> list[Outcome]:
+    """Send a trace, at its times or by `users`, and return the outcomes, in order; RuntimeError when one fails."""
+    run = load.LoadRun(target, trace, users)
     with Display(run, console, trace[-1].at) if console else nullcontext():
         run.start()
         run.wait()
@@ -178,73 +158,6 @@ def send(target: Target, trace: Many[Planned], console: Console | None = None) -
     return outcomes
 
 
-def speculator_of(server: config.Config, records: Many[Record] = ()) -> Speculator | None:
-    """Return a speculator like the server's: as its mock model has it, or with the drafts of its records."""
-    if server.speculate == "off" or server.drafts == "0":
-        return None
-    if mock.is_mock(server.model):
-        if not server.mock_acceptance:
-            return None
-        return drafting.speculator(server.mock_acceptance, server.drafts)
-    return drafting.replaying(records, server.drafts)
-
-
-def alone(cost: Cost, prompt: int, tokens: int, speculator: Speculator | None = None) -> Run:
-    """Simulate one request on its own."""
-    scheduler = Engine(1, speculator=lambda: speculator).scheduler(Chosen("nobatch"))
-    return simulate(scheduler, [Sequence([0] * prompt, tokens)], cost)
-
-
-def fit_host(cost: Cost, single: Single, server: config.Config | None = None) -> Host:
-    """Return the overheads per request and per step that explain requests sent one at a time, none below 0.
-
-    The overhead before the scheduler sees a request is the time to its first token beyond its first step.
-    """
-    (n0, t0), (n1, t1) = sorted(single.seconds.items())
-    short, long = (alone(cost, single.prompt, n, speculator_of(server) if server else None) for n in (n0, n1))
-    over0, over1 = t0 - float(short.latency[0]), t1 - float(long.latency[0])
-    sigma = max(0.0, (over1 - over0) / (n1 - n0))
-    alpha = max(0.0, over0 - n0 * sigma)
-    before = min(alpha, max(0.0, single.first - float(short.ttft[0]) - sigma))
-    return Host(alpha0=before, alpha1=alpha - before, sigma=sigma)
-
-
-def measure_alone(target: Target, console: Console) -> Single:
-    """Send single requests, one after the other."""
-    prompt = "the king of this house"
-    outcomes_of: dict[int, list[Outcome]] = {n: [] for n in ALONE}
-    planned = [(f"{word} {prompt}", n) for word in WORDS[: TIMES + 1] for n in ALONE]
-    with counted(console, len(planned), "requests sent one at a time") as progress:
-        for number, (text, n) in enumerate(planned, 1):
-            outcomes_of[n] += send(target, [Planned(0, 0.0, text, n)])
-            progress(number)
-    kept = {n: outcomes[1:] for n, outcomes in outcomes_of.items()}  # the first warms up
-    seconds = {n: float(np.median([o.latency for o in some])) for n, some in kept.items()}
-    every = [outcome for some in kept.values() for outcome in some]
-    first = float(np.median([o.ttft or 0.0 for o in every]))
-    return Single(seconds, first, every[-1].prompt_tokens or 0)
-
-
-def simulated(
-    chosen: Chosen,
-    served: Served,
-    trace: Many[Planned],
-    cost: Cost,
-    host: Host,
-    speculator: Speculator | None = None,
-    *,
-    records: bool = True,
-) -> Run:
-    """Simulate the requests with the slots, tokens per step and KV pages of the server."""
-    scheduler = scheduler_of(chosen, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
-    scheduler.speculator = speculator
-    sequences = [
-        Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
-        for planned, o in zip(trace, served.outcomes)
-    ]
-    return simulate(scheduler, sequences, cost, host, records=records)
-
-
 def validate(
     chosen: Chosen,
     cost: Cost,
@@ -253,6 +166,7 @@ def validate(
     console: Console,
     noise: Noise | None = None,
     learn: Path | None = None,
+    running: Target | None = None,
 ) -> Validation:
     """Serve a trace and simulate it, with the host overheads measured before; intervals need the law's noise.
 
@@ -260,16 +174,11 @@ def validate(
     """
     options = [word for name, value in chosen.options.items() for word in ("--policy-option", f"{name}={value}")]
     flags = [*flags, *options]
-    served = serve(chosen.name, flags, trace, console)
-    server = settings(list(map(str, flags)))
-    host = fit_host(cost, served.single, server)
-
-    def replay(law: Cost, records: bool = False) -> Run:
-        speculator = speculator_of(server, served.records)
-        return simulated(chosen, served, trace, law, host, speculator, records=records)
-
-    run = replay(cost, records=True)
-    found = Validation(chosen.name, host, run, served, noise.intervals(replay, cost, run) if noise else {})
+    alone, served = serve(chosen, flags, trace, console, running)
+    host = alone.host(cost)
+    run = served.simulate(cost, host, records=True)
+    within = noise.intervals(lambda law: served.simulate(law, host), cost, run) if noise else {}
+    found = Validation(host, run, served, within)
     if noise and learn:
         intervals.keep(learn, found.scores(noise))
     return found

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from costs import mock
-from costs.cost import Cost, Host, Scaled
+from costs.cost import Cost, Scaled
 from costs.steps import Step, beyond, seen_in, step_of_members
 from scheduling.iteration import SlotSteps
 from scheduling.stretches import Stretch
 from simulate.best import blame, regret
 from simulate.measured.lanes import MAX_WEIGHT, cut, records, stretches
-from simulate.measured.observed import Observed, converse
+from simulate.measured.observed import Observed, converse, seen
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import simulate
 from simulate.trace import Seen, Trace
@@ -32,26 +31,6 @@ LONGEST_WAKE = 0.05  # seconds of an idle loop; a policy that waits for more req
 COMPARED = ("latency_mean_s", "latency_p99_s", "makespan_s")
 MOST_OFF = 0.2  # of a measured time: a simulation that is further off explains nothing,
 LEAST_OFF = 0.005  # unless it is off by less than these seconds
-
-
-def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool, *, is_known: bool) -> tuple[Cost, Host]:
-    """Return the law with which the recorded steps take as long as they did.
-
-    The fit leaves out steps that took far longer than others, and a busy machine has many of them. What slowed this load would
-    have slowed any policy: a fitted law by a factor, one that `is_known` by a moment in each step.
-    """
-    taken = predicted = 0.0
-    count = 0
-    for stretch in steps:
-        taken += stretch.ended - stretch.t
-        predicted += seconds_of(stretch, cost, padded) + (stretch.steps - 1) * host.sigma
-        count += stretch.steps
-    if not predicted:
-        return cost, host
-    if is_known:
-        return cost, replace(host, sigma=max(0.0, host.sigma + (taken - predicted) / count))
-    factor = taken / predicted
-    return Scaled(cost, factor), replace(host, sigma=host.sigma * factor)
 
 
 def seconds_of(stretch: Stretch, cost: Cost, padded: bool) -> float:
@@ -78,29 +57,19 @@ def slowness(scenario: Scenario[Trace], steps: Many[Stretch]) -> float:
     return taken / simulated if simulated else 1.0
 
 
+def slowed(scenario: Scenario[Trace], factor: float) -> Scenario[Trace]:
+    """Return a scenario in which steps, and what the server does between them, take `factor` times as long."""
+    host = replace(scenario.host, sigma=scenario.host.sigma * factor)
+    return replace(scenario, cost=Scaled(scenario.cost, factor), host=host)
+
+
 def extrapolates(steps: Iterable[Stretch], padded: bool, timed: Iterable[Step]) -> bool:
     """Return whether steps are larger than all that were measured, or much smaller, in a part that matters."""
-    seen, strange, count = seen_in(timed), 0, 0
+    sizes, strange, count = seen_in(timed), 0, 0
     for stretch in steps:
         count += stretch.steps
-        strange += stretch.steps * (beyond(seen, step_of_members(stretch.first_members(), padded)) > 1)
+        strange += stretch.steps * (beyond(sizes, step_of_members(stretch.first_members(), padded)) > 1)
     return strange > MOST_STRANGE * count
-
-
-def seen_at(trace: Many[Seen], ids: Many[str], steps: Iterable[Stretch]) -> list[float]:
-    """Return when the loop saw each request: an idle one takes a moment to wake, and sees all that came meanwhile at once.
-
-    Otherwise a burst would begin with a batch of one request where the real server found several.
-    """
-    arrived = {id: seen.at for id, seen in zip(ids, trace)}
-    seen = [one.at for one in trace]
-    idle_since = -np.inf
-    for step in steps:
-        first = min((arrived[id] for id in step.joined if id in arrived), default=-np.inf)
-        if idle_since <= first and step.t - first < LONGEST_WAKE:
-            seen = [step.t if first <= at <= step.t else at for at in seen]
-        idle_since = step.ended
-    return seen
 
 
 @dataclass(frozen=True)
@@ -111,19 +80,16 @@ class Lane:
     steps: Many[Stretch]
 
 
-def moved(trace: Trace, at: Iterable[float]) -> Trace:
-    """Return the requests with these arrivals."""
-    return Trace([one._replace(at=time) for one, time in zip(trace.seen, at)])
-
-
 def as_it_was(server: Observed) -> Scenario[Trace]:
-    """Return the scenario in which the requests arrive when the loop saw them, and its steps take as long as they did."""
-    scenario, steps = server.scenario, server.stretches
-    cost, host = scenario.cost, scenario.host
-    if not server.cost or mock.is_mock(server.cost):
-        cost, host = adjusted(cost, host, steps, scenario.asked[0].padded, is_known=bool(server.cost))
-    at = seen_at(scenario.rows.seen, server.ids, steps)
-    return replace(scenario, cost=cost, host=host, rows=moved(scenario.rows, at))
+    """Return the scenario in which the requests arrive when the loop saw them, and its steps take as long as they did.
+
+    The fit leaves out steps that took far longer than others, and a busy machine has many of them. What slowed this load would
+    have slowed any policy. A burst would begin with a batch of one request if an idle loop did not take a moment to wake.
+    """
+    scenario, trace = server.scenario, server.scenario.rows.seen
+    at = seen((one.at for one in trace), ((step.t, step.ended) for step in server.stretches), LONGEST_WAKE)
+    scenario = replace(scenario, rows=Trace([one._replace(at=time) for one, time in zip(trace, at)]))
+    return scenario if server.cost else slowed(scenario, slowness(scenario, server.stretches))
 
 
 def bound(scenario: Scenario[Trace]) -> dict[str, Any] | None:
@@ -229,8 +195,7 @@ def blame_from(server: Observed, id: str) -> dict[str, Any]:
     run = scenario.serve(*scenario.policies)
     if not all(explains(real, late + blame.parts_of(seq)) for seq in run.done if seq.id == asked):
         factor = slowness(scenario, [step for step in server.stretches if step.t < one.at + latency])
-        host = replace(scenario.host, sigma=scenario.host.sigma * factor)
-        scenario = replace(scenario, cost=Scaled(scenario.cost, factor), host=host)
+        scenario = slowed(scenario, factor)
         run, basis = scenario.serve(*scenario.policies), {**basis, "scaled_by": factor}
     found = blame.of(partial(scenario.fresh, *scenario.policies), scenario.cost, scenario.host, asked, run)
     found = replace(found, took=found.took + late, alone=found.alone + late)

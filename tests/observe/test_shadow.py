@@ -22,7 +22,7 @@ import pytest
 import policies
 from config import Config, ConfigError
 from costs.cost import Affine, Host
-from costs.steps import step_of, step_of_members
+from costs.steps import decoding, step_of, step_of_members
 from launch.preflight import check_shadow
 from observe.replay.question import Server as Described
 from observe.replay.recording import MAX_AGE, MAX_REQUESTS, MAX_STRETCHES, STEPS_PER_SIZE, Recording
@@ -307,6 +307,14 @@ def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:
     law, error = observed_law.fit(steps, seconds)
     assert sum(map(law.seconds, steps)) == pytest.approx(sum(seconds))
     assert 0.03 < error < 0.2
+
+
+def test_the_law_of_a_mixture_of_experts_is_found_in_its_own_steps() -> None:
+    mixture = Affine(base=0.01, decode=1e-4, experts=0.05, chosen=1 / 16)
+    steps = [decoding(rows, 100 * rows, 100) for rows in range(1, 33)] * 60
+    law, error = observed_law.fit(steps, [mixture.seconds(step) for step in steps])
+    assert error < 0.001
+    assert law.seconds(decoding(64, 6400, 100)) == pytest.approx(mixture.seconds(decoding(64, 6400, 100)), rel=0.02)
 
 
 def test_a_single_outlier_does_not_change_the_fit() -> None:

@@ -134,14 +134,9 @@ def test_a_machine_that_was_often_slow_is_simulated_as_slow() -> None:
 
 
 def test_requests_that_came_while_the_loop_woke_are_seen_together() -> None:
-    trace = [observed.Seen(at, 5, 5, 1.0) for at in (1.0, 1.001, 1.004, 2.0, 9.0)]
-    ids = ["a", "b", "c", "d", "e"]
-
-    def step(t: float, *joined: str, seconds: float = 2.0) -> Stretch:
-        return Stretch(1, t, t + seconds, 1, "static", 0, list(joined), [], [], (1, 0, 0, 0, 0), 0, 0, None, ())
-
-    steps = [step(1.003, "a", "b"), step(3.003, "c", "d"), step(9.2, "e")]
-    assert simulated.seen_at(trace, ids, steps) == [1.003, 1.003, 1.004, 2.0, 9.0]  # the last waited for the policy
+    steps = [(1.003, 3.003), (3.003, 5.003), (9.2, 11.2)]
+    seen = observed.seen([1.0, 1.001, 1.004, 2.0, 9.0], steps, simulated.LONGEST_WAKE)
+    assert seen == [1.003, 1.003, 1.004, 2.0, 9.0]  # the last waited for the policy
 
 
 def test_lanes_have_the_same_requests_under_the_same_names() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_validate import served_by
+from test_validate import alone, served_by
 
 from client.report import plots_requests, store
 from client.report.album import Album
@@ -175,7 +175,9 @@ def test_a_server_is_validated_with_intervals_which_learn_from_it(
     path = calibrated(tmp_path / "cost.json")
     line = ["validate", "dynamic", "--num", "12", "--rate", "4", "--learn", "--cost"]
     monkeypatch.setattr(
-        validate, "serve", lambda policy, flags, trace, console: served_by(policy, Scaled(LAW, 1.02), trace)
+        validate,
+        "serve",
+        lambda chosen, flags, trace, *_: (alone(LAW), served_by(chosen.name, Scaled(LAW, 1.02), trace)),
     )
     main([*line, str(path)])
     captured = capsys.readouterr()

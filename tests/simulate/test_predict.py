@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from scheduling.sequence import Sequence
 from simulate import result
 from simulate.__main__ import main
 from simulate.measured import predict
+from simulate.measured.observed import seen
+from simulate.scenario import Chosen
 from simulate.simulator import simulate
 
 
@@ -100,20 +103,14 @@ def test_a_comparison_shows_which_clients_made_which_wait(tmp_path: Path, capsys
 
 def test_another_order_of_steps_is_seen(folder: Path) -> None:
     results = store.read(folder)
-    run = results.whole(results.of("dynamic", "poisson:6")[0])
-    run["server_after"]["policy"] = "nobatch"
-    lines = results.lines("dynamic", "poisson:6")
-    _, facts = predict.replay(run, lines, results.iterations("dynamic", "poisson:6"), published.make("oracle-a"))
+    served = predict.served_of(results, results.of("dynamic", "poisson:6")[0])
+    _, facts = predict.replay(replace(served, chosen=Chosen("nobatch")), published.make("oracle-a"))
     assert facts["steps_alike"] < 0.5 * facts["steps"]
 
 
 def test_what_came_while_nobody_ran_is_seen_when_the_loop_wakes() -> None:
-    def step(n: int, t: float, members: int, left: int) -> dict[str, object]:
-        return {"n": n, "t": t, "seconds": 1.0, "members": [{}] * members, "left": [{}] * left}
-
-    records = [step(1, 10.0, 2, 0), step(2, 11.0, 2, 2), step(3, 20.0, 1, 1)]
-    arrived = {"woke": 9.5, "during": 11.5, "slept": 19.0, "late": 21.5}
-    assert predict.seen(arrived, records) == {**arrived, "woke": 10.0, "slept": 20.0}
+    arrived = [9.5, 11.5, 19.0, 21.5]  # it woke, it ran, it slept, it was too late
+    assert seen(arrived, [(10.0, 11.0), (11.0, 12.0), (20.0, 21.0)]) == [10.0, 11.5, 20.0, 21.5]
 
 
 def test_what_a_server_does_not_tell_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

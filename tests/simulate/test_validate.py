@@ -3,57 +3,74 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from rich.console import Console
 
 from client.data import Planned
+from client.report.measure import Outcome
 from costs import published
-from costs.cost import Cost, Host, Scaled
-from scheduling.sequence import Sequence
+from costs.cost import Affine, Cost, Host, Scaled
 from simulate.__main__ import main
+from simulate.engines import known
+from simulate.fitting.fitted import Fitted, save
+from simulate.logs.log import Log
 from simulate.measured import comparison, validate
 from simulate.measured.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
-from simulate.measured.validate import Served, Single, Validation, fit_host, simulated
+from simulate.measured.intervals import Noise
+from simulate.measured.served import Served
+from simulate.measured.validate import Validation
 from simulate.result import chunks_of, outcome
-from simulate.scenario import Chosen
+from simulate.scenario import Chosen, Scenario
 from simulate.simulator import Run
+from simulate.trace import Seen, Trace
+from tests.support.servers import Server
 
 ENGINE = {"max_batch_size": 8, "max_tokens_per_step": 256, "kv": None}
 LAW = published.make("oracle-a")
 SLOWER = Scaled(LAW, 1.56)
+NONE = Host()
+
+
+def asked(policy: str, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Served:
+    """Return a trace of prompts of different lengths that no server has served yet."""
+    outcomes = [
+        Outcome(i, p.num_tokens, p.at, p.at, p.at, p.num_tokens, prompt_tokens=5 + i % 9, id=f"r{i}", max_tokens=p.num_tokens)
+        for i, p in enumerate(trace)
+    ]  # fmt: skip
+    return Served(Chosen(policy), outcomes, [], engine)
 
 
 def run_of(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Run:
-    outcomes = [
-        outcome(i, Sequence([0] * (5 + i % 9), p.num_tokens, id=f"r{i}", arrived_at=p.at), Run("", []), {})
-        for i, p in enumerate(trace)
-    ]
-    return simulated(Chosen(policy), Served(outcomes, [], engine, single_of(cost)), trace, cost, Host())
+    return asked(policy, trace, engine).simulate(cost, Host(), records=True)
 
 
-def single_of(cost: Cost) -> Single:
-    """Return what single requests take on a server whose steps take what `cost` says."""
-    runs = {n: validate.alone(cost, 5, n) for n in validate.ALONE}
-    return Single({n: float(r.latency[0]) for n, r in runs.items()}, float(runs[4].ttft[0]), 5)
+def alone(cost: Cost, host: Host = NONE) -> Served:
+    """Return requests that a server served one at a time, whose steps take what `cost` says."""
+    return served_by("dynamic", cost, [Planned(i, 10.0 * i, "", n) for i, n in enumerate((4, 32, 4, 32))], host=host)
 
 
-def served_by(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Served:
+def served_by(
+    policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE, host: Host = NONE
+) -> Served:
     """Return what a server would have done whose steps take what `cost` says."""
-    run = run_of(policy, cost, trace, engine)
+    run = asked(policy, trace, engine).simulate(cost, host, records=True)
     chunks = chunks_of(run)
     outcomes = [outcome(i, seq, run, chunks) for i, seq in enumerate(run.sequences)]
-    return Served(outcomes, steps_of(run), engine, single_of(cost))
+    outcomes = [replace(o, queue=(o.queue or 0.0) - host.alpha0) for o in outcomes]  # of which a server does not know
+    return Served(Chosen(policy), outcomes, steps_of(run), engine)
 
 
 def both(predicted: Cost, measured: Cost, rate: float, policy: str = "dynamic") -> Validation:
     """Validate one cost model against a server that takes what another says; the host takes no time."""
     trace = validate.draw(rate, 60, seed=1)
     served = served_by(policy, measured, trace)
-    run = simulated(Chosen(policy), served, trace, predicted, Host())
-    return Validation(policy, Host(), run, served)
+    return Validation(Host(), served.simulate(predicted, Host(), records=True), served)
 
 
 def beyond(validation: Validation) -> set[str]:
@@ -71,7 +88,7 @@ def test_a_server_that_is_what_the_model_says_is_met_in_every_figure(policy: str
     assert {"mean TTFT", "p99 ITL", "p99 latency", "mean batch size"} < {c.name for c in found.compared}
     for c in found.compared:
         assert c.predicted == pytest.approx(c.measured, rel=1e-6), c
-    assert found.agreement == 1
+    assert agreement(*found.steps) == 1
     told = found.to_dict()
     assert told["batch_sizes"]["predicted"] == told["batch_sizes"]["measured"]
     json.dumps(told, allow_nan=False)
@@ -117,17 +134,14 @@ def test_batch_sizes_share_a_row_where_there_are_too_many() -> None:
 
 def test_gaps_are_between_the_steps_that_gave_tokens() -> None:
     run = run_of("chunked", LAW, validate.draw(9.0, 40, seed=3), {**ENGINE, "max_tokens_per_step": 8})
-    prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
-    assert sorted(token_gaps(steps_of(run), prompts)) == pytest.approx(sorted(run.gaps))
+    assert sorted(token_gaps(steps_of(run))) == pytest.approx(sorted(run.gaps))
 
 
-def test_the_hosts_part_is_what_single_requests_take_beyond_the_model() -> None:
-    exact = single_of(LAW)
-    slower = {n: t + 0.008 + 0.002 * n for n, t in exact.seconds.items()}
-    found = fit_host(LAW, Single(slower, exact.first + 0.005, 5))
+def test_the_hosts_part_is_what_single_requests_take_beyond_the_steps_and_the_model() -> None:
+    host = Host(alpha0=0.003, alpha1=0.005, sigma=0.002)
+    found = alone(LAW, host).host(LAW)
     assert (found.alpha0, found.alpha1, found.sigma) == pytest.approx((0.003, 0.005, 0.002))
-    faster = {n: t - 0.001 for n, t in exact.seconds.items()}
-    assert fit_host(LAW, Single(faster, exact.first, 5)) == Host()
+    assert alone(LAW).host(SLOWER) == Host(alpha0=pytest.approx(0), alpha1=pytest.approx(0))
 
 
 @pytest.mark.parametrize(
@@ -145,17 +159,12 @@ def test_a_server_is_simulated_with_the_room_that_it_has(engine: dict[str, Any],
 
 
 def test_prompts_that_the_server_had_cached_are_not_computed_by_the_simulator_either() -> None:
-    trace = [Planned(0, 0.0, "", 4)]
-    sent = Sequence([0] * 50, 4, id="r0")
-    seen = outcome(0, sent, Run("", []), {})
-    assert seen.cached_tokens == 0
-    sent.cached = 48
-    again = outcome(0, sent, Run("", []), {})
     law = published.make("affine", {"base": 0.0, "token": 1.0, "row": 0.0})
+    (sent,) = asked("dynamic", [Planned(0, 0.0, "", 4)]).outcomes
     seconds = [
-        simulated(Chosen("dynamic"), Served([o], [], ENGINE, single_of(LAW)), trace, law, Host()).busy
-        for o in (seen, again)
-    ]
+        Served(Chosen("dynamic"), [replace(sent, prompt_tokens=50, cached_tokens=n)], [], ENGINE).simulate(law, Host()).busy
+        for n in (0, 48)
+    ]  # fmt: skip
     assert seconds == pytest.approx([53, 5])
 
 
@@ -164,9 +173,9 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let servers be simulated ones at LAW's pace; return the flags that the last was started with."""
     started: list[str] = []
 
-    def serve(policy: str, given: Many[str], trace: Many[Planned], console: Console) -> Served:
+    def serve(chosen: Chosen, given: Many[str], trace: Many[Planned], *_: Any) -> tuple[Served, Served]:
         started[:] = given
-        return served_by(policy, LAW, trace, {**ENGINE, "max_batch_size": 32})
+        return alone(LAW), served_by(chosen.name, LAW, trace, {**ENGINE, "max_batch_size": 32})
 
     monkeypatch.setattr(validate, "serve", serve)
     return started
@@ -289,3 +298,50 @@ def test_a_real_server_is_measured_step_by_step(capsys: pytest.CaptureFixture[st
 def test_a_server_that_does_not_start_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "dynamic", "--cost", "oracle-a", "--model", "no/such/folder"]) == 1
     assert "the server did not start: " in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a mock server that already runs."""
+    log = tmp_path_factory.mktemp("running") / "log"
+    with Server(log, "dynamic", "--model", "mock:oracle-a", "--max-batch-size", "4", "--access-log", "off") as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.mark.process
+def test_a_server_that_runs_is_validated_by_its_steps(running: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["validate", "dynamic", "--url", running, "--cost", "oracle-a", "--num", "6", "--rate", "8"])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert {"mean TTFT", "p99 ITL", "mean batch size"} < {c["name"] for c in run["compared"]}
+    assert max(map(int, run["batch_sizes"]["predicted"])) <= 4
+    for policy, words in (
+        ("static", "runs dynamic. Name its policy"),
+        ("dynamic --dtype float32", "no effect with --url"),
+    ):
+        assert main(["validate", *policy.split(), "--url", running, "--cost", "oracle-a"]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["validate", "dynamic", "--url", running]) == 2
+    assert "--url needs --cost" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_a_server_without_steps_is_validated_by_a_fit_of_it(
+    running: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, trace = known.get("ours"), Trace([Seen(0.0, 5, 5, 0.1)])
+    law = Affine(base=0.0086, decode=0.0002, prefill=0.005)  # about that of the server
+    scenario = Scenario((kind.policy,), replace(kind.engine, slots=4), law, Host(first_step=9.0), trace)
+    log = Log(trace, np.array([0.05]), np.array([0.1]))
+    path = tmp_path / "fit.json"
+    save(path, Fitted(scenario, Noise((0.0, 0.01), 0.05, 10), log, kind, {}, {"ttft": 0.0, "latency": 0.0}))
+    main(["validate", "ours", "--url", running, "--cost", str(path), "--num", "6", "--rate", "8"])
+    captured = capsys.readouterr()
+    (run,) = json.loads(captured.out)["runs"]
+    compared = {c["name"]: c for c in run["compared"]}
+    assert {"mean TTFT", "p99 TPOT", "p99 latency"} < set(compared)
+    assert compared["mean latency"]["bound"] in (comparison.LATENCY, comparison.SATURATED_LATENCY)
+    low, high = compared["mean TPOT"]["interval"]
+    assert low < compared["mean TPOT"]["predicted"] < high
+    assert 0.5 < compared["mean TPOT"]["predicted"] / compared["mean TPOT"]["measured"] < 2
+    assert main(["validate", "vllm", "--url", running, "--cost", str(path)]) == 2
+    assert "is a fit of ours (dynamic)" in capsys.readouterr().err
