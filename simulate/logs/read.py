@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from simulate.logs.formats import FORMATS
+from simulate.logs.checks import checked
+from simulate.logs.formats import FORMATS, PROBE
 from simulate.logs.log import Log
 
 MOST_BYTES = 1 << 28
@@ -24,7 +25,7 @@ def read(path: Path) -> Log:
             examples = "".join(f"\n  {format.made_by}" for format in FORMATS)
             raise ValueError(f"its format is unknown. Use a file of one of these:{examples}")
         try:
-            return Log.of(format.read(rows, file))
+            return checked(*format.read(rows, file), designed=format.made_by == PROBE)
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"it is damaged for {format.made_by!r} ({type(error).__name__}: {error})") from error
     except UnicodeDecodeError as error:
