@@ -78,7 +78,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     ))  # fmt: skip
     if args.dry_run:
         return {"tokens": most}
-    load = Probe(target, phases, args.tokens, time.perf_counter() + 60 * args.minutes, server, rng)
+    load = Probe(target, phases, args.tokens, time.perf_counter() + 60 * args.minutes, rng)
 
     def state() -> State:
         left = max(0, load.until - time.perf_counter())

@@ -74,23 +74,10 @@ def _flaws(ran: Many[Request], whole: int, designed: bool) -> Iterator[Note]:
         yield Note("There are no times of first tokens, so that waiting and computing prompts are not told apart.", 2.0)
     if np.ptp(sent) <= 0.01 * (np.nanmax(last) - sent[0]):
         yield Note("All requests arrived at once: their order decides who waits, and an idle server was not seen.", 1.5)
-    if not designed and (pause := _silence(sent, sent, last, np.diff(sent))):
+    usual, reach = np.diff(sent)[np.diff(sent) > 0], np.fmax.accumulate(last)[:-1]
+    pause = np.diff(sent)[reach >= sent[1:]].max(initial=0.0)  # while something ran
+    if not designed and len(usual) and pause > SILENCE * np.median(usual):
         yield Note(f"No request arrived for {pause:.3g} s while others ran: a pause, or missing lines.", 1.25)
-    streams = [r.chunks for r in ran if r.chunks]
-    tokens, gaps = (np.concatenate([[], *some]) for some in (streams, map(np.diff, streams)))
-    begins, ends = (np.array([times[i] for times in streams]) for i in (0, -1))
-    if pause := _silence(np.sort(tokens), begins, ends, gaps):
-        yield Note(f"No token came for {pause:.3g} s while answers ran: a pause, or a very long step.", 1.25)
-
-
-def _silence(events: np.ndarray, begins: np.ndarray, ends: np.ndarray, usual: np.ndarray) -> float:
-    """Return the longest time between two events in which something ran, if it is unusual beside these gaps; else 0."""
-    if not (usual > 0).any():
-        return 0.0
-    order = np.argsort(begins)
-    reach = np.fmax.accumulate(ends[order])[np.searchsorted(begins[order], events[:-1], "right") - 1]
-    longest = np.diff(events)[reach >= events[1:]].max(initial=0.0)
-    return float(longest) if longest > SILENCE * np.median(usual[usual > 0]) else 0.0
 
 
 def _retries(arrived: Many[Request]) -> Iterator[Note]:

@@ -195,7 +195,7 @@ def test_a_log_cannot_name_a_file_that_is_then_run(tmp_path: Any) -> None:
     "given", [{"slots": 0}, {"kv_tokens": -1}, {"overlap": "perhaps"}, {"tokens_per_step": True}, {"overlpa": 1}]
 )
 def test_a_wrong_option_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be|Did you mean 'overlap'"):
+    with pytest.raises(ValueError, match=r"must be|Did you mean 'overlap'"):
         known.get("vllm").serve({}, given)
 
 

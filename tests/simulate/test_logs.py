@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from client.report import store
 from simulate.logs import read as reader
-from simulate.logs.formats import FORMATS
 from simulate.logs.checks import checked
+from simulate.logs.formats import FORMATS
 from simulate.logs.log import Request
 from simulate.logs.read import read
 from simulate.places import NAN
@@ -202,13 +202,6 @@ def test_a_flawless_log_has_no_notes() -> None:
     log = checked(steady())
     assert not log.notes
     assert log.widening == 1
-
-
-def test_a_pause_of_the_server_shows_in_streams() -> None:
-    times = [0.1 * i + (5 if i > 20 else 0) for i in range(40)]
-    paused = [r._replace(first=times[0], sent=-0.01 * i, last=times[-1], output=40, chunks=times)
-              for i, r in enumerate(steady())]  # fmt: skip
-    assert "No token came for 5.1 s" in notes(paused)
 
 
 def test_missing_token_counts_are_the_number_of_chunks() -> None:
