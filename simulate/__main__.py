@@ -33,6 +33,7 @@ COMMANDS = {
     "probe": "Send any server a designed load of a few minutes, and fit what its steps cost.",
     "fit": "Fit what the steps of any server cost, from a log of its requests.",
     "validate": "Send the same arrivals through a real server and the simulator, side by side.",
+    "advise": "Say what other settings would have done to the requests of a log, and check whether it was true.",
     "predict": "Simulate the requests of a comparison and compare with its measurements.",
     "adversary": "Search for the requests on which a policy does worst, compared with another policy or a bound.",
     "check": "Test a policy on thousands of random cases and report which law it breaks.",

@@ -16,7 +16,7 @@ import pytest
 from config import flag
 from simulate.__main__ import COMMANDS, build_command, main
 from simulate.arena.grade import Grade
-from simulate.commands import check, grade, new, try_out
+from simulate.commands import advise, check, grade, new, try_out
 from simulate.laws.check import Verdict
 from simulate.measured import calibrate, validate
 from tests.support import points
@@ -79,6 +79,7 @@ CALIBRATE = "calibrate --out OUT/cost.json"
 VALIDATE = "validate dynamic --cost llm-mock"
 PROBE = "probe http://here --engine vllm --log OUT/log --out OUT/cost"
 CHECK = "check window"
+ADVISE = "advise TRACE"
 TRY = "try MINE"
 ARENA = "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1"
 ADVERSARY = "adversary static --requests 4 --tries 20 --out OUT/a.csv"
@@ -172,6 +173,16 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--server-flag": (VALIDATE, "--model=bard"),
         "--learn": ("validate dynamic --cost NOISYCOST", ""),
         **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},
+    },
+    "advise": {
+        "--engine": (ADVISE, "vllm"),
+        "--trace": (ADVISE, "TRACE"),
+        "--slo": (ADVISE, "ttft:1"),
+        "--policy": (ADVISE, "MINE"),
+        "--anyway": (ADVISE, ""),
+        "--advice": ("advise --check TRACE", "OUT/a.json"),
+        "--check": (ADVISE, "TRACE"),
+        "--applied": ("advise --check TRACE", "2"),
     },
     "probe": {
         "--tokens": (PROBE, "3000"),
@@ -295,6 +306,10 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulate.commands.probe.with_model", lambda target: target)
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
+    monkeypatch.setattr(
+        advise, "fitted_of", lambda args, console: ask(args.engine, args.trace, args.slo, args.policy, args.anyway)
+    )
+    monkeypatch.setattr(advise, "check", lambda args, console: ask(args.check.name, args.advice.name, args.applied))
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))

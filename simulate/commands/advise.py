@@ -1,0 +1,188 @@
+"""Say what other settings would have done to the requests of a log, and afterwards whether it was true."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from costs.cost import Cost
+from simulate.advise.changes import Change, changes_of, chosen_of, own_change, serve, way_of
+from simulate.advise.search import DRAWS, LEAST, MET, Search, figures_of, growth
+from simulate.best import regret
+from simulate.commands.arguments import Sections
+from simulate.commands.fit import fit
+from simulate.engines import known
+from simulate.fitting import fitted as fits
+from simulate.fitting.fitted import Fitted
+from simulate.laws import first
+from simulate.logs.log import Log
+from simulate.logs.read import read
+from simulate.simulator import Run
+from terminal import options as line
+from terminal.console import say, table_of
+from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values
+from terminal.progress import counted
+
+LAW_SECONDS = 5.0  # for the check of a policy of the user's own
+SAME = "no difference that can be told"
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    source = "log, file that `fit` wrote, or URL of a server, which is probed first"
+    return {
+        "arguments": [Argument("source", source, metavar="LOG|URL", required=False)],
+        "options": [
+            Option("--engine", "scheduler of the server (default: as the log says)", Choice(known.names(), "NAME")),
+            Option("--trace", "serve the requests of this log instead", FILE),
+            Option(
+                "--slo", "limits in seconds of ttft, itl (mean of an answer) and latency: the goal is the share of requests "
+                "within them, and otherwise the mean latency", metavar="ttft:0.5,itl:0.05",
+            ),
+            Option("--policy", "file of a policy or order to try too; may be repeated", metavar="FILE", repeat=True, default=[]),
+            Option("--anyway", "advise even if the fit is in doubt", None),
+            Option("--advice", "file of the advice", FILE, default=Path("advice.json")),
+            Option("--check", "compare a log measured after a change with the advice", FILE, metavar="NEWLOG"),
+            Option("--applied", "with --check: the number of the change", Number(1), default=1),
+        ],
+    }  # fmt: skip
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Advise, or compare a newer log with the advice."""
+    if args.check:
+        return check(args, console)
+    limits, own = limits_of(args.slo), [own_change(file) for file in args.policy]
+    fitted = fitted_of(args, console)
+    for doubt in fitted.doubts:
+        say(console, f"doubt: {doubt}")
+    if fitted.doubts and not args.anyway:
+        say(console, "no advice, since its intervals could be wrong. Use --anyway to see it")
+        return {"good": False, "doubts": fitted.doubts}
+    for chosen in (chosen_of(fitted, change) for change in own):
+        if broken := first.problem(chosen.name, LAW_SECONDS, chosen.options):
+            say(console, f"warning: {broken}")
+    done = count(1)
+    with counted(console, None, "simulations") as progress:
+        search = Search(fitted, limits, lambda: progress(next(done)))
+        advice = search.best(changes_of(fitted), own)
+    show(console, search, advice)
+    file = args.advice.with_suffix(".fit.json").absolute()
+    fits.save(file, fitted)
+    result = {"limits": limits, "served": search.served, "advice": advice, "failed": search.failed, "fit": str(file)}
+    args.advice.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    say(console, f"written: {args.advice}. After a change: ./eb advise --check NEWLOG --applied NUMBER")
+    return result
+
+
+def fitted_of(args: Values, console: Console) -> Fitted:
+    """Return the fit of the source, with the requests that are to be served."""
+    if not args.source:
+        raise UsageError("there is neither a log nor a URL. Use ./eb advise LOG")
+    source = Path(args.source)
+    if args.source.startswith(("http://", "https://")):
+        if not args.trace:
+            raise UsageError("a probe has no requests of yours. Use --trace LOG with some")
+        from simulate.commands import probe  # which loads what sends
+
+        flags = [args.source, *(("--engine", args.engine) if args.engine else ())]
+        given = line.read(line.Command("python -m simulate probe", "", probe.options()), flags)
+        probe.run(given, console)
+        source = given.out
+    try:
+        fitted = fits.load(source)
+    except ValueError:  # not a file that `fit` wrote
+        log = read(source)
+        if not (engine := args.engine or log.server.get("engine")):
+            raise UsageError(f"{source} does not say what served it. Use --engine vllm, or another") from None
+        fitted = fit(log, known.get(engine), {}, console)
+    return replace(fitted, scenario=replace(fitted.scenario, rows=read(args.trace).trace)) if args.trace else fitted
+
+
+def limits_of(text: str | None) -> dict[str, float]:
+    """Return the limits of --slo by name."""
+    limits = {}
+    for name, _, value in (part.partition(":") for part in (text or "").split(",") if part):
+        limits[name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else 0.0
+        if name not in ("ttft", "itl", "latency") or not limits[name]:
+            raise UsageError(f"--slo {name}:{value} is no limit. Use seconds of ttft, itl or latency, as in ttft:0.5")
+    return limits
+
+
+def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> None:
+    """Print what was served, each change with its interval, how to apply it, and the distance to the bound."""
+    fitted, goal = search.fitted, search.names[0]
+    rows = [("as served, simulated", "", search.served)]
+    if fitted.scenario.rows == fitted.log.trace:  # and not those of --trace
+        rows.insert(0, ("as served, measured", "", measured(fitted.log, search.limits)))
+    rows += [(f"{i} {each['title']}", told(each["gains"][goal]), each["figures"]) for i, each in enumerate(advice, 1)]
+    cells = [(change, gain, *(shown(name, found[name]) for name in search.names)) for change, gain, found in rows]
+    requests = f"{len(fitted.scenario.rows.seen):,} requests of {fitted.kind.title}"
+    caption = f"{requests}; change of {goal}, 90 % interval; in s"
+    console.print(table_of(caption, ("what", "change", *search.names), cells, 2))
+    better = [each for each in advice if (each["gains"][goal][1] > 0 if goal == MET else each["gains"][goal][2] < 0)]
+    for i, each in enumerate(advice, 1):
+        if each["notes"] or each in better:  # what is worse needs no instruction
+            say(console, ". ".join((f"{i}: {way_of(fitted, each['change'])}", *each["notes"])))
+    if not better:
+        say(console, f"no change improves the {goal} as far as this log can tell")
+    for name, why in search.failed.items():
+        say(console, f"left out: {name}: {why}")
+    scheduler = fitted.scenario.engine.scheduler(fitted.scenario.policies[0])
+    say(console, f"as served: {regret.sentence(regret.of(serve(fitted, {}), fitted.scenario.cost, scheduler))}")
+
+
+def check(args: Values, console: Console) -> dict[str, Any]:
+    """Compare a log that was measured after a change with what is expected for its requests."""
+    file = json.loads(args.advice.read_text(encoding="utf-8"))
+    if args.applied > len(file["advice"]):
+        raise UsageError(f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use one")
+    fitted, log, limits = fits.load(Path(file["fit"])), read(args.check), file["limits"]
+    title, change = (file["advice"][args.applied - 1][key] for key in ("title", "change"))
+
+    def again(law: Cost, change: Change = change) -> Run:
+        return serve(fitted, change, log.trace, law)
+
+    def times(run: Run) -> dict[str, float]:
+        return figures_of(run.ttft, run.latency, run.tokens, limits)
+
+    law, real = fitted.scenario.cost, measured(log, limits)
+    before, after = times(again(law, {})), again(law)
+    expected = fitted.noise.intervals(again, law, after, times, DRAWS)
+    true = {name: low * (1 - LEAST) <= real[name] <= high * (1 + LEAST) for name, (low, high) in expected.items()}
+    cells = [(name, shown(name, before[name]), f"{shown(name, low)} to {shown(name, high)}", shown(name, real[name]),
+              "yes" if true[name] else "NO") for name, (low, high) in expected.items()]  # fmt: skip
+    heads = ("seconds", "without it", "expected with it", "measured", "as expected")
+    console.print(table_of(f"{title}, on the requests of {args.check}", heads, cells))
+    goal = next(iter(real))
+    now, then = (growth(goal, before, figures) for figures in (real, times(after)))
+    say(console, f"The advice was {'true' if all(true.values()) else 'not true'}: {sum(true.values())} of {len(true)} figures "
+        f"are as expected. The {goal} changed by {now:+.0%}, and {then:+.0%} was expected")  # fmt: skip
+    return {"good": all(true.values()), "measured": real, "expected": expected, "without": before}
+
+
+def measured(log: Log, limits: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures of the requests whose first and last token are in the log."""
+    whole = np.isfinite(log.first) & np.isfinite(log.last)
+    if not whole.any():
+        raise ValueError("no request of the log has a first and a last token. Use a log of answered requests")
+    at = log.at[whole]
+    return figures_of(log.first[whole] - at, log.last[whole] - at, log.output[whole], limits)
+
+
+def shown(name: str, value: float) -> str:
+    return f"{value:.1%}" if name == MET else f"{value:,.3g}"
+
+
+def told(gain: Many[float]) -> str:
+    center, low, high = gain
+    return SAME if low <= 0 <= high else f"{center:+.0%} ({low:+.0%} to {high:+.0%})"
