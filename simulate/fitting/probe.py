@@ -121,11 +121,9 @@ class Probe:
     def _send(self, phase: Phase) -> list[Outcome]:
         """Send a phase; return the outcomes in order, with times since its start."""
         self.phase = phase.name
-        trace = [
-            Planned(i, after * self._step, self._prompt(prompt), answer)
-            for i, (after, prompt, answer) in enumerate(phase.asks)
-        ]
-        run = LoadRun(self.target, trace, phase.users, on_outcome=self._count)
+        asks = enumerate(phase.asks)
+        trace = [Planned(i, after * self._step, self._prompt(prompt), most) for i, (after, prompt, most) in asks]
+        run = LoadRun(self.target, trace, phase.users)
         run.start()
         start = time.perf_counter() - run.now()
         try:
@@ -133,6 +131,7 @@ class Probe:
         finally:  # Ctrl-C keeps what was measured
             outcomes = sorted(run.outcomes(), key=lambda outcome: outcome.index)
             run.close()
+            self.spent += sum((o.prompt_tokens or 0) + o.tokens for o in outcomes)
             if phase.name != "first":  # which may wait for a compilation
                 self.rows += [row(phase, o, start) for o in outcomes]
         for o in outcomes:
@@ -141,9 +140,6 @@ class Probe:
                 remedy = "Check the server, --api, --model and --api-key, raise --timeout, or lower --tokens"
                 raise RuntimeError(f"a request of phase {phase.name!r} failed: {error}: {o.detail[:80]}. {remedy}")
         return outcomes
-
-    def _count(self, o: Outcome) -> None:
-        self.spent += (o.prompt_tokens or 0) + o.tokens
 
     def _prompt(self, tokens: int) -> str:
         """Return a prompt that shares no page with another: it begins with words of three places of the plays."""

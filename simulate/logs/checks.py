@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from simulate.logs.log import NAN, Log, Note, Request
+from simulate.logs.log import Log, Note, Request
+from simulate.places import NAN
 
 FEWEST, FEW = 3, 20  # whole answers: fewer are refused; fewer make the intervals wider
 SLACK = 1e-4  # seconds by which rounded times may contradict each other
@@ -83,10 +84,10 @@ def _flaws(ran: Many[Request], whole: int, designed: bool) -> Iterator[Note]:
 def _retries(arrived: Many[Request]) -> Iterator[Note]:
     """A retry follows a failed request, and has its id, or its prompt's length where few others have it."""
     usual, failed = Counter(r.prompt for r in arrived), [r for r in arrived if r.error]
-
-    def repeats(r: Request, other: Request) -> bool:
-        alike = r.id == other.id != "" or (r.prompt == other.prompt and usual[r.prompt] <= ALIKE)
-        return alike and 0 < r.sent - other.sent <= RETRY_SECONDS
-
-    if retries := sum(any(repeats(r, other) for other in failed) for r in arrived):
-        yield Note(f"Requests that seem to repeat failed ones: {retries}. Another server may not fail so.", 1.2)
+    retries = {
+        i for other in failed for i, r in enumerate(arrived)
+        if 0 < r.sent - other.sent <= RETRY_SECONDS
+        and (r.id == other.id != "" or (r.prompt == other.prompt and usual[r.prompt] <= ALIKE))
+    }  # fmt: skip
+    if retries:
+        yield Note(f"Requests that seem to repeat failed ones: {len(retries)}. Another server may not fail so.", 1.2)
