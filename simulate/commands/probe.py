@@ -39,7 +39,7 @@ def options() -> Sections:
         ],
         "server": [
             Option("--engine", "what serves there, such as vllm (default: what its reports show)", metavar="NAME"),
-            Option("--slots", "requests that it serves at once (default: what it reports, or a burst shows)", Number(1)),
+            Option("--slots", "requests that it serves at once (default: what it reports, or the fit finds)", Number(1)),
             Option("--model", "name of the model (default: the one that the server reports)", metavar="NAME"),
             Option("--api", "API of the server", Choice(APIS), default="openai"),
             Option("--api-key", "API key", KEY, envvar="EB_API_KEY"),
