@@ -104,7 +104,7 @@ def simulated(name: str) -> click.Command:
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
     "serve": serve, "chat": chat, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top,
-    "simulate": simulate, **{name: partial(simulated, name) for name in ("probe", "advise", "new", "try")}, "doctor": serve,
+    "simulate": simulate, **{name: partial(simulated, name) for name in ("probe", "fit", "advise", "new", "try")}, "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ from simulate.logs.read import read
 from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Interval
 from simulate.simulator import Run
-from terminal.console import say, table_of
+from terminal.console import say, table_of, writable
 from terminal.options import FILE, KEY, Argument, Choice, Number, Option, Read, UsageError, Values, read_pairs
 from terminal.progress import counted
 
@@ -65,6 +65,7 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Fit a log, print the law and how sure it is, and write the cost file."""
+    writable(args.out, "--out")
     log = read(args.log)
     log, kind, given = server_of(log, args, console)
     count = len(log.at) - (round(args.held_out * len(log.at) / 100) if args.held_out else 0)
@@ -151,7 +152,8 @@ def report(console: Console, fitted: Fitted) -> None:
     scenario = fitted.scenario
     settings = {**asdict(scenario.engine), **scenario.policies[0].options}
     rows = [(name, f"{settings[name]}", MEANING[source]) for name, source in fitted.sources.items()]
-    console.print(table_of(f"scheduler: {fitted.kind.title}", ("setting", "value", "from"), rows, words=["from"]))
+    title = f"scheduler: {fitted.kind.title} ({scenario.policies[0].name.rpartition('.')[2]})"
+    console.print(table_of(title, ("setting", "value", "from"), rows, words=["from"]))
     law = [
         (name, f"{1000 * getattr(fitted.law, name):.4g} ms", each)
         for name, each in TERMS.items()

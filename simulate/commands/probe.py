@@ -39,7 +39,7 @@ def options() -> Sections:
         ],
         "server": [
             Option("--engine", "what serves there, such as vllm (default: what its reports show)", metavar="NAME"),
-            Option("--slots", "requests that it serves at once (default: what it reports, or a burst shows)", Number(1)),
+            Option("--slots", "requests that it serves at once (default: what it reports, or the fit finds)", Number(1)),
             Option("--model", "name of the model (default: the one that the server reports)", metavar="NAME"),
             Option("--api", "API of the server", Choice(APIS), default="openai"),
             Option("--api-key", "API key", KEY, envvar="EB_API_KEY"),
@@ -78,7 +78,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     ))  # fmt: skip
     if args.dry_run:
         return {"tokens": most}
-    load = Probe(target, phases, args.tokens, time.perf_counter() + 60 * args.minutes, server, rng)
+    load = Probe(target, phases, args.tokens, time.perf_counter() + 60 * args.minutes, rng)
 
     def state() -> State:
         left = max(0, load.until - time.perf_counter())

@@ -5,7 +5,7 @@ It must not know logs or URLs: what they say of a server comes as a mapping.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,38 +38,29 @@ class Kind:
         Settings are those of an engine and the options of the policy; `kv_tokens` counts spare pages, but not in the result.
         Raise ValueError for a wrong setting in `given`; one in `facts` counts as missing.
         """
-        sources: dict[str, str] = {}
-
-        def choose(key: str, read: Callable[[str, Any], Any], usual: Any) -> Any:
-            sources[key] = "option"
-            if given.get(key) is not None:
-                return read(key, given[key])
-            with suppress(ValueError):
-                if facts.get(key) is not None:
-                    sources[key] = "log"
-                    return read(key, facts[key])
-            sources[key] = "usual"
-            return usual
-
-        def loop(key: str, value: Any) -> str:
-            policies.check_name(str(value), own=value == given.get(key))  # a log must not name a file to be run
-            return str(value)
-
-        name = self.policy.name
+        name, values, sources = self.policy.name, {}, {}
+        given = {key: value for key, value in given.items() if value is not None}
         if self.name == "ours":
-            name = choose("policy", loop, name)
+            with suppress(ValueError):
+                policies.check_name(str(facts.get("policy")), own=False)  # a log must not name a file to be run
+                name = str(facts["policy"])
             served = facts.get("policy_options")
             facts = {**facts, **(served if isinstance(served, Mapping) else {})}
-        usual = {key: getattr(self.engine, key) for key in SETTINGS}
-        values = {key: choose(key, Option(usual[key], *about).read, usual[key]) for key, about in SETTINGS.items()}
+        settings = {key: Option(getattr(self.engine, key), *about) for key, about in SETTINGS.items()}
+        options = {key: value for key, value in given.items() if key not in settings}
+        of_policy = options_of(type(Chosen(name, options).policy(1)))  # which refuses options that it does not have
+        for key, option in {**settings, **of_policy}.items():
+            values[key], sources[key] = option.default, "usual"
+            with suppress(ValueError):
+                if key in facts:
+                    values[key], sources[key] = option.read(key, facts[key]), "log"
+            if key in given:
+                values[key], sources[key] = option.read(key, given[key]), "option"
         if values["kv_tokens"]:
             size = values["page_size"]
             values["kv_tokens"] = max(size, values["kv_tokens"] - self.spare_pages * size)
-        options = {
-            key: choose(key, option.read, self.policy.options.get(key, option.default))
-            for key, option in options_of(type(Chosen(name).policy(1))).items()
-        }
-        return Chosen(name, options), replace(self.engine, **values), sources
+        engine = replace(self.engine, **{key: values[key] for key in settings})
+        return Chosen(name, {key: values[key] for key in of_policy}), engine, sources
 
 
 VLLM = Kind("vllm", "vLLM", Chosen("simulate.engines.vllm"), Engine(256), 1, {
@@ -78,8 +69,8 @@ VLLM = Kind("vllm", "vLLM", Chosen("simulate.engines.vllm"), Engine(256), 1, {
 })  # fmt: skip
 SGLANG = Kind("sglang", "SGLang", Chosen("simulate.engines.sglang"), Engine(2048, 8192), 0, {
     "slots": "--max-running-requests {}", "tokens_per_step": "--chunked-prefill-size {}",
-    "kv_tokens": "--max-total-tokens {}", "conservativeness": "--schedule-conservativeness {}",
-    "order:lpm": "--schedule-policy lpm", "order:priority": "--enable-priority-scheduling",
+    "kv_tokens": "--max-total-tokens {}", "conservativeness": "--schedule-conservativeness {}", "order:lpm": "--schedule-policy lpm",
+    "order:priority": "--enable-priority-scheduling",
 })  # fmt: skip
 # tools/server/server-context.cpp, `update_slots`: all decodes, then prompts up to n_batch; a request keeps its slot, and room
 # for its whole answer, to its end. A prompt finds any beginning in memory here, and only that of its slot's last one there.
@@ -91,9 +82,10 @@ TGI = Kind("tgi", "TGI", Chosen("tgi"), Engine(128, 4096), 0, {
     "slots": "--max-batch-size {}", "tokens_per_step": "--max-batch-prefill-tokens {}",
     "kv_tokens": "--max-batch-total-tokens {}", "ratio": "--waiting-served-ratio {}", "max_waiting": "--max-waiting-tokens {}",
 })  # fmt: skip
-TRITON = Kind("triton", "Triton", Chosen("simulate.engines.triton"), Engine(256, 8192, 0, 32, False), 0, {
-    "slots": "max_batch_size: {}", "tokens_per_step": "max_num_tokens: {}", "capacity": "batch_scheduler_policy: {}",
-    "kv_tokens": "max_tokens_in_paged_kv_cache: {}", "chunked_context": "enable_chunked_context: {}",
+# "Useful Runtime Options" in the documents of TensorRT-LLM 1.0, with its defaults but for chunked prompts: with guaranteed_no_evict
+# a request joins with room for its whole answer.
+TRITON = Kind("triton", "Triton", Chosen("dynamic"), Engine(256, 8192, 0, 32, False), 0, {
+    "slots": "max_batch_size: {}", "tokens_per_step": "max_num_tokens: {}", "kv_tokens": "max_tokens_in_paged_kv_cache: {}",
 })  # fmt: skip
 OURS = Kind("ours", "effective-batching", Chosen("dynamic"), Engine(64), 0, {
     "slots": "--max-batch-size {}", "tokens_per_step": "--max-tokens-per-step {}", "policy": "./server.sh {}",

@@ -229,9 +229,10 @@ def held(log: Log) -> tuple[int, int]:
     """Return the most requests between their first and last tokens at one time, and the most tokens that these had by then."""
     known = np.flatnonzero(np.isfinite(log.first) & np.isfinite(log.last))
     first, last, prompt, output = (each[known] for each in (log.first, log.last, log.prompt, log.output))
+    half = (last - first) / np.maximum(output - 1, 1) / 2  # a step, by which times of the client may be late
     rows = tokens = 0
     for at in first:
-        among = (first <= at) & (last > at)
+        among = (first <= at) & (last > at + half)
         done = (at - first[among]) / (last - first)[among]
         rows, tokens = max(rows, int(among.sum())), max(tokens, int((prompt[among] + done * output[among]).sum()))
     return max(rows, 1), max(tokens, int((log.prompt + log.output).max()))

@@ -34,14 +34,13 @@ CUT = "cut off"  # of a request when the time is up
 class Phase:
     """Requests that together tell something: (after how many steps, prompt tokens, answer tokens) of each.
 
-    With `users`, that many are open, and the next is sent when one ends. With `same`, the prompts are one.
+    With `users`, that many are open, and the next is sent when one ends.
     """
 
     name: str
     tells: str
     asks: Many[tuple[float, int, int]]
     users: int | None = None
-    same: bool = False
 
     @property
     def tokens(self) -> int:
@@ -75,7 +74,6 @@ def plan(tokens: int, context: int, server: Mapping[str, Any], rng: np.random.Ge
         *bursts[:-1],
         Phase("mixed", "prompt beside decodes", [*[(0, SHORT, answer)] * 4, *((answer * n // 8, long, 4) for n in (1, 3, 5))]),
         Phase("deep", "context of a batch", [(0, long // 2, answer // 2)] * 8),
-        Phase("repeats", "prefix cache", [(0, long // 2, 4)] * 4, users=1, same=True),
         *([Phase("memory", "KV memory", memory)] if 0 < len(memory) * (long // 2 + answer) <= tokens / 3 else []),
         Phase("traffic", "queues", [*zip([0.0] * TRAFFIC, prompts, answers)], users=min(slots or 8, WIDEST) + 4),
         bursts[-1],
@@ -85,14 +83,6 @@ def plan(tokens: int, context: int, server: Mapping[str, Any], rng: np.random.Ge
         part = phase.within(tokens - sum(each.tokens for each in fitting))
         fitting += [part] if part else []
     return fitting
-
-
-def slots_of(burst: Many[Outcome]) -> int | None:
-    """Return how many requests of a burst ran at once; None if none waited for the end of another."""
-    spans = sorted((o.first or 0.0, sum(o.gaps)) for o in burst)
-    end, answer = min(first + span for first, span in spans), min(span for _, span in spans)
-    waits = (i for i in range(1, len(spans)) if spans[i][0] >= end and spans[i][0] - spans[i - 1][0] > answer / 2)
-    return next(waits, None) if min(o.tokens for o in burst) >= 4 else None
 
 
 def row_of(o: Outcome, start: float = 0.0) -> dict[str, Any]:
@@ -109,15 +99,13 @@ def row_of(o: Outcome, start: float = 0.0) -> dict[str, Any]:
 class Probe:
     """Sends the phases of a plan while tokens and time (`until`, by time.perf_counter) last.
 
-    `rows` are what was measured, also if it fails, by the names of a log's requests. `server` gains what the load shows of it:
-    slots, prefix_cache.
+    `rows` are what was measured, also if it fails, by the names of a log's requests.
     """
 
     target: Target
     phases: Many[Phase]
     tokens: int
     until: float
-    server: dict[str, Any]
     rng: np.random.Generator
     rows: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -128,27 +116,24 @@ class Probe:
 
     def run(self) -> None:
         """Send the phases; RuntimeError if a request fails."""
-        reported = self.server.get("slots")
         for phase in self.phases:
-            if phase.name.startswith("burst") and self.server.get("slots") != reported:
-                continue  # a burst has shown them
             left = (self.until - time.perf_counter()) * (1 if phase.name == "traffic" else MOST_OF_TIME)
             part = phase.within(self.tokens - self.spent, left, self._step)
             outcomes = self._send(part) if part else []
             if len(outcomes) < len(phase.asks) or any(o.error for o in outcomes):
                 self.left_out.append(phase.name)
-            else:
-                self._learn(phase, outcomes)
+            elif phase.name in ("first", "alone"):
+                self._step = median(sum(o.gaps) / max(1, o.tokens - 1) for o in outcomes) or STEP_SECONDS
+            if phase.name == "first" and outcomes:
+                words = round(phase.asks[0][1] / TOKENS_PER_WORD)
+                self._tokens_per_word = (outcomes[0].prompt_tokens or words) / words
 
     def _send(self, phase: Phase) -> list[Outcome]:
         """Send a phase; return the outcomes in order, with times since its start."""
         self.phase = phase.name
-        prompts = [self._prompt(prompt) for _, prompt, _ in phase.asks]
-        trace = [
-            Planned(i, after * self._step, prompts[0 if phase.same else i], answer)
-            for i, (after, _, answer) in enumerate(phase.asks)
-        ]
-        run = LoadRun(self.target, trace, phase.users, on_outcome=self._count)
+        asks = enumerate(phase.asks)
+        trace = [Planned(i, after * self._step, self._prompt(prompt), most) for i, (after, prompt, most) in asks]
+        run = LoadRun(self.target, trace, phase.users)
         run.start()
         start = time.perf_counter() - run.now()
         try:
@@ -156,8 +141,9 @@ class Probe:
         finally:  # Ctrl-C keeps what was measured
             outcomes = sorted(run.outcomes(), key=lambda outcome: outcome.index)
             run.close()
+            self.spent += sum((o.prompt_tokens or 0) + o.tokens for o in outcomes)
             if phase.name != "first":  # which may wait for a compilation
-                self.rows += [self._row(phase, o, start) for o in outcomes]
+                self.rows += [row(phase, o, start) for o in outcomes]
         for o in outcomes:
             error = o.error or ("" if o.first and o.prompt_tokens else "the answer is no stream with usage")
             if error not in ("", CUT):
@@ -165,28 +151,13 @@ class Probe:
                 raise RuntimeError(f"a request of phase {phase.name!r} failed: {error}: {o.detail[:80]}. {remedy}")
         return outcomes
 
-    def _count(self, o: Outcome) -> None:
-        self.spent += (o.prompt_tokens or 0) + o.tokens
-
     def _prompt(self, tokens: int) -> str:
         """Return a prompt that shares no page with another: it begins with words of three places of the plays."""
         words = max(1, round(tokens / self._tokens_per_word))
         return " ".join(" ".join(plays().piece(self.rng, count) for count in (2, 2, words)).split()[:words])
 
-    def _row(self, phase: Phase, o: Outcome, start: float) -> dict[str, Any]:
-        prefix = [f"{phase.name}/0", o.prompt_tokens] if phase.same and o.index else None
-        _, prompt, limit = phase.asks[o.index]
-        asked = {"id": f"{phase.name}/{o.index}", "prompt": o.prompt_tokens or prompt, "limit": limit, "prefix": prefix}
-        return {**row_of(o, start), **asked}
 
-    def _learn(self, phase: Phase, outcomes: Many[Outcome]) -> None:
-        """Take from a whole phase what the later ones need, and what it shows of the server."""
-        if phase.name == "first":
-            self._tokens_per_word = (outcomes[0].prompt_tokens or 1) / round(phase.asks[0][1] / TOKENS_PER_WORD)
-        if phase.name in ("first", "alone"):
-            self._step = median(sum(o.gaps) / max(1, o.tokens - 1) for o in outcomes) or STEP_SECONDS
-        elif phase.name.startswith("burst") and "slots" not in self.server and (slots := slots_of(outcomes)):
-            self.server["slots"] = slots
-        elif phase.name == "repeats" and "prefix_cache" not in self.server:
-            first, *others = ((o.first or 0.0) - o.sent for o in outcomes)
-            self.server["prefix_cache"] = any(o.cached_tokens for o in outcomes) or median(others) < 0.7 * first
+def row(phase: Phase, o: Outcome, start: float) -> dict[str, Any]:
+    """Return an outcome by the names of a log's requests."""
+    _, prompt, limit = phase.asks[o.index]
+    return {**row_of(o, start), "id": f"{phase.name}/{o.index}", "prompt": o.prompt_tokens or prompt, "limit": limit}

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
+from typing import Any
 
 import numpy as np
 
-from simulate.logs.reading import NAN, Note, Request
+from simulate.logs.log import Log, Note, Request
+from simulate.places import NAN
 
 FEWEST, FEW = 3, 20  # whole answers: fewer are refused; fewer make the intervals wider
 SLACK = 1e-4  # seconds by which rounded times may contradict each other
 SILENCE = 20  # times as long as usual
-RETRY_SECONDS = 60.0
+RETRY_SECONDS, ALIKE = 60.0, 3  # after a failure, and requests with the same length of the prompt, for a retry
 
 
-def checked(requests: Many[Request]) -> tuple[list[Request], list[Note]]:
-    """Return the requests that ran, in order of arrival, on one clock; ValueError if too few are usable.
+def checked(
+    requests: Many[Request], server: Mapping[str, Any] = {}, notes: Many[Note] = (), designed: bool = False
+) -> Log:
+    """Return the log of the requests that ran, in order of arrival, on one clock; ValueError if too few are usable.
 
-    Those without a whole answer are load, but not measured: their times are NaN.
+    Those without a whole answer are load, but not measured: their times are NaN. The arrivals of a `designed` load may pause.
     """
     # Of two clocks: the scheduler sees a request soonest when it idles, so the least difference is that of the clocks.
     offset = min((r.queued - r.sent for r in requests if math.isfinite(r.queued - r.sent)), default=0.0)
@@ -37,7 +41,7 @@ def checked(requests: Many[Request]) -> tuple[list[Request], list[Note]]:
     if whole < FEWEST:
         raise ValueError(f"it has {whole} whole answers, but a fit needs {FEWEST}, better 100. Record more requests")
     lost = [Note(f"Requests that {why}: {n}. They are left out.", 1 + n / len(arrived)) for why, n in problems.items()]
-    return ran, [*lost, *_flaws(ran, whole), *_retries(sorted(arrived, key=lambda r: r.sent))]
+    return Log.of(ran, server, [*notes, *lost, *_flaws(ran, whole, designed), *_retries(arrived)])
 
 
 def _problem(r: Request) -> str:
@@ -52,17 +56,16 @@ def _problem(r: Request) -> str:
 
 def _measured(r: Request) -> Request:
     """Count the chunks where there is no number of tokens; drop the times of a cut answer, and chunks that contradict it."""
-    output = r.output or sum(r.counts) or len(r.chunks)
-    if r.error or not math.isfinite(r.last):
-        return r._replace(output=output, first=NAN, last=NAN, chunks=(), counts=())
     counts = r.counts or [1] * len(r.chunks)
+    r = r._replace(output=r.output or sum(counts) or len(r.chunks), counts=counts)
+    cut = bool(r.error) or not math.isfinite(r.last)
     rising = all(a <= b for a, b in zip([r.first, *r.chunks], [*r.chunks, r.last + SLACK]))
-    if not rising or len(counts) != len(r.chunks) or sum(counts) != output:
-        return r._replace(output=output, chunks=(), counts=())
-    return r._replace(output=output, counts=counts)
+    if cut or not rising or len(counts) != len(r.chunks) or sum(counts) != r.output:
+        r = r._replace(chunks=(), counts=())
+    return r._replace(first=NAN, last=NAN) if cut else r
 
 
-def _flaws(ran: Many[Request], whole: int) -> Iterator[Note]:
+def _flaws(ran: Many[Request], whole: int, designed: bool) -> Iterator[Note]:
     sent, first, last = (np.array(times) for times in zip(*((r.sent, r.first, r.last) for r in ran)))
     if whole < FEW:
         yield Note(f"Whole answers: only {whole}, which tell little.", math.sqrt(FEW / whole))
@@ -72,33 +75,19 @@ def _flaws(ran: Many[Request], whole: int) -> Iterator[Note]:
         yield Note("There are no times of first tokens, so that waiting and computing prompts are not told apart.", 2.0)
     if np.ptp(sent) <= 0.01 * (np.nanmax(last) - sent[0]):
         yield Note("All requests arrived at once: their order decides who waits, and an idle server was not seen.", 1.5)
-    if pause := _silence(sent, sent, last, np.diff(sent)):
+    usual, reach = np.diff(sent)[np.diff(sent) > 0], np.fmax.accumulate(last)[:-1]
+    pause = np.diff(sent)[reach >= sent[1:]].max(initial=0.0)  # while something ran
+    if not designed and len(usual) and pause > SILENCE * np.median(usual):
         yield Note(f"No request arrived for {pause:.3g} s while others ran: a pause, or missing lines.", 1.25)
-    streams = [np.asarray(r.chunks) for r in ran if len(r.chunks)]
-    tokens, gaps = (np.concatenate(some) if some else np.empty(0) for some in (streams, [*map(np.diff, streams)]))
-    begins, ends = (np.array([times[i] for times in streams]) for i in (0, -1))
-    if pause := _silence(np.sort(tokens), begins, ends, gaps):
-        yield Note(f"No token came for {pause:.3g} s while answers ran: a pause, or a very long step.", 1.25)
-
-
-def _silence(events: np.ndarray, begins: np.ndarray, ends: np.ndarray, usual: np.ndarray) -> float:
-    """Return the longest time between two events in which something ran, if it is unusual beside these gaps; else 0."""
-    if not (usual > 0).any():
-        return 0.0
-    order = np.argsort(begins)
-    reach = np.fmax.accumulate(ends[order])[np.searchsorted(begins[order], events[:-1], "right") - 1]
-    longest = np.diff(events)[reach >= events[1:]].max(initial=0.0)
-    return float(longest) if longest > SILENCE * np.median(usual[usual > 0]) else 0.0
 
 
 def _retries(arrived: Many[Request]) -> Iterator[Note]:
-    """A retry has the id of a failed request, or its prompt's length where few others have it."""
-    usual = Counter(r.prompt for r in arrived)
-    failed: dict[object, float] = {}
-    retries = 0
-    for r in arrived:
-        names = [r.id] * bool(r.id) + [r.prompt] * (usual[r.prompt] <= 3)
-        retries += any(r.sent - failed.get(name, -math.inf) <= RETRY_SECONDS for name in names)
-        failed |= dict.fromkeys(names if r.error else (), r.sent)
+    """A retry follows a failed request, and has its id, or its prompt's length where few others have it."""
+    usual, failed = Counter(r.prompt for r in arrived), [r for r in arrived if r.error]
+    retries = {
+        i for other in failed for i, r in enumerate(arrived)
+        if 0 < r.sent - other.sent <= RETRY_SECONDS
+        and (r.id == other.id != "" or (r.prompt == other.prompt and usual[r.prompt] <= ALIKE))
+    }  # fmt: skip
     if retries:
-        yield Note(f"Requests that seem to repeat failed ones: {retries}. Another server may not fail so.", 1.2)
+        yield Note(f"Requests that seem to repeat failed ones: {len(retries)}. Another server may not fail so.", 1.2)

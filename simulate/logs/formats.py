@@ -1,27 +1,25 @@
 """The formats of logs: how a file is opened, and where it has the fields of a request. A further one is an entry of FORMATS.
 
-A place is a path of keys, "metrics/time_to_first_token/value*1e-3" with its unit in seconds; "a|b" is b where a has nothing.
-Beside the fields of `Request`, `ttft`, `e2e` and `gaps` (between chunks) are seconds after `base`, or after `sent` without one.
+A place is as in `simulate/places.py`, with a factor that makes it seconds. Beside the fields of `Request`, `ttft`, `e2e` and `gaps`
+(between chunks) are seconds after `base`, or after `sent` without one.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from client.report import store
-from simulate.logs import steps
-from simulate.logs.reading import NAN, Note, Reading, Request
+from simulate.logs.log import Note, Request
+from simulate.places import find, number
 
-Opened = tuple[
-    Iterable[Any], Mapping[str, Any]
-]  # objects that describe requests; settings of the server, `notes` and `steps`
+Row = Mapping[str, Any]
+Opened = tuple[Iterable[Row], Row]  # objects that describe requests; settings of the server, and `notes`
+PROBE = "./eb probe --log FILE"
 MOST_TOKENS = 1 << 21  # of one request; a greater number is none
-SIZES = ("slots", "tokens_per_step", "kv_tokens", "pages", "page_size")
 
 
 class Format(NamedTuple):
@@ -33,58 +31,41 @@ class Format(NamedTuple):
     open: Callable[[list[Any], Path], Opened] = lambda rows, path: (rows, {})
     server: Mapping[str, str] = {}
 
-    def read(self, rows: list[Any], path: Path) -> Reading:
-        """Return what the objects of a file say."""
+    def read(self, rows: list[Any], path: Path) -> tuple[list[Request], dict[str, Any], tuple[Note, ...]]:
+        """Return the requests of a file, what it says of the server, and what such a file leaves open."""
         found, facts = self.open(rows, path)
         server = {name: value for name, place in self.server.items() if (value := find(facts, place)) is not None}
-        server = {k: v for k, v in server.items() if k not in SIZES or (type(v) is int and v > 0)}
-        if pages := server.pop("pages", 0):
-            server["kv_tokens"] = pages * server.get("page_size", 1)
-        requests = [request(row, self.places) for row in found]
-        return Reading(requests, server, facts.get("steps", ()), facts.get("notes", ()))
-
-
-def find(row: Any, place: str) -> Any:
-    """Return what an object has at a place, None if nothing."""
-    path, _, unit = place.partition("*")
-    for way in path.split("|"):
-        value = row
-        for key in way.split("/"):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, list) and unit:
-            return [number(one, unit) for one in value]
-        if value is not None:
-            return number(value, unit) if unit else value
-    return None
-
-
-def number(value: Any, unit: str = "1") -> float:
-    """Return a finite number in seconds, NaN for anything else."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return value * float(unit) if usable else NAN
+        return [request(row, self.places) for row in found], server, facts.get("notes", ())
 
 
 def tokens(value: Any) -> int:
     """Return a number of tokens, 0 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_TOKENS else 0
+    return int(number(value)) if 0 < number(value) <= MOST_TOKENS else 0
 
 
-def request(row: Any, places: Mapping[str, str]) -> Request:
+def word(value: Any) -> str:
+    return "" if value in (None, False, "complete") else str(value)
+
+
+FIELDS = {
+    **dict.fromkeys(("sent", "first", "last", "queued"), number), **dict.fromkeys(("id", "client", "error"), word),
+    **dict.fromkeys(("prompt", "output", "limit", "priority", "cached"), tokens),
+}  # fmt: skip
+
+
+def request(row: Row, places: Mapping[str, str]) -> Request:
     """Return the request that an object describes."""
-    raw = {name: value for name, place in places.items() if (value := find(row, place)) is not None}
-    fields: dict[str, Any] = {name: number(raw.get(name)) for name in ("sent", "first", "last", "queued")}
-    fields |= {name: tokens(raw.get(name)) for name in ("prompt", "output", "limit", "priority", "cached")}
-    words = {name: raw.get(name) for name in ("id", "client", "error")}
-    fields |= {name: str(word) for name, word in words.items() if word is not False and word not in (None, "complete")}
-    for name, since in (("first", "ttft"), ("last", "e2e")):
-        if since in places:
-            fields[name] = number(raw.get("base", raw.get("sent"))) + number(raw.get(since))
+    raw = {name: find(row, place) for name, place in places.items()}
+    since = number(raw.get("base", raw["sent"]))
+    for name, after in (("first", "ttft"), ("last", "e2e")):
+        raw[name] = since + number(raw[after]) if after in places else raw.get(name)
     if isinstance(gaps := raw.get("gaps"), list):
-        fields["chunks"] = list(accumulate(map(number, gaps), initial=fields["first"]))
-        fields["last"] = fields["last"] if "e2e" in places else fields["chunks"][-1]
-    if isinstance(chunks := raw.get("chunks"), list):
-        fields |= {"chunks": [*map(number, chunks)], "counts": [*map(tokens, raw.get("counts") or ())]}
-    if isinstance(prefix := raw.get("prefix"), list):
+        raw["chunks"] = list(accumulate(map(number, gaps), initial=raw["first"]))
+        raw["last"] = raw["last"] if "e2e" in places else raw["chunks"][-1]
+    fields: dict[str, Any] = {name: read(raw.get(name)) for name, read in FIELDS.items()}
+    for name, read in (("chunks", number), ("counts", tokens)):
+        fields[name] = [read(one) for one in raw.get(name) or ()]
+    if prefix := raw.get("prefix"):
         fields["prefix"] = (str(prefix[0]), tokens(prefix[1]))
     return Request(**fields)
 
@@ -102,32 +83,19 @@ def _bench(rows: list[Any], path: Path) -> Opened:
 
 
 def _ours(rows: list[Any], path: Path) -> Opened:
-    """Prefer the requests.csv of a comparison to the lists of its run, since it has more; the server's steps are beside it."""
+    """Prefer the requests.csv of a comparison to the lists of its run, since it has more."""
     facts, folder = rows[0] | {"engine": "ours"}, path.resolve().parent.parent
     labels = {name: facts.get(name) for name in store.LABELS}
     if path.resolve() != store.file_of(folder, labels):
         return _bench(rows, path)[0], facts
-    results = store.read(folder)
-    mine = [row for row in results.requests if all(row[name] == str(label) for name, label in labels.items())]
-    return map(_cells, mine), facts | {"steps": results.iterations(*labels.values())}
+    found = store.read(folder).requests
+    return (row for row in found if all(row[name] == str(label) for name, label in labels.items())), facts
 
 
 def _csv(rows: list[Any], path: Path) -> Opened:
     if (runs := len({tuple(row.get(name) for name in store.LABELS) for row in rows})) > 1:
-        raise ValueError(
-            f"it has the requests of {runs} runs. Use a file of one run, or a file of the comparison's runs/"
-        )
-    return map(_cells, rows), {}
-
-
-def _cells(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return a line of CSV with numbers where it has some, without its empty cells."""
-    found: dict[str, Any] = {name: text for name, text in row.items() if text}
-    for name, text in found.items():
-        for kind in (float, int):
-            with suppress(ValueError, TypeError):
-                found[name] = kind(text)
-    return found
+        raise ValueError(f"it has the requests of {runs} runs. Use a file of one run, or of the comparison's runs/")
+    return rows, {}
 
 
 def _guidellm(rows: list[Any], path: Path) -> Opened:
@@ -141,26 +109,48 @@ def _guidellm(rows: list[Any], path: Path) -> Opened:
     return found, {"notes": (note,) if total > len(found) else ()}
 
 
-def _aiperf(rows: list[Any], path: Path) -> Opened:
-    names = ("time_to_first_token", "request_latency", "inter_chunk_latency")
-    if units := {find(row, f"metrics/{name}/unit") for row in rows for name in names} - {None, "ms"}:
-        raise ValueError(f"its latencies are in {units}, but must be in ms. Use the profile_export.jsonl of AIPerf")
-    return rows, {}
-
-
 def _spans(rows: list[Any], path: Path) -> Opened:
-    """Collect the attributes of all spans; OTLP writes 64-bit integers as strings."""
-    found = []
-    for span in (span for row in rows for r in row["resourceSpans"] for s in r["scopeSpans"] for span in s["spans"]):
-        pairs = [(pair["key"], *next(iter(pair["value"].items()))) for pair in span.get("attributes", ())]
-        values = {key: int(value) if kind == "intValue" else value for key, kind, value in pairs}
-        found += [values | {"start": int(span["startTimeUnixNano"])}] if "gen_ai.usage.prompt_tokens" in values else []
-    return found, {"engine": "vllm", "model": found and found[0].get("gen_ai.response.model")}
+    """Collect the attributes of all spans."""
+    spans = (span for row in rows for r in row["resourceSpans"] for s in r["scopeSpans"] for span in s["spans"])
+    found = [
+        {pair["key"]: next(iter(pair["value"].values())) for pair in span.get("attributes", ())}
+        | {"start": span["startTimeUnixNano"]} for span in spans
+    ]  # fmt: skip
+    return (row for row in found if "gen_ai.usage.prompt_tokens" in row), {"engine": "vllm"}
 
 
 def _serving_sim(rows: list[Any], path: Path) -> Opened:
     meta = path.parent / "meta.json"
     return rows, {"engine": "vllm"} | (json.loads(meta.read_text("utf-8")) if meta.is_file() else {})
+
+
+def _steps(rows: list[Any], path: Path) -> Opened:
+    """Follow each request through the steps of our own server."""
+    parts: dict[str, list[tuple[float, Row]]] = {}
+    begins: dict[str, float] = {}
+    for row in rows:
+        for member in row["members"]:
+            if member["phase"] in ("prefill", "decode"):
+                begins.setdefault(member["id"], row["t"])
+                parts.setdefault(member["id"], []).append((row["t"] + row["seconds"], member))
+    reasons = {left["id"]: left["reason"] for row in rows for left in row["left"]}
+    found = []
+    for id, some in parts.items():
+        prompt = next((m["computed"] - m["tokens"] for _, m in some if m["phase"] == "decode"), some[-1][1]["computed"])
+        # So far it has the tokens that were computed behind the prompt and the one that was sampled, but drafts may go beyond
+        # its end. A preempted request computes some again.
+        so_far = accumulate((min(m["computed"] + 1, m["total"]) - prompt for _, m in some), max, initial=0)
+        chunks = [(end, after - before) for (end, _), (before, after) in zip(some, pairwise(so_far)) if after > before]
+        times, counts = [*zip(*chunks)] or ((), ())
+        found.append({
+            "id": id, "sent": begins[id], "prompt": prompt, "output": sum(counts), "chunks": times, "counts": counts,
+            "first": min(times, default=None), "last": max(times, default=None),
+            "cached": some[0][1]["computed"] - some[0][1]["tokens"],
+            "error": reasons.get(id) not in ("length", "stop") and "unfinished",
+        })  # fmt: skip
+    text = "Step records have no arrivals: requests count as arrived when they joined, so that waiting is not fitted."
+    slots = max(round(sum(row["slot_steps"].values())) for row in rows)
+    return found, {"engine": "ours", "policy": rows[0]["policy"], "slots": slots, "notes": (Note(text, 1.5),)}
 
 
 def _places(text: str) -> dict[str, str]:
@@ -169,8 +159,8 @@ def _places(text: str) -> dict[str, str]:
 
 SAME = {name: name for name in Request._fields}
 SETTINGS = _places(
-    "engine=engine version=version model=model|model_id hardware=hardware policy=policy slots=slots kv_tokens=kv_tokens"
-    " policy_options=policy_options tokens_per_step=tokens_per_step page_size=page_size prefix_cache=prefix_cache"
+    "engine=engine version=version model=model|model_id policy=policy policy_options=policy_options slots=slots"
+    " tokens_per_step=tokens_per_step kv_tokens=kv_tokens page_size=page_size prefix_cache=prefix_cache"
 )
 OURS = _places("""sent=sent_s|start_times base=arrival_s|start_times ttft=ttft_s|ttfts e2e=latency_s|e2els id=id client=client
     prompt=prompt_tokens|input_lens output=output_tokens|output_lens cached=cached_tokens limit=max_tokens error=outcome|errors""")
@@ -179,7 +169,7 @@ FORMATS = (
     Format("./eb load --json FILE, ./eb compare --out FOLDER", frozenset({"asked_lens", "ttfts"}), OURS, _ours, _places(
         """engine=engine policy=policy model=model_id policy_options=server_after/engine/policy_options
         slots=server_after/engine/max_batch_size tokens_per_step=server_after/engine/max_tokens_per_step
-        pages=server_after/engine/kv/pages_total page_size=server_after/engine/kv/page_size""")),
+        kv_tokens=server_after/engine/kv/pages_total*server_after/engine/kv/page_size page_size=server_after/engine/kv/page_size""")),
     Format("vllm bench serve --save-result --save-detailed", frozenset({"input_lens", "output_lens", "ttfts"}), _places(
         "sent=start_times prompt=input_lens output=output_lens ttft=ttfts gaps=itls error=errors"), _bench, SETTINGS),
     Format("guidellm benchmark --output-path FILE.json", frozenset({"benchmarks"}), _places(
@@ -191,17 +181,16 @@ FORMATS = (
         e2e=metrics/request_latency/value*1e-3 gaps=metrics/inter_chunk_latency/value*1e-3 client=metadata/x_correlation_id
         prompt=metrics/usage_prompt_tokens/value|metrics/input_sequence_length/value|metrics/error_isl/value
         output=metrics/usage_completion_tokens/value|metrics/output_sequence_length/value
-        cached=metrics/usage_prompt_cache_read_tokens/value error=error/type|metadata/was_cancelled"""), _aiperf),
+        cached=metrics/usage_prompt_cache_read_tokens/value error=error/type|metadata/was_cancelled""")),
     Format("LLMServingSim (requests.jsonl of a run of vLLM, with meta.json)", frozenset({"input_toks", "output_toks"}), _places(
         """sent=arrival_time queued=queued_ts first=first_token_ts last=last_token_ts prompt=input_toks output=output_toks
         id=request_id prefix=prefix"""), _serving_sim, _places(
         """engine=engine version=vllm_version model=model hardware=hardware/device_name slots=engine_kwargs/max_num_seqs
-        tokens_per_step=engine_kwargs/max_num_batched_tokens pages=kv_cache/num_gpu_blocks page_size=kv_cache/block_size
+        tokens_per_step=engine_kwargs/max_num_batched_tokens kv_tokens=kv_cache/num_gpu_blocks*kv_cache/block_size page_size=kv_cache/block_size
         prefix_cache=kv_cache/enable_prefix_caching""")),
     Format("vllm serve --otlp-traces-endpoint URL (the collector's file exporter)", frozenset({"resourceSpans"}), _places(
         """sent=start*1e-9 ttft=gen_ai.latency.time_to_first_token e2e=gen_ai.latency.e2e limit=gen_ai.request.max_tokens
         prompt=gen_ai.usage.prompt_tokens output=gen_ai.usage.completion_tokens id=gen_ai.request.id"""), _spans, SETTINGS),
-    Format("./eb compare (its iterations.jsonl)", frozenset({"members", "slot_steps"}), SAME,
-           lambda rows, path: (steps.requests(rows), steps.facts(rows)), SETTINGS),
-    Format("./eb probe --log FILE", frozenset({"server"}), SAME, lambda rows, path: (rows[1:], rows[0]["server"]), SETTINGS),
+    Format("./eb compare (its iterations.jsonl)", frozenset({"members", "slot_steps"}), SAME, _steps, SETTINGS),
+    Format(PROBE, frozenset({"server"}), SAME, lambda rows, path: (rows[1:], rows[0]["server"]), SETTINGS),
 )  # fmt: skip

@@ -21,7 +21,7 @@ from simulate.simulator import Run, simulate
 
 SECOND = Affine(base=1.0)  # every step takes one second
 FOUR = Engine(4)
-OWN = ("vllm", "sglang", "triton")
+OWN = ("vllm", "sglang")
 
 
 def serve(
@@ -88,23 +88,13 @@ def test_sglang_computes_no_decode_in_a_step_with_prompts() -> None:
     assert steps == [{"a": 10}, {"b": 100}, {"b": 50}, {"a": 1, "b": 1}, {"a": 1}, {"a": 1}]
 
 
-@pytest.mark.parametrize(("prompt", "joins"), [(218, True), (219, False)])
+@pytest.mark.parametrize(("prompt", "joins"), [(458, True), (459, False)])
 def test_sglang_admits_by_what_is_free_less_a_part_of_what_is_to_come(prompt: int, joins: bool) -> None:
-    # Of 1,000 tokens, a holds 102: its prompt, one token, and that of the next step. It may generate 399 more, of which 0.7
-    # count: 898 - 279.3 = 618.7 are left for the prompt of b and its answer of 400.
+    # Of 1,000 tokens, a holds 102: its prompt, one token, and that of the next step. It may generate 399 more, of which 0.098
+    # count: 898 - 39.1 = 858.9 are left for the prompt of b and its answer of 400.
     engine = Engine(4, kv_tokens=1000, page_size=1, prefix_cache=False)
     steps = tokens(serve("sglang", [(0, 100, 400), (0.5, prompt, 400)], engine, overlap=False))
     assert ("b" in steps[1]) is joins
-
-
-def test_sglang_counts_less_of_what_is_to_come_after_more_steps() -> None:
-    engine = Engine(4, kv_tokens=3500, page_size=1, prefix_cache=False)
-    early, late = ([(0, 100, 3000), (at, 900, 600)] for at in (10.5, 600.5))
-    joined = [
-        next(k for k, step in enumerate(tokens(serve("sglang", each, engine))) if "b" in step) for each in (early, late)
-    ]
-    assert joined[0] > 1000
-    assert joined[1] == 602
 
 
 def test_sglang_retracts_the_request_with_the_fewest_tokens() -> None:
@@ -113,19 +103,9 @@ def test_sglang_retracts_the_request_with_the_fewest_tokens() -> None:
     assert {seq.id: seq.preemptions > 0 for seq in run.sequences} == {"a": False, "b": True}
 
 
-def test_triton_computes_prompts_whole_unless_they_are_chunked() -> None:
-    requests = [(0.0, 10, 4), (0.5, 95, 2), (0.5, 95, 1)]
-    whole, cut = (tokens(serve("triton", requests, Engine(4, 100), chunked_context=on)) for on in (False, True))
-    assert whole == [{"a": 10}, {"a": 1, "b": 95}, {"a": 1, "b": 1, "c": 95}, {"a": 1}]
-    assert cut == [{"a": 10}, {"a": 1, "b": 95, "c": 4}, {"a": 1, "b": 1, "c": 91}, {"a": 1}]
-
-
-@pytest.mark.parametrize(("capacity", "together"), [("guaranteed_no_evict", False), ("max_utilization", True)])
-def test_triton_sets_memory_for_whole_answers_aside_or_not(capacity: str, together: bool) -> None:
-    engine = Engine(4, kv_tokens=160)
-    run = serve("triton", [(0, 30, 100), (0, 30, 100)], engine, capacity=capacity)
-    assert ("b" in tokens(run)[0]) is together
-    assert (sum(seq.preemptions for seq in run.sequences) > 0) is together
+def test_triton_sets_memory_for_whole_answers_aside() -> None:
+    policy, engine, _ = known.get("triton").serve({"kv_tokens": 160}, {"page_size": 16})
+    assert tokens(serve(policy.name, [(0, 30, 100), (0, 30, 100)], engine, **policy.options))[0] == {"a": 30}
 
 
 def test_llama_cpp_fills_a_step_with_prompts_after_the_decodes() -> None:
@@ -181,7 +161,7 @@ def test_every_kind_has_a_policy_that_can_be_made_and_flags_for_its_settings(nam
     chosen, engine, sources = kind.serve({}, {})
     assert chosen.policy(engine.slots).max_batch_size == engine.slots
     assert set(sources.values()) == {"usual"}
-    assert {flag for flag in kind.flags if ":" not in flag} <= set(sources)
+    assert {flag for flag in kind.flags if ":" not in flag} <= {*sources, "policy"}
 
 
 def test_settings_are_from_options_before_the_log_before_what_is_usual() -> None:
@@ -202,7 +182,7 @@ def test_a_block_of_vllm_is_never_used() -> None:
 def test_our_server_says_which_policy_it_runs() -> None:
     facts = {"policy": "dynamic+sjf", "policy_options": {"reserve": "prompt"}}
     chosen, _, sources = known.get("ours").serve(facts, {})
-    assert (chosen.name, chosen.options["reserve"], sources["policy"]) == ("dynamic+sjf", "prompt", "log")
+    assert (chosen.name, chosen.options["reserve"], sources["reserve"]) == ("dynamic+sjf", "prompt", "log")
 
 
 def test_a_log_cannot_name_a_file_that_is_then_run(tmp_path: Any) -> None:
@@ -211,9 +191,11 @@ def test_a_log_cannot_name_a_file_that_is_then_run(tmp_path: Any) -> None:
     assert known.get("ours").serve({"policy": str(mine)}, {})[0].name == "dynamic"
 
 
-@pytest.mark.parametrize("given", [{"slots": 0}, {"kv_tokens": -1}, {"overlap": "perhaps"}, {"tokens_per_step": True}])
+@pytest.mark.parametrize(
+    "given", [{"slots": 0}, {"kv_tokens": -1}, {"overlap": "perhaps"}, {"tokens_per_step": True}, {"overlpa": 1}]
+)
 def test_a_wrong_option_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match=r"must be|Did you mean 'overlap'"):
         known.get("vllm").serve({}, given)
 
 
@@ -261,10 +243,6 @@ METRICS = b"""# TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="2588",sliding_window="None"} 1.0
 vllm:num_requests_running{engine="0"} 0.0
 """
-TRITON = b"""nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
-nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 1
-nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 6239
-"""
 STATS = {"policy": "chunked", "engine": {
     "model": "smollm2", "max_batch_size": 64, "max_tokens_per_step": 256, "policy_options": {"max_batched_tokens": 128},
     "kv": {"pages_total": 100, "page_size": 16}}}  # fmt: skip
@@ -292,7 +270,6 @@ SGLANG = {
          {"engine": "llama.cpp", "slots": 4, "kv_tokens": 32768, "version": "b8681"}),
         ({"/info": {"max_batch_total_tokens": 32000, "max_batch_size": None, "waiting_served_ratio": 0.3, "version": "2.4.1"}},
          {"engine": "tgi", "kv_tokens": 32000, "ratio": 0.3, "version": "2.4.1"}),
-        ({"/metrics": TRITON}, {"engine": "triton", "kv_tokens": 6239 * 64, "page_size": "64"}),
         ({"/v2": {"name": "triton", "version": "2.60.0"}}, {"engine": "triton", "version": "2.60.0"}),
         ({}, {}),
     ],
@@ -341,9 +318,9 @@ def test_a_redirect_to_another_host_is_not_followed() -> None:
         assert seen == []
 
 
-def test_a_server_that_answers_too_slowly_counts_as_silent() -> None:
-    with server({"/stats": json.dumps(STATS).encode()}, slowly=0.02) as (url, _):
-        assert "not complete" in ask.facts(url, timeout=0.2)["asked"][0]
+def test_a_server_that_does_not_answer_is_asked_once() -> None:
+    with server({"/stats": json.dumps(STATS).encode()}, slowly=0.5) as (url, _):
+        assert len(ask.facts(url, timeout=0.1)["asked"]) == 1
 
 
 def test_a_url_at_which_nothing_listens_raises_nothing() -> None:

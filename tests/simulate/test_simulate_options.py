@@ -10,11 +10,13 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from config import flag
+from costs.cost import Affine, Host
 from simulate.__main__ import COMMANDS, build_command, main
 from simulate.arena.grade import Grade
 from simulate.commands import advise, check, grade, new, try_out
@@ -79,6 +81,7 @@ SCALED = "fleet dynamic --num 300 --rate 20 --max-batch-size 4 --replicas 1..4 -
 CALIBRATE = "calibrate --out OUT/cost.json"
 VALIDATE = "validate dynamic --cost llm-mock"
 PROBE = "probe http://here --engine vllm --log OUT/log --out OUT/cost"
+FIT = "fit LOG --engine vllm --out OUT/cost"
 CHECK = "check window"
 ADVISE = "advise TRACE"
 TRY = "try MINE"
@@ -199,6 +202,17 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--log": (PROBE, "OUT/a.jsonl"),
         "--out": (PROBE, "OUT/b.json"),
     },
+    "fit": {
+        "--engine": (FIT, "sglang"),
+        "--url": (FIT, "http://here"),
+        "--api-key": (f"{FIT} --url http://here", "secret"),
+        "--slots": (FIT, "3"),
+        "--max-tokens-per-step": (FIT, "300"),
+        "--kv-tokens": (FIT, "999"),
+        "--policy-option": (FIT, "overlap=off"),
+        "--held-out": (FIT, "25"),
+        "--out": (FIT, "OUT/b.json"),
+    },
     "predict": {"--cost": ("predict RUN", "constant")},
     "new": {},
     "try": {
@@ -265,6 +279,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "mine.py").write_text(new.TEMPLATE.read_text())
     (tmp_path / "blocks.jsonl").write_text("\n".join(blocks))
     host = {"alpha0": 0.01, "alpha1": 0.02, "alpha2": 0.001, "sigma": 0.01, "poll": 0.0}
+    seen = [{"sent": i, "prompt": 9, "output": 5, "first": i + 0.5, "last": i + 0.9} for i in range(8)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, [{"server": {}}, *seen])))
     cost = {"kind": "affine", "base": 0.008, "row": 0.0002, "token": 0.0001}
     (tmp_path / "cost.json").write_text(json.dumps({"cost": cost, "host": dict.fromkeys(host, 0.0)}))
     timed = {"decodes": 1, "prefills": 0, "chunk": 0, "held_out": 0.01, "first": 0.011, "second": 0.009}
@@ -285,29 +301,30 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         factor = 1 + zlib.crc32(repr(flags).encode())  # not `hash`, which differs from run to run
         return lambda points: [factor * (1 + p.decodes + p.prefills * p.chunk) for p in points]
 
+    def fit(log: Any, kind: Any, given: Any, console: Any) -> Any:
+        """Return as a fit what it was to be made from."""
+        sources, scenario = repr((log.server, log.first, kind.name, given)), SimpleNamespace(host=Host())
+        return SimpleNamespace(law=Affine(), scenario=scenario, sources=sources, misfit={}, doubts=())
+
     class Load:
-        """Sends nothing, and says what it was to send as what it found of the server."""
+        """Sends nothing, and says what it was to send as the tokens that it spent."""
 
-        rows, left_out, spent = [{"id": "a"}], (), 0
+        rows, left_out = [{"id": "a"}], ()
 
-        def __init__(
-            self, target: Any, phases: Any, tokens: int, until: float, server: dict[str, Any], rng: Any
-        ) -> None:
-            server["asked"] = repr((target, target.api_key, tokens, round(until - time.perf_counter())))
+        def __init__(self, target: Any, phases: Any, tokens: int, until: float, rng: Any) -> None:
+            asked = (target, target.api_key, tokens, round(until - time.perf_counter()))
+            self.spent = zlib.crc32(repr(asked).encode())
 
         def run(self) -> None:
             return
 
-    for name, result in {
-        "ask.facts": {},
-        "read": None,
-        "fetch_context": None,
-        "fit": None,
-        "save": None,
-        "report": None,
-    }.items():
+    for name, result in {"read": None, "fetch_context": None, "fit": None, "save": None, "report": None}.items():
         monkeypatch.setattr(f"simulate.commands.probe.{name}", lambda *given, result=result: result)
     monkeypatch.setattr("simulate.commands.probe.Probe", Load)
+    monkeypatch.setattr("simulate.engines.ask.facts", lambda url, key: {"slots": 7, "version": key})
+    for name, result in {"fit": fit, "report": None, "save": None, "compare": []}.items():
+        function = result if callable(result) else lambda *given, result=result: result
+        monkeypatch.setattr(f"simulate.commands.fit.{name}", function)
     monkeypatch.setattr("simulate.commands.probe.with_model", lambda target: target)
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
@@ -343,7 +360,7 @@ def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) 
         main(f"run dynamic {SMALL} --no-plots --out {out / 'run'}".split())
         capsys.readouterr()
     files = {
-        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py",
+        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl",
     }  # fmt: skip
     places = {name: folder / path for name, path in files.items()} | {"OUT": out, "RUN": out / "run"}
     parts = [word.partition("/") for word in line.split()]

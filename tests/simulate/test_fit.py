@@ -1,0 +1,159 @@
+"""Laws found from logs alone: of servers that are simulated, whose laws are known, and of two that others measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costs.cost import Affine, Host
+from simulate.__main__ import main
+from simulate.commands.fit import compare
+from simulate.engines import known
+from simulate.fitting.equations import Trajectory
+from simulate.fitting.fit import fit
+from simulate.fitting.fitted import Fitted, figures, load, save
+from simulate.logs.checks import checked
+from simulate.logs.log import Request
+from simulate.logs.read import read
+from simulate.scenario import Chosen, Engine
+from simulate.simulator import simulate
+from simulate.trace import Seen, Trace
+from tests.support import ROOT
+from tests.support.simulate import run_command
+
+DENSE = Affine(base=0.02, decode=4e-5, prompt=1e-4, prefill=0.005, context=1e-7, pair=1e-8)
+LAWS = {
+    "dense": DENSE,
+    "experts": Affine(base=0.005, decode=4e-5, prompt=1e-4, prefill=0.005, context=1e-7, experts=0.02, chosen=0.06),
+    "knee": Affine(base=0.02, decode=4e-5, prompt=2e-5, prefill=0.005, context=1e-7, hinge=2e-4, knee=256),
+}
+SIZES = {"slots": 48, "tokens_per_step": 1024, "kv_tokens": 200_000, "prefix_cache": False}
+
+
+def served(law: Affine = DENSE, count: int = 200, rate: float = 10.0, **settings: Any) -> list[Request]:
+    """Return what a client of vLLM with this law would have logged."""
+    rng = np.random.default_rng(3)
+    at = np.cumsum(rng.exponential(1 / rate, count)) * np.where(np.arange(count) % 50 < 30, 0.6, 1.4)
+    prompts = np.clip(rng.lognormal(5, 1, count), 8, 1500).astype(int)
+    answers = np.clip(rng.lognormal(3.5, 0.8, count), 2, 200).astype(int)
+    trace = Trace([Seen(float(t), int(p), int(a), None) for t, p, a in zip(np.sort(at), prompts, answers)])
+    engine = Engine(**{**SIZES, **settings})
+    run = simulate(engine.scheduler(Chosen("simulate.engines.vllm")), trace.sequences(), law, Host())
+    return [
+        Request(s.arrived_at, len(s.prompt_ids), len(s.output_ids), s.first_token_at or 0, s.finished_at or 0, s.id)
+        for s in run.sequences
+    ]
+
+
+def fitted(requests: list[Request], engine: str = "vllm", **given: Any) -> Fitted:
+    return fit(checked(requests), known.get(engine), {**SIZES, **given})
+
+
+@pytest.fixture(scope="module")
+def dense() -> Fitted:
+    return fitted(served())
+
+
+@pytest.mark.parametrize("name", ["dense", "experts", pytest.param("knee", marks=pytest.mark.full)])
+def test_a_fit_finds_the_step_times_of_a_law(name: str, dense: Fitted) -> None:
+    found = dense if name == "dense" else fitted(served(LAWS[name]))
+    true = replace(found.scenario, cost=LAWS[name], host=Host())
+    steps = Trajectory(found.log, true, found.log.last.max()).steps
+    off = np.array([found.law.seconds(step) / LAWS[name].seconds(step) - 1 for step in steps])
+    assert np.quantile(np.abs(off), 0.97) < 0.05
+    assert abs(off.mean()) < 0.02
+    assert not found.doubts
+
+
+def test_a_fit_is_kept_in_a_file_that_simulations_take(
+    dense: Fitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cost.json"
+    save(file, dense)
+    again = load(file)
+    for name in ("law", "kind", "sources", "misfit", "seen", "doubts"):
+        assert getattr(again, name) == getattr(dense, name), name
+    assert (again.noise.drift, again.noise.floors) == (dense.noise.drift, dense.noise.floors)
+    for name in ("policies", "engine", "host"):
+        assert getattr(again.scenario, name) == getattr(dense.scenario, name), name
+    np.testing.assert_allclose(again.log.first, dense.log.first, atol=1e-6)
+    told, _ = run_command(capsys, "run", "dynamic", "--num=20", "--cost", str(file))
+    assert told["mean_ttft_ms"] > 20
+
+
+def test_a_cost_file_without_requests_is_no_fit(tmp_path: Path) -> None:
+    (tmp_path / "cost.json").write_text(json.dumps({"cost": {"kind": "affine", "base": 0.01}}))
+    with pytest.raises(ValueError, match=r"\./eb fit"):
+        load(tmp_path / "cost.json")
+
+
+@pytest.mark.parametrize(
+    ("requests", "why"),
+    [
+        (served(count=1), "needs 3"),
+        (served(count=2), "needs 3"),
+        ([r._replace(output=1, last=r.first) for r in served(count=30)], "two tokens"),
+        ([r._replace(first=math.nan) for r in served(count=30)], "first and a last token"),
+    ],
+    ids=["one", "two", "single tokens", "no first tokens"],
+)
+def test_a_log_from_which_no_law_follows_is_refused(requests: list[Request], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        fitted(requests)
+
+
+def test_few_requests_are_doubted() -> None:
+    assert "3 requests" in " ".join(fitted(served(count=3)).doubts)
+
+
+def test_another_scheduler_is_doubted() -> None:
+    requests = served(count=50, rate=40, slots=4)
+    assert not fitted(requests, slots=4).doubts
+    assert "--engine" in " ".join(fitted(requests, "tgi", slots=32).doubts)
+
+
+def widths(found: Fitted, widening: float = 1.0) -> list[float]:
+    noise = replace(found.noise, widened=found.noise.widened * widening)
+    expected = found.replay(found.law)
+    intervals = noise.intervals(found.replay, found.law, expected, figures, 5)
+    return [high / low for low, high in intervals.values()]
+
+
+def test_all_at_once_is_noted_and_its_intervals_are_wider() -> None:
+    found = fitted(served(count=40, rate=1e6))
+    assert "at once" in found.log.notes[0].text
+    plain, wide = (np.array(widths(found, widening)) for widening in (1 / found.log.widening, 1))
+    assert (wide > plain).all()
+
+
+def test_the_command_reads_fits_and_predicts_what_it_did_not_see(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"server": {**SIZES, "engine": "vllm"}}, *(r._asdict() for r in served(count=40))]
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)).replace("NaN", "null"))
+    assert main(["fit", str(tmp_path / "log"), "--held-out=30", "--out", str(tmp_path / "cost.json")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sources"]["slots"] == "log"
+    assert all(abs(each["error"]) < 0.1 for each in told["held_out"] if each["name"].startswith("mean"))
+    assert load(tmp_path / "cost.json").law.base == told["cost"]["base"]
+
+
+LIMITS = {"latency": 0.03, "TTFT": 0.05, "TPOT": 0.05}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["llama-3.1-8b-rtx4090", "qwen3-32b-2xrtxpro6000"])
+def test_the_first_half_of_a_run_of_others_predicts_its_second_half(name: str) -> None:
+    log = read(ROOT / "docs" / "data" / name)
+    half = len(log.at) // 2
+    found = fit(log.until(half), known.get("vllm"))
+    expected = compare(found, log, np.arange(len(log.at)) >= half)
+    assert not found.doubts
+    for kind, limit in LIMITS.items():
+        assert np.mean([abs(each.error) for each in expected if each.name.endswith(kind)]) < limit
