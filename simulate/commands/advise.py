@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from client.flags import base_url
 from costs.cost import Cost
 from simulate.advise.changes import Change, changes_of, chosen_of, own_change, serve, way_of
 from simulate.advise.search import DRAWS, LEAST, MET, Search, figures_of, growth
@@ -25,11 +26,11 @@ from simulate.fitting import fitted as fits
 from simulate.fitting.fitted import Fitted
 from simulate.laws import first
 from simulate.logs.log import Log
-from simulate.logs.read import read
+from simulate.logs.read import read, served
 from simulate.simulator import Run
 from terminal import options as line
 from terminal.console import say, table_of
-from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values
+from terminal.options import FILE, KEY, Argument, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted
 
 LAW_SECONDS = 5.0  # for the check of a policy of the user's own
@@ -38,11 +39,12 @@ SAME = "no difference that can be told"
 
 def options() -> Sections:
     """Return the options in sections of the help."""
-    source = "log, file that `fit` wrote, or URL of a server, which is probed first"
+    source = "log, file that `fit` wrote, or URL of a server: one of ours tells what it served, others are probed"
     return {
         "arguments": [Argument("source", source, metavar="LOG|URL", required=False)],
         "options": [
             Option("--engine", "scheduler of the server (default: as the log says)", Choice(known.names(), "NAME")),
+            Option("--api-key", "API key of the server at URL", KEY, envvar="EB_API_KEY"),
             Option("--trace", "serve the requests of this log instead", FILE),
             Option(
                 "--slo", "limits in seconds of ttft, itl (mean of an answer) and latency: the goal is the share of requests "
@@ -88,24 +90,39 @@ def fitted_of(args: Values, console: Console) -> Fitted:
     """Return the fit of the source, with the requests that are to be served."""
     if not args.source:
         raise UsageError("there is neither a log nor a URL. Use ./eb advise LOG")
-    source = Path(args.source)
+    source, log = Path(args.source), None
     if args.source.startswith(("http://", "https://")):
-        if not args.trace:
-            raise UsageError("a probe has no requests of yours. Use --trace LOG with some")
-        from simulate.commands import probe  # which loads what sends
-
-        flags = [args.source, *(("--engine", args.engine) if args.engine else ())]
-        given = line.read(line.Command("python -m simulate probe", "", probe.options()), flags)
-        probe.run(given, console)
-        source = given.out
+        url = base_url(args.source)
+        log = None if args.trace else served(url, args.api_key)
+        if log is None:
+            source = probed(url, args, console)
     try:
-        fitted = fits.load(source)
+        fitted = None if log else fits.load(source)
     except ValueError:  # not a file that `fit` wrote
-        log = read(source)
+        fitted, log = None, read(source)
+    if fitted is None:
+        assert log is not None
         if not (engine := args.engine or log.server.get("engine")):
-            raise UsageError(f"{source} does not say what served it. Use --engine vllm, or another") from None
+            raise UsageError(f"{args.source} does not say what served it. Use --engine vllm, or another")
         fitted = fit(log, known.get(engine), {}, console)
     return replace(fitted, scenario=replace(fitted.scenario, rows=read(args.trace).trace)) if args.trace else fitted
+
+
+def probed(url: str, args: Values, console: Console) -> Path:
+    """Probe a server that does not tell what it served, and return the file of its fit."""
+    if not args.trace:
+        raise UsageError(f"{url} does not report what it served. Use --trace LOG: it is probed, and LOG is served")
+    from simulate.commands import probe  # which loads what sends
+
+    flags = [
+        url,
+        *(("--engine", args.engine) if args.engine else ()),
+        *(("--api-key", args.api_key) if args.api_key else ()),
+    ]
+    given = line.read(line.Command("python -m simulate probe", "", probe.options()), flags)
+    probe.run(given, console)
+    out: Path = given.out
+    return out
 
 
 def limits_of(text: str | None) -> dict[str, float]:

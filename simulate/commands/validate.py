@@ -28,8 +28,8 @@ from simulate.commands.inputs import make_cost, make_policies, noise_of, with_en
 from simulate.commands.option_checks import refuse
 from simulate.fitting.fitted import has_requests, load
 from simulate.fitting.probe import row_of
+from simulate.logs.checks import checked
 from simulate.logs.formats import SAME, request
-from simulate.logs.log import Log, Reading
 from simulate.measured import calibrate, comparison, intervals, validate
 from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Noise
@@ -126,7 +126,7 @@ def _by_fit(args: Values, trace: Many[Planned], console: Console) -> tuple[dict[
         say(console, f"warning: {doubt}")
     target = with_model(validate.target(args.url, "openai"))
     validate.send(target, trace[:1])  # which warms it up
-    log = Log.of(Reading([request(row_of(o), SAME) for o in validate.send(target, trace, console)]))
+    log = checked([request(row_of(o), SAME) for o in validate.send(target, trace, console)])
     for note in log.notes:
         say(console, f"note: {note.text}")
     scenario = replace(fitted.scenario, rows=log.trace, host=replace(fitted.scenario.host, first_step=0.0))

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from client.report import store
+from simulate.logs import steps
 from simulate.logs.log import Note, Request
 from simulate.places import find, number
 
 Row = Mapping[str, Any]
 Opened = tuple[Iterable[Row], Row]  # objects that describe requests; settings of the server, and `notes`
-PROBE = "./eb probe --log FILE"
+PROBE, WHAT_IF = "./eb probe --log FILE", "curl -d '{\"policies\": []}' URL/what-if (of our own server)"
 MOST_TOKENS = 1 << 21  # of one request; a greater number is none
 
 
@@ -126,31 +127,18 @@ def _serving_sim(rows: list[Any], path: Path) -> Opened:
 
 def _steps(rows: list[Any], path: Path) -> Opened:
     """Follow each request through the steps of our own server."""
-    parts: dict[str, list[tuple[float, Row]]] = {}
-    begins: dict[str, float] = {}
-    for row in rows:
-        for member in row["members"]:
-            if member["phase"] in ("prefill", "decode"):
-                begins.setdefault(member["id"], row["t"])
-                parts.setdefault(member["id"], []).append((row["t"] + row["seconds"], member))
-    reasons = {left["id"]: left["reason"] for row in rows for left in row["left"]}
-    found = []
-    for id, some in parts.items():
-        prompt = next((m["computed"] - m["tokens"] for _, m in some if m["phase"] == "decode"), some[-1][1]["computed"])
-        # So far it has the tokens that were computed behind the prompt and the one that was sampled, but drafts may go beyond
-        # its end. A preempted request computes some again.
-        so_far = accumulate((min(m["computed"] + 1, m["total"]) - prompt for _, m in some), max, initial=0)
-        chunks = [(end, after - before) for (end, _), (before, after) in zip(some, pairwise(so_far)) if after > before]
-        times, counts = [*zip(*chunks)] or ((), ())
-        found.append({
-            "id": id, "sent": begins[id], "prompt": prompt, "output": sum(counts), "chunks": times, "counts": counts,
-            "first": min(times, default=None), "last": max(times, default=None),
-            "cached": some[0][1]["computed"] - some[0][1]["tokens"],
-            "error": reasons.get(id) not in ("length", "stop") and "unfinished",
-        })  # fmt: skip
     text = "Step records have no arrivals: requests count as arrived when they joined, so that waiting is not fitted."
     slots = max(round(sum(row["slot_steps"].values())) for row in rows)
-    return found, {"engine": "ours", "policy": rows[0]["policy"], "slots": slots, "notes": (Note(text, 1.5),)}
+    facts = {"engine": "ours", "policy": rows[0]["policy"], "slots": slots, "notes": (Note(text, 1.5),)}
+    return steps.requests(rows), facts
+
+
+def _served(rows: list[Any], path: Path) -> Opened:
+    """Follow the requests that our server has served, in its answer to POST /what-if."""
+    records = [each for record in rows[0]["lanes"][0]["records"] for each in steps.expanded(record)]
+    found, facts = _steps(records, path)
+    sent = {str(i): request["t"] for i, request in enumerate(rows[0]["requests"])}
+    return [{**row, "sent": sent[row["id"]]} for row in found], {**facts, "notes": ()}
 
 
 def _places(text: str) -> dict[str, str]:
@@ -192,5 +180,6 @@ FORMATS = (
         """sent=start*1e-9 ttft=gen_ai.latency.time_to_first_token e2e=gen_ai.latency.e2e limit=gen_ai.request.max_tokens
         prompt=gen_ai.usage.prompt_tokens output=gen_ai.usage.completion_tokens id=gen_ai.request.id"""), _spans, SETTINGS),
     Format("./eb compare (its iterations.jsonl)", frozenset({"members", "slot_steps"}), SAME, _steps, SETTINGS),
+    Format(WHAT_IF, frozenset({"served", "lanes"}), SAME, _served, SETTINGS),
     Format(PROBE, frozenset({"server"}), SAME, lambda rows, path: (rows[1:], rows[0]["server"]), SETTINGS),
 )  # fmt: skip

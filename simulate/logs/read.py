@@ -7,10 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from client.send.target import Target
+from simulate.engines import ask
 from simulate.logs.checks import checked
-from simulate.logs.formats import FORMATS, PROBE
+from simulate.logs.formats import FORMATS, PROBE, WHAT_IF
 from simulate.logs.log import Log
 
+MOST_SERVED = 400  # requests that a server tells
+ANSWER_SECONDS = 60.0
 FILES = ("requests.csv", "requests.jsonl", "profile_export.jsonl", "benchmarks.json")  # of a folder
 
 
@@ -53,3 +57,14 @@ def _objects(text: str) -> list[dict[str, Any]]:
     if not found or not all(isinstance(row, dict) for row in found):
         raise ValueError("it has no requests. Use a file with an object for each")
     return found
+
+
+def served(url: str, api_key: str | None) -> Log | None:
+    """Return what our own server, or a queue of ours, at a URL has served lately; None if another one answers there."""
+    with Target(url, api_key=api_key).session() as session:
+        reply = session.post(f"{url}/what-if", json={"policies": [], "count": MOST_SERVED}, timeout=ANSWER_SECONDS)
+    if reply.status_code != 200:
+        return None
+    format = next(format for format in FORMATS if format.made_by == WHAT_IF)
+    requests, server, notes = format.read([reply.json()], Path())
+    return checked(requests, {**server, **ask.facts(url, api_key)}, notes)

@@ -181,6 +181,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "advise": {
         "--engine": (ADVISE, "vllm"),
+        "--api-key": (ADVISE, "secret"),
         "--trace": (ADVISE, "TRACE"),
         "--slo": (ADVISE, "ttft:1"),
         "--policy": (ADVISE, "MINE"),
@@ -329,7 +330,9 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
     monkeypatch.setattr(
-        advise, "fitted_of", lambda args, console: ask(args.engine, args.trace, args.slo, args.policy, args.anyway)
+        advise,
+        "fitted_of",
+        lambda args, console: ask(args.engine, args.api_key, args.trace, args.slo, args.policy, args.anyway),
     )
     monkeypatch.setattr(advise, "check", lambda args, console: ask(args.check.name, args.advice.name, args.applied))
     stats = {"policy": "dynamic", "engine": {}}
