@@ -268,10 +268,10 @@ def test_an_slo_that_is_no_limit_is_refused(slo: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("words", "remedy"), [([], "Use ./eb advise LOG"), (["http://localhost:1"], "Use --trace LOG")]
+    ("words", "remedy"), [([], "Use ./eb advise LOG"), (["http://localhost:1"], "Start it, or check the address")]
 )
 def test_a_command_line_without_requests_is_refused(
     words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["advise", *words]) == 2
+    assert main(["advise", *words]) > 0
     assert remedy in capsys.readouterr().err

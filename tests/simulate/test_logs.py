@@ -14,12 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client.report import store
+from costs.cost import Affine
+from scheduling.sequence import Sequence
 from simulate.logs.checks import checked
 from simulate.logs.formats import FORMATS
 from simulate.logs.log import Request
 from simulate.logs.read import read
+from simulate.measured.lanes import records, stretches
 from simulate.places import NAN
 from simulate.scenario import Chosen, Engine
+from simulate.simulator import simulate
 from tests.support import ROOT
 from tests.support.simulate import run_command
 
@@ -287,3 +291,22 @@ def test_odd_bytes_raise_nothing_but_value_errors(data: bytes, tmp_path: Path) -
     (tmp_path / "log").write_bytes(data)
     with pytest.raises(ValueError, match="cannot read"):
         read(tmp_path / "log")
+
+
+def test_what_our_own_server_has_served_is_a_log(tmp_path: Path) -> None:
+    """In its answer to POST /what-if, equal steps are one record."""
+    sequences = [Sequence([i] * (8 + i), 4 + i, id=str(i), arrived_at=0.3 * i) for i in range(6)]
+    run = simulate(Engine(2).scheduler(Chosen("dynamic")), sequences, Affine(base=0.1, decode=0.01), records=True)
+    requests = [
+        {"id": "any", "t": seq.arrived_at, "prompt_tokens": len(seq.prompt_ids), "output_tokens": seq.max_tokens}
+        for seq in run.sequences
+    ]
+    lane = {"measured": True, "records": records(stretches(run.iterations), 0.0, None)}
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps({"served": "dynamic", "slots": 2, "requests": requests, "lanes": [lane]}))
+    log = read(path)
+    assert log.server["engine"] == "ours"
+    assert log.at == pytest.approx([seq.arrived_at for seq in sequences])
+    assert log.first == pytest.approx([seq.first_token_at for seq in sequences], abs=1e-5)
+    assert log.last == pytest.approx([seq.finished_at for seq in sequences], abs=1e-5)
+    assert log.output.tolist() == [seq.max_tokens for seq in sequences]
