@@ -30,7 +30,7 @@ from scheduling.scheduler import Output
 from simulate.commands.fit import compare
 from simulate.engines import known
 from simulate.fitting.fit import fit
-from simulate.fitting.fitted import Fitted, load
+from simulate.fitting.fitted import load
 from simulate.logs.log import Log, Reading, Request
 from simulate.logs.read import read
 from simulate.simulator import Simulation
@@ -154,12 +154,12 @@ def log_of(case: Case) -> Log:
     return log(at, [np.maximum.accumulate(np.array(some) + rng.gamma(2, 1e-3, len(some))).tolist() for some in tokens])
 
 
-def judged(job: Case | Path, fitted: Fitted | None = None) -> dict[str, Any]:
+def judged(job: Case | Path, cost: Path | None = None) -> dict[str, Any]:
     """Fit the first half of a log and compare the second, or compare all of it with what was fitted to another."""
     name, log = (job.title, log_of(job)) if isinstance(job, Case) else (job.name, read(job))
     engine = job.assumed or job.engine if isinstance(job, Case) else str(log.server.get("engine", "vllm"))
-    began, begin = time.process_time(), 0 if fitted else len(log.at) // 2
-    fitted = fitted or fit(log.until(begin), known.get(engine))
+    began, begin = time.process_time(), 0 if cost else len(log.at) // 2
+    fitted = load(cost) if cost else fit(log.until(begin), known.get(engine))
     seconds = time.process_time() - began
     fitted = replace(fitted, log=log, scenario=replace(fitted.scenario, rows=log.trace))
     found = compare(fitted, log, np.arange(len(log.at)) >= begin)
@@ -197,7 +197,7 @@ def main() -> None:
     jobs: list[Case | Path] = args.logs or [*(QUICK if args.quick else FULL), *DATA]
     runs: list[dict[str, Any]] = []
     with Pool(2) as pool:
-        for run in pool.imap(partial(judged, fitted=load(args.fitted) if args.fitted else None), jobs):
+        for run in pool.imap(partial(judged, cost=args.fitted), jobs):
             runs.append(run)
             Console(stderr=True).print(" | ".join(line(run)), soft_wrap=True)
             report.keep(args.json, {"runs": runs})
