@@ -8,6 +8,7 @@ steps, and so on until nothing changes. This module must not know the format of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from costs.cost import Affine, Host
 from costs.steps import seen_in
 from simulate.engines.known import Kind
-from simulate.fitting.equations import Equations, Intervals, Trajectory
+from simulate.fitting.equations import APART, Equations, Intervals, Trajectory
 from simulate.fitting.fitted import Fitted, measured
 from simulate.logs.log import Log
 from simulate.measured.calibrate import BUCKETS, CHOSEN, EARNED, KNEES
@@ -35,14 +36,15 @@ SPENT = 0.005  # of the error is not worth a switch of the law
 FEWEST, FEW = 3, 20  # requests with times, for a law at all and for one without a doubt
 DOUBTFUL = 0.05  # mean error of single requests of the log itself
 UNKNOWN_ERROR = 0.3  # of statistics, in logarithms, where no requests are left to measure it
-BLOCKS = 10  # of time, whose sums show the drift
+BLOCKS = 10  # of time, whose sums show how the pace wanders
 KV_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # of the tokens that requests seem to hold
+SWITCHES = 2  # of the shape of a law that may follow each other
+SHAPES: Mapping[str, Many[Any]] = {"chosen": (1 / 64, *CHOSEN), "knee": KNEES, "buckets": ((), BUCKETS[1])}
 MANY = 600  # requests that show the shape of a law; more only show its constants
 # What is usual, as a part of `base`: a GPU computes about 200 tokens while it reads the weights. Each may be wrong by its own
 # size. It matters only for what a log does not say: with 128 rows in all steps, rows, context and base are one thing.
 USUAL = {"decode": 1 / 600, "prompt": 1 / 200, "context": 1 / 120_000, "pair": 4e-7, "prefill": 0.7}
 BASE_OF_PACE = 0.6  # of the time per token
-EXPERTS = 0.7  # of the base, in a mixture of experts
 
 
 def constants_of(data: Equations, base: float) -> np.ndarray:
@@ -111,7 +113,7 @@ class Search:
         way = Trajectory(self.log, scenario, self.until)
         return Found(scenario, way, errors(self.log, way.first, way.last))
 
-    def begin(self, chosen: float = 0.0) -> Affine:
+    def begin(self) -> Affine:
         """Return a law to begin with: the base is most of the median time per token, the rest is as usual."""
         tokens = self.log.output - 1
         known = np.isfinite(self.log.first) & np.isfinite(self.log.last) & (tokens > 0)
@@ -120,9 +122,8 @@ class Search:
                 "no answer of the log has two tokens with times, so no law can be found. Measure longer answers"
             )
         base = BASE_OF_PACE * max(1e-6, float(np.median((self.log.last - self.log.first)[known] / tokens[known])))
-        share = EXPERTS if chosen else 0.0
         usual: dict[str, Any] = {name: base * part for name, part in USUAL.items()}
-        return replace(Affine(base=base * (1 - share), experts=base * share, chosen=chosen), **usual)
+        return Affine(base, **usual)
 
     def settle(self, law: Affine, host: Host, rounds: int = ROUNDS) -> Found:
         """Simulate and solve in turn, and return the law with the least error of single requests."""
@@ -145,20 +146,35 @@ class Search:
         return best
 
     def shaped(self, best: Found) -> Found:
-        """Return a law with the share of experts, knee and buckets that each leave a clearly smaller error, or `best`."""
-        shares = [{"chosen": chosen} for chosen in CHOSEN]
-        for switches in (shares, [{"knee": knee} for knee in KNEES[1:]], [{"buckets": BUCKETS[1]}]):
-            tried = [self.settle(*self._switched(best, switch)) for switch in switches]
-            other = min(tried, key=lambda found: found.misfit)
-            if other.misfit < EARNED * best.misfit - SPENT:
-                best = other
+        """Return a law with the share of experts, knee and buckets that each leave a clearly smaller error, or `best`.
+
+        Of each, the one that explains the steps of the best law best is simulated.
+        """
+        for _ in range(SWITCHES):
+            shapes = [
+                min(
+                    (self._left(best, name, value) for value in some if value != getattr(best.law, name)),
+                    key=lambda pair: pair[0],
+                )
+                for name, some in SHAPES.items()
+            ]
+            for _, law in sorted(shapes, key=lambda pair: pair[0]):
+                other = self.settle(law, best.scenario.host, MORE_ROUNDS)
+                if other.misfit < EARNED * best.misfit - SPENT:
+                    best = other
+                    break
+            else:
+                break
         return best
 
-    def _switched(self, best: Found, switch: Mapping[str, Any]) -> tuple[Affine, Host, int]:
-        law, host = best.law, best.scenario.host
-        if "chosen" in switch:  # another balance of all constants: begin anew, or nothing moves
-            return self.begin(switch["chosen"]), host, ROUNDS
-        return replace(law, **switch), host, MORE_ROUNDS
+    def _left(self, best: Found, name: str, value: Any) -> tuple[float, Affine]:
+        """Return what another shape of the law leaves unexplained of the intervals of the best one's steps, and its law."""
+        changed: dict[str, Any] = {name: value}
+        law = replace(best.law, **changed)
+        data = Intervals(self.log, best.way, law).equations()
+        found = constants_of(data, max(best.law.base + best.law.experts, 1e-5))
+        off = np.abs(data.terms @ found - data.seconds) / np.sqrt(np.maximum(data.seconds, SHORTEST))
+        return float(data.weight @ off), law_of(found, law)
 
     def scaled(self, best: Found) -> Found:
         """Return the best of laws that are a little slower or faster: a queue near its capacity knows the pace exactly."""
@@ -239,23 +255,30 @@ def held(log: Log) -> tuple[int, int]:
 
 
 def _noise(log: Log, best: Found, search: Search) -> Noise:
-    """Return what the law leaves unexplained, by a law fitted to the first half and its errors in the second.
-
-    The drift is that of whole blocks of time.
-    """
+    """Return what the law leaves unexplained, by a law fitted to the first half and its errors in the second."""
     data = Intervals(log, best.way, best.law).equations()
     predicted = np.maximum(data.terms @ best.constants, data.seconds / WORST)
     order = np.argsort(data.ends)
-    blocks = [block for block in np.array_split(order, BLOCKS) if len(block)]
-    single = np.sqrt(np.maximum(1, data.steps))  # an interval is a sum of steps, whose noise is larger
-    logs = [np.log(data.seconds[b] / predicted[b]) for b in blocks]
-    totals = np.array([np.log(data.seconds[b].sum() / predicted[b].sum()) for b in blocks])
-    residuals = np.concatenate(
-        [np.clip((each - total) * single[b], -1, 1) for each, total, b in zip(logs, totals, blocks)]
-    )
+    # An interval is a sum of steps, whose noise is larger; that of a few steps is of the streams. Their order says nothing: they overlap.
+    long = data.steps >= APART if (data.steps >= APART).any() else data.steps > 0
+    residuals = np.clip(np.log(data.seconds / predicted) * np.sqrt(data.steps), -1, 1)[long]
+    np.random.default_rng(0).shuffle(residuals)
     residuals -= np.log(np.exp(residuals).mean())  # on average, steps take as long as the law says
-    drift = float(np.sqrt((totals**2).sum() / max(1, len(totals) - 1)))
+    blocks = [block for block in np.array_split(order, BLOCKS) if len(block)]
+    drift = drift_of(np.array([np.log(data.seconds[b].sum() / predicted[b].sum()) for b in blocks]))
     return Noise(tuple(residuals.tolist()), drift, len(blocks), floors=_floors(log, best, search), widened=log.widening)
+
+
+def drift_of(totals: np.ndarray) -> float:
+    """Return the standard deviation of the pace of a run as long as these blocks together, from the logarithms of theirs.
+
+    Where slow blocks follow slow ones, the means of neighbors differ by more than chance: the largest of these estimates counts.
+    """
+    most, count = 0.0, len(totals)
+    for length in {1, 2, count // 2} - {0}:
+        means = np.array([part.mean() for part in np.array_split(totals, max(1, count // length))])
+        most = max(most, float((means**2).sum() / max(1, len(means) - 1) / len(means)))
+    return float(np.sqrt(most))
 
 
 def _floors(log: Log, best: Found, search: Search) -> dict[str, float]:
