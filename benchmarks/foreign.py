@@ -31,7 +31,8 @@ from simulate.commands.fit import compare
 from simulate.engines import known
 from simulate.fitting.fit import fit
 from simulate.fitting.fitted import load
-from simulate.logs.log import Log, Reading, Request
+from simulate.logs.checks import checked
+from simulate.logs.log import Log, Request
 from simulate.logs.read import read
 from simulate.simulator import Simulation
 
@@ -145,7 +146,7 @@ def log_of(case: Case) -> Log:
             Request(*asked, some[0], some[-1], chunks=some if case.streams else ())
             for asked, some in zip(zip(at.tolist(), prompts, answers), times)
         ]
-        return Log.of(Reading(rows, case.settings if case.told else {}))
+        return checked(rows, case.settings if case.told else {})
 
     burst = Server(case, log(np.zeros(count), [[1.0] * n for n in answers]), rng).tokens
     pace = 2 * float(np.median(np.concatenate(burst))) / count  # half of the tokens come while batches are full

@@ -76,6 +76,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     result: dict[str, Any] = {"file": str(args.out), "engine": kind.name, "cost": costs.to_dict(fitted.law), "host": asdict(fitted.scenario.host),
               "sources": fitted.sources, "misfit": fitted.misfit, "doubts": fitted.doubts}  # fmt: skip
     if args.held_out:
+        if guess := fitted.guesses(*times_of(fitted.replay(fitted.law))):
+            say(console, f"warning: {guess}")
+            result["doubts"] = [*fitted.doubts, guess]
         compared = compare(fitted, log, np.arange(len(log.at)) >= count)
         console.print(
             table_of_compared(f"the last {len(log.at) - count} requests, which the fit did not see", compared)
@@ -107,15 +110,18 @@ def fit(log: Log, kind: Kind, given: Mapping[str, Any], console: Console) -> Fit
         return fitting.fit(log, kind, given, tick)
 
 
+def times_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Return when the requests of a run got their first and their last token."""
+    first, last = ([getattr(seq, name) or 0.0 for seq in run.sequences] for name in ("first_token_at", "finished_at"))
+    return np.array(first), np.array(last)
+
+
 def compare(fitted: Fitted, log: Log, among: np.ndarray) -> list[Comparison]:
     """Return what the fit predicts for some requests beside what the log says, with intervals."""
     among = among & np.isfinite(log.first) & np.isfinite(log.last)
 
     def some(run: Run) -> dict[str, float]:
-        first, last = (
-            np.array([getattr(seq, name) or 0.0 for seq in run.sequences]) for name in ("first_token_at", "finished_at")
-        )
-        return measured(log, first, last, among)
+        return measured(log, *times_of(run), among)
 
     law = fitted.scenario.cost
     expected, real = fitted.replay(law), measured(log, log.first, log.last, among)

@@ -19,7 +19,7 @@ from costs.cost import Affine, Host
 from costs.steps import seen_in
 from simulate.engines.known import Kind
 from simulate.fitting.equations import APART, Equations, Intervals, Trajectory
-from simulate.fitting.fitted import Fitted, measured
+from simulate.fitting.fitted import Fitted, held, measured
 from simulate.logs.log import Log
 from simulate.measured.calibrate import BUCKETS, CHOSEN, EARNED, KNEES
 from simulate.measured.intervals import WORST, Noise
@@ -219,7 +219,7 @@ def fit(
 
 def _settings(search: Search, best: Found, sources: Mapping[str, str]) -> tuple[Found, dict[str, str]]:
     """Return the fit with the slots and the KV memory that explain the log best, where only usual ones are known."""
-    rows, tokens = held(search.log)
+    rows, tokens = held(log := search.log, log.first, log.last)
     fitted: dict[str, str] = {}
     engine = best.scenario.engine
     usual = {name: getattr(engine, name) for name in ("kv_tokens", "slots")}
@@ -239,19 +239,6 @@ def _settings(search: Search, best: Found, sources: Mapping[str, str]) -> tuple[
         elif other.misfit < EARNED * best.misfit - SPENT:
             best, fitted[name] = other, "fitted"
     return best, fitted
-
-
-def held(log: Log) -> tuple[int, int]:
-    """Return the most requests between their first and last tokens at one time, and the most tokens that these had by then."""
-    known = np.flatnonzero(np.isfinite(log.first) & np.isfinite(log.last))
-    first, last, prompt, output = (each[known] for each in (log.first, log.last, log.prompt, log.output))
-    half = (last - first) / np.maximum(output - 1, 1) / 2  # a step, by which times of the client may be late
-    rows = tokens = 0
-    for at in first:
-        among = (first <= at) & (last > at + half)
-        done = (at - first[among]) / (last - first)[among]
-        rows, tokens = max(rows, int(among.sum())), max(tokens, int((prompt[among] + done * output[among]).sum()))
-    return max(rows, 1), max(tokens, int((log.prompt + log.output).max()))
 
 
 def _noise(log: Log, best: Found, search: Search) -> Noise:

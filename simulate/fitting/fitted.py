@@ -22,6 +22,7 @@ from simulate.scenario import Chosen, Scenario
 from simulate.simulator import Run
 from simulate.trace import Seen, Trace
 
+MORE = 1.1  # times as many tokens as a log shows, from which their room is a guess
 SETTINGS = ("slots", "tokens_per_step", "kv_tokens", "page_size", "prefix_cache")
 
 
@@ -47,6 +48,16 @@ class Fitted:
         assert isinstance(self.scenario.cost, Affine)
         return self.scenario.cost
 
+    def guesses(self, first: np.ndarray, last: np.ndarray) -> str:
+        """Return a warning if predicted times of the log's requests need more memory than is known to be there, else ""."""
+        needed, shown = (held(self.log, *times)[1] for times in ((first, last), (self.log.first, self.log.last)))
+        if self.sources.get("kv_tokens") != "usual" or needed <= MORE * shown:
+            return ""
+        return (
+            f"the KV memory is not known: these requests hold up to {needed:,} tokens at once, and what was fitted holds "
+            f"{shown:,}. They may wait for memory. Use --kv-tokens"
+        )
+
     def replay(self, law: Cost) -> Run:
         """Simulate the log with another law."""
         return replace(self.scenario, cost=law).serve(*self.scenario.policies)
@@ -68,6 +79,19 @@ def statistics(ttft: np.ndarray, latency: np.ndarray, tokens: np.ndarray) -> dic
 def measured(log: Log, first: np.ndarray, last: np.ndarray, among: np.ndarray) -> dict[str, float]:
     """Return the same statistics of a log with these times, of the requests that `among` (N, bool) chooses."""
     return statistics((first - log.at)[among], (last - log.at)[among], log.output[among])
+
+
+def held(log: Log, first: np.ndarray, last: np.ndarray) -> tuple[int, int]:
+    """Return the most requests between their first and last tokens at one time, and the most tokens that these had by then."""
+    known = np.flatnonzero(np.isfinite(first) & np.isfinite(last))
+    first, last, prompt, output = (each[known] for each in (first, last, log.prompt, log.output))
+    half = (last - first) / np.maximum(output - 1, 1) / 2  # a step, by which times of the client may be late
+    rows = tokens = 0
+    for at in first:
+        among = (first <= at) & (last > at + half)
+        done = (at - first[among]) / (last - first)[among]
+        rows, tokens = max(rows, int(among.sum())), max(tokens, int((prompt[among] + done * output[among]).sum()))
+    return max(rows, 1), max(tokens, int((log.prompt + log.output).max()))
 
 
 def save(path: Path, fitted: Fitted) -> None:

@@ -63,8 +63,7 @@ def served(url: str, api_key: str | None) -> Log | None:
     """Return what our own server, or a queue of ours, at a URL has served lately; None if another one answers there."""
     try:
         with Target(url, api_key=api_key).session() as session:
-            body = {"policies": [], "count": MOST_SERVED}
-            reply = session.post(f"{url}/what-if", json=body, timeout=ANSWER_SECONDS)
+            reply = session.post(f"{url}/what-if", json={"policies": [], "count": MOST_SERVED}, timeout=ANSWER_SECONDS)
     except OSError as error:
         raise RuntimeError(
             f"no server answers at {url} ({type(error).__name__}). Start it, or check the address"

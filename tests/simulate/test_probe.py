@@ -13,7 +13,7 @@ import pytest
 
 from client.send.load import LoadRun
 from simulate.__main__ import main
-from simulate.fitting.fit import held
+from simulate.fitting.fitted import held
 from simulate.fitting.probe import Phase, plan
 from tests.support.mock_server import MockServer
 from tests.support.servers import Server
@@ -108,7 +108,7 @@ def test_a_probe_logs_what_shows_three_slots(server: Slotted, fitted: list[Any])
     assert probe(server) == 0
     (log,) = fitted
     _, requests = kept()
-    assert held(log)[0] == 3
+    assert held(log, log.first, log.last)[0] == 3
     assert len(log.trace.seen) == len(requests)
     assert not log.notes
     assert {"burst 2", "burst 4", "traffic"} < begun()
@@ -268,5 +268,5 @@ def test_an_engine_that_is_not_known_is_asked_for(server: Slotted, capsys: pytes
 def test_the_slots_of_a_real_server_are_found(tmp_path: Path, fitted: list[Any]) -> None:
     with Server(tmp_path / "log", "dynamic", "--model", "mock:vtc-a10g@5", "--max-batch-size", "5") as real:
         assert main(["probe", f"http://127.0.0.1:{real.port}", "--engine", "ours", "--tokens", "3000"]) == 0
-    assert held(fitted[0])[0] == 5
+    assert held(log := fitted[0], log.first, log.last)[0] == 5
     assert kept()[1]["alone/0"]["prompt"] == 32
