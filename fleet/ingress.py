@@ -19,15 +19,16 @@ from urllib.parse import urlencode
 import aiohttp
 from aiohttp import web
 
-from fleet import bodies, errors, merged
-from fleet.clients import Client, listening, within_open_files
-from fleet.errors import Failed, unavailable
-from fleet.limits import Limits
+from fleet import bodies, merged
 from fleet.pool import Fleet, Replica
-from fleet.receiving import ClientLeft, receive
-from fleet.relay import Refused, Relay, session
+from fleet.relay import KEPT_SECONDS, Refused, Relay
 from fleet.routers import Asked
 from fleet.switched import Switched
+from front import errors, wire
+from front.clients import Client, listening, within_open_files
+from front.errors import Failed, unavailable
+from front.limits import Limits
+from front.receiving import ClientLeft, receive
 
 PATIENCE_SECONDS = 15.0  # for which a request waits for a replica that can take it
 PAUSE_SECONDS = 0.1
@@ -75,7 +76,7 @@ class Ingress:
         return app
 
     async def _connections(self, app: web.Application) -> Any:
-        self.session = session()
+        self.session = wire.session(KEPT_SECONDS)
         yield
         await self.session.close()
 

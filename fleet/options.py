@@ -14,8 +14,8 @@ import config as settings
 from config import Config
 from fleet import autoscalers
 from fleet.autoscalers import Bounds
-from fleet.limits import Limits
 from fleet.routers import ROUTERS
+from front.limits import Limits
 from generate.cores import cores
 from terminal.options import Choice, Command, Number, Option, Read, UsageError, read
 

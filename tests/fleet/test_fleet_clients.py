@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, LIMITS, STATS, Front, behind, connected, posted, read_answer, says, send, streams, waits
+from made_up import ASK, GOOD, LIMITS, STATS, Front, behind, connected, posted, read_answer, says, send, streams, waits
 
-from fleet import clients
+from front import clients
 
 ASKED = json.dumps(ASK).encode()
 CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(ASKED), ASKED)

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams, waits
+from made_up import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams, waits
 
 from fleet import bodies, ingress, options
 from fleet.bodies import PROMPTS

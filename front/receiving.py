@@ -8,8 +8,8 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from fleet import bodies
-from fleet.errors import Failed
-from fleet.limits import Limits
+from front.errors import Failed
+from front.limits import Limits
 
 LONGEST_VALUE = 100  # characters of a header that an error shows
 

@@ -19,9 +19,9 @@ from typing import Any, cast
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from fleet import errors
-from fleet.errors import Failed
-from fleet.limits import Limits
+from front import errors
+from front.errors import Failed
+from front.limits import Limits
 
 BACKLOG = 2048
 LINGER_SECONDS = 5.0  # to read and discard what a client sends after its answer
