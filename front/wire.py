@@ -23,6 +23,7 @@ HOP = frozenset({
 # network. The kernel asks it instead: IDLE + PROBES * EVERY seconds without an answer break the connection.
 IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
 CONNECT_SECONDS = 5.0
+REUSED = "reused"
 
 
 def passed(headers: Headers) -> CIMultiDict[str]:
@@ -40,14 +41,24 @@ async def to_client(sending: Awaitable[T]) -> T:
 
 
 def session(kept_seconds: float) -> aiohttp.ClientSession:
-    """Return a session that passes requests and answers as they are, and keeps idle connections for so long."""
+    """Return a session that passes requests and answers as they are, and keeps idle connections for so long.
+
+    It notes in the `trace_request_ctx` of a request, a set, if the request got a connection that was used before.
+    """
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=kept_seconds, socket_factory=probing),
         cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        auto_decompress=False,
+        auto_decompress=False, trace_configs=[trace],
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
     )
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceConnectionReuseconnParams) -> None:
+    if isinstance(context.trace_request_ctx, set):
+        context.trace_request_ctx.add(REUSED)
 
 
 def probing(address: tuple[Any, ...]) -> socket.socket:
