@@ -6,6 +6,7 @@ This module must not know which app it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import sys
 import threading
@@ -58,7 +59,8 @@ class _Call:
         while not self._room.acquire(timeout=1.0):
             if self.has_left.is_set():
                 return
-        self._loop.call_soon_threadsafe(self._pieces.put_nowait, item)
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, item)
 
     def run(self) -> None:
         head: list[Any] = []

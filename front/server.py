@@ -21,7 +21,7 @@ from api.application import assemble, connect
 from api.dialects import native
 from api.hooks.middleware import ID
 from api.http.deferral import App
-from api.pages import dashboard, docs, events
+from api.pages import dashboard, events
 from api.service import Engine, Service
 from batching import BatchingManager
 from config import Config
@@ -87,7 +87,8 @@ class Queue(Door):
     """The server. Its policy is switched to at the start, so that `dynamic` goes on if it ever fails."""
 
     def __init__(self, config: Config, sites: Sites, settings: Settings) -> None:
-        super().__init__(Limits(config.receive_timeout, config.send_timeout, config.connections), config.api_key)
+        limits = Limits(config.receive_timeout, config.send_timeout, config.connections, half_closed=0.0)
+        super().__init__(limits, config.api_key)
         self.sites, self.settings, self.menu = sites, settings, Menu()
         self.upstream, slots = Upstream(), config.max_batch_size
         chosen = self.menu.get_policy(config.policy, slots, config.policy_options)
@@ -107,7 +108,7 @@ class Queue(Door):
         )  # fmt: skip
         self.service = Service(config, self.menu)
         app = App("queue", static_folder=None)
-        assemble(app, self.service, (native, operations, policy, events, dashboard, docs))
+        assemble(app, self.service, (native, operations, policy, events, dashboard))
         connect(self.service, engine)
         self.manager.start(self.menu.get_policy("dynamic", slots))
         if chosen.name != "dynamic":

@@ -95,7 +95,8 @@ class Upstream:
         """
         # No step repeats, and how many tokens a request computes is not the policy's to say: those it pauses are computed.
         plan.repeats = False
-        plan.sequences, plan.counts, plan.paused = plan.sequences + plan.paused, [], []
+        plan.sequences, plan.paused = plan.sequences + plan.paused, []
+        plan.counts = [0] * len(plan.sequences)
         for seq in plan.joined:
             if (turn := self._turns.get(seq)) is not None:
                 turn.begin()
