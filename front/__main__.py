@@ -33,7 +33,10 @@ async def _serve(plan: Plan, queue: Queue, sock: object) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     names = ", ".join(f"{site.name} ({site.slots} at once)" for site in plan.sites.all)
-    for text in (*plan.notes, f"queueing at http://{plan.config.address}/ for {names} under {queue.manager.policy_name}"):
+    for text in (
+        *plan.notes,
+        f"queueing at http://{plan.config.address}/ for {names} under {queue.manager.policy_name}",
+    ):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
     await serve(queue, sock, stop, plan.config.request_timeout)  # type: ignore[arg-type]
 

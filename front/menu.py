@@ -48,7 +48,9 @@ REFUSED = {
 class Menu:
     """What a server asks the package `policies`."""
 
-    check_name, form_of, is_closed = (staticmethod(f) for f in (policies.check_name, policies.form_of, policies.is_closed))
+    check_name, form_of, is_closed = (
+        staticmethod(f) for f in (policies.check_name, policies.form_of, policies.is_closed)
+    )
 
     def names(self) -> list[str]:
         """Return the names of the loops, those that mean something first."""

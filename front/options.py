@@ -27,9 +27,9 @@ INTRO = """Hold requests for servers that are not ours, and let them through in 
 \b
   python -m front dynamic+vtc --upstream http://127.0.0.1:11434 --slots 4
   python -m front dynamic+sjf --upstream http://127.0.0.1:8080"""
-PORT = 8600
 LOCAL = ("127.0.0.1", "localhost", "::1")
-SERVES = ("policy_option", "max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "host", "port",
+USUAL: dict[str, Any] = {"policy": "dynamic", "host": LOCAL[0], "port": 8600}  # where a server's setting is another
+SERVES = ("policy", "policy_option", "max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "host", "port",
           "max_connections", "receive_timeout", "send_timeout", "trusted_hosts", "cors_origins", "api_key")  # fmt: skip
 ASK_SECONDS = 3.0
 UNKNOWN_SLOTS = 16  # up to which `adaptive` may find the number of an upstream's slots
@@ -62,11 +62,10 @@ class Plan:
 
 def build_command() -> Command:
     """Return the command line: the flags of the queue, and those of a server that apply to it."""
-    kept = {settings.flag(name) for name in SERVES}
-    sections = {
-        name: [option for option in options if option.param_type_name == "argument" or option.opts[0] in kept]
-        for name, options in settings.command().sections.items()
-    }
+    sections = {name: [one for one in some if one.name in SERVES] for name, some in settings.command().sections.items()}
+    for option in (one for some in sections.values() for one in some if one.name in USUAL):
+        option.shown_default = USUAL[str(option.name)]
+    sections["arguments"][0].help = "policy, as in dynamic+sjf, or a file with one"
     menu = {"policies": list(LOOPS.items()), "orders": list(ORDERS.items())}
     return Command(NAME, INTRO, {"queue": QUEUE, **{name: some for name, some in sections.items() if some}}, menu)
 
@@ -89,18 +88,21 @@ def parse(argv: Sequence[str]) -> Plan:
     if not given.upstream:
         raise UsageError("no upstream is named. Use --upstream URL, as in --upstream http://127.0.0.1:11434")
     loaded = settings.load(others)
-    usual: dict[str, Any] = {"policy": "dynamic", "host": LOCAL[0], "port": PORT}
-    known = {name: value for name, value in usual.items() if loaded.origin[name] == "default"}
+    known = {name: value for name, value in USUAL.items() if loaded.origin[name] == "default"}
     key = os.environ.get(given.upstream_key_env, "") if given.upstream_key_env else ""
     if given.upstream_key_env and not key:
-        raise UsageError(f"the variable {given.upstream_key_env} of --upstream-key-env is empty. Set it to the upstream's key")
+        raise UsageError(
+            f"the variable {given.upstream_key_env} of --upstream-key-env is empty. Set it to the upstream's key"
+        )
     notes = asyncio.run(_find_slots(given.upstream, given.slots, key))
     sites = Sites(given.upstream, given.router)
     if notes and known.get("policy"):
         known["policy"] = "adaptive"
     config = dataclasses.replace(loaded.config, max_batch_size=sites.slots, **known)
     if config.host not in LOCAL and not config.api_key:
-        raise UsageError(f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1")
+        raise UsageError(
+            f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1"
+        )
     own_settings = Settings(key, given.idle_timeout, given.context, given.client_by, given.client_tokens)
     return Plan(config, sites, own_settings, tuple(notes))
 
@@ -117,7 +119,9 @@ async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
             # One more than slots keeps the upstream busy while the next request is on its way.
             site.slots = found + 1 if found else UNKNOWN_SLOTS
             if not found:
-                notes.append(f"{site.name} does not tell its slots: up to {UNKNOWN_SLOTS} requests are let through. Use --slots")
+                notes.append(
+                    f"{site.name} does not tell its slots: up to {UNKNOWN_SLOTS} requests are let through. Use --slots"
+                )
         site.slots = site.slots or slots
     return notes
 
@@ -127,7 +131,10 @@ async def _ask_slots(site: Site, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{site.url}/slots", headers=headers) as answer:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{site.url}/slots", headers=headers) as answer,
+        ):
             slots = await answer.json() if answer.status == 200 else None
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
         return 0

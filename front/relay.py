@@ -169,7 +169,9 @@ class Relay:
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
         if isinstance(error, asyncio.TimeoutError):
-            text = f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
+            text = (
+                f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
+            )
             return InferenceError("timeout_error", text)
         return other
 

@@ -151,7 +151,9 @@ class Queue(Door):
             self._check_key(request)
             return await self._tell(request, self.sites.all[0].url + request.rel_url.raw_path_qs)
         if f"{request.method} {path}" in self.service.generating or (path == "/load" and request.method == "POST"):
-            raise Failed(404, f"a queue does not serve {request.method} {path}. Send load with ./eb load", "not_found_error")
+            raise Failed(
+                404, f"a queue does not serve {request.method} {path}. Send load with ./eb load", "not_found_error"
+            )
         if path.startswith(("/v1/", "/api/")):
             text = f"{request.method} {path} is not passed on. Use POST with one of: {', '.join(sorted(QUEUED))}"
             raise Failed(404, text, "not_found_error")
@@ -207,7 +209,9 @@ class Queue(Door):
             priority=asked.priority, session=asked.session, open_ended=asked.limit is None, deadline=asked.slo_s,
             on_end=relay.on_end,
         )  # fmt: skip
-        inference.sequence.adapter = asked.model  # an upstream that swaps models serves one in a row for `adapter-affinity`
+        inference.sequence.adapter = (
+            asked.model
+        )  # an upstream that swaps models serves one in a row for `adapter-affinity`
         return inference
 
     async def position(self, request: web.Request) -> web.Response:
@@ -218,7 +222,9 @@ class Queue(Door):
         waiting += [inference.sequence for inference in list(self.manager.inbox.arrived)]
         place = next((place for place, seq in enumerate(waiting) if seq.id == id), None)
         if place is None and (known := self.service.registry.find(id)) is None:
-            raise Failed(404, f"request {id[:100]!r} is unknown. Use the X-Request-Id with which it was sent", "not_found_error")
+            raise Failed(
+                404, f"request {id[:100]!r} is unknown. Use the X-Request-Id with which it was sent", "not_found_error"
+            )
         seconds = None
         if place is not None:
             state, seconds = "waiting", self.manager.inbox.rate.seconds_for(sum(seq.total for seq in waiting[:place]))
@@ -236,7 +242,11 @@ class Queue(Door):
         site = next((site for site in self.sites.all if site.name == request.match_info["name"]), None)
         if site is None or request.method != "GET" or ".." in request.path:
             names = ", ".join(site.name for site in self.sites.all)
-            raise Failed(404, f"this is no look at an upstream. Send GET /upstream/NAME/PATH with one of: {names}", "not_found_error")
+            raise Failed(
+                404,
+                f"this is no look at an upstream. Send GET /upstream/NAME/PATH with one of: {names}",
+                "not_found_error",
+            )
         return await self._tell(request, f"{site.url}/{request.rel_url.raw_path_qs.split('/', 3)[3]}")
 
     async def _tell(self, request: web.Request, url: str) -> web.Response:

@@ -51,12 +51,15 @@ def session(kept_seconds: float) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=kept_seconds, socket_factory=probing),
         cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        auto_decompress=False, trace_configs=[trace],
+        auto_decompress=False,
+        trace_configs=[trace],
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
     )
 
 
-async def _note_reuse(session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceConnectionReuseconnParams) -> None:
+async def _note_reuse(
+    session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceConnectionReuseconnParams
+) -> None:
     if isinstance(context.trace_request_ctx, set):
         context.trace_request_ctx.add(REUSED)
 

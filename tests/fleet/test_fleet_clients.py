@@ -11,8 +11,6 @@ import pytest
 from aiohttp import web
 from made_up import ASK, GOOD, LIMITS, STATS, Front, behind, connected, posted, read_answer, says, send, streams, waits
 
-from front import clients
-
 ASKED = json.dumps(ASK).encode()
 CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(ASKED), ASKED)
 QUICK = LIMITS._replace(receive=0.2, send=0.2, idle=0.4, body=0.4)

@@ -23,6 +23,7 @@ from front.sites import Site, Sites
 from tests.support import run_async
 
 CHAT = "/v1/chat/completions"
+USUAL = Settings(idle=0.5)
 SECRET, OWN = "sk-upstream-secret", "eb-own-key"
 
 
@@ -47,10 +48,12 @@ class Scripted:
     def __init__(self, slots: int = 1, step: float = 0.005) -> None:
         self.step, self.slots = step, asyncio.Semaphore(slots)
         self.seen: list[tuple[str, dict[str, str], bytes, str]] = []
-        self.running: dict[str, asyncio.Queue[None]] = {}
+        self.running: dict[int, asyncio.Queue[None]] = {}
         self.ended: dict[str, float] = {}
         self.refusals = 0
-        self.closes_next = False  # the connection of the next request, before it is read, as one that was idle for too long
+        self.closes_next = (
+            False  # the connection of the next request, before it is read, as one that was idle for too long
+        )
         self.url = ""
 
     @property
@@ -92,7 +95,7 @@ class Scripted:
             try:
                 return await self._generate(request, asks, tag, fault)
             finally:
-                self.running.pop(tag, None)
+                self.running.pop(id(request), None)
                 self.ended[tag] = time.perf_counter()
 
     async def _big(self, request: web.Request, pieces: int) -> web.StreamResponse:
@@ -104,7 +107,7 @@ class Scripted:
         return response
 
     async def _generate(self, request: web.Request, asks: dict[str, Any], tag: str, fault: str) -> web.StreamResponse:
-        tokens = self.running[tag] = asyncio.Queue()
+        tokens = self.running[id(request)] = asyncio.Queue()
         count = asks.get("real", asks.get("max_tokens", 4))
         if not asks.get("stream"):
             for i in range(count):
@@ -261,7 +264,7 @@ async def connected(front: Front) -> AsyncIterator[tuple[asyncio.StreamReader, a
 
 def before(
     test: Callable[[Front], Awaitable[None]], policy: str = "dynamic", *, slots: int = 1, step: float = 0.005,
-    count: int = 1, settings: Settings = Settings(idle=0.5), **options: Any,
+    count: int = 1, settings: Settings = USUAL, **options: Any,
 ) -> None:  # fmt: skip
     """Run a test with a queue in front of scripted upstreams."""
 

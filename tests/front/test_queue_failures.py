@@ -223,7 +223,9 @@ def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back() -> No
 
     async def test(front: Front) -> None:
         async def one(i: int) -> Answer | None:
-            asked = asyncio.create_task(front.ask(tag=i, fault=faults[i % 8], after=0.05, max_tokens=3 + i % 5, stream=i % 3 > 0))
+            asked = asyncio.create_task(
+                front.ask(tag=i, fault=faults[i % 8], after=0.05, max_tokens=3 + i % 5, stream=i % 3 > 0)
+            )
             if i % 11 == 5:
                 await asyncio.sleep(0.002 * (i % 7))
                 asked.cancel()

@@ -99,7 +99,14 @@ def test_only_known_paths_reach_the_upstream_that_the_command_line_names(target:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("DELETE", "/api/delete"), ("PUT", CHAT), ("GET", CHAT), ("GET", "/upstream/u0/../x"), ("POST", "/upstream/u0/api/pull")]
+    ("method", "path"),
+    [
+        ("DELETE", "/api/delete"),
+        ("PUT", CHAT),
+        ("GET", CHAT),
+        ("GET", "/upstream/u0/../x"),
+        ("POST", "/upstream/u0/api/pull"),
+    ],
 )
 def test_no_other_method_reaches_the_upstream(method: str, path: str) -> None:
     async def test(front: Front) -> None:
@@ -180,12 +187,21 @@ def test_the_key_of_the_queue_never_reaches_the_upstream_and_no_key_of_the_upstr
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/stats"), ("GET", "/queue/position?id=x"), ("GET", "/upstream/u0/slots")]
+    ("method", "path"),
+    [
+        ("POST", CHAT),
+        ("GET", "/v1/models"),
+        ("GET", "/stats"),
+        ("GET", "/queue/position?id=x"),
+        ("GET", "/upstream/u0/slots"),
+    ],
 )
 def test_a_client_without_the_key_gets_nothing(method: str, path: str) -> None:
     async def test(front: Front) -> None:
         assert (await front.send(method, path, None, BODY if method == "POST" else b"")).status == 401
-        assert (await front.send(method, path, {"Authorization": "Bearer wrong"}, BODY if method == "POST" else b"")).status == 401
+        assert (
+            await front.send(method, path, {"Authorization": "Bearer wrong"}, BODY if method == "POST" else b"")
+        ).status == 401
         assert front.upstream.seen == []
 
     before(test, api_key=OWN)
@@ -195,10 +211,16 @@ def test_a_client_that_waits_learns_its_place() -> None:
     async def test(front: Front) -> None:
         first = asyncio.create_task(front.ask({"X-Request-Id": "first"}, max_tokens=60, tag="first"))
         await front.until(lambda: front.upstream.running)
-        waiting = asyncio.create_task(front.all(*({"headers": {"X-Request-Id": f"w{i}"}, "max_tokens": 3} for i in range(3)), apart=0.001))
+        waiting = asyncio.create_task(
+            front.all(*({"headers": {"X-Request-Id": f"w{i}"}, "max_tokens": 3} for i in range(3)), apart=0.001)
+        )
         await front.until(lambda: front.queue.manager.waiting == 3)
         places = [(await front.send("GET", f"/queue/position?id={id}")).json for id in ("first", "w0", "w2")]
-        assert [(place["state"], place["before"]) for place in places] == [("running", None), ("waiting", 0), ("waiting", 2)]
+        assert [(place["state"], place["before"]) for place in places] == [
+            ("running", None),
+            ("waiting", 0),
+            ("waiting", 2),
+        ]
         assert places[2]["expected_wait_s"] > 0
         assert (await front.send("GET", "/queue/position?id=nobody")).status == 404
         await asyncio.gather(first, waiting)
