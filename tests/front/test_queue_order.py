@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from scripted import Answer, Front, before
+from scripted import Front, before
 
 # Tag, max_tokens, priority, slo and client: sent in this order while a longer request runs.
 CASES = [(0, 12, 5, 9, "a"), (1, 3, 1, 8, "a"), (2, 9, 3, 1, "a"), (3, 6, 2, 7, "a"), (4, 4, 4, 3, "b"), (5, 7, 0, 5, "b"),
