@@ -7,13 +7,13 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import aiohttp
 
 import config as settings
 from config import Config
+from fleet.options import split
 from fleet.routers import ROUTERS
 from front.asked import CLIENT_BY
 from front.menu import LOOPS, ORDERS
@@ -74,16 +74,7 @@ def parse(argv: Sequence[str]) -> Plan:
     """Read the command line, and ask upstreams for their slots; UsageError or ValueError for what is wrong."""
     if {"-h", "--help"} & set(argv):
         read(build_command(), ["--help"])
-    flags = {flag for option in QUEUE for flag in option.opts}
-    own: list[str] = []
-    others: list[str] = []
-    words = iter(argv)
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        if flag in flags:
-            own += [word] if equals else [word, *islice(words, 1)]
-        else:
-            others.append(word)
+    own, others = split(argv, QUEUE)
     given = read(Command(NAME, INTRO, {"queue": QUEUE}), own)
     if not given.upstream:
         raise UsageError("no upstream is named. Use --upstream URL, as in --upstream http://127.0.0.1:11434")

@@ -139,11 +139,11 @@ class Relay:
     async def _attempt(self) -> web.StreamResponse | None:
         """Return an upstream's answer; None if none takes it now, and it waits for its next turn."""
         sites, now = self._wires.sites, self._loop.time()
-        self._first_try = now if self._first_try is None else self._first_try
         site = sites.choose(Routed(bodies.blocks(str(self.asked.prompt)), self.asked.session or self.asked.client))
         if site is None:
             self._wait_again(sites.pause, mine=0)
             return None
+        self._first_try = now if self._first_try is None else self._first_try
         site.open += 1
         try:
             while True:
@@ -182,7 +182,8 @@ class Relay:
         """
         upstream, sites = self._wires.upstream, self._wires.sites
         upstream.limit(max(0, sites.cap - mine))
-        self._loop.call_later(seconds, lambda: upstream.limit(sites.slots))
+        for pause in (seconds, sites.longest_pause):
+            self._loop.call_later(pause, lambda: upstream.limit(sites.cap))
         upstream.refuse(self.turn)
 
     async def _exchange(self, site: Site, notes: set[str]) -> web.StreamResponse | None:

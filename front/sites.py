@@ -65,6 +65,11 @@ class Sites:
         return max(SHORTEST_REST, min(site.rests_until for site in self.all) - self.clock())
 
     @property
+    def longest_pause(self) -> float:
+        """Seconds until no upstream rests."""
+        return max(SHORTEST_REST, max(site.rests_until for site in self.all) - self.clock())
+
+    @property
     def cap(self) -> int:
         """How many requests may be open now: those that are, and those that upstreams take that do not rest."""
         now = self.clock()

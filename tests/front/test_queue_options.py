@@ -1,0 +1,80 @@
+"""The command line of a queue: what is refused with which remedy, and which slots and policies it finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from front import options
+from front.sites import Site
+from terminal.options import UsageError
+
+URL = ["--upstream", "http://127.0.0.1:9"]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EB_INTERNAL_COMPLETE", "1")
+
+
+def told(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    async def tell(site: Site, key: str) -> int:
+        return slots
+
+    monkeypatch.setattr(options, "_ask_slots", tell)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ([], "--upstream URL"),
+        (["--upstream", "ftp://x"], "http://127.0.0.1:11434"),
+        (["--upstream", "http://key:secret@x"], "http://127.0.0.1:11434"),
+        (["--upstream", "http://x?a=1"], "http://127.0.0.1:11434"),
+        (["--upstream", "http://x#0"], "1 to 4096"),
+        (["--upstream", "http://x:port"], "http://127.0.0.1:11434"),
+        ([*URL, "--slots", "2", "--host", "0.0.0.0"], "EB_API_KEY"),
+        ([*URL, "--slots", "2", "--upstream-key-env", "EB_TEST_NOTHING"], "Set it"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_the_remedy(words: list[str], remedy: str) -> None:
+    with pytest.raises(UsageError, match=remedy):
+        options.parse(words)
+
+
+def test_it_listens_on_this_machine_alone_under_dynamic() -> None:
+    plan = options.parse([*URL, "--slots", "3"])
+    assert (plan.config.host, plan.config.port, plan.config.policy, plan.config.max_batch_size) == (
+        "127.0.0.1",
+        8600,
+        "dynamic",
+        3,
+    )
+
+
+def test_another_address_needs_a_key() -> None:
+    assert options.parse([*URL, "--slots", "3", "--host", "0.0.0.0", "--api-key", "k"]).config.host == "0.0.0.0"
+
+
+def test_an_upstream_that_tells_its_slots_gets_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 4)
+    plan = options.parse(URL)
+    assert (plan.sites.slots, plan.config.policy, plan.notes) == (5, "dynamic", ())
+
+
+@pytest.mark.parametrize(("words", "policy"), [([], "adaptive"), (["dynamic+sjf"], "dynamic+sjf")])
+def test_slots_that_nobody_tells_are_found_by_adaptive(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], policy: str
+) -> None:
+    told(monkeypatch, 0)
+    plan = options.parse([*words, *URL])
+    assert (plan.config.policy, len(plan.notes)) == (policy, 1)
+
+
+def test_upstreams_have_slots_of_their_own_and_names_that_differ() -> None:
+    sites: Any = options.parse(["--upstream", "http://x:1/a#2", "--upstream=http://x:1/b", "--slots", "7"]).sites.all
+    assert [(site.name, site.url, site.slots) for site in sites] == [
+        ("x:1", "http://x:1/a", 2),
+        ("x:1-1", "http://x:1/b", 7),
+    ]
