@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 
 import aiohttp
 from aiohttp import web
+from werkzeug.sansio.utils import host_is_trusted
 
 from api.admin import operations, policy
 from api.application import assemble, connect
@@ -145,10 +146,10 @@ class Queue(Door):
         if request.rel_url.raw_path != path or ".." in path:
             raise Failed(404, "this path is not plain. Send it without escapes and dots", "not_found_error")
         if self.generates(request):
-            self._check_key(request)
+            self._check(request)
             return await self._queue(request)
         if is_look and (path in TOLD or path.startswith("/v1/models/")):
-            self._check_key(request)
+            self._check(request)
             return await self._tell(request, self.sites.all[0].url + request.rel_url.raw_path_qs)
         if f"{request.method} {path}" in self.service.generating or (path == "/load" and request.method == "POST"):
             raise Failed(
@@ -159,7 +160,14 @@ class Queue(Door):
             raise Failed(404, text, "not_found_error")
         return await self._bridge.handle(request, await receive(request, self.limits))
 
-    def _check_key(self, request: web.Request) -> None:
+    def _check(self, request: web.Request) -> None:
+        """Refuse who has no key, and pages of other sites, in whose browsers this address may be open."""
+        hosts = self.service.config.hosts
+        is_foreign = hosts is not None and not host_is_trusted(request.host, hosts)
+        if is_foreign or (request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site"):
+            raise Failed(
+                403, "requests of other sites are not allowed. Use a client other than a browser", "permission_error"
+            )
         if not self.may_ask(request):
             text = "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             raise Failed(401, text, "authentication_error")
@@ -216,7 +224,7 @@ class Queue(Door):
 
     async def position(self, request: web.Request) -> web.Response:
         """Tell how many wait before a request, in order of arrival, and the seconds in which these are computed."""
-        self._check_key(request)
+        self._check(request)
         id, scheduler = request.query.get("id", ""), self.manager.scheduler
         waiting = [] if scheduler is None else list(scheduler.waiting)
         waiting += [inference.sequence for inference in list(self.manager.inbox.arrived)]
@@ -238,7 +246,7 @@ class Queue(Door):
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         """Pass a look at one upstream on, without the queue; only GET, so that nothing passes the queue by."""
-        self._check_key(request)
+        self._check(request)
         site = next((site for site in self.sites.all if site.name == request.match_info["name"]), None)
         if site is None or request.method != "GET" or ".." in request.path:
             names = ", ".join(site.name for site in self.sites.all)

@@ -43,7 +43,7 @@ LABORATORY: dict[str, set[str]] = {
     "client": {"aiohttp", "batch_files", "click", "dotenv", "matplotlib", "numpy", "requests", "rich", "terminal"},
     "fleet": {"aiohttp", "client", "config", "front", "generate", "multidict", "ray", "terminal", "yarl"},
     "front": {"aiohttp", "api", "batching", "config", "fleet", "multidict", "observe", "policies", "scheduling", "serving",
-              "terminal", "yarl"},
+              "terminal", "werkzeug", "yarl"},
     "simulate": {"client", "config", "costs", "fleet", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy",
                  "terminal"},
 }  # fmt: skip

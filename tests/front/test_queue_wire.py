@@ -207,6 +207,15 @@ def test_a_client_without_the_key_gets_nothing(method: str, path: str) -> None:
     before(test, api_key=OWN)
 
 
+@pytest.mark.parametrize("header", [{"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}])
+def test_pages_of_other_sites_reach_nothing(header: dict[str, str]) -> None:
+    async def test(front: Front) -> None:
+        assert (await front.ask(header)).status == 403
+        assert front.upstream.seen == []
+
+    before(test, trusted_hosts="queue.example")
+
+
 def test_a_client_that_waits_learns_its_place() -> None:
     async def test(front: Front) -> None:
         first = asyncio.create_task(front.ask({"X-Request-Id": "first"}, max_tokens=60, tag="first"))
