@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from fleet.options import bind
 from front import options
@@ -20,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         plan = options.parse(sys.argv[1:] if argv is None else argv)
         sock = bind(plan.config.host, plan.config.port)
-        queue = Queue(plan.config, plan.sites, plan.settings)
+        queue = Queue(plan.config, plan.sites, plan.settings, _die)
     except (UsageError, ValueError) as error:
         _fail(str(error))
     except OSError as error:
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     asyncio.run(_serve(plan, queue, sock))
 
 
-async def _serve(plan: Plan, queue: Queue, sock: object) -> None:
+async def _serve(plan: Plan, queue: Queue, sock: socket.socket) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -38,10 +41,15 @@ async def _serve(plan: Plan, queue: Queue, sock: object) -> None:
         f"queueing at http://{plan.config.address}/ for {names} under {queue.manager.policy_name}",
     ):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
-    await serve(queue, sock, stop, plan.config.request_timeout)  # type: ignore[arg-type]
+    await serve(queue, sock, stop, plan.config.request_timeout)
 
 
-def _fail(text: str) -> None:
+def _die(reason: str) -> None:
+    print(f"error: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _fail(text: str) -> NoReturn:
     print(f"error: {text}", file=sys.stderr, flush=True)  # noqa: T201
     raise SystemExit(2)
 

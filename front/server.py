@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -45,8 +45,7 @@ from observe.replay.what_if import WhatIf
 from serving.inference import Inference, InferenceError
 
 LARGEST = 32 << 20  # bytes of a body: prompts with pictures
-ANSWERED = 16 << 20  # bytes of an upstream's answer about itself
-ASK_SECONDS = 30.0  # for such an answer
+ASK_SECONDS = 30.0  # for an upstream's answer about itself
 KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
 # The upstream's routes that compute, and those that only tell. All others, such as those that pull or delete models or
 # load adapters, would let any client change the upstream.
@@ -85,9 +84,14 @@ def _generates(*values: Any, **options: Any) -> NoReturn:
 
 
 class Queue(Door):
-    """The server. Its policy is switched to at the start, so that `dynamic` goes on if it ever fails."""
+    """The server. Its policy is switched to at the start, so that `dynamic` goes on if it ever fails.
 
-    def __init__(self, config: Config, sites: Sites, settings: Settings) -> None:
+    `on_death` is called with the reason if the loop fails nevertheless; all open requests have ended then.
+    """
+
+    def __init__(
+        self, config: Config, sites: Sites, settings: Settings, on_death: Callable[[str], None] = lambda reason: None
+    ) -> None:
         limits = Limits(config.receive_timeout, config.send_timeout, config.connections, half_closed=0.0)
         super().__init__(limits, config.api_key)
         self.sites, self.settings, self.menu = sites, settings, Menu()
@@ -96,6 +100,7 @@ class Queue(Door):
         self.manager = self.upstream.manager = BatchingManager(
             self.upstream, max_batch_size=slots, max_queue=config.max_queue, max_queue_tokens=config.max_queue_tokens,
             max_tokens_per_step=1 << 40, make_policy=self.menu.get_policy, make_inference=_generates,
+            on_death=on_death,
         )  # fmt: skip
         recording = Recording()
         self.manager.listeners.append(recording.on_arrival)
@@ -165,9 +170,8 @@ class Queue(Door):
         hosts = self.service.config.hosts
         is_foreign = hosts is not None and not host_is_trusted(request.host, hosts)
         if is_foreign or (request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site"):
-            raise Failed(
-                403, "requests of other sites are not allowed. Use a client other than a browser", "permission_error"
-            )
+            text = "requests of other sites are not allowed. Use a client other than a browser"
+            raise Failed(403, text, "permission_error")
         if not self.may_ask(request):
             text = "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             raise Failed(401, text, "authentication_error")
@@ -217,9 +221,8 @@ class Queue(Door):
             priority=asked.priority, session=asked.session, open_ended=asked.limit is None, deadline=asked.slo_s,
             on_end=relay.on_end,
         )  # fmt: skip
-        inference.sequence.adapter = (
-            asked.model
-        )  # an upstream that swaps models serves one in a row for `adapter-affinity`
+        # For `adapter-affinity`: an upstream that swaps models serves the same one in a row.
+        inference.sequence.adapter = asked.model
         return inference
 
     async def position(self, request: web.Request) -> web.Response:
@@ -229,19 +232,14 @@ class Queue(Door):
         waiting = [] if scheduler is None else list(scheduler.waiting)
         waiting += [inference.sequence for inference in list(self.manager.inbox.arrived)]
         place = next((place for place, seq in enumerate(waiting) if seq.id == id), None)
-        if place is None and (known := self.service.registry.find(id)) is None:
-            raise Failed(
-                404, f"request {id[:100]!r} is unknown. Use the X-Request-Id with which it was sent", "not_found_error"
-            )
-        seconds = None
-        if place is not None:
-            state, seconds = "waiting", self.manager.inbox.rate.seconds_for(sum(seq.total for seq in waiting[:place]))
-            seconds = round(seconds, 3) if math.isfinite(seconds) else None
-        else:
-            state = known["state"] if known is not None else "finished"
+        known = {"state": "waiting"} if place is not None else self.service.registry.find(id)
+        if known is None:
+            text = f"request {id[:100]!r} is unknown. Use the X-Request-Id with which it was sent"
+            raise Failed(404, text, "not_found_error")
+        seconds = self.manager.inbox.rate.seconds_for(sum(seq.total for seq in waiting[:place]))
         return web.json_response(
-            {"id": id, "state": state, "before": place, "waiting": len(waiting), "policy": self.manager.policy_name,
-             "expected_wait_s": seconds}
+            {"id": id, "state": known["state"], "before": place, "waiting": len(waiting), "policy": self.manager.policy_name,
+             "expected_wait_s": round(seconds, 3) if place is not None and math.isfinite(seconds) else None}
         )  # fmt: skip
 
     async def look(self, request: web.Request) -> web.StreamResponse:
@@ -250,11 +248,8 @@ class Queue(Door):
         site = next((site for site in self.sites.all if site.name == request.match_info["name"]), None)
         if site is None or request.method != "GET" or ".." in request.path:
             names = ", ".join(site.name for site in self.sites.all)
-            raise Failed(
-                404,
-                f"this is no look at an upstream. Send GET /upstream/NAME/PATH with one of: {names}",
-                "not_found_error",
-            )
+            text = f"this is no look at an upstream. Send GET /upstream/NAME/PATH with one of: {names}"
+            raise Failed(404, text, "not_found_error")
         return await self._tell(request, f"{site.url}/{request.rel_url.raw_path_qs.split('/', 3)[3]}")
 
     async def _tell(self, request: web.Request, url: str) -> web.Response:
@@ -265,5 +260,4 @@ class Queue(Door):
 
     async def _ask(self, request: web.Request, url: str) -> web.Response:
         async with self.wires.ask(request.method, url, self.wires.headers(request)) as answer:
-            body = await answer.content.read(ANSWERED)
-            return web.Response(status=answer.status, body=body, headers=wire.passed(answer.headers))
+            return web.Response(status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers))
