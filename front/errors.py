@@ -35,6 +35,8 @@ def content(failed: Failed, dialect: str = "openai") -> dict[str, Any]:
     """Return the body of an error; it is also the last event of a failed stream."""
     if dialect == "tgi":
         return {"error": str(failed), "error_type": TGI_TYPES.get(failed.type, failed.type)}
+    if dialect == "ollama":
+        return {"error": str(failed)}
     if dialect == "messages":
         kind = "overloaded_error" if failed.status == 503 else failed.type
         return {"type": "error", "error": {"type": kind, "message": str(failed)}}

@@ -246,8 +246,8 @@ class Relay:
         self._wires.upstream.end(self.turn, "abort", error)
         if counter.is_stream and response.content_length is None:
             content = errors.content(failed(error), bodies.dialect(self.request.method, self.request.path))
-            start = b"\n\ndata: " if response.content_type == "text/event-stream" else b"\n"
-            await to_client(response.write(start + json.dumps(content).encode() + b"\n\n"))
+            start, end = (b"\n\ndata: ", b"\n\n") if response.content_type == "text/event-stream" else (b"\n", b"\n")
+            await to_client(response.write(start + json.dumps(content).encode() + end))
             await to_client(response.write_eof())
         elif self.request.transport is not None:
             self.request.transport.abort()  # fewer bytes than were promised, so that nobody takes it for whole

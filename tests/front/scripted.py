@@ -116,6 +116,8 @@ class Scripted:
                     return await self._cut(request)
             usage = {"prompt_tokens": 7, "completion_tokens": count}
             return web.json_response({"choices": [{"message": {"content": "t " * count}}], "usage": usage})
+        if request.path.startswith("/api/"):
+            return await self._lines(request, tokens, count, fault)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for i in range(count):
@@ -134,6 +136,22 @@ class Scripted:
         if (asks.get("stream_options") or {}).get("include_usage"):
             await response.write(event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": count}}))
         await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def _lines(
+        self, request: web.Request, tokens: asyncio.Queue[None], count: int, fault: str
+    ) -> web.StreamResponse:
+        """Answer as Ollama does."""
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        for i in range(count):
+            await tokens.get()
+            if i == 3 and fault == "midclose":
+                assert request.transport is not None
+                request.transport.abort()
+            await response.write(json.dumps({"message": {"content": f" t{i}"}, "done": False}).encode() + b"\n")
+        await response.write(json.dumps({"done": True, "eval_count": count, "prompt_eval_count": 9}).encode() + b"\n")
         await response.write_eof()
         return response
 

@@ -101,6 +101,21 @@ def test_a_stream_whose_upstream_fails_ends_with_one_error_event(fault: str) -> 
     before(test)
 
 
+def test_an_answer_in_ollamas_dialect_is_counted_and_its_errors_are_lines_of_it() -> None:
+    async def test(front: Front) -> None:
+        whole = await front.ask(path="/api/chat", max_tokens=6)
+        broken = await front.ask(path="/api/chat", max_tokens=9, fault="midclose")
+        front.queue.draining = True
+        refused = await front.ask(path="/api/chat", max_tokens=2)
+        assert [json.loads(line)["done"] for line in whole.text.splitlines()] == [False] * 6 + [True]
+        assert isinstance(json.loads(broken.text.splitlines()[-1])["error"], str)
+        assert isinstance(refused.json["error"], str)
+        await front.until(lambda: front.idle)
+        assert (await front.send("GET", "/stats")).json["total-tokens-handled"] in (6, 9)
+
+    before(test)
+
+
 def test_a_body_with_a_length_that_breaks_is_taken_for_whole_by_nobody() -> None:
     async def test(front: Front) -> None:
         answer = await front.ask(fault="cut", stream=False, **ONE)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from typing import Any
 
 import pytest
 
+from fleet.options import bind
 from front import options
 from front.sites import Site
 from terminal.options import UsageError
+from tests.support import ROOT, wait_until
 
 URL = ["--upstream", "http://127.0.0.1:9"]
 
@@ -78,3 +86,25 @@ def test_upstreams_have_slots_of_their_own_and_names_that_differ() -> None:
         ("x:1", "http://x:1/a", 2),
         ("x:1-1", "http://x:1/b", 7),
     ]
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def test_the_command_serves_until_it_is_told_to_end() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    command = [sys.executable, "-m", "front", "dynamic+vtc", *URL, "--slots", "2", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/ready") or process.poll() is not None)
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert "(2 at once) under dynamic+vtc" in process.stderr.read()
