@@ -44,7 +44,7 @@ class Door:
         """Count open requests, and answer errors of this server as other servers of this project answer theirs."""
         generates = self.generates(request)
         client = cast(Client, request.protocol)
-        client.begin(request, generates)
+        client.begin(request, generates or not self.limits.half_closed)
         self.open += 1
         try:
             if self.draining and generates:

@@ -29,7 +29,7 @@ CASES = [(0, 12, 5, 9, "a"), (1, 3, 1, 8, "a"), (2, 9, 3, 1, "a"), (3, 6, 2, 7, 
 )
 def test_a_policy_decides_who_is_next_at_the_upstream(policy: str, order: str, options: dict[str, Any]) -> None:
     async def test(front: Front) -> None:
-        first = asyncio.create_task(front.ask(max_tokens=40, user="z", tag="first"))
+        first = asyncio.create_task(front.ask(max_tokens=60, user="z", tag="first"))
         await front.until(lambda: front.upstream.running)
         asks = [
             {"tag": tag, "max_tokens": tokens, "user": user,
@@ -43,7 +43,7 @@ def test_a_policy_decides_who_is_next_at_the_upstream(policy: str, order: str, o
         await first
         await front.until(lambda: front.idle)
 
-    before(test, policy, **options)
+    before(test, policy, step=0.003, **options)
 
 
 @pytest.mark.parametrize(("policy", "least", "most"), [("dynamic+vtc", 0.6, 1.6), ("dynamic", 0.0, 0.4)])

@@ -89,7 +89,9 @@ def test_26_forms_of_smuggling_a_request_are_refused() -> None:
 )  # fmt: skip
 def test_only_known_paths_reach_the_upstream_that_the_command_line_names(target: str) -> None:
     async def test(front: Front) -> None:
-        answer = await raw(front, f"POST {target} HTTP/1.1\r\nHost: x\r\n".encode() + LENGTH + b"\r\n" + BODY)
+        answer = await raw(
+            front, f"POST {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode() + LENGTH + b"\r\n" + BODY
+        )
         # An absolute form has the path of a known route, so it goes to the upstream, whatever host it names.
         is_known = target.startswith("http://")
         assert answer.split(b" ")[1] == (b"200" if is_known else b"404")
@@ -110,7 +112,9 @@ def test_only_known_paths_reach_the_upstream_that_the_command_line_names(target:
 )
 def test_no_other_method_reaches_the_upstream(method: str, path: str) -> None:
     async def test(front: Front) -> None:
-        answer = await raw(front, f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+        answer = await raw(
+            front, f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+        )
         assert answer.split(b" ")[1] in (b"404", b"405")
         assert front.upstream.seen == []
 
