@@ -145,6 +145,7 @@ class Relay:
             return None
         self._first_try = now if self._first_try is None else self._first_try
         site.open += 1
+        self.turn.where = site.name
         try:
             while True:
                 notes: set[str] = set()

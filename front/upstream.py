@@ -2,7 +2,7 @@
 
 An upstream batches by itself, so its steps are not ours to plan. They can be seen from outside: the tokens of one step
 arrive within a few milliseconds, then there is a pause as long as the next step. `forward` returns after each such
-burst, so a step here is a step there, with as many rows as got tokens. What is left to decide is who is let through, and
+burst, so a step here is a step of one upstream, with as many rows as got tokens. What is left to decide is who is let through, and
 when. An upstream that refuses a request before its first byte is one whose memory is full: the request goes back to the
 head of the queue.
 
@@ -28,10 +28,11 @@ LOST = "the connection of this request was lost. Try again"
 class Turn:
     """A request: `begin` is called when it is let through; the rest is what came from the upstream since the last look."""
 
-    __slots__ = ("again", "begin", "ended", "error", "inference", "last", "unread")
+    __slots__ = ("again", "begin", "ended", "error", "inference", "last", "unread", "where")
 
     def __init__(self, inference: Inference, begin: Callable[[], None]) -> None:
         self.inference, self.begin = inference, begin
+        self.where = ""  # the upstream that it is at
         self.unread = 0  # tokens
         self.ended: str | None = None  # stop, length or abort, when its answer is complete
         self.error: InferenceError | None = None
@@ -50,6 +51,7 @@ class Upstream:
         self._news: dict[Sequence, None] = {}
         self._has_ended = False  # one of the news is an end: its slot must not wait for the others' tokens
         self._open: Plan | None = None  # the last plan, if nothing came of it
+        self._stepped: dict[str, float] = {}  # when the last step of each upstream ended
 
     def expect(self, turn: Turn) -> None:
         """Know a request before it is queued."""
@@ -101,30 +103,35 @@ class Upstream:
             if (turn := self._turns.get(seq)) is not None:
                 turn.begin()
         if self._open is not None:
-            plan.started_at = self._open.started_at
             still = set(plan.sequences)
             plan.joined = [seq for seq in self._open.joined if seq in still] + plan.joined
             plan.preempted, self._open = self._open.preempted + plan.preempted, None
-        self._wait(plan)
+        self._wait()
         with self.manager.inbox.changed:
-            self._news.clear()
-            self._has_ended = False
-            rows = [(seq, self._take(seq)) for seq in plan.sequences]
+            where, here = self._first(plan)
+            others = {seq: self._turns[seq] for seq in set(plan.sequences).difference(here)}
+            self._news = {seq: None for seq in self._news if seq in others}
+            self._has_ended = any(others[seq].ended for seq in self._news)
+            rows = [(seq, self._take(seq)) for seq in here]
         if all(taken is not None and _is_nothing(seq, taken) for seq, taken in rows):
             plan.goes_on, self._open = True, plan
             return []
+        began = min((seq.scheduled_at or 0.0 for seq in here), default=0.0)
+        now = self._clock()
+        plan.started_at, self._stepped[where] = max(began, self._stepped.get(where, 0.0)), now
         back = [seq for seq, taken in rows if taken is None]
         if back:
             assert self.manager.scheduler is not None
-            self.manager.scheduler.preempt(plan, back, self._clock())
+            self.manager.scheduler.preempt(plan, back, now)
         # One that decodes and got nothing stands still, as one that the policy pauses; a prompt is being computed.
+        running = plan.sequences
         kept = [(seq, *taken) for seq, taken in rows if taken is not None]
         done = [row for row in kept if not (row[0].output_ids and _is_nothing(row[0], row[1:]))]
         plan.sequences, plan.counts = [row[0] for row in done], [row[1] for row in done]
-        plan.paused = [row[0] for row in kept if row not in done]
+        plan.paused = [seq for seq in running if seq not in set(plan.sequences)]
         return [row[2] for row in done]
 
-    def _wait(self, plan: Plan) -> None:
+    def _wait(self) -> None:
         """Wait for the first news and for what belongs to it, or for something that the scheduler must decide at once."""
         changed = self.manager.inbox.changed
         with changed:
@@ -132,9 +139,17 @@ class Upstream:
             while not self._news and not self._is_wanted() and self._clock() < end:
                 changed.wait(max(0.0, end - self._clock()))
             end = self._clock() + self._together
-            decoding = sum(bool(seq.output_ids) and seq.finish_reason is None for seq in plan.sequences)
-            while self._news and len(self._news) < decoding and not self._has_ended and end > self._clock():
+            while self._news and not self._has_ended and self._clock() < end:
                 changed.wait(max(0.0, end - self._clock()))
+
+    def _first(self, plan: Plan) -> tuple[str, list[Sequence]]:
+        """Return the upstream whose news came first, and the requests that are there, or nowhere any more.
+
+        Upstreams do not step together: a step is of one of them.
+        """
+        turns = {seq: self._turns.get(seq) for seq in plan.sequences}
+        where = next((turn.where for turn in map(turns.get, self._news) if turn is not None), "")
+        return where, [seq for seq, turn in turns.items() if turn is None or turn.where == where]
 
     def _is_wanted(self) -> bool:
         inbox, scheduler = self.manager.inbox, self.manager.scheduler
