@@ -19,7 +19,6 @@ if __name__ == "__main__":  # the imports take a while, in which Ctrl-C would pr
     sys.exit()
 
 import gc
-import json
 import logging
 import threading
 import time
@@ -27,16 +26,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response
-from flask.json.provider import DefaultJSONProvider
-from werkzeug.exceptions import HTTPException
+from flask import Flask
 
 import config as settings
 import policies
 from api.admin import adapters, operations, policy
+from api.application import assemble
+from api.application import connect as connect
 from api.dialects import batches, chat, embeddings, messages, native, ollama, openai, responses, tgi, tokens
-from api.hooks import admission, auth, cors, middleware
-from api.http import errors
 from api.http.deferral import App
 from api.in_process import InProcess, read_line
 from api.pages import dashboard, docs, events
@@ -46,12 +43,10 @@ from api.service import Engine, Service
 from batch_files.lines import Limits
 from batch_files.runner import Runner
 from batch_files.store import Store
-from batching import InferenceError
 from config import Config
 from launch import banner
 from launch.command import main as main
 from launch.engine import engine_stack, load_engine
-from serving.headroom import NO_MEMORY
 from serving.text_watch import TEXT_SECONDS, TextWatch
 from serving.watchdog import Watchdog
 
@@ -78,57 +73,17 @@ def __getattr__(name: str) -> Any:
 def create_app(config: Config, engine: Engine | None = None) -> Flask:
     """Return the Flask app; without an `engine` it answers 503 until `start` has loaded one."""
     app = App("effective-batching", static_folder=None)
-    app.url_map.merge_slashes = False  # do not redirect paths with double slashes
-    app.config["TRUSTED_HOSTS"] = config.hosts
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is a method of CORS alone
-    app.json = Json(app)
     service = Service(config, policies)
-    app.extensions["service"] = service
     if config.batch_folder:
         service.batches = batch_runner(app, service)
     modules = (
         native, openai, chat, messages, responses, embeddings, batches, tgi, ollama, tokens, adapters, operations, policy,
         events, dashboard, docs,
     )  # fmt: skip
-    service.operations = [operation for module in modules for operation in module.OPERATIONS]
-    app.before_request(middleware.enter)
-    cors.install(app, config.origins)
-    app.before_request(auth.check(config.api_key))
-    app.before_request(admission.check(service))
-    app.after_request(middleware.leave(service))
-    app.teardown_request(middleware.abandon(service))
-    for module in modules:
-        app.register_blueprint(module.blueprint(service))
-    app.register_error_handler(errors.ApiError, errors.response)
-    app.register_error_handler(InferenceError, lambda e: errors.response(errors.from_inference(e)))
-    app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
-    app.register_error_handler(MemoryError, _out_of_memory)
-    app.register_error_handler(Exception, _unexpected)
+    assemble(app, service, modules)
     if engine is not None:
         connect(service, engine)
     return app
-
-
-def connect(service: Service, engine: Engine) -> None:
-    """Serve with this engine: set its time limits, and connect its loop to all recorders of requests and steps."""
-    manager = engine.manager
-    manager.deadlines.queue_timeout = service.config.queue_limit
-    manager.deadlines.request_timeout = service.config.request_timeout
-    manager.listeners += [service.registry.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
-    manager.observers += [
-        service.registry.observe,
-        service.meters.observe,
-        service.feed.observe,
-        service.socket_writer.observe,
-    ]
-    manager.fallback.listeners.append(lambda: policy.announce(service, engine))
-    if engine.shadow is not None:
-        engine.shadow.start(lambda report: service.feed.announce("shadow", report))
-    service.registry.waited = manager.waited
-    # Last: handlers that see an engine rely on all that was set before.
-    service.engine = engine
-    if service.batches is not None:
-        service.batches.start()
 
 
 def begin_demo(service: Service, engine: Engine) -> None:
@@ -149,31 +104,6 @@ def batch_runner(app: App, service: Service) -> Runner:
         is_ready=lambda: service.status()[0] == "ok" and not service.draining,
         width=config.batch_width,
     )
-
-
-class Json(DefaultJSONProvider):
-    """Compact JSON with keys in insertion order, and without NaN, which is not valid JSON."""
-
-    def __init__(self, app: Flask) -> None:
-        super().__init__(app)
-        self._encode = json.JSONEncoder(default=self.default, allow_nan=False, separators=(",", ":")).encode
-
-    def dumps(self, obj: Any, **options: Any) -> str:
-        return self._encode(obj)
-
-    def response(self, *args: Any, **kwargs: Any) -> Response:
-        obj = self._prepare_response_obj(args, kwargs)
-        return Response(self._encode(obj) + "\n", content_type="application/json")
-
-
-def _out_of_memory(error: MemoryError) -> Any:
-    log.error("a request handler ran out of memory")
-    return errors.response(errors.ApiError(NO_MEMORY, type="out_of_memory", code="out_of_memory"))
-
-
-def _unexpected(error: Exception) -> Any:
-    log.exception("a request handler failed")
-    return errors.response(errors.ApiError("internal error on this request. Try another request", type="server_error"))
 
 
 def start(

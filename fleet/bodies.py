@@ -40,6 +40,8 @@ def dialect(method: str, path: str) -> str:
     """Return the dialect in which the errors of a request of this kind are."""
     if path.startswith("/v1/messages"):
         return "messages"
+    if path.startswith("/api/") and not path.startswith("/api/v1/"):
+        return "ollama"
     return "tgi" if method == "POST" and PROMPTS.get(path) == "inputs" else "openai"
 
 

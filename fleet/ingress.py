@@ -8,32 +8,29 @@ Ray: a `Fleet` names the replicas.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
 from aiohttp import web
 
-from fleet import bodies, errors, merged
-from fleet.clients import Client, listening, within_open_files
-from fleet.errors import Failed, unavailable
-from fleet.limits import Limits
+from fleet import bodies, merged
 from fleet.pool import Fleet, Replica
-from fleet.receiving import ClientLeft, receive
-from fleet.relay import Refused, Relay, session
+from fleet.relay import KEPT_SECONDS, Refused, Relay
 from fleet.routers import Asked
 from fleet.switched import Switched
+from front import errors, wire
+from front.door import PAUSE_SECONDS, Door, expect
+from front.errors import Failed, unavailable
+from front.limits import Limits
+from front.receiving import receive
 
 PATIENCE_SECONDS = 15.0  # for which a request waits for a replica that can take it
-PAUSE_SECONDS = 0.1
 CHECK_SECONDS = 5.0  # for a replica's answer about itself
 SEED_BITS = 63
-GONE = 499  # for a client that has already left
 NO_REPLICA = "no replica can take the request. Try again later"
 OF_ONE = ("/events", "/load", "/what-if", "/stats/token_data.csv")
 HEALTH = ("/health", "/healthz", "/ping", "/ready", "/health/ready")
@@ -42,23 +39,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Answers = dict[str, tuple[int, bytes, Mapping[str, str]]]  # status, body and headers by replica
 
 
-class Ingress:
-    """The routes; `draining` makes it refuse new requests.
-
-    The replicas check the key. The ingress knows it only to do less for requests without it.
-    """
+class Ingress(Door):
+    """The routes. The replicas check the key; the ingress knows it only to do less for requests without it."""
 
     def __init__(self, fleet: Fleet, limits: Limits, key: str = "") -> None:
-        self.fleet, self.pool, self.limits = fleet, fleet.pool, limits
-        self._key = key.encode()
-        self.draining = False
-        self.open = 0
+        super().__init__(limits, key)
+        self.fleet, self.pool = fleet, fleet.pool
         self.switched = Switched()
         self.session: aiohttp.ClientSession
 
     def app(self) -> web.Application:
         """Return the application."""
-        app = web.Application(middlewares=[self._guard])
+        app = web.Application(middlewares=[self.guard])
         app.cleanup_ctx.append(self._connections)
         of_all = {
             "/health/live": self.live, **dict.fromkeys(HEALTH, self.health), "/": self.home, "/stats": self.stats,
@@ -66,64 +58,22 @@ class Ingress:
         }  # fmt: skip
         for path, handler in of_all.items():
             for method in ("GET", "HEAD"):
-                app.router.add_route(method, path, handler, expect_handler=_expect)
-        app.router.add_route("PUT", "/policy", self.switch, expect_handler=_expect)
+                app.router.add_route(method, path, handler, expect_handler=expect)
+        app.router.add_route("PUT", "/policy", self.switch, expect_handler=expect)
         others = {"/requests/{id:.+}": self.find, "/replica/{name}/{path:.*}": self.one}
         others |= {**dict.fromkeys(OF_ONE, self.of_one), "/{path:.*}": self.forward}
         for path, handler in others.items():
-            app.router.add_route("*", path, handler, expect_handler=_expect)
+            app.router.add_route("*", path, handler, expect_handler=expect)
         return app
 
     async def _connections(self, app: web.Application) -> Any:
-        self.session = session()
+        self.session = wire.session(KEPT_SECONDS)
         yield
         await self.session.close()
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count open requests, and answer errors of this server as the replicas answer theirs."""
-        route = bodies.route(request.path)
-        generates = bodies.generates(request.method, route)
-        client = cast(Client, request.protocol)
-        client.begin(request, generates)
-        self.open += 1
-        try:
-            if self.draining and generates:
-                raise unavailable("the server is shutting down. Try another one")
-            if request.headers.get("Expect", "100-continue").lower() != "100-continue":
-                raise web.HTTPExpectationFailed
-            return await handler(request)
-        except ClientLeft:
-            return web.Response(status=GONE)
-        except asyncio.CancelledError:
-            # Only a client that closed its sending half may still read an answer, and only if none has begun.
-            if not client.is_half_closed or request.writer.output_size:
-                raise
-            failed = Failed(GONE, "the client disconnected", "cancelled")
-        except web.HTTPException as error:
-            if error.status < 400:  # a redirection
-                raise
-            failed = Failed(error.status, f"{error.reason}. Send a plain HTTP/1.1 request")
-        except Failed as error:
-            failed = error
-        finally:
-            self.open -= 1
-            client.end()
-        answer = errors.response(failed, request.method, route)
-        # What is left of a body would be read as the next request.
-        if not request.content.is_eof():
-            answer.force_close()
-        return answer
-
-    def _may_ask(self, request: web.Request) -> bool:
-        """Return whether a request has the key, if there is one."""
-        named = request.headers.get("X-Api-Key", "")
-        scheme, _, key = request.headers.get("Authorization", f"Bearer {named}").partition(" ")
-        return not self._key or (scheme == "Bearer" and hmac.compare_digest(key.encode("utf-8", "replace"), self._key))
-
     async def _body(self, request: web.Request) -> bytes:
         """Return the body of a request; b"" without the key, since a replica refuses it in its own words anyway."""
-        return await receive(request, self.limits) if self._may_ask(request) else b""
+        return await receive(request, self.limits) if self.may_ask(request) else b""
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Answer by the replica that the router chooses, or by the next ones where it cannot."""
@@ -179,7 +129,7 @@ class Ingress:
 
     async def _name_replicas(self, request: web.Request, status: int, text: str) -> web.StreamResponse:
         """Raise an error with the names of the replicas; without the key, let one of them refuse the request."""
-        if not self._may_ask(request):
+        if not self.may_ask(request):
             return await self.forward(request)
         type = "not_found_error" if status == 404 else "invalid_request_error"
         raise Failed(status, f"{text} one of: {', '.join(self.pool.known) or 'none'}", type)
@@ -273,19 +223,5 @@ class Ingress:
         raise web.HTTPFound(f"race?{runs}")
 
 
-async def _expect(request: web.Request) -> None:
-    """Leave an expectation to the handler: `receive` answers it once it wants the body."""
-
-
 def _first(parts: Mapping[str, bytes]) -> web.Response:
     return web.Response(body=next(iter(parts.values())), content_type="application/json")
-
-
-async def serve(ingress: Ingress, sock: socket.socket, stop: asyncio.Event, drain_seconds: float) -> None:
-    """Serve at a socket until `stop`; then refuse new requests, and end when the accepted ones are answered."""
-    async with listening(ingress.app(), sock, within_open_files(ingress.limits)):
-        await stop.wait()
-        ingress.draining = True
-        end = asyncio.get_running_loop().time() + drain_seconds
-        while ingress.open and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(PAUSE_SECONDS)

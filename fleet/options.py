@@ -14,8 +14,8 @@ import config as settings
 from config import Config
 from fleet import autoscalers
 from fleet.autoscalers import Bounds
-from fleet.limits import Limits
 from fleet.routers import ROUTERS
+from front.limits import Limits
 from generate.cores import cores
 from terminal.options import Choice, Command, Number, Option, Read, UsageError, read
 
@@ -121,11 +121,9 @@ class Plan:
         return not self.address
 
 
-def parse(argv: Sequence[str]) -> Plan:
-    """Read the flags of the fleet, and the other words as settings of its servers; UsageError for what is wrong."""
-    if {"-h", "--help"} & set(argv):
-        read(build_command(), ["--help"])
-    flags = {flag for option in FLEET for flag in option.opts}
+def split(argv: Sequence[str], options: Sequence[Option]) -> tuple[list[str], list[str]]:
+    """Return the words of a command line that belong to these options, which take a value, and the others."""
+    flags = {flag for option in options for flag in option.opts}
     own: list[str] = []
     others: list[str] = []
     words = iter(argv)
@@ -135,6 +133,14 @@ def parse(argv: Sequence[str]) -> Plan:
             own += [word] if equals else [word, *islice(words, 1)]
         else:
             others.append(word)
+    return own, others
+
+
+def parse(argv: Sequence[str]) -> Plan:
+    """Read the flags of the fleet, and the other words as settings of its servers; UsageError for what is wrong."""
+    if {"-h", "--help"} & set(argv):
+        read(build_command(), ["--help"])
+    own, others = split(argv, FLEET)
     given = read(Command(NAME, INTRO, {"fleet": FLEET}), own)
     values: dict[str, Any] = {str(option.name): getattr(given, str(option.name)) for option in FLEET}
     loaded = settings.load(others)

@@ -31,11 +31,11 @@ from ray.serve.request_router import RequestRouter  # noqa: E402
 
 from fleet.autoscalers import Bounds, Load  # noqa: E402
 from fleet.ingress import Ingress  # noqa: E402
-from fleet.ingress import serve as serve_http  # noqa: E402
 from fleet.options import Plan  # noqa: E402
 from fleet.pool import Pool, Replica  # noqa: E402
 from fleet.routers import ROUTERS, Asked  # noqa: E402
 from fleet.server_process import ServerProcess  # noqa: E402
+from front.door import serve as serve_http  # noqa: E402
 
 APP = "fleet"
 REPORT_SECONDS = 1.0  # between two reports of a replica to the routers

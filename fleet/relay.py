@@ -7,28 +7,18 @@ leaves no trace and can be repeated elsewhere. This module must not know how rep
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 from aiohttp import HttpVersion11, web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 from yarl import URL
 
-from fleet import bodies, errors
+from fleet import bodies
 from fleet.pool import Replica
-from fleet.receiving import ClientLeft
+from front import errors, wire
 
-# What is about one connection, or about the body as it passes there.
-HOP = frozenset({
-    "connection", "content-length", "date", "expect", "keep-alive", "proxy-authenticate", "proxy-authorization",
-    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
-})  # fmt: skip
-# A model may compute for minutes without sending a byte, so no timeout can tell that from a machine without power or
-# network. The kernel asks it instead: IDLE + PROBES * EVERY seconds without an answer break the connection.
-IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
-CONNECT_SECONDS = 5.0
 KEPT_SECONDS = 30.0  # for which an idle connection to a replica is kept
 REPLICA = "X-Replica"  # the header of an answer that names the replica
 BROKEN = "the replica failed in the middle of this answer. Send the request again"
@@ -73,7 +63,7 @@ class Relay:
 
     async def attempt(self, replica: Replica) -> web.StreamResponse:
         """Return the answer of a replica, sent as far as it is a stream; raise Refused before the first token."""
-        headers = _end_to_end(self.request.headers)
+        headers = wire.passed(self.request.headers)  # with Host, which the replicas compare with --trusted-hosts
         url = URL(replica.url + self.path, encoded=True)
         try:
             async with self._session.request(
@@ -123,21 +113,15 @@ class Relay:
             self._stream = web.StreamResponse(status=answer.status, headers=_headers(answer, name))
             if self.request.version < HttpVersion11:
                 self._stream.force_close()  # its end shows only in that of the connection
-            await self._to_client(self._stream.prepare(self.request))
-        await self._to_client(self._stream.write(events))
+            await wire.to_client(self._stream.prepare(self.request))
+        await wire.to_client(self._stream.write(events))
 
     async def _end(self, data: bytes) -> web.StreamResponse:
         assert self._stream is not None
         if data:
-            await self._to_client(self._stream.write(data))
-        await self._to_client(self._stream.write_eof())
+            await wire.to_client(self._stream.write(data))
+        await wire.to_client(self._stream.write_eof())
         return self._stream
-
-    async def _to_client(self, sending: Any) -> None:
-        try:
-            await sending
-        except (aiohttp.ClientError, ConnectionError):
-            raise ClientLeft from None
 
     async def fail(self, message: str) -> web.StreamResponse:
         """End the answer with an error: the last event of a stream, or 503."""
@@ -152,37 +136,7 @@ class Relay:
         return f"{head}{json.dumps(content, separators=(',', ':'))}\n\n".encode()
 
 
-def _end_to_end(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """Return the headers that are not about one connection, of which `Connection` may name more."""
-    named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
-    return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in HOP and k.lower() not in named)
-
-
 def _headers(answer: aiohttp.ClientResponse, name: str) -> CIMultiDict[str]:
-    headers = _end_to_end(answer.headers)
+    headers = wire.passed(answer.headers)
     headers[REPLICA] = name
     return headers
-
-
-def session() -> aiohttp.ClientSession:
-    """Return a session that passes requests and answers as they are."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS, socket_factory=probing),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        auto_decompress=False,
-        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-    )
-
-
-def probing(address: tuple[Any, ...]) -> socket.socket:
-    """Return a socket for an address of `getaddrinfo` that breaks when the peer stops answering."""
-    family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": IDLE, "TCP_KEEPINTVL": EVERY, "TCP_KEEPCNT": PROBES}
-    # Probes are sent only on an idle connection; this covers a request that the peer never acknowledges.
-    options["TCP_USER_TIMEOUT"] = 1000 * (IDLE + PROBES * EVERY)
-    for name, value in options.items():
-        if hasattr(socket, name):  # all of them on Linux
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
-    from fleet.ingress import Ingress, serve
+    from fleet.ingress import Ingress
+    from front.door import serve
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 

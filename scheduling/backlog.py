@@ -37,7 +37,8 @@ class Backlog:
     def learn(self, plan: Plan, now: float) -> None:
         """Note that a step was computed, from `plan.started_at` to `now`."""
         rows = sum(plan.counts) + (plan.padding + len(plan.held) if plan.padded else 0)
-        self.law.learn(rows, now - plan.started_at)
+        if rows:  # before an upstream, a step may have nothing but an end
+            self.law.learn(rows, now - plan.started_at)
         self._ended = now
 
     def forget(self) -> None:

@@ -31,6 +31,9 @@ class Plan:
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
     drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all
     mask_seconds: float = 0.0  # that the step waited for the masks of answers that have a form
+    goes_on: bool = (
+        False  # set by a model that computes elsewhere: nothing has come yet, and the next plan is of the same step
+    )
 
     @property
     def padding(self) -> int:

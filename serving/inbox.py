@@ -31,7 +31,8 @@ class Inbox:
 
     Any thread may check, reserve and deliver inferences, remove ended ones, switch the policy, stop and close. Only the
     loop's thread calls wait, take, switch_policies, start and finish, between two steps. While the lock is held, only that
-    of `places` is taken, and nothing else is called; that of `Dedup` is taken before it. `failure`, the reason why the
+    of `places` is taken, and nothing else is called; that of `Dedup` is taken before it. `changed` is that lock, on which a
+    model waits, too, that computes elsewhere. `failure`, the reason why the
     loop failed, is set before `close` and without the lock: the loop may hang while it holds the lock.
     """
 
@@ -59,13 +60,18 @@ class Inbox:
         self._ended: list[Inference] = []  # by their callers or deadlines
         self.queued_tokens = 0  # of the prompts and answers in the queue
         self._pages = pages
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
 
     @property
     def prompt_tokens(self) -> int:
         """The prompt tokens of queued and running requests that are not computed yet."""
         sequences = [*self.open, *(inference.sequence for inference in self.arrived)]
         return sum(max(0, len(seq.prompt_ids) - seq.computed) for seq in sequences)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the loop must act although no slot may be free: a request ended early, or the policy or all shall change."""
+        return bool(self._ended or self._switches or self.is_stopping or self.is_closed)
 
     def check(self, inference: Inference) -> None:
         """Reject an inference that can never be computed, and hash its prompt for the prefix cache."""
@@ -91,7 +97,7 @@ class Inbox:
         """Reserve room for all of the inferences, or raise InferenceError and reserve none."""
         count = sum(inference.places for inference in inferences)
         tokens = sum(inference.queue_tokens for inference in inferences)
-        with self._changed:
+        with self.changed:
             if self.is_closed or self.is_stopping:
                 raise self.closed_error()
             if self.queued_tokens and self.queued_tokens + tokens > self.max_tokens:
@@ -108,19 +114,19 @@ class Inbox:
 
     def deliver(self, inferences: list[Inference]) -> bool:
         """Pass inferences that have their room to the loop; return False when the loop has ended."""
-        with self._changed:
+        with self.changed:
             if self.is_closed:
                 self._give_back(inferences)  # `close` has not seen them
                 return False
             self.arrived += inferences
-            self._changed.notify()
+            self.changed.notify()
             return True
 
     def remove(self, ended: list[Inference]) -> None:
         """Have the loop release the slots and pages of these ended inferences."""
-        with self._changed:
+        with self.changed:
             self._ended += ended
-            self._changed.notify()
+            self.changed.notify()
 
     def switch(self, policy: Policy, timeout: float | None = None) -> None:
         """Have the loop switch to `policy` before its next step, and return after the switch.
@@ -130,11 +136,11 @@ class Inbox:
         the policy fails at once. If it fails later, the loop goes back to the policy before.
         """
         done: Future[None] = Future()
-        with self._changed:
+        with self.changed:
             if self.is_closed or self.is_stopping:
                 raise self.closed_error()
             self._switches.append((policy, done))
-            self._changed.notify()
+            self.changed.notify()
         try:
             done.result(timeout)
         except TooLate:
@@ -147,13 +153,13 @@ class Inbox:
 
     def stop(self) -> None:
         """Have the loop end before its next step."""
-        with self._changed:
+        with self.changed:
             self.is_stopping = True
-            self._changed.notify()
+            self.changed.notify()
 
     def close(self) -> list[Inference]:
         """Refuse everything from now on, and return the inferences that have not been finished."""
-        with self._changed:
+        with self.changed:
             self.is_closed = True
             unfinished, self.open = [*self.open.values(), *self.arrived], {}
             self.arrived = []
@@ -168,13 +174,13 @@ class Inbox:
 
     def wait(self, seconds: float) -> None:
         """Wait until there is something to do, but at most `seconds`; called by the loop when it is idle."""
-        with self._changed:
-            if not (self.arrived or self._ended or self._switches or self.is_stopping):
-                self._changed.wait(seconds)
+        with self.changed:
+            if not (self.arrived or self.is_urgent):
+                self.changed.wait(seconds)
 
     def take(self) -> tuple[list[Inference], list[Inference]]:
         """Return the inferences that arrived and those that ended since the last call; called by the loop."""
-        with self._changed:
+        with self.changed:
             arrived, self.arrived = self.arrived, []
             ended, self._ended = self._ended, []
             for inference in arrived:
@@ -199,12 +205,12 @@ class Inbox:
         """Record which sequences leave the queue for their first step; called by the loop."""
         if plan.joined:
             new = [self.open[seq] for seq in plan.joined if seq.first_iteration == plan.number and seq in self.open]
-            with self._changed:
+            with self.changed:
                 self.queued_tokens -= sum(inference.queue_tokens for inference in new)
 
     def finish(self, sequences: Iterable[Sequence]) -> list[Inference]:
         """Free the room of sequences that left the scheduler, and return their inferences; called by the loop."""
-        with self._changed:
+        with self.changed:
             left = [self.open.pop(seq) for seq in sequences if seq in self.open]
             self._give_back(left)
             self.queued_tokens -= sum(i.queue_tokens for i in left if i.sequence.scheduled_at is None)

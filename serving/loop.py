@@ -62,6 +62,9 @@ class Loop:
             # Before the step, so that the queue has room for tokens while it is computed.
             self.inbox.start(plan)
             outputs = self.recovery.compute(self.scheduler, plan)
+            if plan.goes_on:
+                self.scheduler.number -= 1
+                return True
             iteration = self.scheduler.commit(plan, outputs, self.clock())
             self.inbox.rate.add(iteration.tokens, iteration.seconds)
             self._publish_tokens(plan)

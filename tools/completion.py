@@ -54,6 +54,12 @@ def fleet() -> click.Command:
     return options.build_command()
 
 
+def queue() -> click.Command:
+    from front import options
+
+    return options.build_command()
+
+
 def load() -> click.Command:
     from client import client
 
@@ -103,7 +109,7 @@ def simulated(name: str) -> click.Command:
 
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "serve": serve, "chat": chat, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top,
+    "serve": serve, "chat": chat, "fleet": fleet, "queue": queue, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top,
     "simulate": simulate, **{name: partial(simulated, name) for name in ("probe", "fit", "advise", "new", "try")}, "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip

@@ -23,6 +23,8 @@ from api.admin.metrics import Exposition
 from app import create_app
 from client.workloads import arrivals, catalog
 from fleet.options import FLEET
+from front import menu
+from front.options import QUEUE
 from policies.orders._predictions import Predicting
 from scheduling.options import options_of
 from simulate.commands import check
@@ -120,6 +122,14 @@ def predictions() -> str:
     return table(("option", "default, bounds", "meaning"), rows)
 
 
+def sentences(texts: Mapping[str, str]) -> str:
+    """Return a table of names, each with what it does; those that do the same share a row."""
+    rows: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        rows.setdefault(text, []).append(code(name))
+    return table(("name", "before an upstream"), ((", ".join(names), plain(text)) for text, names in rows.items()))
+
+
 def routes(operations: Iterable[Any]) -> str:
     """Return a table of routes: a row has those that have the same summary."""
     rows: dict[str, list[str]] = {}
@@ -147,6 +157,9 @@ def tables() -> dict[str, str]:
     return {
         **{f"settings {group}": flags(settings[group]) for group in config.GROUPS.values()},
         "fleet": flags(FLEET),
+        "queue": flags(QUEUE),
+        "queue loops": sentences(menu.LOOPS),
+        "queue orders": sentences(menu.ORDERS),
         "client": commands({CLIENT[name]: completion.COMMANDS[name]() for name in CLIENT}),
         "simulate": commands({code(name): command for name, command in simulated.items()}),
         "simulate commands": table(

@@ -121,6 +121,7 @@ def _state(service: Service, status: str, reason: str | None) -> Response:
         body["model"] = engine.model_name
         if engine.manager.slot_cap < engine.manager.max_batch_size:
             body["slot_cap"] = engine.manager.slot_cap
+        if "slot_cap" in body and engine.manager.recovery.out_of_memory:
             body["advice"] = (
                 f"memory ran out with more than {engine.manager.slot_cap} requests in a batch; "
                 f"start with --max-batch-size {engine.manager.slot_cap}"

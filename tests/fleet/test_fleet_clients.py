@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, LIMITS, STATS, Front, behind, connected, posted, read_answer, says, send, streams, waits
-
-from fleet import clients
+from made_up import ASK, GOOD, LIMITS, STATS, Front, behind, connected, posted, read_answer, says, send, streams, waits
 
 ASKED = json.dumps(ASK).encode()
 CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(ASKED), ASKED)
@@ -231,8 +229,7 @@ def test_a_half_closed_client_is_answered(data: bytes) -> None:
     behind(test, says(GOOD))
 
 
-def test_a_half_closed_client_does_not_wait_for_a_long_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "HALF_CLOSED_SECONDS", 0.1)
+def test_a_half_closed_client_does_not_wait_for_a_long_answer() -> None:
     left = asyncio.Event()
 
     async def slow(request: web.Request) -> web.Response:
@@ -247,7 +244,7 @@ def test_a_half_closed_client_does_not_wait_for_a_long_answer(monkeypatch: pytes
         assert (line.split()[1], error_of(answer)) == ("499", "cancelled")
         await asyncio.wait_for(left.wait(), 5)
 
-    behind(test, slow)
+    behind(test, slow, limits=LIMITS._replace(half_closed=0.1))
 
 
 def test_without_the_key_no_body_is_read_and_no_replica_is_named() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams, waits
+from made_up import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams, waits
 
 from fleet import bodies, ingress, options
 from fleet.bodies import PROMPTS
+from front import door
 from tests.support import run_async
 
 UNAVAILABLE = {"error": {"message": "draining", "type": "unavailable_error", "param": None, "code": None}}
@@ -222,7 +223,7 @@ def test_a_stopped_ingress_ends_when_its_open_requests_are_answered() -> None:
         stop, sock = asyncio.Event(), options.bind("127.0.0.1", 0)
         async with listening(waits(release)) as url, aiohttp.ClientSession() as session:
             front = ingress.Ingress(Fixed(url), LIMITS)
-            serving = asyncio.create_task(ingress.serve(front, sock, stop, 20.0))
+            serving = asyncio.create_task(door.serve(front, sock, stop, 20.0))
             await asyncio.sleep(0.05)
             asked = asyncio.create_task(session.post(f"http://127.0.0.1:{sock.getsockname()[1]}/inference", json=ASK))
             while not front.open:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from front import ASK, GOOD, STATS, Fixed, Front, behind, breaks, says
+from made_up import ASK, GOOD, STATS, Fixed, Front, behind, breaks, says
 
-from fleet import relay
+from front import wire
 
 MORE = STATS | {"latency-per-token": 0.25, "requests": 6, "total-tokens-handled": 16}
 
@@ -119,10 +119,10 @@ def test_a_switch_that_no_replica_takes_is_not_repeated() -> None:
 
 def test_a_connection_to_a_replica_asks_whether_its_machine_is_there() -> None:
     address = socket.getaddrinfo("127.0.0.1", 1, type=socket.SOCK_STREAM)[0]
-    with relay.probing(address) as made:
+    with wire.probing(address) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if hasattr(socket, "TCP_KEEPIDLE"):
-            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == relay.IDLE
+            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == wire.IDLE
 
 
 def test_a_path_names_a_replica() -> None:

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from front import REPORT
+from made_up import REPORT
 
 from fleet import bodies, merged
 from fleet.pool import KEPT, Known, Pool, Replica

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from front import Fixed, Front, front
+from made_up import Fixed, Front, front
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import run_async

@@ -18,9 +18,12 @@ STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}, "messages": {503: 529}}
 class Failed(Exception):
     """A request that the ingress answers itself, with an error."""
 
-    def __init__(self, status: int, message: str, type: str = "invalid_request_error") -> None:
+    def __init__(
+        self, status: int, message: str, type: str = "invalid_request_error", retry_after: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.type = status, type
+        self.retry_after = 1 if retry_after is None and status == 503 else retry_after
 
 
 def unavailable(message: str) -> Failed:
@@ -32,6 +35,8 @@ def content(failed: Failed, dialect: str = "openai") -> dict[str, Any]:
     """Return the body of an error; it is also the last event of a failed stream."""
     if dialect == "tgi":
         return {"error": str(failed), "error_type": TGI_TYPES.get(failed.type, failed.type)}
+    if dialect == "ollama":
+        return {"error": str(failed)}
     if dialect == "messages":
         kind = "overloaded_error" if failed.status == 503 else failed.type
         return {"type": "error", "error": {"type": kind, "message": str(failed)}}
@@ -42,5 +47,5 @@ def response(failed: Failed, method: str = "", path: str = "") -> web.Response:
     """Return the answer to a request of this method and path, in its dialect."""
     dialect = bodies.dialect(method, path)
     status = STATUSES.get(dialect, {}).get(failed.status, failed.status)
-    headers = {"Retry-After": "1"} if failed.status == 503 else None
+    headers = None if failed.retry_after is None else {"Retry-After": str(failed.retry_after)}
     return web.json_response(content(failed, dialect), status=status, headers=headers)

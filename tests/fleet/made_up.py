@@ -13,11 +13,12 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from fleet import clients, options
+from fleet import options
 from fleet.ingress import Ingress
-from fleet.limits import Limits
 from fleet.pool import Pool, Replica
 from fleet.routers import ROUTERS, Asked
+from front import clients
+from front.limits import Limits
 from tests.support import run_async
 
 LIMITS = Limits(receive=10.0, send=10.0, connections=64)

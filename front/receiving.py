@@ -8,8 +8,8 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from fleet import bodies
-from fleet.errors import Failed
-from fleet.limits import Limits
+from front.errors import Failed
+from front.limits import Limits
 
 LONGEST_VALUE = 100  # characters of a header that an error shows
 
@@ -18,16 +18,21 @@ class ClientLeft(Exception):
     """The client has closed its connection."""
 
 
-async def receive(request: web.BaseRequest, limits: Limits) -> bytes:
-    """Return the body; Failed if it is encoded, too large, too slow or truncated."""
+async def receive(
+    request: web.BaseRequest, limits: Limits, most: int = bodies.LARGEST, *, encoded: bool = False
+) -> bytes:
+    """Return the body as it was sent; Failed if it is larger than `most`, too slow, truncated, or compressed.
+
+    With `encoded` it may be compressed.
+    """
     if not request.body_exists:
         return b""
-    _check(request)
+    _check(request, most, encoded)
     if request.version == HttpVersion11 and "Expect" in request.headers:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # of the answer so far
     try:
-        return await _read(request, limits)
+        return await _read(request, limits, most)
     except asyncio.TimeoutError:
         text = (
             f"timed out while reading the body, which may take {limits.body:g} s, and {limits.receive:g} s between two "
@@ -42,20 +47,20 @@ async def receive(request: web.BaseRequest, limits: Limits) -> bytes:
         raise ClientLeft from None
 
 
-def _check(request: web.BaseRequest) -> None:
+def _check(request: web.BaseRequest, most: int, encoded: bool) -> None:
     """Raise Failed for a body that the head alone rules out."""
     coding = ",".join(request.headers.getall("Transfer-Encoding", ())).strip()
     if coding and coding.lower() != "chunked":
         raise Failed(501, f"Unsupported transfer coding: {_shown(coding)}. Send a plain HTTP/1.1 request")
     encoding = ",".join(request.headers.getall("Content-Encoding", ())).strip()
-    if encoding.lower() not in ("", "identity"):
+    if encoding.lower() not in ("", "identity") and not encoded:
         text = f"Content-Encoding {_shown(encoding)} is not supported. Send the body as plain, uncompressed JSON"
         raise Failed(415, text)
-    if (request.content_length or 0) > bodies.LARGEST:
-        raise _too_large()
+    if (request.content_length or 0) > most:
+        raise _too_large(most)
 
 
-async def _read(request: web.BaseRequest, limits: Limits) -> bytes:
+async def _read(request: web.BaseRequest, limits: Limits, most: int) -> bytes:
     loop, content, body = asyncio.get_running_loop(), request.content, bytearray()
     end = loop.time() + limits.body
     while not content.at_eof():
@@ -63,13 +68,13 @@ async def _read(request: web.BaseRequest, limits: Limits) -> bytes:
             body += content.read_nowait()
         else:
             body += await asyncio.wait_for(content.readany(), min(limits.receive, end - loop.time()))
-        if len(body) > bodies.LARGEST:
-            raise _too_large()
+        if len(body) > most:
+            raise _too_large(most)
     return bytes(body)
 
 
-def _too_large() -> Failed:
-    return Failed(413, f"the body is larger than {bodies.LARGEST:,} bytes. Send a shorter prompt")
+def _too_large(most: int) -> Failed:
+    return Failed(413, f"the body is larger than {most:,} bytes. Send a shorter prompt")
 
 
 def _shown(value: str) -> str:

@@ -19,13 +19,12 @@ from typing import Any, cast
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from fleet import errors
-from fleet.errors import Failed
-from fleet.limits import Limits
+from front import errors
+from front.errors import Failed
+from front.limits import Limits
 
 BACKLOG = 2048
 LINGER_SECONDS = 5.0  # to read and discard what a client sends after its answer
-HALF_CLOSED_SECONDS = 1.0  # for which text is generated for a client that has closed its sending half, or has left
 SWEEP_SECONDS = 1.0  # between two looks at all connections
 RESERVED_FILES = 256  # open files in addition to connections of clients, and to replicas for their requests
 LINE_BYTES, FIELD_BYTES, FIELDS = 4094, 8190, 100  # of a head, as gunicorn limits them for the replicas
@@ -130,7 +129,7 @@ class Client(web.RequestHandler):
         self.is_half_closed = True
         self.close()  # after the present request
         if self._request is None:  # it has a part of one, or aiohttp is about to call the handler
-            self._restart(HALF_CLOSED_SECONDS)
+            self._restart(self._clients.limits.half_closed)
         else:
             self._cut_body(self._request)
             self._cancel_soon()
@@ -152,7 +151,7 @@ class Client(web.RequestHandler):
 
     def _cancel_soon(self) -> None:
         if self._generates and self._handler is not None:
-            self._cancel = self._loop.call_later(HALF_CLOSED_SECONDS, self._handler.cancel)
+            self._cancel = self._loop.call_later(self._clients.limits.half_closed, self._handler.cancel)
 
     def end(self) -> None:
         """Wait for the next request."""

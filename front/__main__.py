@@ -1,0 +1,58 @@
+"""`./eb queue POLICY --upstream URL --slots N`: hold requests for other servers until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fleet.options import bind
+from front import options
+from front.door import serve
+from front.options import Plan
+from front.server import Queue
+from terminal.options import UsageError
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve; exit with 2 if the command line or the address is wrong."""
+    try:
+        plan = options.parse(sys.argv[1:] if argv is None else argv)
+        sock = bind(plan.config.host, plan.config.port)
+        queue = Queue(plan.config, plan.sites, plan.settings, _die)
+    except (UsageError, ValueError) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"cannot listen: {error.strerror or error}. Use another --host or --port")
+    asyncio.run(_serve(plan, queue, sock))
+
+
+async def _serve(plan: Plan, queue: Queue, sock: socket.socket) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    names = ", ".join(f"{site.name} ({site.slots} at once)" for site in plan.sites.all)
+    for text in (
+        *plan.notes,
+        f"queueing at http://{plan.config.address}/ for {names} under {queue.manager.policy_name}",
+    ):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+    await serve(queue, sock, stop, plan.config.request_timeout)
+
+
+def _die(reason: str) -> None:
+    print(f"error: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _fail(text: str) -> NoReturn:
+    print(f"error: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main()

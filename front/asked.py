@@ -1,0 +1,156 @@
+"""What a scheduler may know of a request to a server that is not ours: an estimate of its length, its limits, its hints.
+
+Pure: a body and headers come in, numbers go out. The body itself is never changed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+from zlib import crc32
+
+# About one match per token of English text with a vocabulary of 32,000 to 150,000 tokens.
+PIECE = re.compile(r"[^\W\d_]{1,7}|\d{1,3}|[^\w\s]|_|\n+")
+SHOWN = 200_000  # characters that are cut into pieces; what follows counts by length alone
+PROMPTS = ("system", "instructions", "prompt", "input", "inputs", "messages", "tools")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "max_new_tokens", "num_predict",
+          "num_tokens")  # fmt: skip
+CLIENT, PRIORITY, SLO, SESSION = "X-Queue-Client", "X-Queue-Priority", "X-Queue-Slo", "X-Session-Id"
+HINTS = frozenset(name.lower() for name in (CLIENT, PRIORITY, SLO))  # headers that end here
+KEYS = ("Authorization", "X-Api-Key", "Api-Key")
+CLIENT_BY = ("header", "key", "address")
+MOST_PRIORITY, MOST_TOKENS, MOST_CHOICES, LONGEST_NAME = 1000, 1 << 20, 128, 200
+
+
+class Asked(NamedTuple):
+    """`prompt` are stand-ins for token ids: about as many as the prompt has tokens, and equal where texts are equal."""
+
+    prompt: list[int]
+    limit: int | None  # tokens of the answer, None if the client named no length
+    choices: int
+    streams: bool
+    client: str
+    priority: int
+    slo_s: float | None
+    session: str
+    model: str
+
+
+def asked(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, client_by: str = "header") -> Asked:
+    """Return what a body and its headers ask for; hints of the wrong type count as absent.
+
+    A client is its header, else `user`, else its key, else its address; with `client_by` only its key, or only its address.
+    """
+    model = fields.get("model")
+    return Asked(
+        prompt=pieces("\n".join(text for name in PROMPTS for text in _texts(fields.get(name), 0))) or [0],
+        limit=_limit(fields),
+        choices=max(1, min(_whole(fields.get("n")) or 1, MOST_CHOICES)),
+        streams=bool(fields.get("stream")),
+        client=_client(fields, headers, peer, client_by),
+        priority=int(_number(headers.get(PRIORITY), fields.get("priority"), MOST_PRIORITY) or 0),
+        slo_s=_positive(_number(headers.get(SLO), fields.get("slo_s"), 1e6)),
+        session=headers.get(SESSION, "")[:LONGEST_NAME],
+        model=model[:LONGEST_NAME] if isinstance(model, str) else "",
+    )
+
+
+def _texts(value: Any, depth: int) -> Iterator[str]:
+    """Yield the texts in a prompt, whichever dialect it is in: OpenAI, Anthropic, Ollama, llama.cpp or TGI."""
+    if isinstance(value, str):
+        yield value
+    elif type(value) is int:
+        yield str(value)  # a token id
+    elif depth < 8 and isinstance(value, list):
+        for item in value:
+            yield from _texts(item, depth + 1)
+    elif depth < 8 and isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in ("type", "image_url", "id"):
+                yield from _texts(item, depth + 1)
+
+
+def pieces(text: str) -> list[int]:
+    """Return a number for each piece of a text."""
+    found = [crc32(piece.encode("utf-8", "replace")) for piece in PIECE.findall(text[:SHOWN])]
+    return found + [0] * (max(0, len(text) - SHOWN) // 4)
+
+
+def _limit(fields: Mapping[str, Any]) -> int | None:
+    parts = (fields, fields.get("options"), fields.get("parameters"))  # of Ollama and of TGI
+    named = (_whole(part.get(name)) for part in parts if isinstance(part, Mapping) for name in LIMITS)
+    return next((min(number, MOST_TOKENS) for number in named if number is not None and number > 0), None)
+
+
+def _client(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, client_by: str) -> str:
+    named = headers.get(CLIENT) or fields.get("user") or fields.get("safety_identifier")
+    if client_by == "header" and isinstance(named, str) and named:
+        return named[:LONGEST_NAME]
+    key = next((headers[name] for name in KEYS if headers.get(name)), "")
+    return (
+        f"key-{blake2b(key.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
+        if key and client_by != "address"
+        else peer
+    )
+
+
+def _number(header: str | None, field: Any, most: float) -> float | None:
+    try:
+        number = float(field if header is None else header)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return max(-most, min(number, most)) if math.isfinite(number) else None
+
+
+def _positive(number: float | None) -> float | None:
+    return number if number is not None and number > 0 else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+class Overhead:
+    """How many tokens prompts of a model have beyond their pieces of text, such as those of its chat template."""
+
+    def __init__(self) -> None:
+        self._means: OrderedDict[str, float] = OrderedDict()
+
+    def of(self, model: str) -> int:
+        """Return the tokens to expect beside a prompt's pieces."""
+        return max(0, round(self._means.get(model, 0.0)))
+
+    def learn(self, model: str, difference: int) -> None:
+        """Note how many more tokens than pieces the upstream counted in a prompt."""
+        mean = self._means.pop(model, float(difference))
+        self._means[model] = mean + 0.1 * (difference - mean)
+        if len(self._means) > 64:
+            self._means.popitem(last=False)
+
+
+class Allowance:
+    """Tokens per minute for each client: a bucket that holds a minute's worth, paid with what a request really took."""
+
+    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
+        self._rate, self._most, self._clock = per_minute / 60, per_minute, clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when
+
+    def _now(self, client: str) -> float:
+        tokens, at = self._left.get(client, (self._most, 0.0))
+        return min(self._most, tokens + (self._clock() - at) * self._rate)
+
+    def wait(self, client: str) -> float:
+        """Return in how many seconds a client may ask again, 0 if now."""
+        return max(0.0, -self._now(client) / self._rate) if self._rate else 0.0
+
+    def pay(self, client: str, tokens: int) -> None:
+        """Take tokens from a client; what it owes delays its next request."""
+        if self._rate:
+            self._left[client] = self._now(client) - tokens, self._clock()
+            self._left.move_to_end(client)
+            if len(self._left) > 10_000:
+                self._left.popitem(last=False)

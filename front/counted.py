@@ -1,0 +1,103 @@
+"""How many tokens of an answer have passed, counted from outside while its bytes go on unchanged. Pure.
+
+An event of a stream that carries text is one token until the upstream's own count arrives, which wins: `usage` of
+OpenAI's dialect, `eval_count` of Ollama's. An answer in one piece has its count in it, else four bytes of text are a token.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+LARGEST = 4 << 20  # bytes of an answer in one piece, or of one event, that are read; larger ones only pass
+STREAMS = ("text/event-stream", "application/x-ndjson", "application/jsonl")
+TEXTS = ("content", "text", "reasoning_content", "reasoning", "thinking", "refusal", "response", "arguments", "delta")
+REASONS = ("finish_reason", "stop_reason", "done_reason")
+COUNTS = ("completion_tokens", "output_tokens", "eval_count", "tokens_predicted", "generated_tokens", "num_tokens")
+PROMPTS = ("prompt_tokens", "input_tokens", "prompt_eval_count", "tokens_evaluated")
+CONTAINERS = ("choices", "delta", "message", "tool_calls", "function", "token", "content_block", "usage", "response",
+              "details", "output", "content", "item", "timings")  # fmt: skip
+LAST = ("message_stop", "response.completed")  # types of events
+DEEPEST, LONGEST = 10, 64  # nested values, and items of a list, that are read
+
+
+class Counter:
+    """Reads the body of one answer, in the pieces in which it arrives; `tokens` never falls."""
+
+    def __init__(self, content_type: str, status: int) -> None:
+        self.is_stream = content_type.partition(";")[0].strip().lower() in STREAMS
+        self.tokens = 0
+        self.prompt_tokens: int | None = None
+        self.reason: str | None = None
+        self.is_error = status >= 400
+        self.is_over = False  # the upstream's last event has come
+        self._told: int | None = None  # the upstream's own count
+        self._rest = bytearray()
+        self._is_lost = False  # a part was too large to read
+
+    def feed(self, data: bytes) -> int:
+        """Take in a piece; return how many tokens are new in it."""
+        if self._is_lost:
+            return 0
+        before = self.tokens
+        self._rest += data
+        if self.is_stream:
+            end = self._rest.rfind(b"\n") + 1
+            lines, self._rest = bytes(self._rest[:end]), self._rest[end:]
+            for line in lines.split(b"\n"):
+                self._line(line.strip())
+        if len(self._rest) > LARGEST:
+            self._is_lost, self._rest = True, bytearray()
+        return self.tokens - before
+
+    def end(self) -> int:
+        """Take in the end of the body; return the tokens that were not counted yet."""
+        before, rest = self.tokens, bytes(self._rest).strip()
+        if rest and self.is_stream:
+            self._line(rest)
+        elif rest:
+            length = self._read(_json(rest))
+            self.tokens += -(-length // 4) if self._told is None and not self.is_error else 0
+        self.tokens = max(self.tokens, self._told or 0)
+        return self.tokens - before
+
+    def _line(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            line = line[5:].lstrip()
+        self.is_over = self.is_over or line == b"[DONE]"
+        if not line.startswith(b"{"):
+            return
+        has_text = self._read(_json(line)) > 0
+        if (self._told or 0) > self.tokens:
+            self.tokens = self._told or 0  # also where each event says how many there are
+        elif has_text:
+            self.tokens += 1
+
+    def _read(self, value: Any, depth: int = 0) -> int:
+        """Note counts and reasons in a JSON value; return how many characters of text it carries."""
+        if isinstance(value, list) and depth < DEEPEST:
+            return sum(self._read(item, depth + 1) for item in value[:LONGEST])
+        if not isinstance(value, dict) or depth >= DEEPEST:
+            return 0
+        self.is_error |= depth == 0 and value.get("error") is not None
+        self.is_over |= value.get("done") is True or value.get("stop") is True or value.get("type") in LAST
+        found = 0
+        for name, item in value.items():
+            if isinstance(item, str) and name in TEXTS:
+                found += len(item)
+            elif isinstance(item, str) and name in REASONS and item:
+                self.reason = item
+            elif type(item) is int and name in COUNTS:
+                self._told = max(self._told or 0, item)
+            elif type(item) is int and name in PROMPTS:
+                self.prompt_tokens = item
+            elif name in CONTAINERS:
+                found += self._read(item, depth + 1)
+        return found
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

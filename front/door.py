@@ -1,0 +1,95 @@
+"""What the servers of this package have in common: the guard of every request, its key, and an end without lost answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aiohttp import web
+
+from fleet import bodies
+from front import errors
+from front.clients import Client, listening, within_open_files
+from front.errors import Failed, unavailable
+from front.limits import Limits
+from front.receiving import ClientLeft
+
+GONE = 499  # for a client that has already left
+PAUSE_SECONDS = 0.1
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Door:
+    """Counts the open requests; `draining` makes it refuse new ones that generate text."""
+
+    def __init__(self, limits: Limits, key: str = "") -> None:
+        self.limits = limits
+        self._key = key.encode()
+        self.draining = False
+        self.open = 0
+
+    def app(self) -> web.Application:
+        """Return the application, with `guard` as its middleware."""
+        raise NotImplementedError
+
+    def generates(self, request: web.Request) -> bool:
+        """Return whether a request generates text."""
+        return bodies.generates(request.method, bodies.route(request.path))
+
+    @web.middleware
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count open requests, and answer errors of this server as other servers of this project answer theirs."""
+        generates = self.generates(request)
+        client = cast(Client, request.protocol)
+        client.begin(request, generates or not self.limits.half_closed)
+        self.open += 1
+        try:
+            if self.draining and generates:
+                raise unavailable("the server is shutting down. Try another one")
+            if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+                raise web.HTTPExpectationFailed
+            return await handler(request)
+        except ClientLeft:
+            return web.Response(status=GONE)
+        except asyncio.CancelledError:
+            # Only a client that closed its sending half may still read an answer, and only if none has begun.
+            if not client.is_half_closed or request.writer.output_size:
+                raise
+            failed = Failed(GONE, "the client disconnected", "cancelled")
+        except web.HTTPException as error:
+            if error.status < 400:  # a redirection
+                raise
+            failed = Failed(error.status, f"{error.reason}. Send a plain HTTP/1.1 request")
+        except Failed as error:
+            failed = error
+        finally:
+            self.open -= 1
+            client.end()
+        answer = errors.response(failed, request.method, bodies.route(request.path))
+        # What is left of a body would be read as the next request.
+        if not request.content.is_eof():
+            answer.force_close()
+        return answer
+
+    def may_ask(self, request: web.Request) -> bool:
+        """Return whether a request has the key, if there is one."""
+        named = request.headers.get("X-Api-Key", "")
+        scheme, _, key = request.headers.get("Authorization", f"Bearer {named}").partition(" ")
+        return not self._key or (scheme == "Bearer" and hmac.compare_digest(key.encode("utf-8", "replace"), self._key))
+
+
+async def expect(request: web.Request) -> None:
+    """Leave an expectation to the handler: `receive` answers it once it wants the body."""
+
+
+async def serve(door: Door, sock: socket.socket, stop: asyncio.Event, drain_seconds: float) -> None:
+    """Serve at a socket until `stop`; then refuse new requests, and end when the accepted ones are answered."""
+    async with listening(door.app(), sock, within_open_files(door.limits)):
+        await stop.wait()
+        door.draining = True
+        end = asyncio.get_running_loop().time() + drain_seconds
+        while door.open and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(PAUSE_SECONDS)

@@ -1,0 +1,86 @@
+"""The policies of a queue in front of a server that batches by itself: which mean something there, and in one sentence what.
+
+It stands for the package `policies`, and makes policies that decide only what a queue can carry out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import policies
+from scheduling.policy import Policy
+
+INSIDE = "as dynamic: what differs is inside a step, which the upstream decides"
+BATCH = "one closed batch after the other, for an upstream that batches statically"
+DELAYS = "delays joins to spare decodes, which the upstream does better"
+LOOPS = {
+    "dynamic": "whoever is next joins as soon as a slot is free",
+    "nobatch": "one request at a time, for an upstream without batching",
+    "adaptive": "finds the number of slots by the time between tokens, for hosted APIs and unknown upstreams",
+    **dict.fromkeys(("baton", "chunked", "prefill-first", "econoserve"), INSIDE),
+    **dict.fromkeys(("tgi", "lightllm"), DELAYS),
+    **dict.fromkeys(("static", "elastic", "impatient", "fixed", "window", "triton", "bucket", "multibin", "static-exact",
+                     "static-global"), BATCH),
+}  # fmt: skip
+ORDERS = {
+    "fcfs": "first come, first served",
+    "sjf": "the shortest answer first, by the length that the client names",
+    "ssjf": "the shortest answer first, by a length that is learned from the prompts",
+    "priority": "the most urgent first, by X-Queue-Priority",
+    "edf": "the nearest deadline first, by X-Queue-Slo",
+    "vtc": "clients get equal numbers of tokens",
+    "vtc-pred": "as vtc, but expects each answer's length: better where answers come in one piece",
+    "drr": "clients take turns, each for a quantum of tokens",
+    "rpm": "each client may send so many requests per minute",
+    "admission-control": "refuses what would come too late",
+    "adapter-affinity": "one model after the other, for an upstream that swaps them",
+}
+REFUSED = {
+    "srpt": "srpt is sjf here: no upstream gives a slot back with its tokens. Use sjf",
+    "mlfq": "mlfq has levels without preemption here, since no upstream gives a slot back. Use vtc, or sjf",
+    **dict.fromkeys(
+        ("lpm", "prefix-tree"), "{} needs to know what the upstream has cached, which it does not tell. Use fcfs"
+    ),
+}
+
+
+class Menu:
+    """What a server asks the package `policies`."""
+
+    check_name, form_of, is_closed = (
+        staticmethod(f) for f in (policies.check_name, policies.form_of, policies.is_closed)
+    )
+
+    def names(self) -> list[str]:
+        """Return the names of the loops, those that mean something first."""
+        return [*LOOPS, *(name for name in policies.names() if name not in LOOPS)]
+
+    def order_names(self) -> list[str]:
+        """Return the names of the orders, without those that are refused."""
+        return [*ORDERS, *(name for name in policies.order_names() if name not in ORDERS | REFUSED)]
+
+    def summary(self, name: str) -> str:
+        """Return what a loop does before an upstream."""
+        return LOOPS.get(name) or policies.summary(name)
+
+    def order_summary(self, name: str) -> str:
+        """Return what an order does before an upstream."""
+        return ORDERS.get(name) or policies.order_summary(name)
+
+    def get_policy(
+        self, name: str, max_batch_size: int = 32, options: Mapping[str, object] | None = None, **more: Any
+    ) -> Policy:
+        """Return a policy; ValueError for one that means something else before an upstream."""
+        if (order := name.rpartition("+")[2]) in REFUSED and "+" in name:
+            raise ValueError(REFUSED[order].format(order))
+        return adapted(policies.get_policy(name, max_batch_size, options, **more))
+
+
+def adapted(policy: Policy) -> Policy:
+    """Return a policy without what no upstream does: it gives no slot back, and does not pad or bound its steps for us."""
+    policy.preempts = policy.padded = policy.separate_prefill = False
+    policy.max_batched_tokens = Policy.max_batched_tokens
+    renew = policy.renew
+    policy.renew = lambda: adapted(renew())  # type: ignore[method-assign]
+    return policy

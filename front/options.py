@@ -1,0 +1,132 @@
+"""The command line of a queue. The settings of the server that mean something before an upstream apply, too."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+import config as settings
+from config import Config
+from fleet.options import split
+from fleet.routers import ROUTERS
+from front.asked import CLIENT_BY
+from front.menu import LOOPS, ORDERS
+from front.server import Settings
+from front.sites import Site, Sites, read_site
+from terminal.options import Choice, Command, Number, Option, Read, UsageError, read
+
+NAME = "python -m front"
+INTRO = """Hold requests for servers that are not ours, and let them through in the order of a policy. For example:
+
+\b
+  python -m front dynamic+vtc --upstream http://127.0.0.1:11434 --slots 4
+  python -m front dynamic+sjf --upstream http://127.0.0.1:8080"""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+USUAL: dict[str, Any] = {"policy": "dynamic", "host": LOCAL[0], "port": 8600}  # where a server's setting is another
+SERVES = ("policy", "policy_option", "max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "host", "port",
+          "max_connections", "receive_timeout", "send_timeout", "trusted_hosts", "cors_origins", "api_key")  # fmt: skip
+ASK_SECONDS = 3.0
+UNKNOWN_SLOTS = 16  # up to which `adaptive` may find the number of an upstream's slots
+
+QUEUE = [
+    Option("--upstream", "server to queue for: http://HOST:PORT, or http://HOST:PORT#SLOTS; repeat the flag for more",
+           Read(read_site, "URL"), repeat=True),
+    Option("--slots", "requests that an upstream may have at once; 0: ask it (llama.cpp tells), and one more", Number(0, 4096), default=0),
+    Option("--router", f"how an upstream is chosen among those with a free slot: {', '.join(ROUTERS)}", Choice(ROUTERS, "NAME"),
+           default="least-loaded"),
+    Option("--upstream-key-env", "variable with the upstream's API key, which replaces the clients' own", default=""),
+    Option("--idle-timeout", "seconds in which an upstream may send nothing", Number(0.1, 86400, float, name="SECONDS"), default=300.0),
+    Option("--context", "tokens of prompt and answer, where a client names no length", Number(1, 1 << 24), default=4096),
+    Option("--client-by", "whose a request is: by its header X-Queue-Client or field user, else its key, else its address; or by "
+           "key, or by address, alone", Choice(CLIENT_BY), default="header"),
+    Option("--client-tokens", "tokens per minute for each client, prompts and answers; more get 429; 0: any", Number(0, 1e9, float),
+           default=0.0),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command line asks for; `notes` are for the user."""
+
+    config: Config
+    sites: Sites
+    settings: Settings
+    notes: tuple[str, ...]
+
+
+def build_command() -> Command:
+    """Return the command line: the flags of the queue, and those of a server that apply to it."""
+    sections = {name: [one for one in some if one.name in SERVES] for name, some in settings.command().sections.items()}
+    for option in (one for some in sections.values() for one in some if one.name in USUAL):
+        option.shown_default = USUAL[str(option.name)]
+    sections["arguments"][0].help = "policy, as in dynamic+sjf, or a file with one"
+    menu = {"policies": list(LOOPS.items()), "orders": list(ORDERS.items())}
+    return Command(NAME, INTRO, {"queue": QUEUE, **{name: some for name, some in sections.items() if some}}, menu)
+
+
+def parse(argv: Sequence[str]) -> Plan:
+    """Read the command line, and ask upstreams for their slots; UsageError or ValueError for what is wrong."""
+    if {"-h", "--help"} & set(argv):
+        read(build_command(), ["--help"])
+    own, others = split(argv, QUEUE)
+    given = read(Command(NAME, INTRO, {"queue": QUEUE}), own)
+    if not given.upstream:
+        raise UsageError("no upstream is named. Use --upstream URL, as in --upstream http://127.0.0.1:11434")
+    loaded = settings.load(others)
+    known = {name: value for name, value in USUAL.items() if loaded.origin[name] == "default"}
+    key = os.environ.get(given.upstream_key_env, "") if given.upstream_key_env else ""
+    if given.upstream_key_env and not key:
+        raise UsageError(
+            f"the variable {given.upstream_key_env} of --upstream-key-env is empty. Set it to the upstream's key"
+        )
+    notes = asyncio.run(_find_slots(given.upstream, given.slots, key))
+    sites = Sites(given.upstream, given.router)
+    if notes and known.get("policy"):
+        known["policy"] = "adaptive"
+    config = dataclasses.replace(loaded.config, max_batch_size=sites.slots, **known)
+    if config.host not in LOCAL and not config.api_key:
+        raise UsageError(
+            f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1"
+        )
+    own_settings = Settings(key, given.idle_timeout, given.context, given.client_by, given.client_tokens)
+    return Plan(config, sites, own_settings, tuple(notes))
+
+
+async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
+    """Set the slots of the upstreams that name none; return what the user should know."""
+    for number, site in enumerate(sites):
+        if any(site.name == other.name for other in sites[:number]):
+            site.name = f"{site.name}-{number}"
+    notes = []
+    for site in sites:
+        if not site.slots and not slots:
+            found = await _ask_slots(site, key)
+            # One more than slots keeps the upstream busy while the next request is on its way.
+            site.slots = found + 1 if found else UNKNOWN_SLOTS
+            if not found:
+                notes.append(
+                    f"{site.name} does not tell its slots: up to {UNKNOWN_SLOTS} requests are let through. Use --slots"
+                )
+        site.slots = site.slots or slots
+    return notes
+
+
+async def _ask_slots(site: Site, key: str) -> int:
+    """Return the number of slots that an upstream tells, 0 if it does not."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{site.url}/slots", headers=headers) as answer,
+        ):
+            slots = await answer.json() if answer.status == 200 else None
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
+        return 0
+    return len(slots) if isinstance(slots, list) else 0

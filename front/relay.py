@@ -1,0 +1,255 @@
+"""One client's request: it waits for its turn, goes to an upstream, and its answer comes back byte for byte.
+
+Whose turn it is says the loop. This module must not know policies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
+from yarl import URL
+
+from fleet import bodies
+from fleet.routers import Asked as Routed
+from front import asked as asking
+from front import errors
+from front.asked import Asked
+from front.counted import Counter
+from front.errors import Failed
+from front.sites import Site, Sites
+from front.upstream import Turn, Upstream
+from front.wire import REUSED, passed, to_client
+from serving.inference import Inference, InferenceError
+
+PATIENCE_SECONDS = 15.0  # for which a request is tried again that no upstream takes
+STALE_SECONDS = 0.5  # in which a connection breaks that was closed before it was used
+STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
+LEFT = InferenceError("cancelled", "the client disconnected")
+BROKE = InferenceError("server_error", "the upstream broke the connection. Try again")
+BROKEN = InferenceError("server_error", "the upstream failed in the middle of this answer. Send the request again")
+CLOSED = InferenceError("unavailable_error", "the upstream refuses connections. Try again later", 1)
+PASSED_ON = InferenceError("invalid_request_error", "the upstream answered with an error, which was passed on")
+ENDED = InferenceError("server_error", "the queue ended this request. Try again")
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What all requests share: the upstreams and the way to them.
+
+    `key` replaces the client's for the upstreams; `own_key` is the front's, which no upstream may see. `idle` is the
+    longest silence of an upstream in seconds.
+    """
+
+    upstream: Upstream
+    sites: Sites
+    session: aiohttp.ClientSession
+    idle: float
+    key: str = ""
+    own_key: str = ""
+
+    def headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
+        """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
+        ours, key = asking.HINTS | {"host"}, self.own_key
+        headers = CIMultiDict(
+            (name, value)
+            for name, value in passed(request.headers).items()
+            if name.lower() not in ours and not (key and key in value)
+        )
+        if self.key or self.own_key:
+            for name in asking.KEYS:
+                headers.popall(name, None)
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        return headers
+
+    def ask(
+        self, method: str, url: str, headers: CIMultiDict[str], body: bytes | None = None, notes: set[str] | None = None
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Return an upstream's answer, as a context; its redirects are not followed, and `notes` gets REUSED."""
+        return self.session.request(
+            method, URL(url, encoded=True), data=body, headers=headers, allow_redirects=False, trace_request_ctx=notes,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=self.idle),
+        )  # fmt: skip
+
+
+def failed(error: InferenceError) -> Failed:
+    """Return the answer to a request that ended with an error."""
+    return Failed(STATUSES.get(error.kind, 400), str(error), error.kind, error.retry_after)
+
+
+class Relay:
+    """A request that is being queued, with its turn; raises Failed where the front answers itself."""
+
+    def __init__(self, request: web.Request, body: bytes, asked: Asked, wires: Wires) -> None:
+        self.request, self.body, self.asked = request, body, asked
+        self.prompt_tokens: int | None = None  # as the upstream counts them, if it says
+        self._wires = wires
+        self._loop = asyncio.get_running_loop()
+        self._wakeup = asyncio.Event()
+        self._let_through = False
+        self._answer: aiohttp.ClientResponse | None = None
+        self._first_try: float | None = None
+        self.turn: Turn
+
+    def expect(self, inference: Inference) -> None:
+        """Take the inference that waits in the queue for this request."""
+        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn))
+        self._wires.upstream.expect(self.turn)
+
+    def on_end(self) -> None:
+        """Note that the inference has ended, in the thread that ended it."""
+        self._wires.upstream.forget(self.turn)
+        self._from_loop(self._on_end)
+
+    def _from_loop(self, act: asyncio.Handle | object) -> None:
+        with contextlib.suppress(RuntimeError):  # this server's event loop has ended
+            self._loop.call_soon_threadsafe(act)  # type: ignore[arg-type]
+
+    def _on_turn(self) -> None:
+        self._let_through = True
+        self._wakeup.set()
+
+    def _on_end(self) -> None:
+        self._wakeup.set()
+        if self._answer is not None and self.turn.inference.error is not None:
+            self._answer.close()  # its deadline has passed, or an operator cancelled it
+
+    async def run(self) -> web.StreamResponse:
+        """Return the answer, sent to the client as far as it has come."""
+        try:
+            while True:
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                if self.turn.inference.is_finished:
+                    raise failed(self.turn.inference.error or ENDED)
+                if self._let_through:
+                    self._let_through = False
+                    if (answer := await self._attempt()) is not None:
+                        return answer
+        finally:  # also when the client has left: this task is cancelled then
+            if self.turn.ended is None:
+                self.turn.inference.cancel(LEFT)
+
+    async def _attempt(self) -> web.StreamResponse | None:
+        """Return an upstream's answer; None if none takes it now, and it waits for its next turn."""
+        sites, now = self._wires.sites, self._loop.time()
+        site = sites.choose(Routed(bodies.blocks(str(self.asked.prompt)), self.asked.session or self.asked.client))
+        if site is None:
+            self._wait_again(sites.pause, mine=0)
+            return None
+        self._first_try = now if self._first_try is None else self._first_try
+        site.open += 1
+        self.turn.where = site.name
+        try:
+            while True:
+                notes: set[str] = set()
+                try:
+                    return await self._exchange(site, notes)
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    # An upstream closes an idle connection at the moment in which it is used again: nothing was computed.
+                    was_idle = REUSED in notes and self._loop.time() - now < STALE_SECONDS
+                    if not was_idle or self._answer is not None or self.turn.inference.error is not None:
+                        raise
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            site.failures += 1
+            is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+            if is_closed and now - self._first_try < PATIENCE_SECONDS and self.turn.inference.error is None:
+                self._wait_again(sites.rest(site, {}))  # nothing has reached it, so nothing is done twice
+                return None
+            reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, BROKE))
+            self._wires.upstream.end(self.turn, "abort", reason)
+            raise failed(reason) from None
+        finally:
+            site.open -= 1
+
+    def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
+        if isinstance(error, asyncio.TimeoutError):
+            text = (
+                f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
+            )
+            return InferenceError("timeout_error", text)
+        return other
+
+    def _wait_again(self, seconds: float, mine: int = 1) -> None:
+        """Go back to the head of the queue, which lets nobody through until an upstream can take a request.
+
+        `mine` is how often this request counts as open.
+        """
+        upstream, sites = self._wires.upstream, self._wires.sites
+        upstream.limit(max(0, sites.cap - mine))
+        for pause in (seconds, sites.longest_pause):
+            self._loop.call_later(pause, lambda: upstream.limit(sites.cap))
+        upstream.refuse(self.turn)
+
+    async def _exchange(self, site: Site, notes: set[str]) -> web.StreamResponse | None:
+        headers = self._wires.headers(self.request)
+        if self.asked.streams:
+            headers["Accept-Encoding"] = "identity"  # tokens cannot be counted in compressed bytes
+        url = site.url + self.request.rel_url.raw_path_qs
+        async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
+            if answer.status in (429, 503):
+                assert self._first_try is not None
+                seconds = self._wires.sites.rest(site, answer.headers)
+                if self._loop.time() + seconds - self._first_try < PATIENCE_SECONDS:
+                    self._wait_again(seconds)
+                    return None
+            self._answer = answer
+            return await self._copy(answer, site)
+
+    async def _copy(self, answer: aiohttp.ClientResponse, site: Site) -> web.StreamResponse:
+        """Pass an answer on as it comes, and count what is in it."""
+        is_plain = answer.headers.get("Content-Encoding", "identity").lower() == "identity"
+        counter = Counter(answer.content_type if is_plain else "", answer.status)
+        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=self._head(answer, site))
+        if "Content-Length" in answer.headers:
+            response.content_length = int(answer.headers["Content-Length"])
+        if self.request.version < HttpVersion11:
+            response.force_close()  # its end shows only in that of the connection
+        upstream, turn = self._wires.upstream, self.turn
+        try:
+            async for chunk in answer.content.iter_any():
+                if not response.prepared:
+                    await to_client(response.prepare(self.request))
+                if count := counter.feed(chunk):
+                    upstream.tokens(turn, count)
+                await to_client(response.write(chunk))
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            if not response.prepared:
+                raise
+            site.failures += 1
+            return await self._break(response, counter, turn.inference.error or self._reason(error, BROKEN))
+        if not response.prepared:
+            await to_client(response.prepare(self.request))
+        if count := counter.end():
+            upstream.tokens(turn, count)
+        self.prompt_tokens = counter.prompt_tokens
+        if counter.is_error and not counter.tokens:
+            upstream.end(turn, "abort", PASSED_ON)
+        else:
+            upstream.end(turn, "length" if counter.reason in ("length", "max_tokens") else "stop")
+        await to_client(response.write_eof())
+        return response
+
+    def _head(self, answer: aiohttp.ClientResponse, site: Site) -> CIMultiDict[str]:
+        seq, headers = self.turn.inference.sequence, passed(answer.headers)
+        waited = (seq.scheduled_at or seq.arrived_at) - seq.arrived_at
+        headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
+        return headers
+
+    async def _break(self, response: web.StreamResponse, counter: Counter, error: InferenceError) -> web.StreamResponse:
+        """End an answer whose upstream failed: a stream with an error event, any other by breaking the connection."""
+        self._wires.upstream.end(self.turn, "abort", error)
+        if counter.is_stream and response.content_length is None:
+            content = errors.content(failed(error), bodies.dialect(self.request.method, self.request.path))
+            start, end = (b"\n\ndata: ", b"\n\n") if response.content_type == "text/event-stream" else (b"\n", b"\n")
+            await to_client(response.write(start + json.dumps(content).encode() + end))
+            await to_client(response.write_eof())
+        elif self.request.transport is not None:
+            self.request.transport.abort()  # fewer bytes than were promised, so that nobody takes it for whole
+        return response

@@ -1,0 +1,263 @@
+"""The queue: an HTTP server that holds requests for upstreams and lets them through in the order of a policy.
+
+It is assembled of the same loop, records and pages as the server of this project; only the model is an `Upstream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import aiohttp
+from aiohttp import web
+from werkzeug.sansio.utils import host_is_trusted
+
+from api.admin import operations, policy
+from api.application import assemble, connect
+from api.dialects import native
+from api.hooks.middleware import ID
+from api.http.deferral import App
+from api.pages import dashboard, events
+from api.service import Engine, Service
+from batching import BatchingManager
+from config import Config
+from fleet import bodies
+from front import asked as asking
+from front import wire
+from front.asked import Allowance, Asked, Overhead
+from front.bridge import Bridge
+from front.door import Door, expect
+from front.errors import Failed, unavailable
+from front.limits import Limits
+from front.menu import Menu
+from front.receiving import receive
+from front.relay import Relay, Wires, failed
+from front.sites import Sites
+from front.upstream import Upstream
+from observe.replay.question import Server as Asking
+from observe.replay.recording import Recording
+from observe.replay.what_if import WhatIf
+from serving.inference import Inference, InferenceError
+
+LARGEST = 32 << 20  # bytes of a body: prompts with pictures
+ASK_SECONDS = 30.0  # for an upstream's answer about itself
+KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
+# The upstream's routes that compute, and those that only tell. All others, such as those that pull or delete models or
+# load adapters, would let any client change the upstream.
+QUEUED = frozenset({
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank",
+    "/completion", "/infill", "/embedding", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/generate",
+    "/generate_stream", "/inference",
+})  # fmt: skip
+TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a queue is told beside the settings of every server; keys are empty if there is none.
+
+    `context` is the length of prompt and answer where a client names none; `client_tokens` per minute, 0 without limit.
+    """
+
+    key: str = ""
+    idle: float = 300.0
+    context: int = 4096
+    client_by: str = "header"
+    client_tokens: float = 0.0
+
+
+class Silent:
+    """Stands for the tokenizer, which only the upstream has."""
+
+    vocab_size, longest_token = 1 << 32, 4
+    bos_ids = eos_ids = special_ids = ()
+    chat_template = tool_format = oldest_call = None
+
+
+def _generates(*values: Any, **options: Any) -> NoReturn:
+    raise InferenceError("invalid_request_error", "a queue generates no text itself. Send requests with ./eb load")
+
+
+class Queue(Door):
+    """The server. Its policy is switched to at the start, so that `dynamic` goes on if it ever fails.
+
+    `on_death` is called with the reason if the loop fails nevertheless; all open requests have ended then.
+    """
+
+    def __init__(
+        self, config: Config, sites: Sites, settings: Settings, on_death: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        limits = Limits(config.receive_timeout, config.send_timeout, config.connections, half_closed=0.0)
+        super().__init__(limits, config.api_key)
+        self.sites, self.settings, self.menu = sites, settings, Menu()
+        self.upstream, slots = Upstream(), config.max_batch_size
+        chosen = self.menu.get_policy(config.policy, slots, config.policy_options)
+        self.manager = self.upstream.manager = BatchingManager(
+            self.upstream, max_batch_size=slots, max_queue=config.max_queue, max_queue_tokens=config.max_queue_tokens,
+            max_tokens_per_step=1 << 40, make_policy=self.menu.get_policy, make_inference=_generates,
+            on_death=on_death,
+        )  # fmt: skip
+        recording = Recording()
+        self.manager.listeners.append(recording.on_arrival)
+        self.manager.observers.append(recording.observe)
+        names = " + ".join(site.name for site in sites.all)
+        engine = Engine(
+            model=self.upstream, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
+            context=settings.context, vocabulary=1 << 32, width=0, n_pages=0, page_size=1, tokens_per_step=1 << 40,
+            manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
+            what_if=WhatIf(Asking(self.manager, recording, served=config.policy, slots=slots), settings.context),
+        )  # fmt: skip
+        self.service = Service(config, self.menu)
+        app = App("queue", static_folder=None)
+        assemble(app, self.service, (native, operations, policy, events, dashboard))
+        connect(self.service, engine)
+        self.manager.start(self.menu.get_policy("dynamic", slots))
+        if chosen.name != "dynamic":
+            self.manager.inbox.switch(chosen)
+        self._bridge = Bridge(app)
+        self._overhead = Overhead()
+        self._allowance = Allowance(settings.client_tokens, time.monotonic)
+        self.wires: Wires
+
+    def app(self) -> web.Application:
+        """Return the application."""
+        app = web.Application(middlewares=[self.guard])
+        app.cleanup_ctx.append(self._connections)
+        routes = {"/queue/position": self.position, "/upstream/{name}/{path:.*}": self.look, "/{path:.*}": self.handle}
+        for path, handler in routes.items():
+            app.router.add_route("*", path, handler, expect_handler=expect)
+        return app
+
+    async def _connections(self, app: web.Application) -> AsyncIterator[None]:
+        session = wire.session(KEPT_SECONDS)
+        key, own = self.settings.key, self.service.config.api_key
+        self.wires = Wires(self.upstream, self.sites, session, self.settings.idle, key, own)
+        yield
+        self.service.stop()
+        await session.close()
+
+    def generates(self, request: web.Request) -> bool:
+        """Return whether a request is queued."""
+        return request.method == "POST" and request.path in QUEUED
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Queue a request, pass a look at the upstream on, or answer as the server of this project does."""
+        path, is_look = request.rel_url.path, request.method in ("GET", "HEAD")
+        if request.rel_url.raw_path != path or ".." in path:
+            raise Failed(404, "this path is not plain. Send it without escapes and dots", "not_found_error")
+        if self.generates(request):
+            self._check(request)
+            return await self._queue(request)
+        if is_look and (path in TOLD or path.startswith("/v1/models/")):
+            self._check(request)
+            return await self._tell(request, self.sites.all[0].url + request.rel_url.raw_path_qs)
+        if f"{request.method} {path}" in self.service.generating or (path == "/load" and request.method == "POST"):
+            raise Failed(
+                404, f"a queue does not serve {request.method} {path}. Send load with ./eb load", "not_found_error"
+            )
+        if path.startswith(("/v1/", "/api/")):
+            text = f"{request.method} {path} is not passed on. Use POST with one of: {', '.join(sorted(QUEUED))}"
+            raise Failed(404, text, "not_found_error")
+        return await self._bridge.handle(request, await receive(request, self.limits))
+
+    def _check(self, request: web.Request) -> None:
+        """Refuse who has no key, and pages of other sites, in whose browsers this address may be open."""
+        hosts = self.service.config.hosts
+        is_foreign = hosts is not None and not host_is_trusted(request.host, hosts)
+        if is_foreign or (request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site"):
+            text = "requests of other sites are not allowed. Use a client other than a browser"
+            raise Failed(403, text, "permission_error")
+        if not self.may_ask(request):
+            text = "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
+            raise Failed(401, text, "authentication_error")
+
+    async def _queue(self, request: web.Request) -> web.StreamResponse:
+        """Hold a request until its turn, and answer it by an upstream."""
+        body = await receive(request, self.limits, LARGEST, encoded=True)
+        asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
+        meters, inference = self.service.meters, None
+        status, rejected = 499, None
+        meters.arrived()
+        try:
+            if (wait := self._allowance.wait(asked.client)) > 0:
+                text = f"client {asked.client!r} has used its tokens of this minute. Try again in {math.ceil(wait)} s"
+                raise InferenceError("overloaded", text, math.ceil(wait))
+            relay = Relay(request, body, asked, self.wires)
+            inference = self._inference(request, asked, relay)
+            relay.expect(inference)
+            self.manager.enqueue_all([inference])
+            response = await relay.run()
+            status = response.status
+            if relay.prompt_tokens is not None:
+                self._overhead.learn(asked.model, relay.prompt_tokens - len(asked.prompt))
+            return response
+        except InferenceError as error:
+            if inference is not None:
+                self.upstream.forget(relay.turn)
+            status, rejected = failed(error).status, "queue_full" if error.kind == "overloaded" else None
+            raise failed(error) from None
+        except Failed as error:
+            status = error.status
+            raise
+        finally:
+            outputs = [] if inference is None else [len(inference.output_ids)]
+            if inference is not None and inference.sequence.scheduled_at is not None:
+                self._allowance.pay(asked.client, len(inference.sequence.prompt_ids) + outputs[0])
+            meters.answered(request.path, status, rejected, 0, outputs, True)
+
+    def _inference(self, request: web.Request, asked: Asked, relay: Relay) -> Inference:
+        """Return what waits in the queue for a request."""
+        prompt = [0] * self._overhead.of(asked.model) + asked.prompt
+        limit = asked.limit or max(1, self.settings.context - len(prompt))
+        name = request.headers.get("X-Request-Id", "")
+        is_free = ID.fullmatch(name) and self.service.registry.find(name) is None
+        inference = Inference(
+            "", limit * asked.choices, prompt, id=name if is_free else uuid.uuid4().hex, client=asked.client,
+            priority=asked.priority, session=asked.session, open_ended=asked.limit is None, deadline=asked.slo_s,
+            on_end=relay.on_end,
+        )  # fmt: skip
+        # For `adapter-affinity`: an upstream that swaps models serves the same one in a row.
+        inference.sequence.adapter = asked.model
+        return inference
+
+    async def position(self, request: web.Request) -> web.Response:
+        """Tell how many wait before a request, in order of arrival, and the seconds in which these are computed."""
+        self._check(request)
+        id, scheduler = request.query.get("id", ""), self.manager.scheduler
+        waiting = [] if scheduler is None else list(scheduler.waiting)
+        waiting += [inference.sequence for inference in list(self.manager.inbox.arrived)]
+        place = next((place for place, seq in enumerate(waiting) if seq.id == id), None)
+        known = {"state": "waiting"} if place is not None else self.service.registry.find(id)
+        if known is None:
+            text = f"request {id[:100]!r} is unknown. Use the X-Request-Id with which it was sent"
+            raise Failed(404, text, "not_found_error")
+        seconds = self.manager.inbox.rate.seconds_for(sum(seq.total for seq in waiting[:place]))
+        return web.json_response(
+            {"id": id, "state": known["state"], "before": place, "waiting": len(waiting), "policy": self.manager.policy_name,
+             "expected_wait_s": round(seconds, 3) if place is not None and math.isfinite(seconds) else None}
+        )  # fmt: skip
+
+    async def look(self, request: web.Request) -> web.StreamResponse:
+        """Pass a look at one upstream on, without the queue; only GET, so that nothing passes the queue by."""
+        self._check(request)
+        site = next((site for site in self.sites.all if site.name == request.match_info["name"]), None)
+        if site is None or request.method != "GET" or ".." in request.path:
+            names = ", ".join(site.name for site in self.sites.all)
+            text = f"this is no look at an upstream. Send GET /upstream/NAME/PATH with one of: {names}"
+            raise Failed(404, text, "not_found_error")
+        return await self._tell(request, f"{site.url}/{request.rel_url.raw_path_qs.split('/', 3)[3]}")
+
+    async def _tell(self, request: web.Request, url: str) -> web.Response:
+        try:
+            return await asyncio.wait_for(self._ask(request, url), ASK_SECONDS)
+        except (aiohttp.ClientError, asyncio.TimeoutError):
+            raise unavailable("the upstream does not answer. Try again later") from None
+
+    async def _ask(self, request: web.Request, url: str) -> web.Response:
+        async with self.wires.ask(request.method, url, self.wires.headers(request)) as answer:
+            return web.Response(status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers))

@@ -1,0 +1,100 @@
+"""The upstreams: where they are, how many requests each may have at once, and which of them a request goes to."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from urllib.parse import urlsplit
+
+from fleet.routers import ROUTERS, Asked, Replicas, Router
+
+REST_SECONDS = 1.0  # of an upstream that refuses, if it names no time
+LONGEST_REST, SHORTEST_REST = 60.0, 0.05
+
+
+@dataclass
+class Site:
+    """One upstream; `slots` are 0 until they are known."""
+
+    name: str
+    url: str
+    slots: int
+    open: int = 0
+    rests_until: float = 0.0
+    refusals: int = 0
+    failures: int = 0
+
+
+@dataclass
+class Sites:
+    """All upstreams, and the router among those that can take a request now."""
+
+    all: list[Site]
+    router: str = "least-loaded"
+    clock: Callable[[], float] = time.monotonic
+    _route: Router = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._route = ROUTERS[self.router](Random(0))
+
+    @property
+    def slots(self) -> int:
+        return sum(site.slots for site in self.all)
+
+    def choose(self, asked: Asked) -> Site | None:
+        """Return the best upstream for a request; None while none can take it."""
+        now = self.clock()
+        able = [site for site in self.all if site.open < site.slots and site.rests_until <= now]
+        if not able:
+            return None
+        view = Replicas([site.name for site in able], [site.open for site in able])
+        return able[next(iter(self._route(view, asked)))]
+
+    def rest(self, site: Site, headers: Mapping[str, str]) -> float:
+        """Send an upstream nothing for as long as its refusal asks for; return the seconds until one can take a request."""
+        site.refusals += 1
+        site.rests_until = self.clock() + retry_after(headers)
+        return self.pause
+
+    @property
+    def pause(self) -> float:
+        """Seconds until an upstream rests no more."""
+        return max(SHORTEST_REST, min(site.rests_until for site in self.all) - self.clock())
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds until no upstream rests."""
+        return max(SHORTEST_REST, max(site.rests_until for site in self.all) - self.clock())
+
+    @property
+    def cap(self) -> int:
+        """How many requests may be open now: those that are, and those that upstreams take that do not rest."""
+        now = self.clock()
+        return sum(max(site.open, site.slots) if site.rests_until <= now else site.open for site in self.all)
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds of a Retry-After, within bounds; a date or nonsense counts as absent."""
+    try:
+        seconds = float(headers.get("Retry-After", ""))
+    except ValueError:
+        return REST_SECONDS
+    return min(max(seconds, SHORTEST_REST), LONGEST_REST) if math.isfinite(seconds) else REST_SECONDS
+
+
+def read_site(text: str) -> Site:
+    """Read an upstream of the command line, `URL` or `URL#SLOTS`; ValueError with the remedy."""
+    url, _, own = text.partition("#")
+    try:
+        parts = urlsplit(url)
+        address = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+    except ValueError:
+        parts, address = urlsplit(""), ""
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username is not None:
+        raise ValueError(f"{text!r} is not http://HOST:PORT or https://HOST[/PATH]. Write it as http://127.0.0.1:11434")
+    if own and (not own.isdecimal() or not 1 <= int(own) <= 4096):
+        raise ValueError(f"{text!r} ends with {own!r}, but after # stands the number of slots, 1 to 4096. Use {url}#4")
+    return Site(address, url.rstrip("/"), int(own or 0))

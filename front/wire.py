@@ -1,0 +1,78 @@
+"""What passes between a client and an upstream: which headers, over which connections. Pure but for the sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import aiohttp
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from front.receiving import ClientLeft
+
+T = TypeVar("T")
+Headers = CIMultiDict[str] | CIMultiDictProxy[str]
+
+# What is about one connection, or about the body as it passes there.
+HOP = frozenset({
+    "connection", "content-length", "date", "expect", "keep-alive", "proxy-authenticate", "proxy-authorization",
+    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+# A model may compute for minutes without sending a byte, so no timeout can tell that from a machine without power or
+# network. The kernel asks it instead: IDLE + PROBES * EVERY seconds without an answer break the connection.
+IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
+CONNECT_SECONDS = 5.0
+REUSED = "reused"
+
+
+def passed(headers: Headers) -> CIMultiDict[str]:
+    """Return the headers that are not about one connection, of which `Connection` may name more."""
+    named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in HOP | named)
+
+
+async def to_client(sending: Awaitable[T]) -> T:
+    """Await a write to the client; ClientLeft if it has closed its connection."""
+    try:
+        return await sending
+    except (aiohttp.ClientError, ConnectionError):
+        raise ClientLeft from None
+
+
+def session(kept_seconds: float) -> aiohttp.ClientSession:
+    """Return a session that passes requests and answers as they are, and keeps idle connections for so long.
+
+    It notes in the `trace_request_ctx` of a request, a set, if the request got a connection that was used before.
+    """
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=kept_seconds, socket_factory=probing),
+        cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        auto_decompress=False,
+        trace_configs=[trace],
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+    )
+
+
+async def _note_reuse(
+    session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    if isinstance(context.trace_request_ctx, set):
+        context.trace_request_ctx.add(REUSED)
+
+
+def probing(address: tuple[Any, ...]) -> socket.socket:
+    """Return a socket for an address of `getaddrinfo` that breaks when the peer stops answering."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": IDLE, "TCP_KEEPINTVL": EVERY, "TCP_KEEPCNT": PROBES}
+    # Probes are sent only on an idle connection; this covers a request that the peer never acknowledges.
+    options["TCP_USER_TIMEOUT"] = 1000 * (IDLE + PROBES * EVERY)
+    for name, value in options.items():
+        if hasattr(socket, name):  # all of them on Linux
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made

@@ -1,0 +1,294 @@
+"""A queue in front of an upstream that does what each request tells it: N slots, and a token per step for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from config import Config
+from fleet.options import bind
+from front.clients import listening
+from front.server import Queue, Settings
+from front.sites import Site, Sites
+from tests.support import run_async
+
+CHAT = "/v1/chat/completions"
+USUAL = Settings(idle=0.5)
+SECRET, OWN = "sk-upstream-secret", "eb-own-key"
+
+
+@dataclass
+class Answer:
+    """What a client got: `error` is the name of the exception if it broke."""
+
+    status: int = 0
+    text: str = ""
+    headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+class Scripted:
+    """The upstream; `seen` are the requests that reached it, in order, with their headers and bodies."""
+
+    def __init__(self, slots: int = 1, step: float = 0.005) -> None:
+        self.step, self.slots = step, asyncio.Semaphore(slots)
+        self.seen: list[tuple[str, dict[str, str], bytes, str]] = []
+        self.running: dict[int, asyncio.Queue[None]] = {}
+        self.ended: dict[str, float] = {}
+        self.refusals = 0
+        self.closes_next = (
+            False  # the connection of the next request, before it is read, as one that was idle for too long
+        )
+        self.url = ""
+
+    @property
+    def tags(self) -> list[str]:
+        return [tag for tag, *_ in self.seen]
+
+    async def steps(self) -> None:
+        while True:
+            await asyncio.sleep(self.step)
+            for waiting in list(self.running.values()):
+                waiting.put_nowait(None)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        asks = json.loads(body) if body.startswith(b"{") else {}
+        tag, fault = str(asks.get("tag", "")), asks.get("fault", "")
+        self.seen.append((tag, dict(request.headers), body, request.path_qs))
+        if fault in ("429", "503") and self.refusals < asks.get("times", 1):
+            self.refusals += 1
+            headers = {"Retry-After": str(asks.get("after", 0.1))}
+            return web.json_response({"error": {"message": "slow down"}}, status=int(fault), headers=headers)
+        if fault == "500":
+            return web.json_response({"error": "boom"}, status=500)
+        if fault == "html":
+            return web.Response(text="<html>bad gateway</html>", content_type="text/html", status=502)
+        if fault == "redirect":
+            return web.Response(status=307, headers={"Location": "http://10.0.0.1/"})
+        if fault == "close" or self.closes_next:
+            self.closes_next = False
+            assert request.transport is not None
+            request.transport.abort()
+        if fault == "hang":
+            await asyncio.sleep(1000)
+        if fault == "big":
+            return await self._big(request, asks.get("pieces", 100))
+        if request.method == "GET":
+            return web.json_response({"data": [{"id": "fake"}], "headers": dict(request.headers)})
+        async with self.slots:
+            try:
+                return await self._generate(request, asks, tag, fault)
+            finally:
+                self.running.pop(id(request), None)
+                self.ended[tag] = time.perf_counter()
+
+    async def _big(self, request: web.Request, pieces: int) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        for _ in range(pieces):
+            await response.write(b"x" * (1 << 20))
+        await response.write_eof()
+        return response
+
+    async def _generate(self, request: web.Request, asks: dict[str, Any], tag: str, fault: str) -> web.StreamResponse:
+        tokens = self.running[id(request)] = asyncio.Queue()
+        count = asks.get("real", asks.get("max_tokens", 4))
+        if not asks.get("stream"):
+            for i in range(count):
+                await tokens.get()
+                if fault == "cut" and i == 1:
+                    return await self._cut(request)
+            usage = {"prompt_tokens": 7, "completion_tokens": count}
+            return web.json_response({"choices": [{"message": {"content": "t " * count}}], "usage": usage})
+        if request.path.startswith("/api/"):
+            return await self._lines(request, tokens, count, fault)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for i in range(count):
+            await tokens.get()
+            if i == 3 and fault == "midclose":
+                assert request.transport is not None
+                request.transport.abort()
+            if i == 3 and fault == "midhang":
+                await asyncio.sleep(1000)
+            if i == asks.get("at", 3) and fault == "miderror":
+                await response.write(b'data: {"error":{"message":"oom"}}\n\n')
+                await response.write_eof()
+                return response
+            await response.write(event({"choices": [{"delta": {"content": f" t{i}"}}]}))
+        await response.write(event({"choices": [{"delta": {}, "finish_reason": "length"}]}))
+        if (asks.get("stream_options") or {}).get("include_usage"):
+            await response.write(event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": count}}))
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def _lines(
+        self, request: web.Request, tokens: asyncio.Queue[None], count: int, fault: str
+    ) -> web.StreamResponse:
+        """Answer as Ollama does."""
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        for i in range(count):
+            await tokens.get()
+            if i == 3 and fault == "midclose":
+                assert request.transport is not None
+                request.transport.abort()
+            await response.write(json.dumps({"message": {"content": f" t{i}"}, "done": False}).encode() + b"\n")
+        await response.write(json.dumps({"done": True, "eval_count": count, "prompt_eval_count": 9}).encode() + b"\n")
+        await response.write_eof()
+        return response
+
+    async def _cut(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b'{"choices": ')
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+class Front:
+    """The address of a queue, and what clients do with it."""
+
+    def __init__(self, queue: Queue, url: str, session: aiohttp.ClientSession, upstreams: list[Scripted]) -> None:
+        self.queue, self.url, self.session, self.upstreams = queue, url, session, upstreams
+        self.arrived = 0
+        count = queue.service.meters.arrived
+
+        def arrived() -> None:
+            self.arrived += 1
+            count()
+
+        queue.service.meters.arrived = arrived  # type: ignore[method-assign]
+
+    @property
+    def upstream(self) -> Scripted:
+        return self.upstreams[0]
+
+    async def ask(
+        self, headers: dict[str, str] | None = None, path: str = CHAT, *, leaves_after: int = 0, **body: Any
+    ) -> Answer:
+        """Send a chat that is streamed, unless the body says otherwise."""
+        whole = {"messages": [{"role": "user", "content": body.pop("prompt", "hello")}], "stream": True, **body}
+        return await self.send("POST", path, headers, json.dumps(whole).encode(), leaves_after=leaves_after)
+
+    async def send(
+        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"", *, leaves_after: int = 0
+    ) -> Answer:
+        answer, began = Answer(), time.perf_counter()
+        try:
+            async with self.session.request(
+                method, self.url + path, data=body or None, headers=headers, allow_redirects=False
+            ) as got:
+                answer.status, answer.headers = got.status, CIMultiDict(got.headers)
+                async for chunk in got.content.iter_any():
+                    answer.text += chunk.decode()
+                    if leaves_after and answer.text.count("data:") >= leaves_after:
+                        got.close()
+                        break
+        except aiohttp.ClientError as error:
+            answer.error = type(error).__name__
+        answer.seconds = time.perf_counter() - began
+        return answer
+
+    async def all(self, *asks: dict[str, Any], apart: float = 0.0) -> list[Answer]:
+        """Send chats without waiting for answers; if they are `apart`, each after the one before has arrived."""
+        tasks = []
+        for ask in asks:
+            arrived = self.arrived
+            tasks.append(asyncio.create_task(self.ask(**ask)))
+            if apart:
+                await self.until(lambda before=arrived: self.arrived > before)
+                await asyncio.sleep(apart)
+        return list(await asyncio.gather(*tasks))
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        for _ in range(2000):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("it did not happen in time")
+
+    @property
+    def idle(self) -> bool:
+        manager = self.queue.manager
+        return not manager.running and not manager.waiting and not manager.inbox.open and not manager.inbox.places.taken
+
+
+@asynccontextmanager
+async def scripted(slots: int, step: float, port: int = 0) -> AsyncIterator[Scripted]:
+    upstream = Scripted(slots, step)
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_route("*", "/{path:.*}", upstream.handle)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    sock = bind("127.0.0.1", port)
+    await web.SockSite(runner, sock).start()
+    upstream.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    stepping = asyncio.create_task(upstream.steps())
+    try:
+        yield upstream
+    finally:
+        stepping.cancel()
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def queueing(
+    upstreams: list[Scripted], policy: str, slots: int, settings: Settings, options: dict[str, Any]
+) -> AsyncIterator[Front]:
+    sites = Sites([Site(f"u{i}", upstream.url, slots) for i, upstream in enumerate(upstreams)])
+    config = Config(policy=policy, host="127.0.0.1", max_batch_size=sites.slots, **options)
+    queue = Queue(config, sites, settings)
+    sock = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    connector = aiohttp.TCPConnector(limit=0)
+    async with listening(queue.app(), sock, queue.limits), aiohttp.ClientSession(connector=connector) as session:
+        yield Front(queue, url, session, upstreams)
+
+
+@asynccontextmanager
+async def connected(front: Front) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open a connection to a queue that reads no more than it must."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]), limit=1024)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def before(
+    test: Callable[[Front], Awaitable[None]], policy: str = "dynamic", *, slots: int = 1, step: float = 0.005,
+    count: int = 1, settings: Settings = USUAL, **options: Any,
+) -> None:  # fmt: skip
+    """Run a test with a queue in front of scripted upstreams."""
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            upstreams = [await stack.enter_async_context(scripted(slots, step)) for _ in range(count)]
+            await test(await stack.enter_async_context(queueing(upstreams, policy, slots, settings, options)))
+
+    run_async(asyncio.wait_for(run(), 20))

@@ -1,0 +1,261 @@
+"""What the client gets, and what becomes of request and slot, when an upstream, a client or a policy fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from scripted import CHAT, Answer, Front, before, connected, queueing, scripted
+
+from front import relay
+from front.server import Settings
+from tests.support import run_async
+
+ONE = {"max_tokens": 5}
+
+
+def test_an_upstream_that_is_down_is_waited_for_and_then_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.5)
+
+    async def test(front: Front) -> None:
+        front.queue.sites.all[0].url = "http://127.0.0.1:9"
+        answer = await front.ask(**ONE)
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert "refuses connections" in answer.json["error"]["message"]
+        await front.until(lambda: front.idle)
+
+    before(test)
+
+
+def test_requests_wait_for_an_upstream_that_comes_back() -> None:
+    async def run() -> None:
+        async with scripted(1, 0.002) as gone:
+            port = int(gone.url.rpartition(":")[2])
+        async with queueing([gone], "dynamic", 1, Settings(), {}) as front:
+            asked = asyncio.create_task(front.all(*({"tag": i, **ONE} for i in range(3))))
+            await front.until(lambda: front.queue.sites.all[0].failures)
+            async with scripted(1, 0.002, port) as back:
+                assert {answer.status for answer in await asked} == {200}
+                assert back.tags == ["0", "1", "2"]
+
+    run_async(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("status", ["429", "503"])
+def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(status: str) -> None:
+    async def test(front: Front) -> None:
+        asks = [{"tag": "refused", "fault": status, "times": 2, **ONE}, *({"tag": i, **ONE} for i in range(2))]
+        answers = await front.all(*asks, apart=0.02)
+        assert [answer.status for answer in answers] == [200] * 3
+        assert front.upstream.tags == ["refused"] * 3 + ["0", "1"]
+        assert front.queue.manager.slot_cap == 1
+
+    before(test)
+
+
+def test_a_refusal_for_long_is_passed_on() -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(fault="429", after=30, **ONE)
+        assert (answer.status, answer.headers["Retry-After"]) == (429, "30")
+        assert answer.json == {"error": {"message": "slow down"}}
+
+    before(test)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "text"),
+    [("500", 500, '{"error": "boom"}'), ("html", 502, "<html>bad gateway</html>"), ("redirect", 307, "")],
+)
+def test_any_other_answer_is_passed_on_unchanged(fault: str, status: int, text: str) -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(fault=fault, **ONE)
+        assert (answer.status, answer.text) == (status, text)
+        assert (await front.ask(**ONE)).status == 200
+        await front.until(lambda: front.idle)
+
+    before(test)
+
+
+@pytest.mark.parametrize(("fault", "status"), [("close", 502), ("hang", 504)])
+def test_an_upstream_that_breaks_or_is_silent_before_the_first_byte_is_not_asked_twice(fault: str, status: int) -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(fault=fault, tag="broken", **ONE)
+        assert answer.status == status
+        assert front.upstream.tags == ["broken"]
+        await front.until(lambda: front.idle)
+
+    before(test)
+
+
+@pytest.mark.parametrize("fault", ["midclose", "midhang"])
+def test_a_stream_whose_upstream_fails_ends_with_one_error_event(fault: str) -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(fault=fault, max_tokens=9)
+        events = [line for line in answer.text.splitlines() if line.startswith("data:")]
+        assert (answer.status, len(events)) == (200, 4)
+        assert set(json.loads(events[-1][5:])) == {"error"}
+        assert (await front.ask(**ONE)).status == 200
+        await front.until(lambda: front.idle)
+
+    before(test)
+
+
+def test_an_answer_in_ollamas_dialect_is_counted_and_its_errors_are_lines_of_it() -> None:
+    async def test(front: Front) -> None:
+        whole = await front.ask(path="/api/chat", max_tokens=6)
+        broken = await front.ask(path="/api/chat", max_tokens=9, fault="midclose")
+        front.queue.draining = True
+        refused = await front.ask(path="/api/chat", max_tokens=2)
+        assert [json.loads(line)["done"] for line in whole.text.splitlines()] == [False] * 6 + [True]
+        assert isinstance(json.loads(broken.text.splitlines()[-1])["error"], str)
+        assert isinstance(refused.json["error"], str)
+        await front.until(lambda: front.idle)
+        assert (await front.send("GET", "/stats")).json["total-tokens-handled"] in (6, 9)
+
+    before(test)
+
+
+def test_a_body_with_a_length_that_breaks_is_taken_for_whole_by_nobody() -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(fault="cut", stream=False, **ONE)
+        assert answer.error
+        await front.until(lambda: front.idle)
+
+    before(test)
+
+
+@pytest.mark.parametrize(("at", "cancelled"), [(0, 1), (3, 0)])
+def test_an_error_event_of_the_upstream_is_passed_on(at: int, cancelled: int) -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(fault="miderror", at=at, max_tokens=9)
+        assert answer.text.endswith('data: {"error":{"message":"oom"}}\n\n')
+        await front.until(lambda: front.idle)
+        stats = (await front.send("GET", "/stats")).json
+        assert stats["requests"] == 1 - cancelled
+
+    before(test)
+
+
+def test_a_client_that_leaves_while_it_waits_never_reaches_the_upstream() -> None:
+    async def test(front: Front) -> None:
+        first = asyncio.create_task(front.ask(max_tokens=40, tag="first"))
+        await front.until(lambda: front.upstream.running)
+        waits = asyncio.create_task(front.ask(tag="leaver", **ONE))
+        await front.until(lambda: front.queue.manager.waiting)
+        waits.cancel()
+        await first
+        await front.until(lambda: front.idle)
+        assert front.upstream.tags == ["first"]
+
+    before(test)
+
+
+def test_a_client_that_leaves_frees_its_slot_and_stops_the_upstream() -> None:
+    async def test(front: Front) -> None:
+        await front.ask(tag="leaver", max_tokens=4000, leaves_after=3)
+        await front.until(lambda: "leaver" in front.upstream.ended)
+        assert (await front.ask(**ONE)).status == 200
+        await front.until(lambda: front.idle)
+
+    before(test)
+
+
+def test_clients_that_read_nothing_are_cut_and_do_not_stop_the_others() -> None:
+    async def test(front: Front) -> None:
+        body = json.dumps({"fault": "big", "pieces": 64}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        async with connected(front) as (_, one), connected(front) as (_, two):
+            one.write(head + body)
+            two.write(head + body)
+            await front.until(lambda: len(front.upstream.seen) == 2)
+            assert (await front.ask(**ONE)).status == 200
+        await front.until(lambda: front.idle)
+
+    before(test, slots=2, send_timeout=0.4)
+
+
+def test_a_full_queue_refuses_with_an_estimate() -> None:
+    async def test(front: Front) -> None:
+        answers = await front.all(*({"tag": i, "max_tokens": 10} for i in range(6)))
+        full = [answer for answer in answers if answer.status == 429]
+        assert len(full) == 3
+        assert all(int(answer.headers["Retry-After"]) >= 1 for answer in full)
+        assert len(front.upstream.seen) == 3
+
+    before(test, max_queue=2)
+
+
+def test_the_limits_on_time_hold_in_the_queue_and_in_the_middle_of_an_answer() -> None:
+    async def test(front: Front) -> None:
+        first, waits = await front.all({"tag": "first", "max_tokens": 4000}, {"tag": "waits", **ONE}, apart=0.05)
+        assert (first.status, waits.status) == (200, 504)
+        assert '"timeout_error"' in first.text.splitlines()[-2]
+        assert front.upstream.tags == ["first"]
+        await front.until(lambda: front.idle)
+
+    before(test, queue_timeout=0.3, request_timeout=0.8)
+
+
+def test_a_large_answer_passes_in_pieces() -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(fault="big", pieces=8, stream=False)
+        assert len(answer.text) == 8 << 20
+        assert front.queue.manager.running <= 1
+
+    before(test)
+
+
+def test_draining_refuses_new_requests_and_finishes_the_others() -> None:
+    async def test(front: Front) -> None:
+        open = asyncio.create_task(front.ask(max_tokens=40, tag="first"))
+        await front.until(lambda: front.upstream.running)
+        front.queue.draining = True
+        assert (await front.ask(**ONE)).status == 503
+        answer = await open
+        assert answer.text.count('" t') == 40
+        assert front.queue.open == 0
+
+    before(test)
+
+
+def test_a_kept_connection_that_the_upstream_has_closed_costs_nothing() -> None:
+    async def run() -> None:
+        async with scripted(1, 0.002) as upstream:
+            port = int(upstream.url.rpartition(":")[2])
+            async with queueing([upstream], "dynamic", 1, Settings(), {}) as front:
+                assert (await front.ask(**ONE)).status == 200
+                upstream.closes_next = True
+                assert [(await front.ask(tag=i, **ONE)).status for i in range(3)] == [200] * 3
+                assert upstream.tags.count("0") == 2
+                assert port
+
+    run_async(asyncio.wait_for(run(), 20))
+
+
+def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back() -> None:
+    faults = ["", "", "", "500", "close", "midclose", "miderror", "429"]
+
+    async def test(front: Front) -> None:
+        async def one(i: int) -> Answer | None:
+            asked = asyncio.create_task(
+                front.ask(tag=i, fault=faults[i % 8], after=0.05, max_tokens=3 + i % 5, stream=i % 3 > 0)
+            )
+            if i % 11 == 5:
+                await asyncio.sleep(0.002 * (i % 7))
+                asked.cancel()
+                return None
+            return await asked
+
+        answers = await asyncio.gather(*(one(i) for i in range(200)), return_exceptions=True)
+        for i, answer in enumerate(answers):
+            if i % 11 == 5:
+                continue
+            assert isinstance(answer, Answer)
+            if i % 8 < 3:
+                assert answer.status == 200
+        await front.until(lambda: front.idle)
+        assert not front.queue.upstream._turns
+        assert [site.open for site in front.queue.sites.all] == [0, 0]
+
+    before(test, "dynamic+vtc", count=2, slots=4, step=0.001, settings=Settings(idle=5.0))

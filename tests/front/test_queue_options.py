@@ -1,0 +1,110 @@
+"""The command line of a queue: what is refused with which remedy, and which slots and policies it finds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from fleet.options import bind
+from front import options
+from front.sites import Site
+from terminal.options import UsageError
+from tests.support import ROOT, wait_until
+
+URL = ["--upstream", "http://127.0.0.1:9"]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EB_INTERNAL_COMPLETE", "1")
+
+
+def told(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    async def tell(site: Site, key: str) -> int:
+        return slots
+
+    monkeypatch.setattr(options, "_ask_slots", tell)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ([], "--upstream URL"),
+        (["--upstream", "ftp://x"], "http://127.0.0.1:11434"),
+        (["--upstream", "http://key:secret@x"], "http://127.0.0.1:11434"),
+        (["--upstream", "http://x?a=1"], "http://127.0.0.1:11434"),
+        (["--upstream", "http://x#0"], "1 to 4096"),
+        (["--upstream", "http://x:port"], "http://127.0.0.1:11434"),
+        ([*URL, "--slots", "2", "--host", "0.0.0.0"], "EB_API_KEY"),
+        ([*URL, "--slots", "2", "--upstream-key-env", "EB_TEST_NOTHING"], "Set it"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_the_remedy(words: list[str], remedy: str) -> None:
+    with pytest.raises(UsageError, match=remedy):
+        options.parse(words)
+
+
+def test_it_listens_on_this_machine_alone_under_dynamic() -> None:
+    plan = options.parse([*URL, "--slots", "3"])
+    assert (plan.config.host, plan.config.port, plan.config.policy, plan.config.max_batch_size) == (
+        "127.0.0.1",
+        8600,
+        "dynamic",
+        3,
+    )
+
+
+def test_another_address_needs_a_key() -> None:
+    assert options.parse([*URL, "--slots", "3", "--host", "0.0.0.0", "--api-key", "k"]).config.host == "0.0.0.0"
+
+
+def test_an_upstream_that_tells_its_slots_gets_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 4)
+    plan = options.parse(URL)
+    assert (plan.sites.slots, plan.config.policy, plan.notes) == (5, "dynamic", ())
+
+
+@pytest.mark.parametrize(("words", "policy"), [([], "adaptive"), (["dynamic+sjf"], "dynamic+sjf")])
+def test_slots_that_nobody_tells_are_found_by_adaptive(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], policy: str
+) -> None:
+    told(monkeypatch, 0)
+    plan = options.parse([*words, *URL])
+    assert (plan.config.policy, len(plan.notes)) == (policy, 1)
+
+
+def test_upstreams_have_slots_of_their_own_and_names_that_differ() -> None:
+    sites: Any = options.parse(["--upstream", "http://x:1/a#2", "--upstream=http://x:1/b", "--slots", "7"]).sites.all
+    assert [(site.name, site.url, site.slots) for site in sites] == [
+        ("x:1", "http://x:1/a", 2),
+        ("x:1-1", "http://x:1/b", 7),
+    ]
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def test_the_command_serves_until_it_is_told_to_end() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    command = [sys.executable, "-m", "front", "dynamic+vtc", *URL, "--slots", "2", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/ready") or process.poll() is not None)
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert "(2 at once) under dynamic+vtc" in process.stderr.read()

@@ -1,0 +1,165 @@
+"""Who is let through next: the exact order at a scripted upstream, and what two clients get of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from scripted import Front, before
+
+# Tag, max_tokens, priority, slo and client: sent in this order while a longer request runs.
+CASES = [(0, 12, 5, 9, "a"), (1, 3, 1, 8, "a"), (2, 9, 3, 1, "a"), (3, 6, 2, 7, "a"), (4, 4, 4, 3, "b"), (5, 7, 0, 5, "b"),
+         (6, 2, 9, 2, "c"), (7, 20, 8, 4, "c")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("policy", "order", "options"),
+    [
+        ("dynamic", "01234567", {}),
+        ("nobatch", "01234567", {}),
+        ("dynamic+drr", "01234567", {}),
+        ("dynamic+sjf", "61435207", {}),
+        ("dynamic+edf", "26475310", {}),
+        ("dynamic+priority", "51324076", {}),
+        ("dynamic+vtc", "04675123", {}),
+        ("dynamic+rpm", "0124567", {"policy_option": "limit=3"}),
+    ],
+)
+def test_a_policy_decides_who_is_next_at_the_upstream(policy: str, order: str, options: dict[str, Any]) -> None:
+    async def test(front: Front) -> None:
+        first = asyncio.create_task(front.ask(max_tokens=60, user="z", tag="first"))
+        await front.until(lambda: front.upstream.running)
+        asks = [
+            {"tag": tag, "max_tokens": tokens, "user": user,
+             "headers": {"X-Queue-Priority": str(priority), "X-Queue-Slo": str(slo)}}
+            for tag, tokens, priority, slo, user in CASES
+        ]  # fmt: skip
+        answers = await front.all(*asks, apart=0.002)
+        assert "".join(tag for tag in front.upstream.tags if tag != "first") == order
+        assert [str(tag) for tag, answer in enumerate(answers) if answer.status == 200] == sorted(order)
+        assert {answer.status for answer in answers} <= {200, 429}
+        await first
+        await front.until(lambda: front.idle)
+
+    before(test, policy, step=0.003, **options)
+
+
+@pytest.mark.parametrize(("policy", "least", "most"), [("dynamic+vtc", 0.6, 1.6), ("dynamic", 0.0, 0.4)])
+def test_two_clients_get_equal_numbers_of_tokens_under_vtc_alone(policy: str, least: float, most: float) -> None:
+    asks = [{"user": "alice", "max_tokens": 10 + i % 5, "tag": f"a{10 + i % 5}"} for i in range(24)]
+    asks += [{"user": "bob", "max_tokens": 4 + i % 4, "tag": f"b{4 + i % 4}"} for i in range(16)]
+
+    async def test(front: Front) -> None:
+        first = [asyncio.create_task(front.ask(user="z", max_tokens=60, tag=f"z{i}")) for i in range(4)]
+        await front.until(lambda: len(front.upstream.running) == 4)
+        asked = asyncio.create_task(front.all(*asks))
+        await front.until(lambda: front.queue.manager.waiting == len(asks))
+        await asyncio.gather(asked, *first)
+        order = front.upstream.tags
+        last = max(i for i, tag in enumerate(order) if tag[0] == "b")
+        alice, bob = (sum(int(tag[1:]) for tag in order[:last] if tag[0] == client) for client in "ab")
+        assert least < bob / alice < most
+
+    before(test, policy, slots=4, step=0.003)
+
+
+def test_an_upstream_that_swaps_models_swaps_them_seldom() -> None:
+    async def test(front: Front) -> None:
+        asks = [{"model": ["llama", "qwen", "gemma"][i % 3], "tag": f"{i % 3}{i}", "max_tokens": 3} for i in range(18)]
+        first = [asyncio.create_task(front.ask(model="llama", max_tokens=80, tag=f"first{i}")) for i in range(2)]
+        await front.until(lambda: len(front.upstream.running) == 2)
+        asked = asyncio.create_task(front.all(*asks))
+        await front.until(lambda: front.queue.manager.waiting == 18)
+        await asyncio.gather(asked, *first)
+        order = [tag[0] for tag in front.upstream.tags if not tag.startswith("first")]
+        assert sum(a != b for a, b in itertools.pairwise(order)) < 10  # 17 in order of arrival
+
+    before(test, "dynamic+adapter-affinity", slots=2)
+
+
+def test_two_upstreams_share_one_queue() -> None:
+    async def test(front: Front) -> None:
+        answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(12)))
+        assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
+        assert {len(upstream.seen) for upstream in front.upstreams} <= {5, 6, 7}
+
+    before(test, count=2, slots=2)
+
+
+def test_an_upstream_that_refuses_rests_while_the_other_serves_and_comes_back() -> None:
+    async def test(front: Front) -> None:
+        assert (await front.ask(fault="429", after=0.3, max_tokens=3)).headers["X-Upstream"] in ("u0", "u1")
+        await front.until(
+            lambda: not any(site.rests_until > front.queue.sites.clock() for site in front.queue.sites.all)
+        )
+        await front.until(lambda: front.queue.manager.slot_cap == 4)
+        answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(8)))
+        assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
+
+    before(test, count=2, slots=2)
+
+
+def test_no_more_than_its_slots_run_at_an_upstream() -> None:
+    async def test(front: Front) -> None:
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, len(front.upstream.running))
+                await asyncio.sleep(0.001)
+
+        watching = asyncio.create_task(watch())
+        answers = await front.all(*({"max_tokens": 5, "tag": i} for i in range(12)))
+        watching.cancel()
+        assert most == 3
+        assert {answer.status for answer in answers} == {200}
+
+    before(test, slots=3)
+
+
+def test_a_policy_is_switched_while_requests_wait() -> None:
+    async def test(front: Front) -> None:
+        first = asyncio.create_task(front.ask(max_tokens=60, tag="first"))
+        await front.until(lambda: front.upstream.running)
+        waiting = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6))))
+        await front.until(lambda: front.queue.manager.waiting == 3)
+        switched = await front.send(
+            "PUT", "/policy", {"Content-Type": "application/json"}, b'{"policy": "dynamic+sjf"}'
+        )
+        assert switched.json["policy"] == "dynamic+sjf"
+        await asyncio.gather(first, waiting)
+        assert front.upstream.tags == ["first", "3", "6", "9"]
+
+    before(test)
+
+
+@pytest.mark.parametrize("order", ["srpt", "mlfq", "lpm"])
+def test_a_policy_that_means_something_else_there_is_refused_with_a_sentence(order: str) -> None:
+    async def test(front: Front) -> None:
+        body = f'{{"policy": "dynamic+{order}"}}'.encode()
+        answer = await front.send("PUT", "/policy", {"Content-Type": "application/json"}, body)
+        assert answer.status == 400
+        assert order in answer.json["error"]["message"]
+        known = (await front.send("GET", "/policy")).json
+        assert order not in known["orders"]
+        assert next(iter(known["policies"])) == "dynamic"
+
+    before(test)
+
+
+def test_a_policy_that_raises_gives_way_to_dynamic_and_no_request_is_lost() -> None:
+    async def test(front: Front) -> None:
+        policy = front.queue.manager.policy
+        assert policy is not None
+        asked = asyncio.create_task(front.all(*({"max_tokens": 4, "tag": i} for i in range(6))))
+        await front.until(lambda: front.upstream.running)
+        policy.order = lambda waiting, now: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        answers = await asked
+        assert {answer.status for answer in answers} == {200}
+        assert front.queue.manager.policy_name == "dynamic"
+        assert front.queue.manager.fallback.failures == 1
+
+    before(test, "dynamic+sjf")

@@ -1,0 +1,272 @@
+"""What passes the queue and what does not: routes, bytes, headers, keys, hints, and requests that try to smuggle another."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+
+import pytest
+from scripted import CHAT, OWN, SECRET, Front, before, connected
+
+from front.server import Settings
+
+BODY = json.dumps({"messages": [], "max_tokens": 2, "stream": True, "tag": "raw"}).encode()
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n".encode()
+LENGTH = f"Content-Length: {len(BODY)}\r\n".encode()
+SECOND = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+# Each would be read as one request by some servers and as another, or as two, by others.
+SMUGGLED = {
+    "length and chunks": HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SECOND,
+    "chunks and length": HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n" + SECOND,
+    "two lengths": HEAD + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+    "two equal lengths": HEAD + LENGTH + LENGTH + b"\r\n" + BODY,
+    "two lengths in one": HEAD + b"Content-Length: 4, 4\r\n\r\nabcd",
+    "a length with a sign": HEAD + b"Content-Length: +4\r\n\r\nabcd",
+    "a length below zero": HEAD + b"Content-Length: -4\r\n\r\nabcd",
+    "a length in hexadecimal": HEAD + b"Content-Length: 0x4\r\n\r\nabcd",
+    "a length with an underscore": HEAD + b"Content-Length: 1_0\r\n\r\nabcdefghij",
+    "an empty length": HEAD + b"Content-Length: \r\n\r\n",
+    "a length before a space": HEAD + b"Content-Length : 4\r\n\r\nabcd",
+    "an unknown coding": HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunks before an unknown coding": HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "chunks twice": HEAD + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "two codings": HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "a coding after a control character": HEAD + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "a coding before a space": HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "a folded coding": HEAD + b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "a header in two lines": HEAD + b"X-A: 1\r\n\tb\r\nContent-Length: 2\r\n\r\n{}",
+    "a lone line feed in a header": HEAD + b"X-A: 1\nContent-Length: 2\r\n\r\n{}",
+    "a lone carriage return in a header": HEAD + b"X-A: 1\rContent-Length: 2\r\n\r\n{}",
+    "a null in a header": HEAD + b"X-A: \x00\r\nContent-Length: 2\r\n\r\n{}",
+    "a name with a control character": HEAD + b"X\x01A: 1\r\nContent-Length: 2\r\n\r\n{}",
+    "chunks of a negative size": HEAD + b"Transfer-Encoding: chunked\r\n\r\n-4\r\nabcd\r\n0\r\n\r\n",
+    "chunks of no size": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabcd\r\n0\r\n\r\n",
+    "a chunk without its end": HEAD + b"Transfer-Encoding: chunked\r\n\r\n4\r\nabcdXX0\r\n\r\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("front.clients.LINGER_SECONDS", 0.05)
+
+
+async def raw(front: Front, data: bytes) -> bytes:
+    """Return what comes back for these bytes until the connection ends or is silent."""
+    async with connected(front) as (reader, writer):
+        writer.write(data)
+        answer = b""
+        while True:
+            try:
+                piece = await asyncio.wait_for(reader.read(65536), 0.3)
+            except asyncio.TimeoutError:
+                return answer
+            if not piece:
+                return answer
+            answer += piece
+
+
+def test_26_forms_of_smuggling_a_request_are_refused() -> None:
+    assert len(SMUGGLED) == 26
+
+    async def test(front: Front) -> None:
+        answers = await asyncio.gather(*(raw(front, data) for data in SMUGGLED.values()))
+        passed = {
+            name: answer[:40] for name, answer in zip(SMUGGLED, answers)
+            if answer.split(b" ")[1:2] not in ([b"400"], [b"501"]) or len(re.findall(rb"HTTP/1\.1 \d{3} ", answer)) != 1
+        }  # fmt: skip
+        assert passed == {}
+        assert front.upstream.seen == []
+
+    before(test, slots=4)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["http://10.0.0.1:99/v1/chat/completions", "//10.0.0.1/v1/chat/completions", "/@10.0.0.1/v1", "/v1/../../log",
+     "/v1/%2e%2e/log", "/v1/chat%2Fcompletions", "/api/pull", "/v1/load_lora_adapter", "/slots/0?action=save", "/load"],
+)  # fmt: skip
+def test_only_known_paths_reach_the_upstream_that_the_command_line_names(target: str) -> None:
+    async def test(front: Front) -> None:
+        answer = await raw(
+            front, f"POST {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode() + LENGTH + b"\r\n" + BODY
+        )
+        # An absolute form has the path of a known route, so it goes to the upstream, whatever host it names.
+        is_known = target.startswith("http://")
+        assert answer.split(b" ")[1] == (b"200" if is_known else b"404")
+        assert [path for *_, path in front.upstream.seen] == ([CHAT] if is_known else [])
+
+    before(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/api/delete"),
+        ("PUT", CHAT),
+        ("GET", CHAT),
+        ("GET", "/upstream/u0/../x"),
+        ("POST", "/upstream/u0/api/pull"),
+    ],
+)
+def test_no_other_method_reaches_the_upstream(method: str, path: str) -> None:
+    async def test(front: Front) -> None:
+        answer = await raw(
+            front, f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+        )
+        assert answer.split(b" ")[1] in (b"404", b"405")
+        assert front.upstream.seen == []
+
+    before(test)
+
+
+def test_looks_at_the_upstream_pass_at_once() -> None:
+    async def test(front: Front) -> None:
+        first = asyncio.create_task(front.ask(max_tokens=50, tag="first"))
+        await front.until(lambda: front.upstream.running)
+        assert (await front.send("GET", "/v1/models")).json["data"] == [{"id": "fake"}]
+        assert (await front.send("GET", "/upstream/u0/slots?x=1")).status == 200
+        assert front.upstream.seen[-1][3] == "/slots?x=1"
+        assert not first.done()
+        await first
+
+    before(test)
+
+
+def test_a_body_goes_on_byte_for_byte_compressed_or_in_chunks() -> None:
+    async def test(front: Front) -> None:
+        odd = b'{ "max_tokens" :2,\n"x": "\\u00e9", "tag": "odd" }'
+        await front.send("POST", f"{CHAT}?beta=true", {"Content-Type": "application/json"}, odd)
+        packed = gzip.compress(BODY)
+        await front.send("POST", CHAT, {"Content-Encoding": "gzip"}, packed)
+        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+        await raw(front, HEAD + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n" + chunks)
+        # The scripted upstream unpacks what is packed.
+        assert [body for _, _, body, _ in front.upstream.seen] == [odd, BODY, BODY]
+        heads = [{name.lower(): value for name, value in head.items()} for _, head, _, _ in front.upstream.seen]
+        assert front.upstream.seen[0][3] == f"{CHAT}?beta=true"
+        assert heads[1]["content-length"] == str(len(packed))
+        assert "transfer-encoding" not in heads[2]
+        assert "expect" not in heads[2]
+
+    before(test)
+
+
+def test_headers_about_one_connection_and_hints_end_at_the_queue() -> None:
+    sent = {"Connection": "X-Foo, keep-alive", "X-Foo": "1", "X-Queue-Client": "alice", "X-Stainless": "y", "TE": "trailers",
+            "Authorization": "Bearer client-key"}  # fmt: skip
+
+    async def test(front: Front) -> None:
+        answer = await front.ask(sent, tag="x", max_tokens=2)
+        (seen,) = ({name.lower(): value for name, value in head.items()} for _, head, _, _ in front.upstream.seen)
+        assert not {"x-foo", "te", "x-queue-client"} & set(seen)
+        assert (seen["x-stainless"], seen["authorization"]) == ("y", "Bearer client-key")
+        assert seen["host"] == front.upstream.url.removeprefix("http://")
+        assert answer.status == 200, answer.text
+        assert answer.headers["X-Upstream"] == "u0"
+        assert 0 <= float(answer.headers["X-Queue-Wait"]) < 1
+        await front.until(lambda: front.idle)
+        timeline = await front.send("GET", f"/requests/{answer.headers['X-Request-Id']}")
+        assert timeline.json["output_tokens"] == 2
+
+    before(test)
+
+
+@pytest.mark.parametrize("header", ["Authorization", "X-Api-Key", "X-Other"])
+def test_the_key_of_the_queue_never_reaches_the_upstream_and_no_key_of_the_upstream_a_client(header: str) -> None:
+    async def test(front: Front) -> None:
+        value = f"Bearer {OWN}" if header == "Authorization" else OWN
+        keys = {"Authorization": f"Bearer {OWN}", header: value}
+        answer = await front.ask(keys, max_tokens=2)
+        told = await front.send("GET", "/v1/models", keys)
+        pages = [await front.send("GET", path, keys) for path in ("/stats", "/metrics", "/policy", "/slots")]
+        assert {one.status for one in (answer, told, *pages)} == {200}
+        for _, head, body, path in front.upstream.seen:
+            assert head["Authorization"] == f"Bearer {SECRET}"
+            assert OWN not in json.dumps(head) + path + body.decode()
+        assert SECRET not in "".join(one.text + str(one.headers) for one in (answer, *pages))
+
+    before(test, api_key=OWN, settings=Settings(key=SECRET))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", CHAT),
+        ("GET", "/v1/models"),
+        ("GET", "/stats"),
+        ("GET", "/queue/position?id=x"),
+        ("GET", "/upstream/u0/slots"),
+    ],
+)
+def test_a_client_without_the_key_gets_nothing(method: str, path: str) -> None:
+    async def test(front: Front) -> None:
+        assert (await front.send(method, path, None, BODY if method == "POST" else b"")).status == 401
+        assert (
+            await front.send(method, path, {"Authorization": "Bearer wrong"}, BODY if method == "POST" else b"")
+        ).status == 401
+        assert front.upstream.seen == []
+
+    before(test, api_key=OWN)
+
+
+@pytest.mark.parametrize("header", [{"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}])
+def test_pages_of_other_sites_reach_nothing(header: dict[str, str]) -> None:
+    async def test(front: Front) -> None:
+        assert (await front.ask(header)).status == 403
+        assert front.upstream.seen == []
+
+    before(test, trusted_hosts="queue.example")
+
+
+def test_a_client_that_waits_learns_its_place() -> None:
+    async def test(front: Front) -> None:
+        first = asyncio.create_task(front.ask({"X-Request-Id": "first"}, max_tokens=60, tag="first"))
+        await front.until(lambda: front.upstream.running)
+        waiting = asyncio.create_task(
+            front.all(*({"headers": {"X-Request-Id": f"w{i}"}, "max_tokens": 3} for i in range(3)), apart=0.001)
+        )
+        await front.until(lambda: front.queue.manager.waiting == 3)
+        places = [(await front.send("GET", f"/queue/position?id={id}")).json for id in ("first", "w0", "w2")]
+        assert [(place["state"], place["before"]) for place in places] == [
+            ("running", None),
+            ("waiting", 0),
+            ("waiting", 2),
+        ]
+        assert places[2]["expected_wait_s"] > 0
+        assert (await front.send("GET", "/queue/position?id=nobody")).status == 404
+        await asyncio.gather(first, waiting)
+
+    before(test)
+
+
+def test_a_client_that_has_used_its_tokens_of_a_minute_is_refused_and_others_are_not() -> None:
+    async def test(front: Front) -> None:
+        assert (await front.ask(user="alice", max_tokens=40)).status == 200
+        refused = await front.ask(user="alice", max_tokens=4)
+        assert refused.status == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert (await front.ask(user="bob", max_tokens=4)).status == 200
+
+    before(test, settings=Settings(client_tokens=30))
+
+
+def test_the_counts_of_the_upstream_win() -> None:
+    async def test(front: Front) -> None:
+        await front.ask(max_tokens=6, stream_options={"include_usage": True})
+        await front.ask(max_tokens=5, stream=False)
+        await front.ask(max_tokens=3, real=12)
+        await front.until(lambda: front.idle)
+        assert (await front.send("GET", "/stats")).json["total-tokens-handled"] == 6 + 5 + 12
+
+    before(test)
+
+
+def test_the_pages_of_our_server_answer_on_the_queue() -> None:
+    async def test(front: Front) -> None:
+        for path in ("/", "/health", "/stats", "/metrics", "/policy", "/slots", "/race", "/load"):
+            assert (await front.send("GET", path)).status == 200, path
+        assert (await front.send("GET", "/events?detail=1", leaves_after=1)).status == 200
+
+    before(test)
