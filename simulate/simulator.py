@@ -204,6 +204,10 @@ class Simulation(Driver):
             self._pass_equal_steps(plan)
         outputs = tokens_due(plan)
         seconds = step_seconds(self.cost, self.host, plan) + swapping + (0.0 if result.steps else self.host.first_step)
+        for seq in self.arrivals if self.host.receive else ():
+            if seq.arrived_at > self.now + seconds:
+                break
+            seconds += self.host.receive
         self.now += seconds
         result.gaps.extend(gaps_of_step(plan, outputs, self.now))
         result.steps += 1

@@ -108,6 +108,16 @@ class Served:
         alpha0 = min(alpha, _median(before)) if before else alpha / 2
         return Host(alpha0=alpha0, alpha1=alpha - alpha0, sigma=_median(late))
 
+    def late(self, host: Host) -> float:
+        """Return by how much a request that comes while one row decodes delays itself and the step, beyond `host`."""
+        came = np.array([at for at, _, _ in self.clocked().values()])
+        alike = [r for r in self.records if [m["phase"] for m in r["members"]] == ["decode"]]
+        spans = ((r["t"], r["t"] + r["seconds"]) for r in alike)
+        met = np.array([bool(np.any((begin < came) & (came < end))) for begin, end in spans], bool)
+        spent = np.array([r["seconds"] for r in alike])
+        shared = float(np.median(spent[met]) - np.median(spent[~met])) if 0 < met.sum() < len(met) else 0.0
+        return max(0.0, self.host().alpha0 - host.alpha0) + max(0.0, shared)
+
 
 def _median(seconds: Many[float]) -> float:
     return max(0.0, float(np.median(seconds or [0.0])))

@@ -38,6 +38,7 @@ from simulate.simulator import Run
 
 ALONE = (4, 32)  # tokens of the requests that are sent one at a time
 TIMES = 5
+LONG, SHORT = 64, 10  # tokens of a request beside which others are sent, and how many these are
 WORDS = ("the", "king", "of", "this", "house", "is", "not", "a", "man", "who", "will", "go")
 # Settings of the server that this command decides, or has its own options for.
 OWN = ("policy", "policy_option", "max_batch_size", "max_tokens_per_step", "host", "port", "api_key")
@@ -82,13 +83,23 @@ class Validation:
 
 def serve(
     chosen: Chosen, flags: Many[str], trace: Many[Planned], console: Console, running: Target | None = None
-) -> tuple[Served, Served]:
-    """Send requests one at a time, and then the trace, to a server that runs or is started; RuntimeError when it fails."""
+) -> tuple[Served, Served, Served]:
+    """Send requests one at a time, some beside others, and then the trace, to a server that runs or is started; RuntimeError when it fails."""
     texts = [(f"{word} the king of this house", n) for word in WORDS[: TIMES + 1] for n in ALONE]
     with nullcontext(running) if running else server(chosen.name, flags, console) as there:
         alone = observe(there, chosen, [Planned(i, 0.0, *each) for i, each in enumerate(texts)], console, users=1)
         alone = replace(alone, outcomes=alone.outcomes[len(ALONE) :])  # the first ones warm up
-        return alone, observe(there, chosen, trace, console)
+        pace = max(o.latency / o.tokens for o in alone.outcomes)
+        beside = observe(there, chosen, besides(pace), console)
+        return alone, beside, observe(there, chosen, trace, console)
+
+
+def besides(pace: float) -> list[Planned]:
+    """Draw short requests at random times beside long ones, which follow each other; `pace` is about what a token takes."""
+    lasts, rng = pace * LONG, np.random.default_rng(0)
+    short = rng.uniform(0, lasts * TIMES, SHORT * TIMES).tolist()
+    asked = sorted([*((lasts * i, LONG) for i in range(TIMES)), *((at, min(ALONE)) for at in short)])
+    return [Planned(i, at, f"{WORDS[i % len(WORDS)]} {i} of this house", n) for i, (at, n) in enumerate(asked)]
 
 
 def target(url: str, api: str = "inference") -> Target:
@@ -174,8 +185,10 @@ def validate(
     """
     options = [word for name, value in chosen.options.items() for word in ("--policy-option", f"{name}={value}")]
     flags = [*flags, *options]
-    alone, served = serve(chosen, flags, trace, console, running)
+    alone, beside, served = serve(chosen, flags, trace, console, running)
     host = alone.host(cost)
+    # What a request takes from a step delays itself and the step, each by at most as long as it takes.
+    host = replace(host, receive=min(beside.late(host), 2 * host.alpha0))
     run = served.simulate(cost, host, records=True)
     within = noise.intervals(lambda law: served.simulate(law, host), cost, run) if noise else {}
     found = Validation(host, run, served, within)
