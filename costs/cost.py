@@ -194,7 +194,8 @@ class Host:
     """What the computer around the model adds, in seconds.
 
     alpha0 before a request is seen (HTTP, tokenizing), alpha1 after its last token, alpha2 for each token handed out,
-    sigma for each turn of the loop; an idle loop looks for work every `poll` seconds, at once when that is 0. The very first
+    sigma for each turn of the loop; an idle loop looks for work every `poll` seconds, at once when that is 0, and begins `wake`
+    later, with all requests that have come meanwhile. The very first
     step takes `first_step` more, as a server compiles or records then. A step takes `receive` more for each request that is
     seen while it runs: threads that read and tokenize it take the processor from the step.
     """
@@ -206,6 +207,7 @@ class Host:
     poll: float = 0.0
     first_step: float = 0.0
     receive: float = 0.0
+    wake: float = 0.0
 
     def seconds(self, tokens: int) -> float:
         """Return what the host adds to a step that hands out `tokens` tokens."""

@@ -189,7 +189,7 @@ class Simulation(Driver):
             until = math.nextafter(self.now, math.inf)
         if self.host.poll and not self.scheduler.waiting:
             until = self.now + self.host.poll * math.ceil((until - self.now) / self.host.poll)
-        self.now = until
+        self.now = until if self.scheduler.waiting else until + self.host.wake
 
     def compute(self, plan: Plan) -> list[Output]:
         """Take the time of a step, and of the equal ones before it that can pass at once; return its tokens."""

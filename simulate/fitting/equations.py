@@ -173,4 +173,5 @@ class Intervals:
             begin, at = int(np.searchsorted(self.stops, self.log.at[i])), self.log.at[i]
             if self.at_first[i] - begin <= SOON and (i == 0 or not self.way.queued[max(0, begin - 1)]):
                 part = min(1.0, (self.stops[begin] - at) / max(1e-9, self.stops[begin] - starts[begin]))
+                at += self.way.host.wake if part == 1 else 0.0
                 self.add(begin + 1, int(self.at_first[i]), at, self.log.first[i], part, arrival=True)

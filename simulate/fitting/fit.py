@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -40,20 +41,23 @@ BLOCKS = 10  # of time, whose sums show how the pace wanders
 KV_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # of the tokens that requests seem to hold
 SWITCHES = 2  # of the shape of a law that may follow each other
 SHAPES: Mapping[str, Many[Any]] = {"chosen": (1 / 64, *CHOSEN), "knee": KNEES, "buckets": ((), BUCKETS[1])}
+WAKE = 0.005  # seconds at most in which an idle server begins, with all that came meanwhile
 MANY = 600  # requests that show the shape of a law; more only show its constants
-# What is usual, as a part of `base`: a GPU computes about 200 tokens while it reads the weights. Each may be wrong by its own
-# size. It matters only for what a log does not say: with 128 rows in all steps, rows, context and base are one thing.
-USUAL = {"decode": 1 / 600, "prompt": 1 / 200, "context": 1 / 120_000, "pair": 4e-7, "prefill": 0.7}
+# What is usual, as a part of `base`: a GPU computes about 200 tokens while it reads the weights, a processor about two. Each
+# may be wrong by its own size. It matters only for what a log does not say: with 128 rows in all steps, rows, context and base
+# are one thing.
+GPU = {"decode": 1 / 600, "prompt": 1 / 200, "context": 1 / 120_000, "pair": 4e-7, "prefill": 0.7}
+PROCESSOR = {"decode": 1 / 2, "prompt": 1 / 2, "context": 1 / 1000, "pair": 1e-4, "prefill": 0.3}
 BASE_OF_PACE = 0.6  # of the time per token
 
 
-def constants_of(data: Equations, base: float) -> np.ndarray:
+def constants_of(data: Equations, base: float, parts: Mapping[str, float]) -> np.ndarray:
     """Return the constants of the terms, of the very first step, and of an arrival.
 
     The error of an interval grows with its root, as of a sum of steps.
     """
-    usual = np.zeros((len(USUAL), data.terms.shape[1]))
-    for row, (name, part) in zip(usual, USUAL.items()):
+    usual = np.zeros((len(parts), data.terms.shape[1]))
+    for row, (name, part) in zip(usual, parts.items()):
         row[TERMS.index(name)], row[0] = 1 / (part * base), -1 / base
     error = np.sqrt(np.maximum(data.seconds, SHORTEST))
     return solve(data.terms, data.seconds, error, data.weight, usual, LEAST)
@@ -99,16 +103,17 @@ def errors(log: Log, first: np.ndarray, last: np.ndarray) -> dict[str, float]:
 
 
 class Search:
-    """The search for a law under one scheduler with its settings; `count` simulations were made."""
+    """The search for a law under one scheduler with its settings; `usual` parts of the base are where it begins."""
 
-    def __init__(self, log: Log, scenario: Scenario[Trace], tick: Callable[[int], None] = lambda count: None) -> None:
-        self.log, self.scenario, self.tick, self.count = log, scenario, tick, 0
+    def __init__(
+        self, log: Log, scenario: Scenario[Trace], tick: Callable[[], None], usual: Mapping[str, float] = GPU
+    ) -> None:
+        self.log, self.scenario, self.tick, self.usual = log, scenario, tick, usual
         self.until = float(np.nanmax(log.last))
 
     def simulate(self, law: Affine, host: Host) -> Found:
         """Return a law with its simulation."""
-        self.count += 1
-        self.tick(self.count)
+        self.tick()
         scenario = replace(self.scenario, cost=law, host=host)
         way = Trajectory(self.log, scenario, self.until)
         return Found(scenario, way, errors(self.log, way.first, way.last))
@@ -122,7 +127,7 @@ class Search:
                 "no answer of the log has two tokens with times, so no law can be found. Measure longer answers"
             )
         base = BASE_OF_PACE * max(1e-6, float(np.median((self.log.last - self.log.first)[known] / tokens[known])))
-        usual: dict[str, Any] = {name: base * part for name, part in USUAL.items()}
+        usual: dict[str, Any] = {name: base * part for name, part in self.usual.items()}
         return Affine(base, **usual)
 
     def settle(self, law: Affine, host: Host, rounds: int = ROUNDS) -> Found:
@@ -130,9 +135,7 @@ class Search:
         best, number_of_best = self.simulate(law, host), 0
         now = best
         for number in range(1, rounds):
-            found = constants_of(
-                Intervals(self.log, now.way, law).equations(), max(now.law.base + now.law.experts, 1e-5)
-            )
+            found = self._solve(Intervals(self.log, now.way, law).equations(), now.law)
             if number > SETTLED:  # where the order of preemptions flips back and forth
                 found = (found + now.constants) / 2
             if np.allclose(found[: len(TERMS)], now.constants[: len(TERMS)], rtol=1e-4, atol=0):
@@ -144,6 +147,9 @@ class Search:
             elif number - number_of_best >= SETTLED:
                 break
         return best
+
+    def _solve(self, data: Equations, law: Affine) -> np.ndarray:
+        return constants_of(data, max(law.base + law.experts, 1e-5), self.usual)
 
     def shaped(self, best: Found) -> Found:
         """Return a law with the share of experts, knee and buckets that each leave a clearly smaller error, or `best`.
@@ -172,7 +178,7 @@ class Search:
         changed: dict[str, Any] = {name: value}
         law = replace(best.law, **changed)
         data = Intervals(self.log, best.way, law).equations()
-        found = constants_of(data, max(best.law.base + best.law.experts, 1e-5))
+        found = self._solve(data, best.law)
         off = np.abs(data.terms @ found - data.seconds) / np.sqrt(np.maximum(data.seconds, SHORTEST))
         return float(data.weight @ off), law_of(found, law)
 
@@ -203,13 +209,17 @@ def fit(
     chosen, engine, sources = kind.serve(log.server, given)
     part = log.until(int(np.flatnonzero(np.isfinite(log.last))[min(known, MANY) - 1]) + 1)
     scenario = Scenario((chosen,), engine, Affine(), Host(), log.trace, (chosen.policy(engine.slots),))
-    search = Search(part, scenario, tick)
-    best = search.settle(search.begin(), Host())
+    done = count(1)
+    searches = [Search(part, scenario, lambda: tick(next(done)), usual) for usual in (GPU, PROCESSOR)]
+    search, best = min(
+        ((s, s.settle(law := s.begin(), Host(wake=min(WAKE, law.base / 4)))) for s in searches),
+        key=lambda pair: pair[1].misfit,
+    )
     best, fitted = _settings(search, best, sources)
     search.scenario = best.scenario
     best = search.shaped(best)
     if known > MANY:
-        search = Search(log, best.scenario, tick)
+        search = Search(log, best.scenario, search.tick, search.usual)
         best = search.settle(best.law, best.scenario.host, MORE_ROUNDS)
     best = search.scaled(best)
     noise = _noise(log, best, search)
@@ -272,8 +282,7 @@ def _floors(log: Log, best: Found, search: Search) -> dict[str, float]:
     """Return, for TTFT, TPOT and latency, how far off statistics of requests are that the law was not fitted to, in logarithms."""
     known = np.flatnonzero(np.isfinite(log.first) & np.isfinite(log.last))
     cut = int(known[len(known) // 2])
-    early = Search(log.until(cut), best.scenario, search.tick)
-    early.count = search.count
+    early = Search(log.until(cut), best.scenario, search.tick, search.usual)
     half = early.settle(best.law, best.scenario.host, MORE_ROUNDS)
     way = Trajectory(log, half.scenario, search.until)
     among = np.isfinite(log.first) & np.isfinite(log.last) & np.isfinite(way.first) & np.isfinite(way.last)

@@ -22,7 +22,8 @@ from client.send.target import Target
 from client.workloads.corpus import plays
 
 STEP_SECONDS = 0.03  # of a server that was not measured yet
-PROMPT_TOKENS_PER_STEP = 100  # that take as long as a step without them, where nothing is known
+PROMPT_TOKENS_PER_STEP = 100.0  # that take as long as a step without them, where nothing is known
+REST = 0.25  # of the time of requests, after them: a law that is a little too slow must not let the next ones wait for them
 SHORT, ANSWER, LONG = 32, 128, 1024  # tokens
 WIDEST = 64  # burst, but for one that exceeds the slots that a server reports
 TRAFFIC = 96  # requests of different lengths
@@ -47,15 +48,17 @@ class Phase:
         """The most tokens that it takes, of prompts and answers."""
         return sum(prompt + answer for _, prompt, answer in self.asks)
 
-    def seconds(self, step: float = STEP_SECONDS) -> float:
+    def seconds(self, step: float = STEP_SECONDS, prompt_tokens: float = PROMPT_TOKENS_PER_STEP) -> float:
         """Return about how long it takes on a server with enough slots."""
         ends, prompts = [after + answer for after, _, answer in self.asks], sum(prompt for _, prompt, _ in self.asks)
-        return step * ((sum(ends) / self.users if self.users else max(ends)) + prompts / PROMPT_TOKENS_PER_STEP)
+        return step * ((sum(ends) / self.users if self.users else max(ends)) + prompts / prompt_tokens)
 
-    def within(self, tokens: int, seconds: float = math.inf, step: float = STEP_SECONDS) -> Phase | None:
+    def within(self, tokens: int, seconds: float = math.inf, *pace: float) -> Phase | None:
         """Return as many of its requests as may be sent, None if none may."""
         parts = (replace(self, asks=self.asks[:count]) for count in range(len(self.asks), 0, -1))
-        return next((part for part in parts if part.tokens <= tokens and part.seconds(step) <= seconds), None)
+        return next(
+            (part for part in parts if part.tokens <= tokens and part.seconds(*pace) <= seconds / (1 + REST)), None
+        )
 
 
 def plan(tokens: int, context: int, server: Mapping[str, Any], rng: np.random.Generator) -> list[Phase]:
@@ -112,24 +115,32 @@ class Probe:
     spent: int = 0
     phase: str = ""
     _step: float = STEP_SECONDS
+    _prompt_tokens: float = PROMPT_TOKENS_PER_STEP
     _tokens_per_word: float = TOKENS_PER_WORD
 
     def run(self) -> None:
         """Send the phases; RuntimeError if a request fails."""
         for phase in self.phases:
             left = (self.until - time.perf_counter()) * (1 if phase.name == "traffic" else MOST_OF_TIME)
-            part = phase.within(self.tokens - self.spent, left, self._step)
-            outcomes = self._send(part) if part else []
+            part = phase.within(self.tokens - self.spent, left, self._step, self._prompt_tokens)
+            alone = (
+                [replace(part, asks=[ask]) for ask in part.asks] if part and part.users == 1 else [part] if part else []
+            )
+            outcomes = [outcome for i, each in enumerate(alone) for outcome in self._send(each, i)]
             if len(outcomes) < len(phase.asks) or any(o.error for o in outcomes):
                 self.left_out.append(phase.name)
             elif phase.name in ("first", "alone"):
                 self._step = median(sum(o.gaps) / max(1, o.tokens - 1) for o in outcomes) or STEP_SECONDS
+            elif phase.name == "lengths":
+                longest = max(outcomes, key=lambda o: o.prompt_tokens or 0)
+                wait = (longest.first or 0.0) - longest.sent
+                self._prompt_tokens = max(0.01, self._step * (longest.prompt_tokens or 1) / max(wait, 1e-6))
             if phase.name == "first" and outcomes:
                 words = round(phase.asks[0][1] / TOKENS_PER_WORD)
                 self._tokens_per_word = (outcomes[0].prompt_tokens or words) / words
 
-    def _send(self, phase: Phase) -> list[Outcome]:
-        """Send a phase; return the outcomes in order, with times since its start."""
+    def _send(self, phase: Phase, number: int = 0) -> list[Outcome]:
+        """Send a phase, or its request of this number, and rest; return the outcomes in order, with times since its start."""
         self.phase = phase.name
         asks = enumerate(phase.asks)
         trace = [Planned(i, after * self._step, self._prompt(prompt), most) for i, (after, prompt, most) in asks]
@@ -143,12 +154,13 @@ class Probe:
             run.close()
             self.spent += sum((o.prompt_tokens or 0) + o.tokens for o in outcomes)
             if phase.name != "first":  # which may wait for a compilation
-                self.rows += [row(phase, o, start) for o in outcomes]
+                self.rows += [row(phase, o, start, number) for o in outcomes]
         for o in outcomes:
             error = o.error or ("" if o.first and o.prompt_tokens else "the answer is no stream with usage")
             if error not in ("", CUT):
                 remedy = "Check the server, --api, --model and --api-key, raise --timeout, or lower --tokens"
                 raise RuntimeError(f"a request of phase {phase.name!r} failed: {error}: {o.detail[:80]}. {remedy}")
+        time.sleep(max(0.0, min(REST * run.now(), self.until - time.perf_counter())))
         return outcomes
 
     def _prompt(self, tokens: int) -> str:
@@ -157,7 +169,12 @@ class Probe:
         return " ".join(" ".join(plays().piece(self.rng, count) for count in (2, 2, words)).split()[:words])
 
 
-def row(phase: Phase, o: Outcome, start: float) -> dict[str, Any]:
-    """Return an outcome by the names of a log's requests."""
+def row(phase: Phase, o: Outcome, start: float, number: int = 0) -> dict[str, Any]:
+    """Return an outcome by the names of a log's requests, of which it has this number in the phase, or one after it."""
     _, prompt, limit = phase.asks[o.index]
-    return {**row_of(o, start), "id": f"{phase.name}/{o.index}", "prompt": o.prompt_tokens or prompt, "limit": limit}
+    return {
+        **row_of(o, start),
+        "id": f"{phase.name}/{number + o.index}",
+        "prompt": o.prompt_tokens or prompt,
+        "limit": limit,
+    }

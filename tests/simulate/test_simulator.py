@@ -240,3 +240,23 @@ def test_the_cost_sees_the_plan_that_was_made() -> None:
 
     simulate(make_scheduler("static", 2), sequences([(0, 4, 3), (5, 8, 1), (6, 2, 5)]), Watching(), fast_forward=False)
     assert len(plans) == 3 + 5
+
+
+def test_a_request_that_comes_during_a_step_delays_it() -> None:
+    def ends(host: Host) -> list[float | None]:
+        arrivals = [Sequence([1], 3, arrived_at=0.0), Sequence([2], 1, arrived_at=0.5)]
+        run = simulate(make_scheduler("dynamic", 2), arrivals, Affine(base=1.0), host)
+        return [seq.finished_at for seq in run.sequences]
+
+    assert ends(Host()) == [3.0, 2.0]
+    assert ends(Host(receive=0.25)) == [3.25, 2.25]
+
+
+def test_an_idle_loop_wakes_with_all_requests_that_came_meanwhile() -> None:
+    def first(host: Host) -> list[float | None]:
+        arrivals = [Sequence([i], 1, arrived_at=5.0 + at) for i, at in enumerate((0.0, 0.01))]
+        run = simulate(make_scheduler("dynamic", 2), arrivals, Affine(base=1.0), host)
+        return [seq.first_token_at for seq in run.sequences]
+
+    assert first(Host()) == pytest.approx([6.0, 7.0])
+    assert first(Host(wake=0.02)) == pytest.approx([6.02, 6.02])

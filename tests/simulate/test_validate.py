@@ -175,7 +175,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def serve(chosen: Chosen, given: Many[str], trace: Many[Planned], *_: Any) -> tuple[Served, Served]:
         started[:] = given
-        return alone(LAW), served_by(chosen.name, LAW, trace, {**ENGINE, "max_batch_size": 32})
+        return alone(LAW), alone(LAW), served_by(chosen.name, LAW, trace, {**ENGINE, "max_batch_size": 32})
 
     monkeypatch.setattr(validate, "serve", serve)
     return started
