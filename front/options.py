@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -94,13 +95,21 @@ def parse(argv: Sequence[str]) -> Plan:
         raise UsageError(
             f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1"
         )
+    if own := next((site for site in sites.all if urlsplit(site.url).netloc in _addresses(config.port)), None):
+        raise UsageError(f"--upstream {own.url} is this queue itself. Name the server behind it, or use another --port")
     own_settings = Settings(key, given.idle_timeout, given.context, given.client_by, given.client_tokens)
     return Plan(config, sites, own_settings, tuple(notes))
+
+
+def _addresses(port: int) -> list[str]:
+    return [f"{host}:{port}" for host in (LOCAL[0], LOCAL[1], "[::1]")]
 
 
 async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
     """Set the slots of the upstreams that name none; return what the user should know."""
     for number, site in enumerate(sites):
+        if any(site.url == other.url for other in sites[:number]):
+            raise UsageError(f"--upstream {site.url} is named twice. Use it once, with its slots: {site.url}#8")
         if any(site.name == other.name for other in sites[:number]):
             site.name = f"{site.name}-{number}"
     notes = []
@@ -108,17 +117,16 @@ async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
         if not site.slots and not slots:
             found = await _ask_slots(site, key)
             # One more than slots keeps the upstream busy while the next request is on its way.
-            site.slots = found + 1 if found else UNKNOWN_SLOTS
-            if not found:
-                notes.append(
-                    f"{site.name} does not tell its slots: up to {UNKNOWN_SLOTS} requests are let through. Use --slots"
-                )
+            site.slots = found + 1 if found > 0 else UNKNOWN_SLOTS
+            if found <= 0:
+                why = "does not tell its slots" if found == 0 else "does not answer"
+                notes.append(f"{site.name} {why}: up to {UNKNOWN_SLOTS} requests are let through. Use --slots")
         site.slots = site.slots or slots
     return notes
 
 
 async def _ask_slots(site: Site, key: str) -> int:
-    """Return the number of slots that an upstream tells, 0 if it does not."""
+    """Return the number of slots that an upstream tells, 0 if it tells none, -1 if it does not answer."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
     try:
@@ -127,6 +135,8 @@ async def _ask_slots(site: Site, key: str) -> int:
             session.get(f"{site.url}/slots", headers=headers) as answer,
         ):
             slots = await answer.json() if answer.status == 200 else None
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
+    except (aiohttp.ClientConnectionError, asyncio.TimeoutError):
+        return -1
+    except (aiohttp.ClientError, ValueError):
         return 0
     return len(slots) if isinstance(slots, list) else 0
