@@ -95,8 +95,10 @@ def parse(argv: Sequence[str]) -> Plan:
         raise UsageError(
             f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1"
         )
-    if own := next((site for site in sites.all if urlsplit(site.url).netloc in _addresses(config.port)), None):
-        raise UsageError(f"--upstream {own.url} is this queue itself. Name the server behind it, or use another --port")
+    if itself := next((site for site in sites.all if urlsplit(site.url).netloc in _addresses(config.port)), None):
+        raise UsageError(
+            f"--upstream {itself.url} is this queue itself. Name the server behind it, or use another --port"
+        )
     own_settings = Settings(key, given.idle_timeout, given.context, given.client_by, given.client_tokens)
     return Plan(config, sites, own_settings, tuple(notes))
 
