@@ -38,15 +38,15 @@ UNKNOWN_SLOTS = 16  # up to which `adaptive` may find the number of an upstream'
 QUEUE = [
     Option("--upstream", "server to queue for: http://HOST:PORT, or http://HOST:PORT#SLOTS; repeat the flag for more",
            Read(read_site, "URL"), repeat=True),
-    Option("--slots", "requests that an upstream may have at once; 0: ask it (llama.cpp tells), and one more", Number(0, 4096), default=0),
+    Option("--slots", "requests that each upstream may have at once; 0: one more than its slots (llama.cpp reports them)", Number(0, 4096), default=0),
     Option("--router", f"how an upstream is chosen among those with a free slot: {', '.join(ROUTERS)}", Choice(ROUTERS, "NAME"),
            default="least-loaded"),
     Option("--upstream-key-env", "variable with the upstream's API key, which replaces the clients' own", default=""),
-    Option("--idle-timeout", "seconds in which an upstream may send nothing", Number(0.1, 86400, float, name="SECONDS"), default=300.0),
-    Option("--context", "tokens of prompt and answer, where a client names no length", Number(1, 1 << 24), default=4096),
-    Option("--client-by", "whose a request is: by its header X-Queue-Client or field user, else its key, else its address; or by "
-           "key, or by address, alone", Choice(CLIENT_BY), default="header"),
-    Option("--client-tokens", "tokens per minute for each client, prompts and answers; more get 429; 0: any", Number(0, 1e9, float),
+    Option("--idle-timeout", "maximum seconds for which an upstream may send nothing, then 504", Number(0.1, 86400, float, name="SECONDS"), default=300.0),
+    Option("--context", "tokens of prompt and answer to expect if a client names no length", Number(1, 1 << 24), default=4096),
+    Option("--client-by", "what tells clients apart: the header X-Queue-Client or the field user, else the key, else the address; "
+           "key: the key, else the address; address: the address alone", Choice(CLIENT_BY), default="header"),
+    Option("--client-tokens", "tokens per minute for each client, prompts and answers, then 429; 0: no limit", Number(0, 1e9, float),
            default=0.0),
 ]  # fmt: skip
 
@@ -121,8 +121,8 @@ async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
             # One more than slots keeps the upstream busy while the next request is on its way.
             site.slots = found + 1 if found > 0 else UNKNOWN_SLOTS
             if found <= 0:
-                why = "does not tell its slots" if found == 0 else "does not answer"
-                notes.append(f"{site.name} {why}: up to {UNKNOWN_SLOTS} requests are let through. Use --slots")
+                why = "does not report its slots" if found == 0 else "does not answer"
+                notes.append(f"{site.name} {why}: up to {UNKNOWN_SLOTS} requests go to it at once. Set --slots")
         site.slots = site.slots or slots
     return notes
 

@@ -255,7 +255,7 @@ class Queue(Door):
         site = next((site for site in self.sites.all if site.name == request.match_info["name"]), None)
         if site is None or request.method != "GET" or ".." in request.path:
             names = ", ".join(site.name for site in self.sites.all)
-            text = f"this is no look at an upstream. Send GET /upstream/NAME/PATH with one of: {names}"
+            text = f"only GET /upstream/NAME/PATH is passed on. Use one of these names: {names}"
             raise Failed(404, text, "not_found_error")
         return await self._tell(request, [site], "/" + request.rel_url.raw_path_qs.split("/", 3)[3])
 
