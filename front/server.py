@@ -192,8 +192,9 @@ class Queue(Door):
         meters.arrived()
         try:
             if (wait := self._allowance.wait(asked.client)) > 0:
-                text = f"client {asked.client!r} has used its tokens of this minute. Try again in {math.ceil(wait)} s"
-                raise InferenceError("overloaded", text, math.ceil(wait))
+                most, seconds = self.settings.client_tokens, math.ceil(wait)
+                text = f"client {asked.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
+                raise InferenceError("overloaded", text, seconds)
             relay = Relay(request, body, asked, self.wires)
             inference = self._inference(request, asked, relay)
             relay.expect(inference)
@@ -212,7 +213,7 @@ class Queue(Door):
             status = error.status
             raise
         finally:
-            outputs = [] if inference is None else [len(inference.output_ids)]
+            outputs = [] if inference is None else [relay.output_tokens]
             if inference is not None and inference.sequence.scheduled_at is not None:
                 self._allowance.pay(asked.client, len(inference.sequence.prompt_ids) + outputs[0])
             meters.answered(request.path, status, rejected, 0, outputs, True)

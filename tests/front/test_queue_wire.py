@@ -241,9 +241,10 @@ def test_a_client_that_waits_learns_its_place() -> None:
     before(test)
 
 
-def test_a_client_that_has_used_its_tokens_of_a_minute_is_refused_and_others_are_not() -> None:
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_has_used_its_tokens_of_a_minute_is_refused_and_others_are_not(streams: bool) -> None:
     async def test(front: Front) -> None:
-        assert (await front.ask(user="alice", max_tokens=40)).status == 200
+        assert (await front.ask(user="alice", max_tokens=40, stream=streams)).status == 200
         refused = await front.ask(user="alice", max_tokens=4)
         assert refused.status == 429
         assert 1 <= int(refused.headers["Retry-After"]) <= 60
