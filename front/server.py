@@ -56,6 +56,7 @@ QUEUED = frozenset({
     "/generate_stream", "/inference",
 })  # fmt: skip
 TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
+STATES = frozenset({"/health", "/metrics", "/slots"})  # of one upstream
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,10 @@ class Queue(Door):
         if site is None or request.method != "GET" or ".." in request.path:
             names = ", ".join(site.name for site in self.sites.all)
             text = f"only GET /upstream/NAME/PATH is passed on. Use one of these names: {names}"
+            raise Failed(404, text, "not_found_error")
+        path = "/" + request.match_info["path"]
+        if self.settings.key and path not in TOLD | STATES:  # its key also reads what is not the clients'
+            text = f"{path[:100]} is not read with the upstream's key. Use one of: {', '.join(sorted(TOLD | STATES))}"
             raise Failed(404, text, "not_found_error")
         return await self._tell(request, [site], "/" + request.rel_url.raw_path_qs.split("/", 3)[3])
 

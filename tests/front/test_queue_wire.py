@@ -134,6 +134,15 @@ def test_looks_at_the_upstream_pass_at_once() -> None:
     before(test)
 
 
+def test_the_upstreams_key_reads_nothing_of_its_owners_account() -> None:
+    async def test(front: Front) -> None:
+        assert (await front.send("GET", "/upstream/u0/slots")).status == 200
+        assert (await front.send("GET", "/upstream/u0/v1/files")).status == 404
+        assert all(path != "/v1/files" for *_, path in (seen[:4] for seen in front.upstream.seen))
+
+    before(test, settings=Settings(key=SECRET))
+
+
 def test_a_body_goes_on_byte_for_byte_compressed_or_in_chunks() -> None:
     async def test(front: Front) -> None:
         odd = b'{ "max_tokens" :2,\n"x": "\\u00e9", "tag": "odd" }'
