@@ -11,9 +11,9 @@ from typing import Any
 import policies
 from scheduling.policy import Policy
 
-INSIDE = "as dynamic: what differs is inside a step, which the upstream decides"
+INSIDE = "same as dynamic here: the difference is within a step, which the upstream decides"
 BATCH = "one closed batch after the other, for an upstream that batches statically"
-DELAYS = "delays joins to spare decodes, which the upstream does better"
+DELAYS = "delays new requests to spare running ones, which the upstream does better itself"
 LOOPS = {
     "dynamic": "whoever is next joins as soon as a slot is free",
     "nobatch": "one request at a time, for an upstream without batching",
@@ -33,7 +33,7 @@ ORDERS = {
     "vtc-pred": "as vtc, but expects each answer's length: better where answers come in one piece",
     "drr": "clients take turns, each for a quantum of tokens",
     "rpm": "each client may send so many requests per minute",
-    "admission-control": "refuses what would come too late",
+    "admission-control": "refuses what would miss its deadline",
     "adapter-affinity": "one model after the other, for an upstream that swaps them",
 }
 REFUSED = {

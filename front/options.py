@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -37,15 +38,15 @@ UNKNOWN_SLOTS = 16  # up to which `adaptive` may find the number of an upstream'
 QUEUE = [
     Option("--upstream", "server to queue for: http://HOST:PORT, or http://HOST:PORT#SLOTS; repeat the flag for more",
            Read(read_site, "URL"), repeat=True),
-    Option("--slots", "requests that an upstream may have at once; 0: ask it (llama.cpp tells), and one more", Number(0, 4096), default=0),
+    Option("--slots", "requests that each upstream may have at once; 0: one more than its slots (llama.cpp reports them)", Number(0, 4096), default=0),
     Option("--router", f"how an upstream is chosen among those with a free slot: {', '.join(ROUTERS)}", Choice(ROUTERS, "NAME"),
            default="least-loaded"),
     Option("--upstream-key-env", "variable with the upstream's API key, which replaces the clients' own", default=""),
-    Option("--idle-timeout", "seconds in which an upstream may send nothing", Number(0.1, 86400, float, name="SECONDS"), default=300.0),
-    Option("--context", "tokens of prompt and answer, where a client names no length", Number(1, 1 << 24), default=4096),
-    Option("--client-by", "whose a request is: by its header X-Queue-Client or field user, else its key, else its address; or by "
-           "key, or by address, alone", Choice(CLIENT_BY), default="header"),
-    Option("--client-tokens", "tokens per minute for each client, prompts and answers; more get 429; 0: any", Number(0, 1e9, float),
+    Option("--idle-timeout", "maximum seconds for which an upstream may send nothing, then 504", Number(0.1, 86400, float, name="SECONDS"), default=300.0),
+    Option("--context", "tokens of prompt and answer to expect if a client names no length", Number(1, 1 << 24), default=4096),
+    Option("--client-by", "what tells clients apart: the header X-Queue-Client or the field user, else the key, else the address; "
+           "key: the key, else the address; address: the address alone", Choice(CLIENT_BY), default="header"),
+    Option("--client-tokens", "tokens per minute for each client, prompts and answers, then 429; 0: no limit", Number(0, 1e9, float),
            default=0.0),
 ]  # fmt: skip
 
@@ -94,13 +95,23 @@ def parse(argv: Sequence[str]) -> Plan:
         raise UsageError(
             f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1"
         )
+    if itself := next((site for site in sites.all if urlsplit(site.url).netloc in _addresses(config.port)), None):
+        raise UsageError(
+            f"--upstream {itself.url} is this queue itself. Name the server behind it, or use another --port"
+        )
     own_settings = Settings(key, given.idle_timeout, given.context, given.client_by, given.client_tokens)
     return Plan(config, sites, own_settings, tuple(notes))
+
+
+def _addresses(port: int) -> list[str]:
+    return [f"{host}:{port}" for host in (LOCAL[0], LOCAL[1], "[::1]")]
 
 
 async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
     """Set the slots of the upstreams that name none; return what the user should know."""
     for number, site in enumerate(sites):
+        if any(site.url == other.url for other in sites[:number]):
+            raise UsageError(f"--upstream {site.url} is named twice. Use it once, with its slots: {site.url}#8")
         if any(site.name == other.name for other in sites[:number]):
             site.name = f"{site.name}-{number}"
     notes = []
@@ -108,17 +119,16 @@ async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
         if not site.slots and not slots:
             found = await _ask_slots(site, key)
             # One more than slots keeps the upstream busy while the next request is on its way.
-            site.slots = found + 1 if found else UNKNOWN_SLOTS
-            if not found:
-                notes.append(
-                    f"{site.name} does not tell its slots: up to {UNKNOWN_SLOTS} requests are let through. Use --slots"
-                )
+            site.slots = found + 1 if found > 0 else UNKNOWN_SLOTS
+            if found <= 0:
+                why = "does not report its slots" if found == 0 else "does not answer"
+                notes.append(f"{site.name} {why}: up to {UNKNOWN_SLOTS} requests go to it at once. Set --slots")
         site.slots = site.slots or slots
     return notes
 
 
 async def _ask_slots(site: Site, key: str) -> int:
-    """Return the number of slots that an upstream tells, 0 if it does not."""
+    """Return the number of slots that an upstream tells, 0 if it tells none, -1 if it does not answer."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
     try:
@@ -127,6 +137,8 @@ async def _ask_slots(site: Site, key: str) -> int:
             session.get(f"{site.url}/slots", headers=headers) as answer,
         ):
             slots = await answer.json() if answer.status == 200 else None
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError):
+    except (aiohttp.ClientConnectionError, asyncio.TimeoutError):
+        return -1
+    except (aiohttp.ClientError, ValueError):
         return 0
     return len(slots) if isinstance(slots, list) else 0

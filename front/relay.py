@@ -89,6 +89,7 @@ class Relay:
     def __init__(self, request: web.Request, body: bytes, asked: Asked, wires: Wires) -> None:
         self.request, self.body, self.asked = request, body, asked
         self.prompt_tokens: int | None = None  # as the upstream counts them, if it says
+        self.output_tokens = 0  # that have come; the loop may not have seen the last ones yet
         self._wires = wires
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
@@ -217,6 +218,7 @@ class Relay:
                 if not response.prepared:
                     await to_client(response.prepare(self.request))
                 if count := counter.feed(chunk):
+                    self.output_tokens = counter.tokens
                     upstream.tokens(turn, count)
                 await to_client(response.write(chunk))
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
@@ -228,7 +230,7 @@ class Relay:
             await to_client(response.prepare(self.request))
         if count := counter.end():
             upstream.tokens(turn, count)
-        self.prompt_tokens = counter.prompt_tokens
+        self.output_tokens, self.prompt_tokens = counter.tokens, counter.prompt_tokens
         if counter.is_error and not counter.tokens:
             upstream.end(turn, "abort", PASSED_ON)
         else:

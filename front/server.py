@@ -6,6 +6,7 @@ It is assembled of the same loop, records and pages as the server of this projec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 import uuid
@@ -37,7 +38,7 @@ from front.limits import Limits
 from front.menu import Menu
 from front.receiving import receive
 from front.relay import Relay, Wires, failed
-from front.sites import Sites
+from front.sites import Site, Sites
 from front.upstream import Upstream
 from observe.replay.question import Server as Asking
 from observe.replay.recording import Recording
@@ -55,6 +56,7 @@ QUEUED = frozenset({
     "/generate_stream", "/inference",
 })  # fmt: skip
 TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
+STATES = frozenset({"/health", "/metrics", "/slots"})  # of one upstream
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Queue(Door):
             return await self._queue(request)
         if is_look and (path in TOLD or path.startswith("/v1/models/")):
             self._check(request)
-            return await self._tell(request, self.sites.all[0].url + request.rel_url.raw_path_qs)
+            return await self._tell(request, self.sites.all, request.rel_url.raw_path_qs)
         if f"{request.method} {path}" in self.service.generating or (path == "/load" and request.method == "POST"):
             raise Failed(
                 404, f"a queue does not serve {request.method} {path}. Send load with ./eb load", "not_found_error"
@@ -163,7 +165,13 @@ class Queue(Door):
         if path.startswith(("/v1/", "/api/")):
             text = f"{request.method} {path} is not passed on. Use POST with one of: {', '.join(sorted(QUEUED))}"
             raise Failed(404, text, "not_found_error")
-        return await self._bridge.handle(request, await receive(request, self.limits))
+        body = await receive(request, self.limits)
+        self.service.draining = self.draining
+        self.open -= 1  # a page that somebody left open must not keep the queue from ending
+        try:
+            return await self._bridge.handle(request, body)
+        finally:
+            self.open += 1
 
     def _check(self, request: web.Request) -> None:
         """Refuse who has no key, and pages of other sites, in whose browsers this address may be open."""
@@ -185,8 +193,9 @@ class Queue(Door):
         meters.arrived()
         try:
             if (wait := self._allowance.wait(asked.client)) > 0:
-                text = f"client {asked.client!r} has used its tokens of this minute. Try again in {math.ceil(wait)} s"
-                raise InferenceError("overloaded", text, math.ceil(wait))
+                most, seconds = self.settings.client_tokens, math.ceil(wait)
+                text = f"client {asked.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
+                raise InferenceError("overloaded", text, seconds)
             relay = Relay(request, body, asked, self.wires)
             inference = self._inference(request, asked, relay)
             relay.expect(inference)
@@ -205,7 +214,7 @@ class Queue(Door):
             status = error.status
             raise
         finally:
-            outputs = [] if inference is None else [len(inference.output_ids)]
+            outputs = [] if inference is None else [relay.output_tokens]
             if inference is not None and inference.sequence.scheduled_at is not None:
                 self._allowance.pay(asked.client, len(inference.sequence.prompt_ids) + outputs[0])
             meters.answered(request.path, status, rejected, 0, outputs, True)
@@ -248,15 +257,20 @@ class Queue(Door):
         site = next((site for site in self.sites.all if site.name == request.match_info["name"]), None)
         if site is None or request.method != "GET" or ".." in request.path:
             names = ", ".join(site.name for site in self.sites.all)
-            text = f"this is no look at an upstream. Send GET /upstream/NAME/PATH with one of: {names}"
+            text = f"only GET /upstream/NAME/PATH is passed on. Use one of these names: {names}"
             raise Failed(404, text, "not_found_error")
-        return await self._tell(request, f"{site.url}/{request.rel_url.raw_path_qs.split('/', 3)[3]}")
+        path = "/" + request.match_info["path"]
+        if self.settings.key and path not in TOLD | STATES:  # its key also reads what is not the clients'
+            text = f"{path[:100]} is not read with the upstream's key. Use one of: {', '.join(sorted(TOLD | STATES))}"
+            raise Failed(404, text, "not_found_error")
+        return await self._tell(request, [site], "/" + request.rel_url.raw_path_qs.split("/", 3)[3])
 
-    async def _tell(self, request: web.Request, url: str) -> web.Response:
-        try:
-            return await asyncio.wait_for(self._ask(request, url), ASK_SECONDS)
-        except (aiohttp.ClientError, asyncio.TimeoutError):
-            raise unavailable("the upstream does not answer. Try again later") from None
+    async def _tell(self, request: web.Request, sites: list[Site], path: str) -> web.Response:
+        for site in sites:
+            with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
+                return await asyncio.wait_for(self._ask(request, site.url + path), ASK_SECONDS)
+        names = " nor ".join(site.name for site in sites)
+        raise unavailable(f"no answer from {names}. Start the upstream, or try again later")
 
     async def _ask(self, request: web.Request, url: str) -> web.Response:
         async with self.wires.ask(request.method, url, self.wires.headers(request)) as answer:

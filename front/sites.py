@@ -95,6 +95,8 @@ def read_site(text: str) -> Site:
         parts, address = urlsplit(""), ""
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username is not None:
         raise ValueError(f"{text!r} is not http://HOST:PORT or https://HOST[/PATH]. Write it as http://127.0.0.1:11434")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"{text!r} ends with /v1, which clients send themselves. Use {url.rstrip('/')[:-3]}")
     if own and (not own.isdecimal() or not 1 <= int(own) <= 4096):
         raise ValueError(f"{text!r} ends with {own!r}, but after # stands the number of slots, 1 to 4096. Use {url}#4")
     return Site(address, url.rstrip("/"), int(own or 0))

@@ -102,7 +102,7 @@
     EB.put("policy", facts.policy || "…");
     EB.showShadow(shadow);
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
-    const where = facts.device === "none" ? "" : ` on ${facts.device}, ${facts.dtype}`; // a mock computes nowhere
+    const where = facts.device === "none" ? "" : ` on ${facts.device}${facts.dtype && `, ${facts.dtype}`}`; // a mock computes nowhere
     EB.put("facts", facts.model ? `${facts.model}${size}${where}, ${EB.count(facts.slots)} slots` : "");
     document.title = `${facts.policy || ""} · effective-batching`;
     const bearer = key ? " -H 'Authorization: Bearer KEY'" : "";

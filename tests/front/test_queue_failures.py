@@ -212,6 +212,8 @@ def test_draining_refuses_new_requests_and_finishes_the_others() -> None:
         await front.until(lambda: front.upstream.running)
         front.queue.draining = True
         assert (await front.ask(**ONE)).status == 503
+        async with front.session.get(f"{front.url}/ready") as ready:
+            assert ready.status == 503
         answer = await open
         assert answer.text.count('" t') == 40
         assert front.queue.open == 0

@@ -42,6 +42,9 @@ def told(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
         (["--upstream", "http://x?a=1"], "http://127.0.0.1:11434"),
         (["--upstream", "http://x#0"], "1 to 4096"),
         (["--upstream", "http://x:port"], "http://127.0.0.1:11434"),
+        (["--upstream", "http://x:1/v1/"], "Use http://x:1$"),
+        ([*URL, *URL], "named twice"),
+        (["--upstream", "http://localhost:8600#2"], "is this queue itself"),
         ([*URL, "--slots", "2", "--host", "0.0.0.0"], "EB_API_KEY"),
         ([*URL, "--slots", "2", "--upstream-key-env", "EB_TEST_NOTHING"], "Set it"),
     ],
@@ -96,15 +99,21 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_the_command_serves_until_it_is_told_to_end() -> None:
+def test_an_upstream_that_is_down_is_told_from_one_without_slots() -> None:
+    assert "127.0.0.1:9 does not answer" in options.parse(URL).notes[0]
+
+
+def test_the_command_serves_until_it_is_told_to_end_though_a_page_is_open() -> None:
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "front", "dynamic+vtc", *URL, "--slots", "2", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_until(lambda: answers(f"http://127.0.0.1:{port}/ready") or process.poll() is not None)
+            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=5)
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+        page.close()
         assert process.stderr is not None
         assert "(2 at once) under dynamic+vtc" in process.stderr.read()

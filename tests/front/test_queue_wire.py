@@ -134,6 +134,15 @@ def test_looks_at_the_upstream_pass_at_once() -> None:
     before(test)
 
 
+def test_the_upstreams_key_reads_nothing_of_its_owners_account() -> None:
+    async def test(front: Front) -> None:
+        assert (await front.send("GET", "/upstream/u0/slots")).status == 200
+        assert (await front.send("GET", "/upstream/u0/v1/files")).status == 404
+        assert all(path != "/v1/files" for *_, path in (seen[:4] for seen in front.upstream.seen))
+
+    before(test, settings=Settings(key=SECRET))
+
+
 def test_a_body_goes_on_byte_for_byte_compressed_or_in_chunks() -> None:
     async def test(front: Front) -> None:
         odd = b'{ "max_tokens" :2,\n"x": "\\u00e9", "tag": "odd" }'
@@ -241,9 +250,10 @@ def test_a_client_that_waits_learns_its_place() -> None:
     before(test)
 
 
-def test_a_client_that_has_used_its_tokens_of_a_minute_is_refused_and_others_are_not() -> None:
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_has_used_its_tokens_of_a_minute_is_refused_and_others_are_not(streams: bool) -> None:
     async def test(front: Front) -> None:
-        assert (await front.ask(user="alice", max_tokens=40)).status == 200
+        assert (await front.ask(user="alice", max_tokens=40, stream=streams)).status == 200
         refused = await front.ask(user="alice", max_tokens=4)
         assert refused.status == 429
         assert 1 <= int(refused.headers["Retry-After"]) <= 60
