@@ -167,7 +167,9 @@ def check(args: Values, console: Console) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError):
         raise UsageError(f"{args.advice} is no advice. Use --advice with a file that ./eb advise LOG wrote") from None
     if args.applied > len(file["advice"]):
-        raise UsageError(f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use the number of one")
+        raise UsageError(
+            f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use the number of one"
+        )
     fitted, log, limits = fits.load(Path(file["fit"])), read(args.check), file["limits"]
     title, change = (file["advice"][args.applied - 1][key] for key in ("title", "change"))
 

@@ -314,4 +314,4 @@ def _doubts(log: Log, best: Found, known: int) -> Iterator[str]:
             "Check --engine and its settings"
         )
     if known < FEW:
-        yield f"only {known} requests have times: a law needs {FEW} to be sure. Use a longer log"
+        yield f"only {known} requests have times, but a reliable fit needs {FEW}. Use a longer log"
