@@ -198,7 +198,7 @@ def fit(
     known = int((np.isfinite(log.first) & np.isfinite(log.last)).sum())
     if known < FEWEST:
         raise ValueError(
-            f"{known} requests of the log have times of the first and the last token, but a fit needs {FEWEST}. "
+            f"{known} requests of the log have a first and a last token, but a fit needs {FEWEST}. "
             "Record streamed answers, or more requests"
         )
     chosen, engine, sources = kind.serve(log.server, given)
