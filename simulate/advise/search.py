@@ -19,6 +19,7 @@ from costs.steps import Step
 from scheduling.located import described
 from simulate.advise.changes import Change, serve, title
 from simulate.fitting.fitted import Fitted
+from simulate.hook_limit import HookTimeout
 from simulate.simulator import Run
 from simulate.trace import Trace
 
@@ -142,7 +143,7 @@ class Search:
             run = serve(self.fitted, change, rows, law)
             if run.answered < run.requests:
                 raise ValueError(f"{run.requests - run.answered:,} requests were refused")
-        except Exception as error:  # a policy of the user's own may raise anything
+        except (Exception, HookTimeout) as error:  # a policy of the user's own may raise anything, or hang
             self.failed[name] = described(error)
             return None
         finally:

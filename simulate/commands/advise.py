@@ -29,7 +29,7 @@ from simulate.logs.log import Log
 from simulate.logs.read import read, served
 from simulate.simulator import Run
 from terminal import options as line
-from terminal.console import say, table_of
+from terminal.console import say, table_of, writable
 from terminal.options import FILE, KEY, Argument, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted
 
@@ -63,6 +63,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     """Advise, or compare a newer log with the advice."""
     if args.check:
         return check(args, console)
+    writable(args.advice, "--advice")
     limits, own = limits_of(args.slo), [own_change(file) for file in args.policy]
     fitted = fitted_of(args, console)
     for doubt in fitted.doubts:
@@ -160,9 +161,15 @@ def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> None
 
 def check(args: Values, console: Console) -> dict[str, Any]:
     """Compare a log that was measured after a change with what is expected for its requests."""
-    file = json.loads(args.advice.read_text(encoding="utf-8"))
+    try:
+        file = json.loads(args.advice.read_text(encoding="utf-8"))
+        file["advice"], file["fit"], file["limits"]
+    except (ValueError, LookupError, TypeError):
+        raise UsageError(f"{args.advice} is no advice. Use --advice with a file that ./eb advise LOG wrote") from None
     if args.applied > len(file["advice"]):
-        raise UsageError(f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use one")
+        raise UsageError(
+            f"--applied is {args.applied}, but {args.advice} has {len(file['advice'])} changes. Use the number of one"
+        )
     fitted, log, limits = fits.load(Path(file["fit"])), read(args.check), file["limits"]
     title, change = (file["advice"][args.applied - 1][key] for key in ("title", "change"))
 

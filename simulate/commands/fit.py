@@ -93,7 +93,12 @@ def server_of(log: Log, args: Values, console: Console) -> tuple[Log, Kind, dict
     """Return the log with what --url says of the server, the kind of its scheduler, and the settings that options give."""
     if args.url:
         facts = ask.facts(args.url, args.api_key)
-        say(console, f"asked {args.url}: {', '.join(facts.pop('asked', ()))}")
+        asked = facts.pop("asked", ())
+        if not any(" HTTP " in each for each in asked):
+            raise RuntimeError(f"--url: no server answers at {args.url} ({asked[-1]}). Start it, or check the address")
+        if not facts:
+            say(console, f"warning: {args.url} reports no settings that are known. Use --slots and --kv-tokens")
+        say(console, f"asked {args.url}: {', '.join(asked)}")
         log = replace(log, server={**log.server, **facts})
     engine = args.engine or log.server.get("engine")
     if not engine:

@@ -57,6 +57,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     rng, context, given = np.random.default_rng(), USUAL_CONTEXT, {"slots": args.slots} if args.slots else {}
     target = Target(args.url, args.timeout, api_key=args.api_key, dialect=Dialect(args.api, True, args.model))
     server: dict[str, Any] = {**given}
+    if args.engine:
+        engines.get(args.engine)  # before anything is sent
     if not args.dry_run:
         for flag in ("log", "out"):
             writable(getattr(args, flag), f"--{flag}")

@@ -204,9 +204,14 @@ def fit(
     known = int((np.isfinite(log.first) & np.isfinite(log.last)).sum())
     if known < FEWEST:
         raise ValueError(
-            f"the log has {known} requests with a first and a last token, but a fit needs {FEWEST}. Use a longer one"
+            f"{known} requests of the log have a first and a last token, but a fit needs {FEWEST}. "
+            "Record streamed answers, or more requests"
         )
     chosen, engine, sources = kind.serve(log.server, given)
+    if 0 < engine.kv_tokens < (longest := _longest(log)) - 1:  # the last token is never read
+        raise ValueError(
+            f"the KV memory has room for {engine.kv_tokens:,} tokens, but a request of the log has {longest:,}. Use a larger --kv-tokens"
+        )
     part = log.until(int(np.flatnonzero(np.isfinite(log.last))[min(known, MANY) - 1]) + 1)
     scenario = Scenario((chosen,), engine, Affine(), Host(), log.trace, (chosen.policy(engine.slots),))
     done = count(1)
@@ -227,13 +232,20 @@ def fit(
     return Fitted(best.scenario, replace(noise, seen=seen), log, kind, sources | fitted, best.errors, seen, doubts)
 
 
+def _longest(log: Log) -> int:
+    return int((log.prompt + log.output).max())
+
+
 def _settings(search: Search, best: Found, sources: Mapping[str, str]) -> tuple[Found, dict[str, str]]:
     """Return the fit with the slots and the KV memory that explain the log best, where only usual ones are known."""
     rows, tokens = held(log := search.log, log.first, log.last)
     fitted: dict[str, str] = {}
     engine = best.scenario.engine
     usual = {name: getattr(engine, name) for name in ("kv_tokens", "slots")}
-    tries = [("kv_tokens", int(share * tokens)) for share in KV_SHARES if rows < engine.slots]
+    tries = [
+        ("kv_tokens", size) for share in KV_SHARES
+        if rows < engine.slots and (size := int(share * tokens)) >= _longest(log) + 2 * engine.page_size  # else it never runs
+    ]  # fmt: skip
     tries += [("slots", rows), *usual.items()]  # at the end, whether a usual one explains it as well after all
     for name, value in tries:
         engine = best.scenario.engine
@@ -300,7 +312,7 @@ def _doubts(log: Log, best: Found, known: int) -> Iterator[str]:
     """Yield what makes the law a guess."""
     if best.errors["latency"] > DOUBTFUL:
         yield (
-            f"single requests of the log itself are off by {best.errors['latency']:.0%} of the mean latency (bound {DOUBTFUL:.0%}): "
+            f"single requests of the log itself are off by {best.errors['latency']:.1%} of the mean latency (bound {DOUBTFUL:.0%}): "
             "no law of this scheduler explains it. Check --engine and its settings"
         )
     late = best.errors["ttft"] * float(np.nanmean(log.first - log.at))
@@ -311,4 +323,4 @@ def _doubts(log: Log, best: Found, known: int) -> Iterator[str]:
             "Check --engine and its settings"
         )
     if known < FEW:
-        yield f"only {known} requests have times: a law needs {FEW} to be sure. Use a longer log"
+        yield f"only {known} requests have times, but a reliable fit needs {FEW}. Use a longer log"

@@ -18,7 +18,8 @@ from simulate.places import NAN
 
 FEWEST, FEW = 3, 20  # whole answers: fewer are refused; fewer make the intervals wider
 SLACK = 1e-4  # seconds by which rounded times may contradict each other
-SILENCE = 20  # times as long as usual
+SILENCE, BURSTS = 20, 12  # times as long as the median, and as the mean
+SLOWEST = 5.0  # seconds per token at the median: more are milliseconds
 RETRY_SECONDS, ALIKE = 60.0, 3  # after a failure, and requests with the same length of the prompt, for a retry
 
 
@@ -39,7 +40,9 @@ def checked(
     ran = sorted((_measured(r) for r in arrived if not _problem(r)), key=lambda r: r.sent)
     whole = sum(math.isfinite(r.last) for r in ran)
     if whole < FEWEST:
-        raise ValueError(f"it has {whole} whole answers, but a fit needs {FEWEST}, better 100. Record more requests")
+        raise ValueError(f"its whole answers are {whole}, but a fit needs {FEWEST}, better 100. Record more requests")
+    if not designed:
+        _check_clocks(ran)
     lost = [Note(f"Requests that {why}: {n}. They are left out.", 1 + n / len(arrived)) for why, n in problems.items()]
     return Log.of(ran, server, [*notes, *lost, *_flaws(ran, whole, designed), *_retries(arrived)])
 
@@ -52,6 +55,27 @@ def _problem(r: Request) -> str:
         return "failed before the first token" if r.error else "have no token counts"
     contradicts = r.first < r.sent - SLACK or r.last < max(r.sent, r.first) - SLACK
     return "have times that contradict each other" if contradicts else ""
+
+
+def _check_clocks(ran: Many[Request]) -> None:
+    """Raise ValueError if times are not in seconds, or arrivals are by a clock that is far behind."""
+    sent, first, last, output = (
+        np.array([getattr(r, name) for r in ran]) for name in ("sent", "first", "last", "output")
+    )
+    timed = np.isfinite(first) & np.isfinite(last)
+    if (several := timed & (output > 1)).any():
+        pace = float(np.median((last - first)[several] / (output - 1)[several]))
+        if pace > SLOWEST:
+            raise ValueError(
+                f"a token takes {pace:,.1f} s (median), but must take at most {SLOWEST:g} s. Write all times in seconds"
+            )
+    if timed.any() and (wait := float((first - sent)[timed].min())) > max(
+        SLOWEST, float(np.ptp([*first[timed], *last[timed]]))
+    ):
+        raise ValueError(
+            f"each first token comes at least {wait:,.0f} s after its arrival, which is longer than the server ran. "
+            "Record arrivals and tokens by one clock"
+        )
 
 
 def _measured(r: Request) -> Request:
@@ -77,7 +101,8 @@ def _flaws(ran: Many[Request], whole: int, designed: bool) -> Iterator[Note]:
         yield Note("All requests arrived at once: their order decides who waits, and an idle server was not seen.", 1.5)
     usual, reach = np.diff(sent)[np.diff(sent) > 0], np.fmax.accumulate(last)[:-1]
     pause = np.diff(sent)[reach >= sent[1:]].max(initial=0.0)  # while something ran
-    if not designed and len(usual) and pause > SILENCE * np.median(usual):
+    rest = (usual.sum() - pause) / max(1, len(usual) - 1)  # the mean of the others: bursts make their median small
+    if not designed and len(usual) and pause > max(SILENCE * np.median(usual), BURSTS * rest):
         yield Note(f"No request arrived for {pause:.3g} s while others ran: a pause, or missing lines.", 1.25)
 
 

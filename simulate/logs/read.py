@@ -24,6 +24,8 @@ def read(path: Path) -> Log:
         file = _file(path)
         rows = _objects(file.read_text("utf-8-sig").strip())
         format = next((format for format in FORMATS if format.keys <= rows[0].keys()), None)
+        if "requests" in rows[0] and "misfit" in rows[0]:
+            raise ValueError(f"it is a cost file that fit wrote. Use the log, or ./eb advise {path}")
         if format is None:
             examples = "".join(f"\n  {format.made_by}" for format in FORMATS)
             raise ValueError(f"its format is unknown. Use a file of one of these:{examples}")
@@ -31,7 +33,13 @@ def read(path: Path) -> Log:
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ValueError(f"cannot read a log from {str(path)!r}: it is damaged ({what}). Record it again") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"cannot read a log from {str(path)!r}: it is neither JSON nor CSV in UTF-8. Use the file of a tool"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"cannot read a log from {str(path)!r}: {error.strerror}. Check the path") from error
+    except ValueError as error:
         raise ValueError(f"cannot read a log from {str(path)!r}: {error}") from error
 
 
@@ -52,11 +60,20 @@ def _objects(text: str) -> list[dict[str, Any]]:
     try:
         rows: Any = json.loads(text) if text[:1] in ("{", "[") else list(csv.DictReader(lines))
     except (json.JSONDecodeError, csv.Error):
-        rows = [json.loads(line) for line in lines if line]
+        rows = [_object(number, line) for number, line in enumerate(lines, 1) if line]
     found: list[dict[str, Any]] = rows if isinstance(rows, list) else [rows]
     if not found or not all(isinstance(row, dict) for row in found):
         raise ValueError("it has no requests. Use a file with an object for each")
     return found
+
+
+def _object(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        raise ValueError(
+            f"its line {number} is no JSON. Remove the line if it is cut, or record the log again"
+        ) from None
 
 
 def served(url: str, api_key: str | None) -> Log | None:
@@ -71,5 +88,8 @@ def served(url: str, api_key: str | None) -> Log | None:
     if reply.status_code != 200:
         return None
     format = next(format for format in FORMATS if format.made_by == WHAT_IF)
-    requests, server, notes = format.read([reply.json()], Path())
+    try:
+        requests, server, notes = format.read([reply.json()], Path())
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None  # a page, or another server's answer
     return checked(requests, {**server, **ask.facts(url, api_key)}, notes)

@@ -223,6 +223,26 @@ def test_a_log_that_tells_too_little_is_refused(requests: list[Request]) -> None
 
 
 @pytest.mark.parametrize(
+    ("requests", "remedy"),
+    [
+        ([r._replace(sent=1000 * r.sent, first=1000 * r.first, last=1000 * r.last) for r in steady()], "times in seconds"),
+        ([r._replace(first=r.first + 3600, last=r.last + 3600) for r in steady()], "by one clock"),
+    ],
+)  # fmt: skip
+def test_milliseconds_and_arrivals_of_another_clock_are_refused(requests: list[Request], remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        checked(requests)
+
+
+def test_bursts_are_no_pause() -> None:
+    long = [
+        r._replace(sent=2.0 * (i // 4) + i % 4 / 100, output=400, first=20.0, last=30.0 + i)
+        for i, r in enumerate(steady())
+    ]
+    assert "No request arrived" not in notes(long)
+
+
+@pytest.mark.parametrize(
     "data",
     [b"", b"\n", b"[]", b"{}", b"[1]", b"\x00\xff\xfe", b"{\"benchmarks\": 1}", b"a,b\n1,2\n", b"hello",
      b'{"request_id": "a"}\nnot JSON\n', b"1" * 5000, b"[" * 100_000, b'{"input_toks": ' + b"1" * 5000 + b"}",
@@ -236,7 +256,10 @@ def test_a_damaged_file_is_refused(data: bytes, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
-    for path, why in ((tmp_path / "nothing", "No such file"), (tmp_path, "a folder without a log")):
+    for path, why in (
+        (tmp_path / "nothing", "No such file or directory. Check the path"),
+        (tmp_path, "a folder without a log"),
+    ):
         with pytest.raises(ValueError, match=why):
             read(path)
 
