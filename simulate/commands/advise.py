@@ -129,10 +129,14 @@ def probed(url: str, args: Values, console: Console) -> Path:
 def limits_of(text: str | None) -> dict[str, float]:
     """Return the limits of --slo by name."""
     limits = {}
-    for name, _, value in (part.partition(":") for part in (text or "").split(",") if part):
-        limits[name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else 0.0
-        if name not in ("ttft", "itl", "latency") or not limits[name]:
-            raise UsageError(f"--slo {name}:{value} is no limit. Use seconds of ttft, itl or latency, as in ttft:0.5")
+    for part in filter(None, (text or "").split(",")):
+        name, _, value = part.partition(":")
+        known_limit = name in ("ttft", "itl", "latency") and name not in limits and re.fullmatch(r"\d*\.?\d+", value)
+        limits[name] = float(value) if known_limit else 0.0
+        if not limits[name]:
+            raise UsageError(
+                f"--slo {part} is no limit, or a second one. Use seconds of ttft, itl or latency, as in ttft:0.5"
+            )
     return limits
 
 

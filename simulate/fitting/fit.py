@@ -42,6 +42,7 @@ KV_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # of the tokens that requests
 SWITCHES = 2  # of the shape of a law that may follow each other
 SHAPES: Mapping[str, Many[Any]] = {"chosen": (1 / 64, *CHOSEN), "knee": KNEES, "buckets": ((), BUCKETS[1])}
 WAKE = 0.005  # seconds at most in which an idle server begins, with all that came meanwhile
+LATE = 20  # times a token: the time before a request is seen that no server takes
 MANY = 600  # requests that show the shape of a law; more only show its constants
 # What is usual, as a part of `base`: a GPU computes about 200 tokens while it reads the weights, a processor about two. Each
 # may be wrong by its own size. It matters only for what a log does not say: with 128 rows in all steps, rows, context and base
@@ -321,6 +322,12 @@ def _doubts(log: Log, best: Found, known: int) -> Iterator[str]:
         yield (
             f"first tokens of the log itself are off by {late:.2f} s on average, more than a step of {pace:.3f} s. "
             "Check --engine and its settings"
+        )
+    arrival = best.scenario.host.alpha0
+    if arrival > max(LATE * pace, SHORTEST):
+        yield (
+            f"a request seems to arrive {arrival:.2f} s before the server sees it, as if two clocks were mixed. Check the times of "
+            "arrival"
         )
     if known < FEW:
         yield f"only {known} requests have times, but a reliable fit needs {FEW}. Use a longer log"
