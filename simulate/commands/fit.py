@@ -94,7 +94,7 @@ def server_of(log: Log, args: Values, console: Console) -> tuple[Log, Kind, dict
     if args.url:
         facts = ask.facts(args.url, args.api_key)
         asked = facts.pop("asked", ())
-        if not any(" HTTP " in each for each in asked):
+        if asked and not any(" HTTP " in each for each in asked):
             raise RuntimeError(f"--url: no server answers at {args.url} ({asked[-1]}). Start it, or check the address")
         if not facts:
             say(console, f"warning: {args.url} reports no settings that are known. Use --slots and --kv-tokens")

@@ -177,7 +177,7 @@ def test_a_server_is_validated_with_intervals_which_learn_from_it(
     monkeypatch.setattr(
         validate,
         "serve",
-        lambda chosen, flags, trace, *_: (alone(LAW), served_by(chosen.name, Scaled(LAW, 1.02), trace)),
+        lambda chosen, flags, trace, *_: (alone(LAW), alone(LAW), served_by(chosen.name, Scaled(LAW, 1.02), trace)),
     )
     main([*line, str(path)])
     captured = capsys.readouterr()

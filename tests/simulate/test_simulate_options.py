@@ -305,7 +305,10 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(log: Any, kind: Any, given: Any, console: Any) -> Any:
         """Return as a fit what it was to be made from."""
         sources, scenario = repr((log.server, log.first, kind.name, given)), SimpleNamespace(host=Host())
-        return SimpleNamespace(law=Affine(), scenario=scenario, sources=sources, misfit={}, doubts=())
+        return SimpleNamespace(
+            law=Affine(), scenario=scenario, sources=sources, misfit={}, doubts=(), guesses=lambda *times: "",
+            replay=lambda law: SimpleNamespace(sequences=[]),
+        )  # fmt: skip
 
     class Load:
         """Sends nothing, and says what it was to send as the tokens that it spent."""
