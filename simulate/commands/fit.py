@@ -39,7 +39,7 @@ TERMS = {
 }  # fmt: skip
 NOTE = (
     "The log may be of any server: a result of this client or a folder of ./eb compare, of 'vllm bench serve --save-detailed', "
-    "guidellm, aiperf or LLMServingSim, OpenTelemetry spans of vLLM, or an iterations.jsonl. docs/advise.md has an example of each."
+    "guidellm, aiperf or LLMServingSim, OpenTelemetry spans of vLLM, or an iterations.jsonl. docs/advise.md says how each is made."
 )
 
 
