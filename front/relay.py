@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,7 +25,7 @@ from front.counted import Counter
 from front.errors import Failed
 from front.sites import Site, Sites
 from front.upstream import Turn, Upstream
-from front.wire import REUSED, passed, to_client
+from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from serving.inference import Inference, InferenceError
 
 PATIENCE_SECONDS = 15.0  # for which a request is tried again that no upstream takes
@@ -74,7 +75,7 @@ class Wires:
         """Return an upstream's answer, as a context; its redirects are not followed, and `notes` gets REUSED."""
         return self.session.request(
             method, URL(url, encoded=True), data=body, headers=headers, allow_redirects=False, trace_request_ctx=notes,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=self.idle),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self.idle),
         )  # fmt: skip
 
 
@@ -108,9 +109,9 @@ class Relay:
         self._wires.upstream.forget(self.turn)
         self._from_loop(self._on_end)
 
-    def _from_loop(self, act: asyncio.Handle | object) -> None:
+    def _from_loop(self, act: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # this server's event loop has ended
-            self._loop.call_soon_threadsafe(act)  # type: ignore[arg-type]
+            self._loop.call_soon_threadsafe(act)
 
     def _on_turn(self) -> None:
         self._let_through = True

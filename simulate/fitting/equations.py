@@ -25,6 +25,7 @@ from simulate.trace import Trace
 APART = 20  # steps between two marks: fewer say little beside the noise of one
 PIECE = 16  # chunks of an answer between two marks, where their times are known
 SOON = 4  # steps within which the first token of a request comes that did not queue
+SHORTEST = 0.05  # seconds; shorter intervals are as noisy as this one
 PATIENCE = 3.0  # times as long as the log that a simulation may take to get as far
 
 
@@ -41,7 +42,7 @@ class Watched(Wrapper):
 
 
 class Trajectory(Simulation):
-    """A simulation of a log that keeps the terms, the beginning and the end of each step, and stops after the last known time."""
+    """A simulation of a log that keeps the sums, the beginning and the end of each step, and stops after the last known time."""
 
     def __init__(self, log: Log, scenario: Scenario[Trace], until: float = np.inf) -> None:
         self.until = until
@@ -60,7 +61,6 @@ class Trajectory(Simulation):
             np.array([np.nan if (at := getattr(seq, name)) is None else at for seq in sequences])
             for name in ("first_token_at", "finished_at")
         )
-        self.preemptions = sum(seq.preemptions for seq in sequences)
 
     def turn(self) -> bool:
         """Go on until all that the log knows by `until` has happened here, too, but not much longer."""
@@ -97,6 +97,11 @@ class Equations:
     weight: np.ndarray
     steps: np.ndarray
     ends: np.ndarray
+
+    @property
+    def error(self) -> np.ndarray:
+        """How far off each interval usually is, up to a common factor: it grows with the root, as of a sum of steps."""
+        return np.asarray(np.sqrt(np.maximum(self.seconds, SHORTEST)))
 
 
 class Intervals:
@@ -139,11 +144,9 @@ class Intervals:
             marks = [(begin, self.log.first[i]), (end, self.log.last[i])]
             if len(self.log.chunks) > i and end - begin == self.log.output[i] - 1:  # it decoded in every step
                 times, counts = self.log.chunks[i]
-                place = np.cumsum(counts)[:: max(1, PIECE)] if len(counts) else ()
+                place = np.cumsum(counts)[::PIECE] if len(counts) else ()
                 marks[1:1] = [
-                    (begin + int(p) - 1, float(t))
-                    for p, t in zip(place, times[:: max(1, PIECE)])
-                    if begin < begin + p - 1 < end
+                    (begin + int(p) - 1, float(t)) for p, t in zip(place, times[::PIECE]) if begin < begin + p - 1 < end
                 ]
             for (before, since), (at, until) in pairwise(marks):
                 self.add(before, at, since, until)

@@ -19,7 +19,7 @@ import numpy as np
 from costs.cost import Affine, Host
 from costs.steps import seen_in
 from simulate.engines.known import Kind
-from simulate.fitting.equations import APART, Equations, Intervals, Trajectory
+from simulate.fitting.equations import APART, SHORTEST, Equations, Intervals, Trajectory
 from simulate.fitting.fitted import Fitted, held, measured
 from simulate.logs.log import Log
 from simulate.measured.calibrate import BUCKETS, CHOSEN, EARNED, KNEES
@@ -31,7 +31,6 @@ from simulate.trace import Trace
 ROUNDS, MORE_ROUNDS = 10, 4  # of simulating and solving: with a usual law, and with one that is near
 SETTLED = 3  # rounds without a better one after which no more follow
 LEAST = 0.1  # the error of the root of an interval, in its own unit: no law is exact
-SHORTEST = 0.05  # seconds; shorter intervals are as noisy as this one
 SCALES = (0.98, 1.02, 0.99, 1.01, 0.995, 1.005)
 SPENT = 0.005  # of the error is not worth a switch of the law
 FEWEST, FEW = 3, 20  # requests with times, for a law at all and for one without a doubt
@@ -53,15 +52,11 @@ BASE_OF_PACE = 0.6  # of the time per token
 
 
 def constants_of(data: Equations, base: float, parts: Mapping[str, float]) -> np.ndarray:
-    """Return the constants of the terms, of the very first step, and of an arrival.
-
-    The error of an interval grows with its root, as of a sum of steps.
-    """
+    """Return the constants of the terms, of the very first step, and of an arrival."""
     usual = np.zeros((len(parts), data.terms.shape[1]))
     for row, (name, part) in zip(usual, parts.items()):
         row[TERMS.index(name)], row[0] = 1 / (part * base), -1 / base
-    error = np.sqrt(np.maximum(data.seconds, SHORTEST))
-    return solve(data.terms, data.seconds, error, data.weight, usual, LEAST)
+    return solve(data.terms, data.seconds, data.error, data.weight, usual, LEAST)
 
 
 @dataclass(frozen=True)
@@ -180,7 +175,7 @@ class Search:
         law = replace(best.law, **changed)
         data = Intervals(self.log, best.way, law).equations()
         found = self._solve(data, best.law)
-        off = np.abs(data.terms @ found - data.seconds) / np.sqrt(np.maximum(data.seconds, SHORTEST))
+        off = np.abs(data.terms @ found - data.seconds) / data.error
         return float(data.weight @ off), law_of(found, law)
 
     def scaled(self, best: Found) -> Found:
@@ -209,7 +204,7 @@ def fit(
             "Record streamed answers, or more requests"
         )
     chosen, engine, sources = kind.serve(log.server, given)
-    if 0 < engine.kv_tokens < (longest := _longest(log)) - 1:  # the last token is never read
+    if 0 < engine.kv_tokens < (longest := log.longest) - 1:  # the last token is never read
         raise ValueError(
             f"the KV memory has room for {engine.kv_tokens:,} tokens, but a request of the log has {longest:,}. Use a larger --kv-tokens"
         )
@@ -233,10 +228,6 @@ def fit(
     return Fitted(best.scenario, replace(noise, seen=seen), log, kind, sources | fitted, best.errors, seen, doubts)
 
 
-def _longest(log: Log) -> int:
-    return int((log.prompt + log.output).max())
-
-
 def _settings(search: Search, best: Found, sources: Mapping[str, str]) -> tuple[Found, dict[str, str]]:
     """Return the fit with the slots and the KV memory that explain the log best, where only usual ones are known."""
     rows, tokens = held(log := search.log, log.first, log.last)
@@ -245,7 +236,7 @@ def _settings(search: Search, best: Found, sources: Mapping[str, str]) -> tuple[
     usual = {name: getattr(engine, name) for name in ("kv_tokens", "slots")}
     tries = [
         ("kv_tokens", size) for share in KV_SHARES
-        if rows < engine.slots and (size := int(share * tokens)) >= _longest(log) + 2 * engine.page_size  # else it never runs
+        if rows < engine.slots and (size := int(share * tokens)) >= log.longest + 2 * engine.page_size  # else it never runs
     ]  # fmt: skip
     tries += [("slots", rows), *usual.items()]  # at the end, whether a usual one explains it as well after all
     for name, value in tries:

@@ -50,8 +50,10 @@ class Fitted:
 
     def guesses(self, first: np.ndarray, last: np.ndarray) -> str:
         """Return a warning if predicted times of the log's requests need more memory than is known to be there, else ""."""
+        if self.sources.get("kv_tokens") != "usual":
+            return ""
         needed, shown = (held(self.log, *times)[1] for times in ((first, last), (self.log.first, self.log.last)))
-        if self.sources.get("kv_tokens") != "usual" or needed <= MORE * shown:
+        if needed <= MORE * shown:
             return ""
         return (
             f"the KV memory is not known: these requests hold up to {needed:,} tokens at once, and what was fitted holds "
@@ -91,7 +93,7 @@ def held(log: Log, first: np.ndarray, last: np.ndarray) -> tuple[int, int]:
         among = (first <= at) & (last > at + half)
         done = (at - first[among]) / (last - first)[among]
         rows, tokens = max(rows, int(among.sum())), max(tokens, int((prompt[among] + done * output[among]).sum()))
-    return max(rows, 1), max(tokens, int((log.prompt + log.output).max()))
+    return max(rows, 1), max(tokens, log.longest)
 
 
 def save(path: Path, fitted: Fitted) -> None:

@@ -96,6 +96,11 @@ class Log:
         return replace(self, trace=Trace(seen), first=first, last=last, chunks=chunks)
 
     @property
+    def longest(self) -> int:
+        """The most tokens of a request, of prompt and answer together."""
+        return int((self.prompt + self.output).max())
+
+    @property
     def widening(self) -> float:
         """How many times as wide the intervals must be, by all notes together."""
         return float(np.prod([note.widening for note in self.notes]))
