@@ -179,7 +179,7 @@ class Relay:
         return other
 
     def _wait_again(self, seconds: float, mine: int = 1) -> None:
-        """Go back to the head of the queue, which lets nobody through until an upstream can take a request.
+        """Go back to the head of the queue; no request is let through until an upstream can take one.
 
         `mine` is how often this request counts as open.
         """
@@ -254,5 +254,5 @@ class Relay:
             await to_client(response.write(start + json.dumps(content).encode() + end))
             await to_client(response.write_eof())
         elif self.request.transport is not None:
-            self.request.transport.abort()  # fewer bytes than were promised, so that nobody takes it for whole
+            self.request.transport.abort()  # so that the client cannot mistake the answer for a complete one
         return response

@@ -167,7 +167,7 @@ class Queue(Door):
             raise Failed(404, text, "not_found_error")
         body = await receive(request, self.limits)
         self.service.draining = self.draining
-        self.open -= 1  # a page that somebody left open must not keep the queue from ending
+        self.open -= 1  # an open page must not keep the queue from shutting down
         try:
             return await self._bridge.handle(request, body)
         finally:

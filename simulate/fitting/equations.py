@@ -105,7 +105,7 @@ class Equations:
 
 
 class Intervals:
-    """What lies between measured times, as a simulation has it."""
+    """Collects the intervals between measured times, with the simulated steps that lie in each."""
 
     def __init__(self, log: Log, way: Trajectory, law: Affine) -> None:
         self.log, self.way = log, way
