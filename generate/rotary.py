@@ -76,9 +76,9 @@ class Turn(NamedTuple):
     eps: float
 
 
-def make_turn(block: Block, config: Architecture) -> Turn | None:
-    """Return the rotation of this architecture, None for learned positions."""
-    if config.rope is None:
+def make_turn(block: Block, config: Architecture, layer: int) -> Turn | None:
+    """Return the rotation of this layer, None for one without."""
+    if config.rope is None or layer in config.unrotated:
         return None
     norms = None
     if block.q_norm is not None and block.k_norm is not None:

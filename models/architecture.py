@@ -39,7 +39,7 @@ class Architecture:
     """One decoder-only transformer: its sizes, and the switches in which the families differ.
 
     inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
-    rope: None for a learned table of positions.
+    rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation.
     """
 
@@ -57,6 +57,7 @@ class Architecture:
     rope: Rope | None
     activation: str
     gated: bool
+    unrotated: frozenset[int] = frozenset()
     qk_norm: bool = False
     qkv_bias: bool = False
     proj_bias: bool = False  # of the projection behind attention

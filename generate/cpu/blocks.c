@@ -159,7 +159,7 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
     norm(model, x, b->norm_1, 0, normed, m);
     product(model, adapters, place, &b->qkv, normed, 0, qkv, m, PLAIN, &b->attn_proj);
     tokens.block = b;
-    if (model->rotation) share_out(rotate_some, &tokens, m, FEW);
+    if (b->turns) share_out(rotate_some, &tokens, m, FEW);
     int code = model->attention(qkv, b->keys, b->values, normed, cu_seqlens, context_lens, block_tables, n, (int)m,
                                 model->heads, model->kv_heads, model->head_size, model->page_size, max_pages,
                                 model->pages, b->scale);

@@ -61,7 +61,7 @@ class CBlocks:
                 self._norm(block.norm_1, config), self._norm(block.norm_2, config),
                 *(self._address(weight.float()) if weight is not None else None for weight in block.head_norms),
                 *(layer.struct for layer in block.kernels),
-                keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale,
+                keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale, turns=block.turn is not None,
             )
             for block, k, v in zip(blocks, keys, values)
         ]  # fmt: skip

@@ -111,6 +111,7 @@ typedef struct {
   Linear qkv, attn_proj, fc, mlp_proj;
   void *keys, *values;
   float scale;
+  int turns;  // queries and keys are rotated
 } Block;
 
 typedef struct {

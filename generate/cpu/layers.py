@@ -27,7 +27,7 @@ class Block:
         self.norm_1, self.norm_2 = block.norm_1, block.norm_2
         self.normalize_1, self.normalize_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
         self.head_norms = [norm and norm.weight for norm in (block.q_norm, block.k_norm)]
-        self.turn = make_turn(block, config)
+        self.turn = make_turn(block, config, layer)
         self.scale = config.attention_scale(layer)
         for part in ("qkv", "attn_proj", "fc", "mlp_proj"):
             check_finite(quantize, f"layer {layer}'s {part} weight", getattr(block, part).weight)

@@ -157,7 +157,7 @@ class Block:
         self.qkv, self.attn_proj = _layer(block.qkv), _layer(block.attn_proj)
         self.fc, self.mlp_proj = _layer(block.fc, config.activation, config.gated), _layer(block.mlp_proj)
         self.scale = config.attention_scale(layer)
-        self.turn = make_turn(block, config)
+        self.turn = make_turn(block, config, layer)
 
 
 def make_norm(norm: network.Norm, config: Architecture) -> Norm:

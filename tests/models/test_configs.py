@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from models.architecture import Architecture, Llama3Scaling
-from models.families import architecture_of
+from models.families import architecture_of, by_model_type
 from models.family import ConfigError
 from tests.support.checkpoints import transformers
 
@@ -15,18 +15,28 @@ SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hid
          "num_attention_heads": 6, "max_position_embeddings": 160}  # fmt: skip
 LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
 
+OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
+    "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True}
+}
+
 
 def read(model_type: str = "llama", **changes: Any) -> Architecture:
     return architecture_of({"model_type": model_type, **SHAPE, **changes})
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("model_type", [*by_model_type()])
 def test_every_key_that_transformers_writes_is_understood(model_type: str) -> None:
     changes = {"sliding_window": None} if model_type == "mistral" else {}
     raw = transformers().AutoConfig.for_model(model_type, **changes)
     config = architecture_of(raw.to_dict())
     assert (config.vocab_size, config.n_layer) == (raw.vocab_size, raw.num_hidden_layers)
     assert config.norm_epsilon == getattr(raw, "rms_norm_eps", 1e-5)
+
+
+def test_switches_are_read_as_versions_4_and_5_of_transformers_write_them() -> None:
+    for model_type, old in OLD.items():
+        raw = transformers().AutoConfig.for_model(model_type, **{**SHAPE, **old}).to_dict()
+        assert architecture_of({"model_type": model_type, **SHAPE, **old}) == architecture_of(raw)
 
 
 def test_rotations_are_read_as_versions_4_and_5_of_transformers_write_them() -> None:
@@ -81,6 +91,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "num_experts": ("qwen3", {"num_experts": 128}),
     "quantization_config": ("llama", {"quantization_config": {"quant_method": "awq"}}),
     "final_logit_softcapping": ("llama", {"final_logit_softcapping": 30.0}),
+    "no_rope_layers": ("smollm3", {"no_rope_layers": [1]}),
     "new_switch": ("llama", {"new_switch": "on"}),
     "hidden_act to 'mish'": ("llama", {"hidden_act": "mish"}),
     "num_key_value_heads 4": ("llama", {"num_key_value_heads": 4}),

@@ -41,6 +41,7 @@ ARCHITECTURES = {
     ),
     "qwen2": replace(LLAMA, family="qwen2", qkv_bias=True),
     "qwen3": replace(LLAMA, family="qwen3", n_head=4, n_kv_head=2, qk_norm=True, rope=Rope(theta=1e6)),
+    "smollm3, a layer without positions": replace(LLAMA, unrotated=frozenset({0})),
     "layer norms, gelu, rotated, biases": replace(
         LLAMA, norm="layer", activation="gelu_new", gated=False, qkv_bias=True, proj_bias=True, mlp_bias=True
     ),
