@@ -41,6 +41,7 @@ class Architecture:
     inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
     rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation.
+    scales: for each part of `models.network` that is named, what its tensors are multiplied by when they are loaded.
     """
 
     family: str
@@ -63,12 +64,14 @@ class Architecture:
     proj_bias: bool = False  # of the projection behind attention
     mlp_bias: bool = False
     tied: bool = True  # the head is the table of tokens
+    scales: tuple[tuple[str, float], ...] = ()
+    attention_multiplier: float | None = None  # in place of 1 / sqrt(head size)
     scale_attention: bool = True  # by 1 / sqrt(head size)
     scale_by_layer: bool = False  # by 1 / (layer + 1), too
 
     def attention_scale(self, layer: int) -> float:
         """Return the factor of the dot products of `layer` before the softmax."""
-        scale = 1 / math.sqrt(self.head_size) if self.scale_attention else 1.0
+        scale = self.attention_multiplier or (1 / math.sqrt(self.head_size) if self.scale_attention else 1.0)
         return scale / (layer + 1) if self.scale_by_layer else scale
 
     @property

@@ -26,7 +26,7 @@ class Place(NamedTuple):
 class Piece(NamedTuple):
     """One stored tensor: its shape in the file, and the rows of the engine's tensor that it fills.
 
-    rows: of the whole tensor in the engine. transposed: stored as (in, out).
+    rows: of the whole tensor in the engine. transposed: stored as (in, out). scale: the engine's numbers / the file's.
     """
 
     shape: tuple[int, ...]
@@ -34,18 +34,19 @@ class Piece(NamedTuple):
     start: int
     rows: int
     transposed: bool
+    scale: float
 
 
 def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
     """Return every tensor of a checkpoint by its name without prefix; a tied head is not among them."""
     C, V = config.n_embd, config.vocab_size
-    biased_norm = config.norm == "layer"
+    biased_norm, scales = config.norm == "layer", dict(config.scales)
     found: dict[str, Piece] = {}
 
     def add(name: str, place: Place, columns: int | None, start: int, count: int, rows: int) -> None:
         transposed = layout.transposed and columns is not None and place.layer is not None
         shape = (count,) if columns is None else (columns, count) if transposed else (count, columns)
-        found[f"{name}.{place.leaf}"] = Piece(shape, place, start, rows, transposed)
+        found[f"{name}.{place.leaf}"] = Piece(shape, place, start, rows, transposed, scales.get(place.part, 1.0))
 
     add(layout.embedding, Place(None, "embedding", "weight"), C, 0, V, V)
     if config.rope is None and layout.positions is not None:

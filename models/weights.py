@@ -100,6 +100,8 @@ def _read(
             continue
         # Convert before transposing: torch is slow when it does both at once.
         source = tensor.to(dtype).T if transposed else tensor
+        if piece.scale != 1:
+            source = source.float() * piece.scale
         if piece.place not in found:
             found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=dtype)
         found[piece.place][piece.start : piece.start + len(source)].copy_(source)
@@ -121,7 +123,9 @@ def _kept(path: Path, layout: Layout, pieces: dict[str, Piece], as_blocks: Colle
     for full, kind in gguf_file.hf_kinds(gguf_file.read(path)).items():
         plain = layout.plain_name(full)
         piece = pieces.get(plain) if plain is not None else None
-        if plain is not None and piece is not None and piece.place.part in LINEAR and piece.place.leaf == "weight":
+        if plain is None or piece is None or piece.scale != 1:
+            continue
+        if piece.place.part in LINEAR and piece.place.leaf == "weight":
             kinds[piece.place].add(kind)
             names[full] = plain
     return {

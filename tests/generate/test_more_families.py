@@ -9,23 +9,33 @@ from typing import Any
 import pytest
 import torch
 
+from generate.cpu.adapters import AdapterRows, PreparedAdapter
 from generate.gpu.runner import GpuRunner
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import weights
+from models import adapters, families, weights
 from models.network import Network
 from models.sources import catalog
 from scheduling.sequence import Sequence
-from tests.support.checkpoints import judged, randomized, save, transformers
+from tests.support.checkpoints import judged, merged, randomized, save, transformers, write_adapter
 from tests.support.generate import logits_of, run
 
 SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
          "num_attention_heads": 6, "max_position_embeddings": 320}  # fmt: skip
 MANY_TO_ONE = {"num_attention_heads": 4, "num_key_value_heads": 1}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 0.5,
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
     "smollm3, untied, heads of 6": ("smollm3", {**MANY_TO_ONE, "head_dim": 6, "tie_word_embeddings": False}),
     "smollm3, biases, own layers": ("smollm3", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0]}),
+    "granite": ("granite", {**GRANITE, "num_key_value_heads": 2}),
+    "granite, tied": ("granite", {**GRANITE, **MANY_TO_ONE, "tie_word_embeddings": True}),
+    "granite, biases, heads of 10": ("granite", {**GRANITE, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),
 }  # fmt: skip
 LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257)
 PROMPTS = [[random.Random(n).randrange(211) for _ in range(n)] for n in LENGTHS]
@@ -75,3 +85,17 @@ def test_formats_of_16_and_8_bits_are_near(shape: str, quantize: str, tmp_path: 
     together = logits_of(runner, PROMPTS)
     assert torch.equal(logits_of(runner, [PROMPTS[4]])[0], together[4])
     assert (together[-1].softmax(-1) - expected).abs().sum(-1).mean() < (0.05 if quantize == "none" else 0.15)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES][2::3])
+def test_adapters_are_those_of_the_merged_model(shape: str, tmp_path: Path) -> None:
+    hf, network = build(shape, tmp_path / "model")
+    layers = [name for name, module in hf.named_modules() if isinstance(module, torch.nn.Linear) and "head" not in name]
+    folder = write_adapter(tmp_path / "adapter", hf, targets=tuple({name.rpartition(".")[2] for name in layers}))
+    config, layout = network.config, families.by_model_type()[SHAPES[shape][0]].layout
+    adapter = PreparedAdapter(adapters.load(folder, config, layout), config, torch.float32)
+    rows = AdapterRows.of([(adapter, 257)], 257)
+    found = logits_of(ModelRunner(network, PAGES, PAGE_SIZE), [PROMPTS[-1]], rows)[0]
+    with torch.inference_mode():
+        expected = merged(hf, folder)(torch.tensor([PROMPTS[-1]])).logits[0]
+    torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=1e-3)

@@ -16,7 +16,8 @@ SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hid
 LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
 
 OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
-    "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True}
+    "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True},
+    "granite": {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "residual_multiplier": 0.2},
 }
 
 
