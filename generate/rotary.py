@@ -66,13 +66,14 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 class Turn(NamedTuple):
     """How H query heads and KV key heads, of D values each, are normalized and rotated before attention.
 
-    norms: [2, D], the weights of the RMS norms of the heads of queries and of keys before the rotation, or None.
+    norms: [2, D], the weights of the RMS norms of the heads of queries and of keys before the rotation, or None; or
+        [H * D] and [KV * D], those of all heads of queries together and of keys.
     """
 
     H: int
     KV: int
     D: int
-    norms: Tensor | None
+    norms: Tensor | tuple[Tensor, Tensor] | None
     eps: float
 
 
@@ -80,9 +81,10 @@ def make_turn(block: Block, config: Architecture, layer: int) -> Turn | None:
     """Return the rotation of this layer, None for one without."""
     if config.rope is None or layer in config.unrotated:
         return None
-    norms = None
+    norms: Tensor | tuple[Tensor, Tensor] | None = None
     if block.q_norm is not None and block.k_norm is not None:
-        norms = torch.stack((block.q_norm.weight, block.k_norm.weight))
+        weights = block.q_norm.weight, block.k_norm.weight
+        norms = weights if config.whole_qk_norm else torch.stack(weights)
     return Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
 
 
@@ -91,5 +93,8 @@ def turn_heads(qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
     heads = qkv.view(len(qkv), -1, turn.D)  # (n, H + 2 KV, D)
     parts, v = [heads[:, : turn.H], heads[:, turn.H : -turn.KV]], heads[:, -turn.KV :]
     if turn.norms is not None:
-        parts = [rms_norm(part, weight, turn.eps) for part, weight in zip(parts, turn.norms)]
-    return torch.cat((*(rotate(part, rotation) for part in parts), v), 1).view(qkv.shape)
+        # A norm is as wide as its weight: (n, heads, D) or (n, 1, heads * D).
+        wide = (part.reshape(len(qkv), -1, len(weight)) for part, weight in zip(parts, turn.norms))
+        parts = [rms_norm(part, weight, turn.eps) for part, weight in zip(wide, turn.norms)]
+    turned = (rotate(part.view(len(qkv), -1, turn.D), rotation) for part in parts)
+    return torch.cat((*turned, v), 1).view(qkv.shape)

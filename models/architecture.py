@@ -40,7 +40,9 @@ class Architecture:
 
     inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
     rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
-    qk_norm: each head of queries and keys has an RMS norm of its own before the rotation.
+    qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
+        heads of queries have one together, and all heads of keys.
+    norm_after: what attention and the MLP give is normalized before it is added, and what they take is not.
     scales: for each part of `models.network` that is named, what its tensors are multiplied by when they are loaded.
     """
 
@@ -60,6 +62,8 @@ class Architecture:
     gated: bool
     unrotated: frozenset[int] = frozenset()
     qk_norm: bool = False
+    whole_qk_norm: bool = False
+    norm_after: bool = False
     qkv_bias: bool = False
     proj_bias: bool = False  # of the projection behind attention
     mlp_bias: bool = False

@@ -38,7 +38,7 @@ class Block:
     attn_proj: (C, H * D).
     fc: (inner, C), or (2 * inner, C) with the gate's rows before the up projection's.
     mlp_proj: (C, inner).
-    q_norm, k_norm: (D), with `qk_norm` only.
+    q_norm, k_norm: (D), with `qk_norm` only; (H * D) and (KV * D) with `whole_qk_norm`.
     """
 
     norm_1: Norm

@@ -84,7 +84,8 @@ def _block(config: Architecture) -> dict[str, tuple[tuple[int, ...], int | None,
         "mlp_proj": ((C,), inner, config.mlp_bias),
     }
     if config.qk_norm:
-        parts |= {"q_norm": ((D,), None, False), "k_norm": ((D,), None, False)}
+        widths = (q, kv) if config.whole_qk_norm else (D, D)
+        parts |= {name: ((width,), None, False) for name, width in zip(("q_norm", "k_norm"), widths)}
     return parts
 
 

@@ -107,7 +107,7 @@ int low_rank(const Adapters *adapters, int64_t place, const void *x, int64_t k, 
 // Norms are float32: weight [C], then bias [C] unless the norm is an RMS norm.
 typedef struct {
   const float *norm_1, *norm_2;
-  const float *q_norm, *k_norm;  // RMS norms of heads before the rotation, weight [D], or null
+  const float *q_norm, *k_norm;  // RMS norms before the rotation, or null: of each head, weight [D], or of all together
   Linear qkv, attn_proj, fc, mlp_proj;
   void *keys, *values;
   float scale;
@@ -124,13 +124,15 @@ typedef struct {
   const float *norm;
   float eps;
   int rms;                // norms are RMS norms, else layer norms
+  int norm_after;         // of what attention and MLP give, not of what they take
+  int whole_qk_norm;      // q_norm and k_norm are over all heads
   int mlp_mode;           // of packed_linear for fc, GELU_TANH or SWIGLU
   int heads, kv_heads, head_size, page_size, pages;
   int64_t width;          // C
 } Model;
 
 // ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, C], null for all in order. work
-// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj)) elements. adapters: of some rows, or null. Returns
+// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj, C)) elements. adapters: of some rows, or null. Returns
 // attention's code; unless that is OK, out is undefined.
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,

@@ -172,7 +172,10 @@ def _turned(math: PlainMath, config: Architecture, dtype: torch.dtype, device: t
     assert config.rope is not None
     table = rotation_table(config.rope, config.head_size, config.block_size)
     positions = torch.tensor([0, config.block_size // 2, config.block_size - 1])
-    norms = noise(2, config.head_size, seed=6).to(device, dtype) if config.qk_norm else None
-    turn = Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
+    H, KV, D = config.n_head, config.n_kv_head, config.head_size
+    norms: Tensor | tuple[Tensor, Tensor] | None = noise(2, D, seed=6).to(device, dtype) if config.qk_norm else None
+    if config.whole_qk_norm:
+        norms = noise(H * D, seed=6).to(device, dtype), noise(KV * D, seed=6).to(device, dtype)
+    turn = Turn(H, KV, D, norms, config.norm_epsilon)
     qkv = noise(len(positions), config.qkv_size, seed=7).to(device, dtype)
     return math.turn(qkv, table[positions].to(device), turn).float()

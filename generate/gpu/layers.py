@@ -115,6 +115,11 @@ class FusedMath(PlainMath):
 
     def turn(self, qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
         """See `PlainMath.turn`; in place."""
+        if isinstance(turn.norms, tuple):
+            widths = turn.H * turn.D, turn.KV * turn.D
+            for part, weight in zip(qkv.split((*widths, widths[1]), 1), turn.norms):
+                self.kernels.norm_in_place(part, weight, turn.eps)
+            turn = turn._replace(norms=None)
         return self.kernels.turn(qkv, rotation, turn.H, turn.KV, turn.norms, turn.eps)
 
     def prepare_head(self, weight: Tensor) -> Tensor:
@@ -180,7 +185,7 @@ class Network:
         self.math = math
         self.vocabulary = config.vocab_size
         self.embedding, self.positions = model.embedding, model.positions
-        self.dtype = model.embedding.dtype
+        self.dtype, self.norm_after = model.embedding.dtype, config.norm_after
         self.rotations: Tensor | None = None
         if config.rope is not None:
             table = rotation_table(config.rope, config.head_size, config.block_size)
@@ -198,17 +203,28 @@ class Network:
         rotation = None if self.rotations is None else self.rotations.index_select(0, positions)  # [n, 2, D/2]
         x = None  # each add_norm adds the layer before it to the residual
         for i, block in enumerate(self.blocks):
-            qkv = math.linear(math.add_norm(residual, x, block.norm_1, dtype), block.qkv)  # [n, (H + 2 KV) * D]
+            qkv = math.linear(self._taken(residual, x, block.norm_1), block.qkv)  # [n, (H + 2 KV) * D]
             if rotation is not None and block.turn is not None:
                 qkv = math.turn(qkv, rotation, block.turn)
-            x = math.linear(attend(i, qkv, block.scale), block.attn_proj)  # [n, C]
-            x = math.linear(math.add_norm(residual, x, block.norm_2, dtype), block.fc)  # [n, inner]
-            x = math.linear(x, block.mlp_proj)  # [n, C]
-        if some is not None and x is not None:
+            x = self._given(residual, math.linear(attend(i, qkv, block.scale), block.attn_proj), block.norm_1)  # [n, C]
+            x = math.linear(self._taken(residual, x, block.norm_2), block.fc)  # [n, inner]
+            x = self._given(residual, math.linear(x, block.mlp_proj), block.norm_2)  # [n, C]
+        if some is not None:
             if not len(some):  # a launch for no rows is an error
                 return residual.new_empty(0, residual.shape[1])
-            residual, x = residual[some], x[some]
+            residual, x = residual[some], None if x is None else x[some]
         return math.add_norm(residual, x, self.norm, dtype)
+
+    def _taken(self, residual: Tensor, x: Tensor | None, norm: Norm) -> Tensor:
+        """Return what attention or the MLP takes, after x is added to the residual."""
+        return residual.to(self.dtype) if self.norm_after else self.math.add_norm(residual, x, norm, self.dtype)
+
+    def _given(self, residual: Tensor, x: Tensor, norm: Norm) -> Tensor | None:
+        """Return what is still to be added to the residual of what attention or the MLP gives."""
+        if not self.norm_after:
+            return x
+        residual.add_(self.math.add_norm(x.float(), None, norm, self.dtype))
+        return None
 
     def logits(self, x: Tensor) -> Tensor:
         """Return float32 logits [n, V] of normed states x [n, C]."""

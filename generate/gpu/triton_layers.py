@@ -20,15 +20,15 @@ HEADS, COLUMNS = 4, 1024  # of one program of `turn` and of `silu_gate`
 
 @triton.jit
 def _add_norm(
-    R, X, W, B, Y, eps, C: tl.constexpr, BC: tl.constexpr, ADD: tl.constexpr, RMS: tl.constexpr
+    R, X, W, B, Y, eps, stride, C: tl.constexpr, BC: tl.constexpr, ADD: tl.constexpr, RMS: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BC)
     inside = c < C
-    x = tl.load(R + row * C + c, mask=inside, other=0.0)
+    x = tl.load(R + row * stride + c, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(X + row * C + c, mask=inside, other=0.0).to(tl.float32)
-        tl.store(R + row * C + c, x, mask=inside)
+        tl.store(R + row * stride + c, x, mask=inside)
     w = tl.load(W + c, mask=inside, other=0.0).to(tl.float32)
     if RMS:  # the weight after the cast
         y = x * tl.rsqrt(tl.sum(x * x, 0) / C + eps)
@@ -37,7 +37,7 @@ def _add_norm(
         z = tl.where(inside, x - tl.sum(x, 0) / C, 0.0)
         y = z * tl.rsqrt(tl.sum(z * z, 0) / C + eps)
         y = y * w + tl.load(B + c, mask=inside, other=0.0)
-    tl.store(Y + row * C + c, y.to(Y.dtype.element_ty), mask=inside)
+    tl.store(Y + row * stride + c, y.to(Y.dtype.element_ty), mask=inside)
 
 
 def add_norm(
@@ -50,10 +50,18 @@ def add_norm(
     n, C = residual.shape
     y = torch.empty(n, C, dtype=dtype, device=residual.device)
     _add_norm[(n,)](
-        residual, residual if x is None else x, weight, weight if bias is None else bias, y, eps,
+        residual, residual if x is None else x, weight, weight if bias is None else bias, y, eps, C,
         C=C, BC=triton.next_power_of_2(C), ADD=x is not None, RMS=bias is None,
     )  # fmt: skip
     return y
+
+
+def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
+    """Replace the rows of x [n, C], which may be a part of wider ones, by their RMS norms."""
+    n, C = x.shape
+    _add_norm[(n,)](
+        x, x, weight, weight, x, eps, x.stride(0), C=C, BC=triton.next_power_of_2(C), ADD=False, RMS=True
+    )  # fmt: skip
 
 
 @triton.jit

@@ -36,6 +36,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {**GRANITE, "num_key_value_heads": 2}),
     "granite, tied": ("granite", {**GRANITE, **MANY_TO_ONE, "tie_word_embeddings": True}),
     "granite, biases, heads of 10": ("granite", {**GRANITE, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),
+    "olmo2": ("olmo2", {"num_key_value_heads": 2}),
+    "olmo2, tied": ("olmo2", {**MANY_TO_ONE, "tie_word_embeddings": True}),
+    "olmo2, biases, heads of 10": ("olmo2", {"head_dim": 10, "num_key_value_heads": 3, "attention_bias": True}),
 }  # fmt: skip
 LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257)
 PROMPTS = [[random.Random(n).randrange(211) for _ in range(n)] for n in LENGTHS]

@@ -18,6 +18,7 @@ LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "orig
 OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
     "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True},
     "granite": {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "residual_multiplier": 0.2},
+    "olmo2": {"rope_theta": 5e5, "rope_scaling": None, "num_key_value_heads": 3},
 }
 
 

@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "qwen2": replace(LLAMA, family="qwen2", qkv_bias=True),
     "qwen3": replace(LLAMA, family="qwen3", n_head=4, n_kv_head=2, qk_norm=True, rope=Rope(theta=1e6)),
     "smollm3, a layer without positions": replace(LLAMA, unrotated=frozenset({0})),
+    "olmo2": replace(LLAMA, norm_after=True, qk_norm=True, whole_qk_norm=True),
     "layer norms, gelu, rotated, biases": replace(
         LLAMA, norm="layer", activation="gelu_new", gated=False, qkv_bias=True, proj_bias=True, mlp_bias=True
     ),
@@ -174,13 +175,15 @@ def random_network(
         return Projection(random(rows, columns), random(rows) if has_bias else None)
 
     C, D, inner = config.n_embd, config.head_size, config.inner_size
+    whole = config.n_head * D, config.n_kv_head * D
+    norms = () if not config.qk_norm else whole if config.whole_qk_norm else (D, D)
     blocks = [
         Block(
             norm(C), projection(config.qkv_size, C, config.qkv_bias),
             projection(C, config.n_head * D, config.proj_bias),
             norm(C), projection(inner * (1 + config.gated), C, config.mlp_bias),
             projection(C, inner, config.mlp_bias),
-            *((Norm(random(D, mean=1.0)), Norm(random(D, mean=1.0))) if config.qk_norm else ()),
+            *(Norm(random(width, mean=1.0)) for width in norms),
         )
         for _ in range(config.n_layer)
     ]  # fmt: skip
