@@ -57,6 +57,10 @@ class Config:
         self.raw = raw
         self._taken: set[str] = set()
 
+    def assume(self, **defaults: Any) -> None:
+        """Let these values stand for keys that are missing or null."""
+        self.raw = {**defaults, **{key: value for key, value in self.raw.items() if value is not None}}
+
     def take(self, *keys: str, default: Any = None) -> Any:
         """Return the value of the first of `keys` that is present and not null."""
         self._taken.update(keys)

@@ -115,12 +115,12 @@ class FusedMath(PlainMath):
 
     def turn(self, qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
         """See `PlainMath.turn`; in place."""
-        if isinstance(turn.norms, tuple):
-            widths = turn.H * turn.D, turn.KV * turn.D
-            for part, weight in zip(qkv.split((*widths, widths[1]), 1), turn.norms):
-                self.kernels.norm_in_place(part, weight, turn.eps)
-            turn = turn._replace(norms=None)
-        return self.kernels.turn(qkv, rotation, turn.H, turn.KV, turn.norms, turn.eps)
+        norms, queries = turn.norms, turn.H * turn.D
+        if isinstance(norms, tuple):
+            self.kernels.norm_in_place(qkv[:, :queries], norms[0], turn.eps)
+            self.kernels.norm_in_place(qkv[:, queries : -turn.KV * turn.D], norms[1], turn.eps)
+            norms = None
+        return self.kernels.turn(qkv, rotation, turn.H, turn.KV, norms, turn.eps)
 
     def prepare_head(self, weight: Tensor) -> Tensor:
         missing = -len(weight) % VOCABULARY_MULTIPLE

@@ -17,7 +17,7 @@ def read(config: Config) -> Architecture:
             f"has n_embd {width}, which is not a multiple of n_head {n_head}. "
             "Use the config.json that belongs to the weights"
         )
-    architecture = Architecture(
+    return Architecture(
         family="gpt2",
         block_size=config.size("n_positions", "max_position_embeddings", "n_ctx", default=1024),
         vocab_size=config.size("vocab_size", default=50257),
@@ -39,8 +39,6 @@ def read(config: Config) -> Architecture:
         scale_attention=config.flag("scale_attn_weights", True),
         scale_by_layer=config.flag("scale_attn_by_inverse_layer_idx", False),
     )
-    config.refuse_rest()
-    return architecture
 
 
 FAMILY = Family(

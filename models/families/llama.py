@@ -35,17 +35,11 @@ LAYOUT = Layout(
 
 def read(config: Config) -> Architecture:
     """Read a LlamaConfig or a MistralConfig."""
-    biases = config.flag("attention_bias", False)
     shape = sizes(config)
-    mistral = config.raw.get("model_type") == "mistral"
-    if mistral:
+    if config.raw.get("model_type") == "mistral":
         window = config.take("sliding_window", default=None if "sliding_window" in config.raw else MISTRALS_WINDOW)
         refuse_window(window, shape["block_size"])
-    architecture = Architecture(
-        family="llama", qkv_bias=biases, proj_bias=biases, mlp_bias=config.flag("mlp_bias", False), **shape
-    )
-    config.refuse_rest()
-    return architecture
+    return Architecture(family="llama", **shape)
 
 
 def sizes(config: Config) -> dict[str, Any]:
@@ -63,6 +57,7 @@ def sizes(config: Config) -> dict[str, Any]:
             f"has hidden_size {width}, which is not a multiple of num_attention_heads {n_head}, and no head_dim. "
             "Use the config.json that belongs to the weights"
         )
+    biases = config.flag("attention_bias", False)
     head_size = config.size("head_dim", default=width // n_head or 1)
     if head_size % 2:
         raise ConfigError(f"has heads of {head_size}, but rotary positions need pairs. Use an even head_dim")
@@ -80,6 +75,9 @@ def sizes(config: Config) -> dict[str, Any]:
         "rope": config.rope(),
         "activation": config.activation("hidden_act", "silu"),
         "gated": True,
+        "qkv_bias": biases,
+        "proj_bias": biases,
+        "mlp_bias": config.flag("mlp_bias", False),
         "tied": config.flag("tie_word_embeddings", False),
     }
 

@@ -9,18 +9,16 @@ from models.family import Config, ConfigError, Family
 
 def read(config: Config) -> Architecture:
     """Read a Qwen2Config."""
-    architecture = Architecture(family="qwen2", qkv_bias=True, **sizes(config))
-    config.take("attention_bias")  # the three biases are there whatever it says
-    refuse_windows(config, architecture)
-    config.refuse_rest()
-    return architecture
+    shape = sizes(config) | {"qkv_bias": True, "proj_bias": False}  # whatever attention_bias says
+    refuse_windows(config, shape["block_size"])
+    return Architecture(family="qwen2", **shape)
 
 
-def refuse_windows(config: Config, architecture: Architecture) -> None:
+def refuse_windows(config: Config, context: int) -> None:
     """Refuse Qwen's sliding window, which is in use only where use_sliding_window says so."""
     window = config.take("sliding_window")
     if config.flag("use_sliding_window", False):
-        refuse_window(window or 0, architecture.block_size)
+        refuse_window(window or 0, context)
     layer_types = config.take("layer_types", default=[])
     if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
         raise ConfigError(

@@ -12,8 +12,9 @@ THETA, INTERVAL = 2_000_000.0, 4  # SmolLM3Config's defaults
 
 def read(config: Config) -> Architecture:
     """Read a SmolLM3Config. Its no_rope_layers has a 1 for each layer that rotates."""
-    config = Config({"rope_theta": THETA, "tie_word_embeddings": True, **config.raw})
+    config.assume(rope_theta=THETA, tie_word_embeddings=True)
     shape = sizes(config)
+    refuse_windows(config, shape["block_size"])
     interval = config.size("no_rope_layer_interval", default=INTERVAL)
     layers = range(shape["n_layer"])
     rotates = config.take("no_rope_layers", default=[(layer + 1) % interval for layer in layers])
@@ -22,14 +23,8 @@ def read(config: Config) -> Architecture:
             f"sets no_rope_layers to something other than a number for each of {len(layers)} layers. "
             "Use the config.json that belongs to the weights"
         )
-    biases = config.flag("attention_bias", False)
-    architecture = Architecture(
-        family="smollm3", unrotated=frozenset(layer for layer in layers if not rotates[layer]), qkv_bias=biases,
-        proj_bias=biases, mlp_bias=config.flag("mlp_bias", False), **shape,
-    )  # fmt: skip
-    refuse_windows(config, architecture)
-    config.refuse_rest()
-    return architecture
+    unrotated = frozenset(layer for layer in layers if not rotates[layer])
+    return Architecture(family="smollm3", unrotated=unrotated, **shape)
 
 
 FAMILY = Family(("smollm3",), read, LAYOUT)
