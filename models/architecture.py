@@ -23,15 +23,28 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRope:
+    """Divisors of the frequencies in contexts of up to `original_context` and in longer ones; `stretch` is of all angles' sines."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    stretch: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position embedding over whole heads: dimension i is rotated with dimension i + D/2.
 
-    `factor` divides all frequencies (the type "linear").
+    `factor` divides all frequencies (the type "linear"). Only `part` of the dimensions is rotated, rounded down to whole
+    dimensions: these are the first of each half, since `models/tensors.py` reorders heads, and the others stand still.
     """
 
     theta: float = 10_000.0
     factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    longrope: LongRope | None = None
+    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

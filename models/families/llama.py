@@ -7,12 +7,14 @@ on this one.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
-from models.architecture import Architecture
+from models.architecture import Architecture, Rope
 from models.family import MOST_LAYERS, Config, ConfigError, Family, Layout
 
 MISTRALS_WINDOW = 4096  # MistralConfig's default for a missing sliding_window; null means none
+
+WIDTH, HEADS = ("hidden_size", "n_embd", "n_embed"), ("num_attention_heads", "n_head")  # names of one size
 
 LAYOUT = Layout(
     prefix="model.",
@@ -42,10 +44,9 @@ def read(config: Config) -> Architecture:
     return Architecture(family="llama", **shape)
 
 
-def sizes(config: Config) -> dict[str, Any]:
-    """Return what the Llama-shaped families share, as arguments of Architecture."""
-    width = config.size("hidden_size")
-    n_head = config.size("num_attention_heads")
+def sizes(config: Config, rotates: Literal["whole", "part", "not"] = "whole") -> dict[str, Any]:
+    """Return what most families share, as arguments of Architecture. rotates: what heads may do in this family."""
+    width, n_head = config.size(*WIDTH), config.size(*HEADS)
     n_kv_head = config.size("num_key_value_heads", default=n_head)
     if n_head % n_kv_head:
         raise ConfigError(
@@ -54,25 +55,21 @@ def sizes(config: Config) -> dict[str, Any]:
         )
     if config.raw.get("head_dim") is None and width % n_head:
         raise ConfigError(
-            f"has hidden_size {width}, which is not a multiple of num_attention_heads {n_head}, and no head_dim. "
+            f"has {config.name(*WIDTH)} {width}, which is not a multiple of {config.name(*HEADS)} {n_head}, and no head_dim. "
             "Use the config.json that belongs to the weights"
         )
     biases = config.flag("attention_bias", False)
-    head_size = config.size("head_dim", default=width // n_head or 1)
-    if head_size % 2:
-        raise ConfigError(f"has heads of {head_size}, but rotary positions need pairs. Use an even head_dim")
-    return {
-        "block_size": config.size("max_position_embeddings"),
+    shape: dict[str, Any] = {
+        "block_size": config.size("max_position_embeddings", "n_positions", "n_ctx"),
         "vocab_size": config.size("vocab_size"),
-        "n_layer": config.size("num_hidden_layers", most=MOST_LAYERS),
+        "n_layer": config.size("num_hidden_layers", "n_layer", most=MOST_LAYERS),
         "n_embd": width,
         "n_head": n_head,
         "n_kv_head": n_kv_head,
-        "head_size": head_size,
-        "inner_size": config.size("intermediate_size"),
+        "head_size": config.size("head_dim", default=width // n_head or 1),
+        "inner_size": config.size("intermediate_size", "n_inner", "ffn_hidden_size"),
         "norm": "rms",
         "norm_epsilon": config.number("rms_norm_eps", 1e-6, below=1),
-        "rope": config.rope(),
         "activation": config.activation("hidden_act", "silu"),
         "gated": True,
         "qkv_bias": biases,
@@ -80,6 +77,19 @@ def sizes(config: Config) -> dict[str, Any]:
         "mlp_bias": config.flag("mlp_bias", False),
         "tied": config.flag("tie_word_embeddings", False),
     }
+    return shape | {"rope": None if rotates == "not" else _rope(config, shape["head_size"], rotates == "part")}
+
+
+def _rope(config: Config, head_size: int, partial: bool) -> Rope:
+    rope = config.rope()
+    rotated = int(head_size * rope.part)
+    if rope.part != 1 and not partial:
+        raise ConfigError("sets partial_rotary_factor, which this family does not have. Use a model without it")
+    if head_size % 2 or rotated % 2:
+        raise ConfigError(f"rotates {rotated} of heads of {head_size}, but only pairs rotate. Use an even head_dim")
+    if rope.longrope and {len(rope.longrope.short), len(rope.longrope.long)} != {rotated // 2}:
+        raise ConfigError(f"sets no short_factor and long_factor of {rotated // 2} numbers. Use its own config.json")
+    return rope
 
 
 def refuse_window(window: Any, context: int) -> None:

@@ -18,10 +18,9 @@ def read(config: Config) -> Architecture:
     interval = config.size("no_rope_layer_interval", default=INTERVAL)
     layers = range(shape["n_layer"])
     rotates = config.take("no_rope_layers", default=[(layer + 1) % interval for layer in layers])
-    if not isinstance(rotates, list) or len(rotates) < len(layers) or not all(isinstance(r, int) for r in rotates):
+    if not isinstance(rotates, list) or len(rotates) < len(layers):
         raise ConfigError(
-            f"sets no_rope_layers to something other than a number for each of {len(layers)} layers. "
-            "Use the config.json that belongs to the weights"
+            f"has no list of {len(layers)} no_rope_layers. Use the config.json that belongs to the weights"
         )
     unrotated = frozenset(layer for layer in layers if not rotates[layer])
     return Architecture(family="smollm3", unrotated=unrotated, **shape)

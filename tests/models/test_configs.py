@@ -19,7 +19,12 @@ OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
     "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True},
     "granite": {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "residual_multiplier": 0.2},
     "olmo2": {"rope_theta": 5e5, "rope_scaling": None, "num_key_value_heads": 3},
-}
+    "phi3": {
+        "rope_theta": 5e5, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3},
+        "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "sliding_window": 160,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
 
 
 def read(model_type: str = "llama", **changes: Any) -> Architecture:
@@ -94,6 +99,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "quantization_config": ("llama", {"quantization_config": {"quant_method": "awq"}}),
     "final_logit_softcapping": ("llama", {"final_logit_softcapping": 30.0}),
     "no_rope_layers": ("smollm3", {"no_rope_layers": [1]}),
+    "sliding_window of 47 tokens": ("phi3", {"sliding_window": 47}),
+    "of 4 numbers": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+        },
+    ),
+    "sets long_factor": (
+        "phi3",
+        {"original_max_position_embeddings": 64, "rope_scaling": {"type": "su", "long_factor": ["1"]}},
+    ),
     "new_switch": ("llama", {"new_switch": "on"}),
     "hidden_act to 'mish'": ("llama", {"hidden_act": "mish"}),
     "num_key_value_heads 4": ("llama", {"num_key_value_heads": 4}),
