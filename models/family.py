@@ -20,7 +20,7 @@ ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish",
 
 # Keys of any config.json that do not change what a forward pass computes.
 HARMLESS = frozenset({
-    "architectures", "attention_dropout", "attn_pdrop",
+    "architectures", "attention_dropout", "attn_pdrop", "classifier_dropout",
     "bos_token_id", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
     "forced_bos_token_id", "forced_eos_token_id", "hidden_dropout", "id2label", "initializer_range", "is_decoder",
     "is_llama_config", "keys_to_ignore_at_inference", "label2id", "max_sequence_length", "max_window_layers",
@@ -186,6 +186,7 @@ class Layout:
     layer: the form of a block's name.
     transposed: linear layers are stored (in, out).
     ignored: names of stored tensors that carry no weights.
+    by_kv_head: queries, keys and values are one tensor, in which a head of keys lies behind the queries that share it.
     """
 
     prefix: str
@@ -197,6 +198,7 @@ class Layout:
     head: str = "lm_head"
     transposed: bool = False
     ignored: re.Pattern[str] | None = None
+    by_kv_head: bool = False
 
     def plain_name(self, name: str) -> str | None:
         """Return the name of a stored tensor without its prefix, None for one that carries no weights."""

@@ -81,11 +81,15 @@ def _head_order(config: Architecture, layout: Layout) -> list[int] | None:
     in the engine, whose kernels then turn whole heads.
     """
     D, heads, KV = config.head_size, config.n_head, config.n_kv_head
+    shared = heads // KV  # queries of one head of keys
     turned, still = (int(D * config.rope.part) // 2, D // 2) if config.rope else (D // 2, D // 2)
     rest = turned + still
     halves = [*range(turned), *range(2 * turned, rest), *range(turned, 2 * turned), *range(rest, D)]
-    starts = range(0, config.qkv_size, D)
-    order = [start + i for h, start in enumerate(starts) for i in (halves if h < heads + KV else range(D))]
+    stored = [*range(heads + 2 * KV)]
+    if layout.by_kv_head:
+        groups = [stored[first : first + shared + 2] for first in range(0, len(stored), shared + 2)]
+        stored = [h for g in groups for h in g[:-2]] + [g[-2] for g in groups] + [g[-1] for g in groups]
+    order = [head * D + i for h, head in enumerate(stored) for i in (halves if h < heads + KV else range(D))]
     return None if order == [*range(len(order))] else order
 
 

@@ -185,7 +185,7 @@ class Network:
         self.math = math
         self.vocabulary = config.vocab_size
         self.embedding, self.positions = model.embedding, model.positions
-        self.dtype, self.norm_after = model.embedding.dtype, config.norm_after
+        self.dtype, self.norm_after, self.parallel = model.embedding.dtype, config.norm_after, config.parallel
         self.rotations: Tensor | None = None
         if config.rope is not None:
             table = rotation_table(config.rope, config.head_size, config.block_size)
@@ -204,10 +204,15 @@ class Network:
         x = None  # each add_norm adds the layer before it to the residual
         for i, block in enumerate(self.blocks):
             qkv = math.linear(self._taken(residual, x, block.norm_1), block.qkv)  # [n, (H + 2 KV) * D]
+            beside = math.add_norm(residual, None, block.norm_2, dtype) if self.parallel else None
             if rotation is not None and block.turn is not None:
                 qkv = math.turn(qkv, rotation, block.turn)
             x = self._given(math.linear(attend(i, qkv, block.scale), block.attn_proj), block.norm_1)  # [n, C]
-            x = math.linear(self._taken(residual, x, block.norm_2), block.fc)  # [n, inner]
+            if beside is None:
+                beside = self._taken(residual, x, block.norm_2)
+            else:
+                residual.add_(x)
+            x = math.linear(beside, block.fc)  # [n, inner]
             x = self._given(math.linear(x, block.mlp_proj), block.norm_2)  # [n, C]
         if some is not None and x is not None:
             if not len(some):  # a launch for no rows is an error

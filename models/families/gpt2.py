@@ -28,21 +28,13 @@ FAMILY = Family(
     ("gpt2",),
     read,
     Layout(
-        prefix="transformer.",
-        embedding="wte",
-        positions="wpe",
-        norm="ln_f",
-        layer="h.{}.",
+        prefix="transformer.", embedding="wte", positions="wpe", norm="ln_f", layer="h.{}.",
         parts={
-            "norm_1": ("ln_1",),
-            "qkv": ("attn.c_attn",),
-            "attn_proj": ("attn.c_proj",),
-            "norm_2": ("ln_2",),
-            "fc": ("mlp.c_fc",),
-            "mlp_proj": ("mlp.c_proj",),
+            "norm_1": ("ln_1",), "qkv": ("attn.c_attn",), "attn_proj": ("attn.c_proj",),
+            "norm_2": ("ln_2",), "fc": ("mlp.c_fc",), "mlp_proj": ("mlp.c_proj",),
         },
         transposed=True,
         ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias$"),  # causal masks stored by old versions
     ),
     shares_tokenizer=True,
-)
+)  # fmt: skip

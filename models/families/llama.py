@@ -17,22 +17,15 @@ MISTRALS_WINDOW = 4096  # MistralConfig's default for a missing sliding_window; 
 WIDTH, HEADS = ("hidden_size", "n_embd", "n_embed"), ("num_attention_heads", "n_head")  # names of one size
 
 LAYOUT = Layout(
-    prefix="model.",
-    embedding="embed_tokens",
-    norm="norm",
-    layer="layers.{}.",
+    prefix="model.", embedding="embed_tokens", norm="norm", layer="layers.{}.",
     parts={
-        "norm_1": ("input_layernorm",),
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "attn_proj": ("self_attn.o_proj",),
-        "norm_2": ("post_attention_layernorm",),
-        "fc": ("mlp.gate_proj", "mlp.up_proj"),
-        "mlp_proj": ("mlp.down_proj",),
-        "q_norm": ("self_attn.q_norm",),
-        "k_norm": ("self_attn.k_norm",),
+        "norm_1": ("input_layernorm",), "norm_2": ("post_attention_layernorm",),
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "attn_proj": ("self_attn.o_proj",),
+        "fc": ("mlp.gate_proj", "mlp.up_proj"), "mlp_proj": ("mlp.down_proj",),
+        "q_norm": ("self_attn.q_norm",), "k_norm": ("self_attn.k_norm",),
     },
     ignored=re.compile(r"\.rotary_emb\.inv_freq$"),  # frequencies stored by old versions
-)
+)  # fmt: skip
 
 
 def read(config: Config) -> Architecture:

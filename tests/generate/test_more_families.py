@@ -45,6 +45,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, short factors, tied": ("phi3", {"rope_parameters": {**LONG, "original_max_position_embeddings": 320},
                                            "tie_word_embeddings": True}),
     "phi3, heads in part, long factors": ("phi3", {**MANY_TO_ONE, "rope_parameters": {**LONG, "partial_rotary_factor": 0.7}}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, sequential, tanh": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new",
+                                                "tie_word_embeddings": True}),
+    "gpt_neox, no biases, half": ("gpt_neox", {
+        "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    }),
 }  # fmt: skip
 LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257)
 PROMPTS = [[random.Random(n).randrange(211) for _ in range(n)] for n in LENGTHS]

@@ -24,6 +24,7 @@ OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
         "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "sliding_window": 160,
         "tie_word_embeddings": True,
     },
+    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 5e5, "use_parallel_residual": False},
 }  # fmt: skip
 
 

@@ -43,6 +43,18 @@ ARCHITECTURES = {
     "qwen3": replace(LLAMA, family="qwen3", n_head=4, n_kv_head=2, qk_norm=True, rope=Rope(theta=1e6)),
     "smollm3, a layer without positions": replace(LLAMA, unrotated=frozenset({0})),
     "olmo2": replace(LLAMA, norm_after=True, qk_norm=True, whole_qk_norm=True),
+    "gpt_neox": replace(
+        LLAMA,
+        norm="layer",
+        activation="gelu_new",
+        gated=False,
+        qkv_bias=True,
+        proj_bias=True,
+        mlp_bias=True,
+        n_kv_head=6,
+        parallel=True,
+        rope=Rope(part=0.25),
+    ),
     "layer norms, gelu, rotated, biases": replace(
         LLAMA, norm="layer", activation="gelu_new", gated=False, qkv_bias=True, proj_bias=True, mlp_bias=True
     ),
