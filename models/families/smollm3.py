@@ -13,17 +13,16 @@ THETA, INTERVAL = 2_000_000.0, 4  # SmolLM3Config's defaults
 def read(config: Config) -> Architecture:
     """Read a SmolLM3Config. Its no_rope_layers has a 1 for each layer that rotates."""
     config.assume(rope_theta=THETA, tie_word_embeddings=True)
+    config.take("pretraining_tp")  # which has no meaning for this family
     shape = sizes(config)
     refuse_windows(config, shape["block_size"])
-    interval = config.size("no_rope_layer_interval", default=INTERVAL)
-    layers = range(shape["n_layer"])
+    interval, layers = config.size("no_rope_layer_interval", default=INTERVAL), range(shape["n_layer"])
     rotates = config.take("no_rope_layers", default=[(layer + 1) % interval for layer in layers])
     if not isinstance(rotates, list) or len(rotates) < len(layers):
         raise ConfigError(
             f"has no list of {len(layers)} no_rope_layers. Use the config.json that belongs to the weights"
         )
-    unrotated = frozenset(layer for layer in layers if not rotates[layer])
-    return Architecture(family="smollm3", unrotated=unrotated, **shape)
+    return Architecture("smollm3", **shape, unrotated=frozenset(layer for layer in layers if not rotates[layer]))
 
 
 FAMILY = Family(("smollm3",), read, LAYOUT)

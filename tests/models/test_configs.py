@@ -83,6 +83,13 @@ def test_a_switch_that_is_off_or_changes_nothing_is_no_obstacle() -> None:
     assert read("mistral", sliding_window=160) == read("mistral", sliding_window=None)
 
 
+def test_what_published_files_say_beside_is_no_obstacle() -> None:
+    remote = {"auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "full_attn_mod": 1, "interpolate_factor": 1}
+    assert read("phi3", **remote, lm_head_bias=False) == read("phi3")
+    assert read("smollm3", num_key_value_heads=2, pretraining_tp=2) == read("smollm3", num_key_value_heads=2)
+    assert read("gpt_neox", attention_probs_dropout_prob=0, hidden_act="gelu_fast").activation == "gelu_fast"
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding_window": ("mistral", {"sliding_window": 32}),
     "sliding_window of 4096": ("mistral", {"max_position_embeddings": 8192}),
