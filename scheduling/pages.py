@@ -161,8 +161,8 @@ class PagePool:
         kept = [key for key, _ in seen.most_common(count)]
         if len(kept) > (room := self.total - self.pages_for(longest)):
             raise ValueError(
-                f"{len(kept):,} pages are to be pinned, but a request of {longest:,} tokens leaves {room:,} of {self.total:,}. "
-                "Pin fewer, or raise the KV memory"
+                f"--pinned-pages is {count:,}, but a request of {longest:,} tokens leaves {room:,} of {self.total:,}. "
+                f"Use {room:,} or fewer, or more KV memory"
             )
         for key in kept:
             self.publish([self.take()], [key])  # this reference is never given back

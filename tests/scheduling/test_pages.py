@@ -231,6 +231,6 @@ def test_pinned_pages_outlast_a_pool_that_was_full() -> None:
 
 def test_pinning_leaves_room_for_the_longest_request() -> None:
     prompts = [[n] * 9 for n in range(20)]
-    with pytest.raises(ValueError, match=r"8 pages are to be pinned.* 9 tokens leaves 7 of 10"):
+    with pytest.raises(ValueError, match=r"is 8, but .* 9 tokens leaves 7 of 10. Use 7 or fewer"):
         PagePool(11, 4).pin(prompts, 8, 9)
     assert len(PagePool(11, 4).pin(prompts, 7, 9)) == 7
