@@ -1,8 +1,8 @@
 """The model at work on a GPU: the same plans and outputs as `generate/runner.py`.
 
-Decodes are one replayed graph over state on the device; pieces of prompts are one packed row of tokens, launched kernel
-by kernel. The host draws, by the same rule, the tokens that the device cannot draw. Only the speed depends on a GPU: on
-a CPU the same steps run in plain PyTorch, which is how they are tested. It must not know HTTP, queues or policies.
+Decodes are one replayed graph over state on the device; pieces of prompts are another, over one packed row of tokens.
+The host draws, by the same rule, the tokens that the device cannot draw. Only the speed depends on a GPU: on a CPU the
+same steps run in plain PyTorch, which is how they are tested. It must not know HTTP, queues or policies.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import logging
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from generate.constraint import fill, filling
 from generate.gpu import choose, sampling
-from generate.gpu.attention import DecodeRows, Prompts
+from generate.gpu.attention import DecodeRows
 from generate.gpu.decoder import Decoder
 from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
+from generate.gpu.prefill import Prefill
 from generate.gpu.rows import Rows, upload
 from generate.grammar import FormError
 from generate.packing import add_embeddings, pack, sample_outputs
@@ -39,7 +38,6 @@ from scheduling.sequence import Sequence
 log = logging.getLogger(__name__)
 
 CAPACITY = 64
-TOKENS_AT_ONCE = 1 << 16  # whose keys and values are copied for one call of attention; one piece may have more
 WARM_UP_TOKENS = 64
 
 
@@ -74,8 +72,9 @@ class GpuRunner(Runner):
                 "Leave it out"
             )
         self.attention = self.attend.name
-        self.attend_prompts = choose.make_prompts(heads, pool, *target)
         self.network = Network(model, choose.make_math(strict, model.config, *target))
+        attend_prompts = choose.make_prompts(heads, pool, *target)
+        self.prefill = Prefill(self.network.states, attend_prompts, self.keys, self.values, pages)
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
 
@@ -84,6 +83,7 @@ class GpuRunner(Runner):
         """Record the steps and compute a prompt; return whether its logits are finite, as 16 bits may overflow."""
         with self._on_stream():
             self.decoder.warm_up()
+            self.prefill.warm_up()
             count = min(WARM_UP_TOKENS, self.config.block_size, self.page_size)
             step = self.config.vocab_size // count or 1
             ids = [i * step % self.config.vocab_size for i in range(count)]
@@ -197,24 +197,13 @@ class GpuRunner(Runner):
         self, prompts: list[Sequence], counts: list[int], padding: int, drafts: list[list[int]]
     ) -> tuple[Tensor, Tensor]:
         """Return the logits of the rows to sample and the states of those to pool; write the pieces' keys and values."""
-        packed = pack(prompts, counts, drafts)
+        ids, positions, sample_rows, pool_rows = pack(prompts, counts, drafts)
         filler = [0] * padding
-        parts = lay_out(prompts, counts, self.page_size, self.device)
-        ids, positions = upload(torch.tensor([packed.ids + filler, packed.positions + filler]), self.device)
-        attend = functools.partial(self._attend_pieces, parts)
-        some = upload(torch.tensor(packed.sample_rows + packed.pool_rows, dtype=torch.long), self.device)
-        x = self.network.states(ids, positions, attend, some)  # (R + P, C)
-        R = len(packed.sample_rows)
+        states = self.prefill.compute(ids + filler, positions + filler, prompts, counts)
+        some = upload(torch.tensor(sample_rows + pool_rows, dtype=torch.long), self.device)
+        x = states.index_select(0, some)  # (R + P, C)
+        R = len(sample_rows)
         return self.network.logits(x[:R]), x[R:]
-
-    def _attend_pieces(self, parts: list[Prompts], layer: int, qkv: Tensor, scale: float) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
-        outs, first = [], 0
-        for part in parts:
-            last = first + part.cu_seqlens_q[-1] if part is not parts[-1] else len(qkv)  # the last has the padding
-            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale))
-            first = last
-        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 def make_runner(
@@ -261,42 +250,3 @@ def _outcome(token: int | FormError) -> Output:
 def _decodes(seq: Sequence) -> bool:
     """Return whether the one token that a sequence has to compute was generated."""
     return seq.pending == 1 and bool(seq.output_ids)
-
-
-def lay_out(sequences: Many[Sequence], counts: Many[int], page_size: int, device: torch.device) -> list[Prompts]:
-    """Return the rows of the next `counts[i]` tokens of `sequences[i]`, in as few parts as the memory allows."""
-    context_lens = [seq.computed + count for seq, count in zip(sequences, counts)]
-    parts = []
-    for part in _batches(context_lens, TOKENS_AT_ONCE):
-        parts.append(_prompts(sequences[part], counts[part], page_size, device))
-    return parts
-
-
-def _batches(sizes: Many[int], most: int) -> Iterator[slice]:
-    """Yield slices of neighbors whose sizes sum up to `most`, or of one that is larger."""
-    first = total = 0
-    for i, size in enumerate(sizes):
-        if i > first and total + size > most:
-            yield slice(first, i)
-            first, total = i, 0
-        total += size
-    yield slice(first, len(sizes))
-
-
-def _prompts(sequences: Many[Sequence], counts: Many[int], size: int, device: torch.device) -> Prompts:
-    slots = [_slots(seq, seq.computed + count, size) for seq, count in zip(sequences, counts)]
-    fresh = upload(torch.cat([own[len(own) - count :] for own, count in zip(slots, counts)]), device)
-    past = None
-    if any(seq.computed for seq in sequences):
-        every = upload(torch.cat(slots), device)
-        past = torch.stack((every // size, every % size))
-    cu_seqlens_q = [0, *itertools.accumulate(counts)]
-    cu_seqlens_k = [0, *itertools.accumulate(map(len, slots))]
-    cu_seqlens = upload(torch.tensor([cu_seqlens_q, cu_seqlens_k], dtype=torch.int32), device)
-    return Prompts(cu_seqlens_q, cu_seqlens_k, cu_seqlens, fresh // size, fresh % size, past)
-
-
-def _slots(seq: Sequence, length: int, size: int) -> Tensor:
-    """Return page * size + offset of the first `length` tokens, int64 on the host."""
-    pages = torch.tensor(seq.pages[: -(-length // size)])
-    return (pages[:, None] * size + torch.arange(size)).flatten()[:length]
