@@ -28,7 +28,7 @@ from generate.grammar import FormError
 from generate.packing import add_embeddings, pack, sample_outputs
 from generate.params import GREEDY
 from generate.runner import Runner
-from generate.sampling import NotFinite
+from generate.sampling import NotFinite, inverse_temperature
 from models.gpt2 import GPT
 from models.network import Network as Weights
 from scheduling.iteration import Plan
@@ -66,14 +66,14 @@ class GpuRunner(Runner):
         pages = -(-self.config.block_size // self.page_size)
         pool, heads, target = self.keys.shape[1:], model.config.n_head, (self.dtype, self.device)
         self.attend = choose.make_decode(capacity, pages, heads, pool, *target)
-        if strict and self.attend.name == "torch" and self.device.type == "cuda":
+        attend_prompts = choose.make_prompts(heads, pool, *target)
+        if strict and self.device.type == "cuda" and "torch" in (self.attend.name, attend_prompts.name):
             raise RuntimeError(
                 "--batch-invariant needs Triton's kernels, but they do not run on this machine; see the log. "
                 "Leave it out"
             )
         self.attention = self.attend.name
         self.network = Network(model, choose.make_math(strict, model.config, *target))
-        attend_prompts = choose.make_prompts(heads, pool, *target)
         self.prefill = Prefill(self.network.states, attend_prompts, self.keys, self.values, pages)
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
@@ -106,11 +106,13 @@ class GpuRunner(Runner):
             with self._on_stream():
                 # Launched before the host waits for the decodes, so that the device has work until the end.
                 computed = self._compute_prompts(prompts, counts, plan.padding, drafts) if pieces else None
+                drawn = None if computed is None else self._draw_prompts(prompts, counts, computed[0], drafts)
                 members = [plan.sequences[i] for i in decodes]
                 for i, output in zip(decodes, self._decode(members, held, same_next)):
                     outputs[i] = output
                 if computed is not None:
-                    for i, output in zip(pieces, self._sample_prompts(prompts, counts, computed[0], drafts)):
+                    sampled = self._sample_prompts(prompts, counts, computed[0], drafts, drawn)
+                    for i, output in zip(pieces, sampled):
                         outputs[i] = output
                     add_embeddings(outputs, plan.sequences, plan.counts, computed[1])
         except BaseException:
@@ -171,22 +173,25 @@ class GpuRunner(Runner):
     def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
         return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale)
 
-    def _sample_prompts(
+    def _draw_prompts(
         self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]]
+    ) -> Tensor | None:
+        """Launch the drawing of the complete prompts' tokens; None if the host has to draw, or there are none."""
+        members = [prompts[i] for i in _ready(prompts, counts)]
+        if drafts or not members or len(members) != len(logits):
+            return None
+        return _draw(logits, members) if all(sampling.draws(seq.sampling) for seq in members) else None
+
+    def _sample_prompts(
+        self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]], drawn: Tensor | None
     ) -> list[Output]:
         """Return the outputs of pieces of prompts, and of decodes with drafts, from the logits of their sample rows."""
-        if drafts:
+        if drawn is None:
             return sample_outputs(prompts, counts, logits.cpu(), drafts)
-        ready = [i for i, s in enumerate(prompts) if counts[i] == s.pending and s.sampling.pooling is None]
-        members = [prompts[i] for i in ready]
-        params = [seq.sampling for seq in members]
-        on_device = len(ready) == len(logits) and all(map(sampling.draws, params))
-        tokens: list[int | FormError] = []
-        if on_device and ready:
-            bound = _draw_bound(logits, members)
-            drawn = sampling.draw_now(logits, params, [seq.length for seq in members])
-            tokens = [bound.get(i, token) for i, token in enumerate(drawn)]
-        if not on_device or sampling.TOO_FLAT in tokens:
+        ready = _ready(prompts, counts)
+        bound = _draw_bound(logits, [prompts[i] for i in ready])
+        tokens = [bound.get(i, token) for i, token in enumerate(drawn.tolist())]
+        if sampling.TOO_FLAT in tokens:
             return sample_outputs(prompts, counts, logits.cpu())
         outputs: list[Output] = [None] * len(prompts)
         for i, token in zip(ready, tokens):
@@ -237,14 +242,29 @@ def _draw_bound(logits: Tensor, sequences: list[Sequence]) -> dict[int, int | Fo
     masks = fill([seq.sampling.grammar for seq in members], [seq.output_ids for seq in members])
     bits = upload(torch.from_numpy(masks.bits), logits.device)
     own = logits.index_select(0, upload(torch.tensor(rows), logits.device))
-    tokens = sampling.draw_now(
-        sampling.restrict(own, bits), [seq.sampling for seq in members], [seq.length for seq in members]
-    )
+    tokens = _draw(sampling.restrict(own, bits), members).tolist()
     return {row: masks.errors.get(k, tokens[k]) for k, row in enumerate(rows)}
+
+
+def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+    """Launch the drawing of the next token of each sequence from its row of logits; return them on the device."""
+    params = [seq.sampling for seq in sequences]
+    drawing = sampling.drawing_for(params)
+    numbers = [[sampling.key_of(p.seed) for p in params], [s.length for s in sequences], [p.top_k for p in params]]
+    keys, lengths, top_k = upload(torch.tensor(numbers), logits.device)
+    floats = torch.tensor([[inverse_temperature(p) for p in params], [p.top_p for p in params]], dtype=torch.float64)
+    inverse, top_p = upload(floats, logits.device)
+    where = None if drawing == "greedy" else sampling.uniforms(keys, lengths)
+    return sampling.draw(logits, where, inverse, top_k, top_p, drawing)
 
 
 def _outcome(token: int | FormError) -> Output:
     return NotFinite() if isinstance(token, int) and token < 0 else token
+
+
+def _ready(prompts: list[Sequence], counts: list[int]) -> list[int]:
+    """Return which prompts are complete after pieces of `counts` tokens, embedded ones apart."""
+    return [i for i, seq in enumerate(prompts) if counts[i] == seq.pending and seq.sampling.pooling is None]
 
 
 def _decodes(seq: Sequence) -> bool:
