@@ -16,7 +16,8 @@ from torch import Tensor
 
 from generate.gpu.attention import TILE, Pieces
 
-BLOCK, SMALLEST = 64, 16  # keys at once, a page is a multiple of it or smaller; the least side of a product
+BLOCK = 64  # keys at once; a page is a multiple of it, or smaller
+SMALLEST = 16  # of each side of a product
 
 
 @triton.jit
@@ -82,10 +83,12 @@ class TritonPrompts:
         _, KV, P, D = keys.shape
         H = qkv.shape[1] // D - 2 * KV
         out = torch.empty(len(qkv), H * D, dtype=qkv.dtype, device=qkv.device)
-        BD, BN = max(SMALLEST, triton.next_power_of_2(D)), max(SMALLEST, min(BLOCK, triton.next_power_of_2(P)))
+        is_float32 = qkv.dtype == torch.float32  # without tensor cores, a larger block spills registers
+        BN = SMALLEST if is_float32 else max(SMALLEST, min(BLOCK, triton.next_power_of_2(P)))
         if P % BN:
             raise ValueError(f"pages have {P} tokens, but must have a multiple of {BN}. Use 128")
-        sizes = {"H": H, "KV": KV, "P": P, "D": D, "BD": BD, "BM": TILE}
+        BD, warps = max(SMALLEST, triton.next_power_of_2(D)), 8 if is_float32 else 4
+        sizes = {"H": H, "KV": KV, "P": P, "D": D, "BD": BD, "BM": TILE, "num_warps": warps}
         _write[(len(pieces.tiles), KV)](qkv, keys, values, *pieces, **sizes)
         _attend[(len(pieces.tiles), H)](qkv, keys, values, *pieces, out, scale, BN=BN, **sizes)
         return out
