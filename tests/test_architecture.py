@@ -210,4 +210,4 @@ def test_the_model_loads_no_engine_and_the_engine_no_triton() -> None:
 
 def test_only_the_gpus_kernels_know_triton() -> None:
     knows = [p.name for p in files_of("generate") if "triton" in set(imports(p))]
-    assert knows == ["triton_attention.py", "triton_layers.py"]
+    assert knows == ["triton_attention.py", "triton_layers.py", "triton_prompts.py"]
