@@ -55,6 +55,8 @@ class Architecture:
     rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
         heads of queries have one together, and all heads of keys.
+    experts: MLPs of each layer, 0 for a single one; a token goes to the `experts_chosen` that the router rates highest, and
+        with `experts_normalized` the shares of these add up to 1.
     parallel: attention and the MLP take the same residual, each behind its norm, or with `one_norm` behind the same.
     norm_after: what attention and the MLP give is normalized before it is added, and what they take is not.
     scales: for each part of `models.network` that is named, what its tensors are multiplied by when they are loaded.
@@ -78,6 +80,9 @@ class Architecture:
     qk_norm: bool = False
     whole_qk_norm: bool = False
     norm_after: bool = False
+    experts: int = 0
+    experts_chosen: int = 0
+    experts_normalized: bool = False
     parallel: bool = False
     one_norm: bool = False
     qkv_bias: bool = False

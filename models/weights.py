@@ -203,9 +203,11 @@ def _block(config: Architecture, layer: int, found: dict[Place, Tensor], blocks:
     heads = [_norm(layer, part, found) if config.qk_norm else None for part in ("q_norm", "k_norm")]
     before_attention = _norm(layer, "norm_1", found)
     before_mlp = before_attention if config.one_norm else _norm(layer, "norm_2", found)
+    router = linear("router") if config.experts else None
     return Block(
-        before_attention, linear("qkv"), linear("attn_proj"), before_mlp, linear("fc"), linear("mlp_proj"), *heads
-    )
+        before_attention, linear("qkv"), linear("attn_proj"), before_mlp, linear("fc"), linear("mlp_proj"), *heads,
+        router=router,
+    )  # fmt: skip
 
 
 def _norm(layer: int | None, part: str, found: dict[Place, Tensor]) -> Norm:

@@ -132,5 +132,7 @@ def make_blocks(
 
 def _runs_in_c(config: Architecture) -> bool:
     """Return whether blocks.c computes this architecture."""
+    if config.experts:
+        return False
     even = config.rope is None or config.head_size % 2 == 0
     return even and config.activation in (SILU_NAMES if config.gated else GELU_MODES)
