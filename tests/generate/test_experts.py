@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.offline import decoding
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
 from generate.cpu.experts import Experts
 from generate.gpu.runner import GpuRunner
@@ -17,6 +18,7 @@ from generate.runner import ModelRunner
 from models import adapters, families, weights
 from models.network import Network, Projection
 from models.sources import catalog
+from scheduling.iteration import Plan
 from tests.generate.test_more_families import PAGE_SIZE, PAGES, PROMPTS, SHAPE, answers
 from tests.support.checkpoints import judged, merged, randomized, save, transformers, write_adapter
 from tests.support.generate import logits_of
@@ -114,3 +116,15 @@ def test_adapters_of_attention_are_served_and_those_of_experts_refused(tmp_path:
     save_file(named, file)
     with pytest.raises(adapters.AdapterError, match=r"mlp.experts.0.up_proj.*outside a mixture of experts"):
         adapters.load(folder, config, layout)
+
+
+def test_a_step_tells_how_many_experts_all_layers_read(tmp_path: Path) -> None:
+    runner = ModelRunner(build("mixtral", tmp_path)[1], 80, PAGE_SIZE)
+    read = []
+    for rows in (1, 8, 32):
+        plan = Plan(1, 0.0, decoding(runner, rows, 20, 0.0), [1] * rows)
+        runner.forward(plan)
+        assert plan.experts is not None
+        assert plan.experts.of == 3 * 4
+        read.append(plan.experts.read)
+    assert read[0] == 3 * 2 < read[1] <= read[2] <= 12
