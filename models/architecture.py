@@ -40,6 +40,7 @@ class Architecture:
 
     inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
     rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
+    window: the keys that a token sees in the layers `windowed`, itself among them.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
         heads of queries have one together, and all heads of keys.
     norm_after: what attention and the MLP give is normalized before it is added, and what they take is not.
@@ -61,6 +62,8 @@ class Architecture:
     activation: str
     gated: bool
     unrotated: frozenset[int] = frozenset()
+    window: int = 0
+    windowed: frozenset[int] = frozenset()
     qk_norm: bool = False
     whole_qk_norm: bool = False
     norm_after: bool = False
@@ -77,6 +80,10 @@ class Architecture:
         """Return the factor of the dot products of `layer` before the softmax."""
         scale = self.attention_multiplier or (1 / math.sqrt(self.head_size) if self.scale_attention else 1.0)
         return scale / (layer + 1) if self.scale_by_layer else scale
+
+    def window_of(self, layer: int) -> int:
+        """Return how many keys a token sees in `layer`, 0 for all."""
+        return self.window if layer in self.windowed else 0
 
     @property
     def qkv_size(self) -> int:

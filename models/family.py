@@ -62,13 +62,13 @@ class Config:
         self._taken.update(keys)
         return next((self.raw[key] for key in keys if self.raw.get(key) is not None), default)
 
-    def size(self, *keys: str, default: int | None = None, most: int = MOST) -> int:
-        """Return a whole number from 1 to `most`."""
+    def size(self, *keys: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
+        """Return a whole number from `least` to `most`."""
         value = self.take(*keys, default=default)
         if value is None:
             raise ConfigError(f"has no {keys[0]}. Use the config.json that belongs to the weights")
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise ConfigError(f"sets {self._present(keys)} to {value!r}. Use a whole number from 1 to {most:,}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigError(f"sets {self._present(keys)} to {value!r}. Use a whole number from {least} to {most:,}")
         return value
 
     def number(self, key: str, default: float, below: float = float("inf")) -> float:

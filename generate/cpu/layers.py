@@ -29,7 +29,7 @@ class Block:
         self.head_norms = [norm and norm.weight for norm in (block.q_norm, block.k_norm)]
         self.norm_after = config.norm_after
         self.turn = make_turn(block, config, layer)
-        self.scale = config.attention_scale(layer)
+        self.scale, self.window = config.attention_scale(layer), config.window_of(layer)
         for part in ("qkv", "attn_proj", "fc", "mlp_proj"):
             check_finite(quantize, f"layer {layer}'s {part} weight", getattr(block, part).weight)
         self.qkv = make_linear(*block.qkv, quantize=quantize)
@@ -58,7 +58,7 @@ class Block:
         qkv = self.qkv(y, extra("qkv", y))  # (M, C) -> (M, (H + 2 KV) * D)
         if self.turn is not None and rotation is not None:
             qkv = turn_heads(qkv, rotation, self.turn)
-        y = attend(qkv, keys, values, rows, self.scale)  # (M, H * D)
+        y = attend(qkv, keys, values, rows, self.scale, self.window)  # (M, H * D)
         x = self._add(self.attn_proj, y, x, self.normalize_1, extra("attn_proj", y))  # (M, H * D) -> (M, C)
         y = x if self.norm_after else self.normalize_2(x)
         y = self.fc(y, extra("fc", y))  # (M, C) -> (M, inner)

@@ -26,17 +26,23 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
 def make_decode(
-    rows: int, pages: int, heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device
+    rows: int, pages: int, config: Architecture, pool: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> DecodeAttention:
-    """Return decode attention of `heads` heads for `rows` block tables of `pages` pages, over pools [pages, KV, P, D]."""
+    """Return decode attention for `rows` block tables of `pages` pages, over pools [pages, KV, P, D]."""
     if device.type != "cuda":
         return TorchDecode()
+    heads = config.n_head
 
     def fast() -> tuple[DecodeAttention, float]:
         from generate.gpu.triton_attention import TritonDecode
 
         attend = TritonDecode(rows, pages, heads, pool[1], pool[3], device)
-        return attend, decode_error(attend, TorchDecode(), (min(rows, 3), pages), heads, pool, dtype, device)
+        shape = min(rows, 3), pages
+        errors = [
+            decode_error(attend, TorchDecode(), shape, heads, pool, dtype, device, window)
+            for window in {0, config.window}
+        ]
+        return attend, float(torch.tensor(errors).max())  # NaN if one is
 
     return agreed(fast, dtype, "decode attention") or TorchDecode()
 
@@ -96,7 +102,7 @@ def _difference(output: Tensor, expected: Tensor) -> float:
 
 def decode_error(
     attend: DecodeAttention, other: DecodeAttention, shape: tuple[int, int], heads: int, pool: torch.Size,
-    dtype: torch.dtype, device: torch.device,
+    dtype: torch.dtype, device: torch.device, window: int = 0,
 ) -> float:  # fmt: skip
     """Return the largest difference of two implementations on a small step with block tables of `shape`.
 
@@ -112,7 +118,7 @@ def decode_error(
     keys, values = (noise(2 + pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
     qkv = noise(n, (heads + 2 * kv_heads) * width).to(device, dtype)
     output, expected = (
-        implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5).float()
+        implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5, window).float()
         for implementation in (attend, other)
     )
     return _difference(output[context_lens > 0], expected[context_lens > 0])

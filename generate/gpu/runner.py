@@ -67,7 +67,7 @@ class GpuRunner(Runner):
         """Choose the implementation of each part, after one comparison with plain PyTorch."""
         pages = -(-self.config.block_size // self.page_size)
         pool, heads, target = self.keys.shape[1:], model.config.n_head, (self.dtype, self.device)
-        self.attend = choose.make_decode(capacity, pages, heads, pool, *target)
+        self.attend = choose.make_decode(capacity, pages, model.config, pool, *target)
         if strict and self.attend.name == "torch" and self.device.type == "cuda":
             raise RuntimeError(
                 "--batch-invariant needs Triton's kernels, but they do not run on this machine; see the log. "
@@ -169,7 +169,7 @@ class GpuRunner(Runner):
         return self.network.logits(self.network.states(rows.token[:size], (context_lens - 1).clamp(min=0), attend))
 
     def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale)
+        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale, self.config.window_of(layer))
 
     def _sample_prompts(
         self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]]
@@ -212,7 +212,7 @@ class GpuRunner(Runner):
         outs, first = [], 0
         for part in parts:
             last = first + part.cu_seqlens_q[-1] if part is not parts[-1] else len(qkv)  # the last has the padding
-            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale))
+            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale, self.config.window_of(layer)))
             first = last
         return torch.cat(outs) if len(outs) > 1 else outs[0]
 

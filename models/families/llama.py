@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, TinyLlama, and Mistral without a window.
+"""Llama 2 and 3, SmolLM2, TinyLlama and Mistral.
 
 RMS norm, rotary positions, grouped heads, SwiGLU (Touvron et al., 2023; Grattafiori et al., 2024). Qwen's files build
 on this one.
@@ -7,12 +7,14 @@ on this one.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from models.architecture import Architecture
 from models.family import MOST_LAYERS, Config, ConfigError, Family, Layout
 
-MISTRALS_WINDOW = 4096  # MistralConfig's default for a missing sliding_window; null means none
+WINDOW = 4096  # what transformers takes for a missing sliding_window; null means none
+KINDS = ["full_attention", "sliding_attention"]
 
 LAYOUT = Layout(
     prefix="model.",
@@ -37,10 +39,8 @@ def read(config: Config) -> Architecture:
     """Read a LlamaConfig or a MistralConfig."""
     biases = config.flag("attention_bias", False)
     shape = sizes(config)
-    mistral = config.raw.get("model_type") == "mistral"
-    if mistral:
-        window = config.take("sliding_window", default=None if "sliding_window" in config.raw else MISTRALS_WINDOW)
-        refuse_window(window, shape["block_size"])
+    if config.raw.get("model_type") == "mistral":
+        shape |= windows(config, shape, range(shape["n_layer"]))
     architecture = Architecture(
         family="llama", qkv_bias=biases, proj_bias=biases, mlp_bias=config.flag("mlp_bias", False), **shape
     )
@@ -84,13 +84,25 @@ def sizes(config: Config) -> dict[str, Any]:
     }
 
 
-def refuse_window(window: Any, context: int) -> None:
-    """Raise ConfigError for a sliding window, unless it is as long as the context."""
-    if window is not None and (not isinstance(window, int) or window < context):
-        raise ConfigError(
-            f"has a sliding_window of {window!r} tokens in a context of {context:,}, which is not supported. "
-            "Use a model without a window"
-        )
+def windows(
+    config: Config, shape: dict[str, Any], layers: Iterable[int], kinds: Any = None, used: bool = True
+) -> dict[str, Any]:
+    """Return the sliding window of these layers, or of those that `kinds` of layers name, as arguments of Architecture."""
+    window = config.take("sliding_window", default=None if "sliding_window" in config.raw else WINDOW)
+    window = window if used else None
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != shape["n_layer"] or any(kind not in KINDS for kind in kinds):
+            raise ConfigError(
+                f"sets layer_types to something other than one of {', '.join(KINDS)} for each of {shape['n_layer']} "
+                "layers. Use the config.json that belongs to the weights"
+            )
+        layers = [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
+    elif window is None:
+        return {}
+    windowed = frozenset(layers)
+    if windowed and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise ConfigError(f"sets sliding_window to {window!r}. Use a whole number from 1")
+    return {"window": window, "windowed": windowed} if windowed and window < shape["block_size"] else {}
 
 
 FAMILY = Family(("llama", "mistral"), read, LAYOUT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
-from models.families.qwen2 import refuse_windows
+from models.families.qwen2 import optional_windows
 from models.family import Config, ConfigError, Family
 
 THETA, INTERVAL = 2_000_000.0, 4  # SmolLM3Config's defaults
@@ -23,11 +23,11 @@ def read(config: Config) -> Architecture:
             "Use the config.json that belongs to the weights"
         )
     biases = config.flag("attention_bias", False)
+    unrotated = frozenset(layer for layer in layers if not rotates[layer])
     architecture = Architecture(
-        family="smollm3", unrotated=frozenset(layer for layer in layers if not rotates[layer]), qkv_bias=biases,
-        proj_bias=biases, mlp_bias=config.flag("mlp_bias", False), **shape,
+        family="smollm3", unrotated=unrotated, qkv_bias=biases, proj_bias=biases,
+        mlp_bias=config.flag("mlp_bias", False), **shape, **optional_windows(config, shape, unrotated),
     )  # fmt: skip
-    refuse_windows(config, architecture)
     config.refuse_rest()
     return architecture
 

@@ -28,8 +28,7 @@ def read(model_type: str = "llama", **changes: Any) -> Architecture:
 
 @pytest.mark.parametrize("model_type", [*by_model_type()])
 def test_every_key_that_transformers_writes_is_understood(model_type: str) -> None:
-    changes = {"sliding_window": None} if model_type == "mistral" else {}
-    raw = transformers().AutoConfig.for_model(model_type, **changes)
+    raw = transformers().AutoConfig.for_model(model_type)
     config = architecture_of(raw.to_dict())
     assert (config.vocab_size, config.n_layer) == (raw.vocab_size, raw.num_hidden_layers)
     assert config.norm_epsilon == getattr(raw, "rms_norm_eps", 1e-5)
@@ -76,12 +75,29 @@ def test_a_switch_that_is_off_or_changes_nothing_is_no_obstacle() -> None:
     assert read("mistral", sliding_window=160) == read("mistral", sliding_window=None)
 
 
+def test_a_window_is_in_the_layers_that_the_config_names() -> None:
+    optional = {"use_sliding_window": True, "sliding_window": 32}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    for model_type, changes, window, layers in (
+        ("mistral", {"sliding_window": 32}, 32, {0, 1}),
+        ("mistral", {"max_position_embeddings": 8192}, 4096, {0, 1}),
+        ("qwen2", {**optional, "max_window_layers": 1}, 32, {1}),
+        ("qwen2", {**optional, "max_window_layers": 0}, 32, {0, 1}),
+        ("qwen3", {**optional, **kinds}, 32, {0}),
+        ("qwen3", {**optional}, 0, set()),
+        ("smollm3", {**optional, "no_rope_layers": [1, 0]}, 32, {1}),
+    ):
+        config = read(model_type, **changes)
+        assert (config.window, config.windowed) == (window, layers)
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "sliding_window": ("mistral", {"sliding_window": 32}),
-    "sliding_window of 4096": ("mistral", {"max_position_embeddings": 8192}),
-    "a sliding_window": ("qwen3", {"use_sliding_window": True, "sliding_window": 32}),
+    "sliding_window to 0": ("mistral", {"sliding_window": 0}),
+    "max_window_layers": ("qwen2", {"max_window_layers": -1}),
+    "sliding_window to None": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
     "sets sliding_window": ("llama", {"sliding_window": 32}),
-    "layer_types": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "layer_types": ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}),
+    "sets layer_types to [": ("mistral", {"layer_types": ["sliding_attention"] * 2}),
     "'yarn'": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
     "'dynamic'": ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
     "attention_factor": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 2.0}}),

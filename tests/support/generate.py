@@ -43,6 +43,8 @@ ARCHITECTURES = {
     "qwen3": replace(LLAMA, family="qwen3", n_head=4, n_kv_head=2, qk_norm=True, rope=Rope(theta=1e6)),
     "smollm3, a layer without positions": replace(LLAMA, unrotated=frozenset({0})),
     "olmo2": replace(LLAMA, norm_after=True, qk_norm=True, whole_qk_norm=True),
+    "mistral, a window of 20": replace(LLAMA, window=20, windowed=frozenset({0, 1})),
+    "qwen2, a layer with a window": replace(LLAMA, qkv_bias=True, window=70, windowed=frozenset({1})),
     "layer norms, gelu, rotated, biases": replace(
         LLAMA, norm="layer", activation="gelu_new", gated=False, qkv_bias=True, proj_bias=True, mlp_bias=True
     ),
@@ -62,6 +64,8 @@ SHAPES = {
 
 class World:
     """Pools full of NaN, sequences whose pages lie in random order, and a scripted way to feed their tokens."""
+
+    window, cap = 0, 0.0
 
     def __init__(
         self,
@@ -107,7 +111,7 @@ class World:
             self.block_tables[list(new)].contiguous(),
         )
         qkv, scale = torch.cat(parts), self.D**-0.5
-        out = attention(qkv, self.keys, self.values, rows, scale)
+        out = attention(qkv, self.keys, self.values, rows, scale, self.window, self.cap)
         assert out.shape == (len(qkv), self.H * self.D)
         assert out.dtype == self.dtype
         assert out[cu_seqlens[-1] :].isfinite().all()
