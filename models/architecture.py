@@ -23,15 +23,28 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRope:
+    """Divisors of the frequencies in contexts of up to `original_context` and in longer ones; `stretch` is of all angles' sines."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    stretch: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position embedding over whole heads: dimension i is rotated with dimension i + D/2.
 
-    `factor` divides all frequencies (the type "linear").
+    `factor` divides all frequencies (the type "linear"). Only `part` of the dimensions is rotated, rounded down to whole
+    dimensions: these are the first of each half, since `models/tensors.py` reorders heads, and the others stand still.
     """
 
     theta: float = 10_000.0
     factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    longrope: LongRope | None = None
+    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,7 @@ class Architecture:
     window: the keys that a token sees in the layers `windowed`, itself among them.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
         heads of queries have one together, and all heads of keys.
+    parallel: attention and the MLP take the same residual, each behind its norm.
     norm_after: what attention and the MLP give is normalized before it is added, and what they take is not.
     scales: for each part of `models.network` that is named, what its tensors are multiplied by when they are loaded.
     """
@@ -67,6 +81,7 @@ class Architecture:
     qk_norm: bool = False
     whole_qk_norm: bool = False
     norm_after: bool = False
+    parallel: bool = False
     qkv_bias: bool = False
     proj_bias: bool = False  # of the projection behind attention
     mlp_bias: bool = False

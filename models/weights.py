@@ -100,6 +100,8 @@ def _read(
             continue
         # Convert before transposing: torch is slow when it does both at once.
         source = tensor.to(dtype).T if transposed else tensor
+        if piece.order is not None:
+            source = source[piece.order]
         if piece.scale != 1:
             source = source.float() * piece.scale
         if piece.place not in found:
@@ -123,7 +125,7 @@ def _kept(path: Path, layout: Layout, pieces: dict[str, Piece], as_blocks: Colle
     for full, kind in gguf_file.hf_kinds(gguf_file.read(path)).items():
         plain = layout.plain_name(full)
         piece = pieces.get(plain) if plain is not None else None
-        if plain is None or piece is None or piece.scale != 1:
+        if plain is None or piece is None or piece.scale != 1 or piece.order is not None:
             continue
         if piece.place.part in LINEAR and piece.place.leaf == "weight":
             kinds[piece.place].add(kind)

@@ -161,7 +161,9 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,
                int max_pages, const Adapters *adapters) {
   int64_t c = model->width, attended = (int64_t)model->heads * model->head_size;
-  bf16 *x = work, *normed = x + m * c, *qkv = normed + m * larger(c, attended);
+  // added: the residual with attention, apart from the one without where the MLP still takes this.
+  bf16 *x = work, *added = model->parallel ? x + m * c : x;
+  bf16 *normed = added + m * c, *qkv = normed + m * larger(c, attended);
   bf16 *mlp = qkv;  // qkv is read before the MLP is written
   Tokens tokens = {model, 0, ids, positions, x};
   share_out(embed_some, &tokens, m, FEW);
@@ -182,7 +184,7 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
       product(model, adapters, place + 1, &b->attn_proj, normed, 0, mlp, m, PLAIN, &b->fc);
       add_norm(model, mlp, b->norm_1, x, m);
     } else {
-      product(model, adapters, place + 1, &b->attn_proj, normed, x, x, m, PLAIN, &b->fc);
+      product(model, adapters, place + 1, &b->attn_proj, normed, x, added, m, PLAIN, &b->fc);
       norm(model, x, b->norm_2, 0, normed, m);
     }
     product(model, adapters, place + 2, &b->fc, taken, 0, mlp, m, model->mlp_mode, &b->mlp_proj);
@@ -190,7 +192,7 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
       product(model, adapters, place + 3, &b->mlp_proj, mlp, 0, normed, m, PLAIN, after);
       add_norm(model, normed, b->norm_2, x, m);
     } else {
-      product(model, adapters, place + 3, &b->mlp_proj, mlp, x, x, m, PLAIN, after);
+      product(model, adapters, place + 3, &b->mlp_proj, mlp, added, x, m, PLAIN, after);
     }
   }
   norm(model, x, model->norm, sample_rows, out, n_samples);

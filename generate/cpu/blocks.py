@@ -43,6 +43,7 @@ class CBlocks:
         attended = config.n_head * config.head_size
         # The rows of a step: the residual, what a norm or attention gives, and queries, keys and values or the MLP.
         self.row_size = self.width + max(self.width, attended) + max(config.qkv_size, config.inner_size, self.width)
+        self.row_size += self.width * config.parallel
         _, self.pages, _, self.page_size, _ = keys.shape
         self.keep: list[object] = [keys, values]
         structs, constants = declarations().structs, declarations().constants
@@ -52,7 +53,8 @@ class CBlocks:
             attention=ctypes.cast(attend.entry, ctypes.c_void_p),
             embedding=self._address(model.embedding), positions=self._address(model.positions),
             rotation=self._address(rotation), norm=self._norm(model.norm, config), eps=config.norm_epsilon,
-            rms=config.norm == "rms", norm_after=config.norm_after, whole_qk_norm=config.whole_qk_norm,
+            rms=config.norm == "rms", norm_after=config.norm_after, parallel=config.parallel,
+            whole_qk_norm=config.whole_qk_norm,
             mlp_mode=constants["SWIGLU" if config.gated else "GELU_TANH"],
             heads=config.n_head, kv_heads=config.n_kv_head, head_size=config.head_size,
             page_size=self.page_size, pages=self.pages, width=self.width,

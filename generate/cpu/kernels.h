@@ -127,6 +127,7 @@ typedef struct {
   float eps;
   int rms;                // norms are RMS norms, else layer norms
   int norm_after;         // of what attention and MLP give, not of what they take
+  int parallel;           // attention and MLP take the same residual
   int whole_qk_norm;      // q_norm and k_norm are over all heads
   int mlp_mode;           // of packed_linear for fc, GELU_TANH or SWIGLU
   int heads, kv_heads, head_size, page_size, pages;
@@ -134,8 +135,8 @@ typedef struct {
 } Model;
 
 // ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, C], null for all in order. work
-// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj, C)) elements. adapters: of some rows, or null. Returns
-// attention's code; unless that is OK, out is undefined.
+// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj, C)) elements, if `parallel` m * C more. adapters: of
+// some rows, or null. Returns attention's code; unless that is OK, out is undefined.
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,

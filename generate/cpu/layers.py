@@ -27,7 +27,7 @@ class Block:
         self.norm_1, self.norm_2 = block.norm_1, block.norm_2
         self.normalize_1, self.normalize_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
         self.head_norms = [norm and norm.weight for norm in (block.q_norm, block.k_norm)]
-        self.norm_after = config.norm_after
+        self.norm_after, self.parallel = config.norm_after, config.parallel
         self.turn = make_turn(block, config, layer)
         self.scale, self.window = config.attention_scale(layer), config.window_of(layer)
         for part in ("qkv", "attn_proj", "fc", "mlp_proj"):
@@ -55,12 +55,13 @@ class Block:
             return None if rows.adapters is None else rows.adapters.extra(self.layer, part, y)
 
         y = x if self.norm_after else self.normalize_1(x)
+        beside = self.normalize_2(x) if self.parallel else None
         qkv = self.qkv(y, extra("qkv", y))  # (M, C) -> (M, (H + 2 KV) * D)
         if self.turn is not None and rotation is not None:
             qkv = turn_heads(qkv, rotation, self.turn)
         y = attend(qkv, keys, values, rows, self.scale, self.window)  # (M, H * D)
         x = self._add(self.attn_proj, y, x, self.normalize_1, extra("attn_proj", y))  # (M, H * D) -> (M, C)
-        y = x if self.norm_after else self.normalize_2(x)
+        y = beside if beside is not None else x if self.norm_after else self.normalize_2(x)
         y = self.fc(y, extra("fc", y))  # (M, C) -> (M, inner)
         return self._add(self.mlp_proj, y, x, self.normalize_2, extra("mlp_proj", y))  # (M, inner) -> (M, C)
 

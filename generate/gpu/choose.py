@@ -179,9 +179,8 @@ def _turned(math: PlainMath, config: Architecture, dtype: torch.dtype, device: t
     table = rotation_table(config.rope, config.head_size, config.block_size)
     positions = torch.tensor([0, config.block_size // 2, config.block_size - 1])
     H, KV, D = config.n_head, config.n_kv_head, config.head_size
-    norms: Tensor | tuple[Tensor, Tensor] | None = noise(2, D, seed=6).to(device, dtype) if config.qk_norm else None
-    if config.whole_qk_norm:
-        norms = noise(H * D, seed=6).to(device, dtype), noise(KV * D, seed=6).to(device, dtype)
+    width = (H + KV if config.whole_qk_norm else 2) * D
+    norms = noise(width, seed=6).to(device, dtype) if config.qk_norm else None
     turn = Turn(H, KV, D, norms, config.norm_epsilon)
     qkv = noise(len(positions), config.qkv_size, seed=7).to(device, dtype)
     return math.turn(qkv, table[positions].to(device), turn).float()

@@ -115,12 +115,12 @@ class FusedMath(PlainMath):
 
     def turn(self, qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
         """See `PlainMath.turn`; in place."""
-        if isinstance(turn.norms, tuple):
-            widths = turn.H * turn.D, turn.KV * turn.D
-            for part, weight in zip(qkv.split((*widths, widths[1]), 1), turn.norms):
-                self.kernels.norm_in_place(part, weight, turn.eps)
-            turn = turn._replace(norms=None)
-        return self.kernels.turn(qkv, rotation, turn.H, turn.KV, turn.norms, turn.eps)
+        norms, queries, D = turn.norms, turn.H * turn.D, turn.D
+        if norms is not None and norms.numel() > 2 * D:
+            self.kernels.norm_in_place(qkv[:, :queries], norms[:queries], turn.eps)
+            self.kernels.norm_in_place(qkv[:, queries : -turn.KV * D], norms[queries:], turn.eps)
+            norms = None
+        return self.kernels.turn(qkv, rotation, turn.H, turn.KV, norms, turn.eps)
 
     def prepare_head(self, weight: Tensor) -> Tensor:
         missing = -len(weight) % VOCABULARY_MULTIPLE
@@ -185,7 +185,7 @@ class Network:
         self.math = math
         self.vocabulary = config.vocab_size
         self.embedding, self.positions = model.embedding, model.positions
-        self.dtype, self.norm_after = model.embedding.dtype, config.norm_after
+        self.dtype, self.norm_after, self.parallel = model.embedding.dtype, config.norm_after, config.parallel
         self.rotations: Tensor | None = None
         if config.rope is not None:
             table = rotation_table(config.rope, config.head_size, config.block_size)
@@ -204,27 +204,31 @@ class Network:
         x = None  # each add_norm adds the layer before it to the residual
         for i, block in enumerate(self.blocks):
             qkv = math.linear(self._taken(residual, x, block.norm_1), block.qkv)  # [n, (H + 2 KV) * D]
+            beside = math.add_norm(residual, None, block.norm_2, dtype) if self.parallel else None
             if rotation is not None and block.turn is not None:
                 qkv = math.turn(qkv, rotation, block.turn)
-            x = self._given(residual, math.linear(attend(i, qkv, block.scale), block.attn_proj), block.norm_1)  # [n, C]
-            x = math.linear(self._taken(residual, x, block.norm_2), block.fc)  # [n, inner]
-            x = self._given(residual, math.linear(x, block.mlp_proj), block.norm_2)  # [n, C]
-        if some is not None:
+            x = self._given(math.linear(attend(i, qkv, block.scale), block.attn_proj), block.norm_1)  # [n, C]
+            if beside is None:
+                beside = self._taken(residual, x, block.norm_2)
+            else:
+                residual.add_(x)
+            x = math.linear(beside, block.fc)  # [n, inner]
+            x = self._given(math.linear(x, block.mlp_proj), block.norm_2)  # [n, C]
+        if some is not None and x is not None:
             if not len(some):  # a launch for no rows is an error
                 return residual.new_empty(0, residual.shape[1])
-            residual, x = residual[some], None if x is None else x[some]
+            residual, x = residual[some], x[some]
         return math.add_norm(residual, x, self.norm, dtype)
 
     def _taken(self, residual: Tensor, x: Tensor | None, norm: Norm) -> Tensor:
         """Return what attention or the MLP takes, after x is added to the residual."""
-        return residual.to(self.dtype) if self.norm_after else self.math.add_norm(residual, x, norm, self.dtype)
-
-    def _given(self, residual: Tensor, x: Tensor, norm: Norm) -> Tensor | None:
-        """Return what is still to be added to the residual of what attention or the MLP gives."""
         if not self.norm_after:
-            return x
-        residual.add_(self.math.add_norm(x.float(), None, norm, self.dtype))
-        return None
+            return self.math.add_norm(residual, x, norm, self.dtype)
+        return (residual if x is None else residual.add_(x)).to(self.dtype)
+
+    def _given(self, x: Tensor, norm: Norm) -> Tensor:
+        """Return what attention or the MLP adds to the residual."""
+        return self.math.add_norm(x.float(), None, norm, self.dtype) if self.norm_after else x
 
     def logits(self, x: Tensor) -> Tensor:
         """Return float32 logits [n, V] of normed states x [n, C]."""

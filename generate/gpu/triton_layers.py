@@ -95,7 +95,7 @@ def _turn(
 def turn(qkv: Tensor, rotation: Tensor, heads: int, kv_heads: int, norms: Tensor | None, eps: float) -> Tensor:
     """Norm the heads of queries and keys of qkv [n, (heads + 2 kv_heads) * D] in place, if there are weights; rotate them.
 
-    rotation: float32 [n, 2, D/2], cosine and sine. norms: [2, D], of queries and keys.
+    rotation: float32 [n, 2, D/2], cosine and sine. norms: [2 * D], of queries and keys.
     """
     n = len(qkv)
     D = qkv.shape[1] // (heads + 2 * kv_heads)

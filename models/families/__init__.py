@@ -40,4 +40,7 @@ def architecture_of(raw: Mapping[str, Any]) -> Architecture:
 
     Raises ConfigError for sizes that do not fit and for each switch that is on and has no meaning here.
     """
-    return family_of(raw).read(Config(raw))
+    config = Config(raw)
+    architecture = family_of(raw).read(config)
+    config.refuse_rest()
+    return architecture

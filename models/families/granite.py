@@ -13,17 +13,14 @@ from models.family import Config, Family
 
 def read(config: Config) -> Architecture:
     """Read a GraniteConfig."""
-    shape, biases = sizes(config), config.flag("attention_bias", False)
+    shape = sizes(config)
     stream = config.number("embedding_multiplier", 1.0)
-    added = config.number("residual_multiplier", 1.0) / stream
     shape["norm_epsilon"] /= stream**2
-    architecture = Architecture(
-        family="granite", qkv_bias=biases, proj_bias=biases, mlp_bias=config.flag("mlp_bias", False),
-        attention_multiplier=config.number("attention_multiplier", 1.0),
-        scales=(("attn_proj", added), ("mlp_proj", added), ("norm", 1 / config.number("logits_scaling", 1.0))), **shape,
+    added, logits = config.number("residual_multiplier", 1.0) / stream, 1 / config.number("logits_scaling", 1.0)
+    return Architecture(
+        family="granite", attention_multiplier=config.number("attention_multiplier", 1.0),
+        scales=(("attn_proj", added), ("mlp_proj", added), ("norm", logits)), **shape,
     )  # fmt: skip
-    config.refuse_rest()
-    return architecture
 
 
 FAMILY = Family(("granite",), read, LAYOUT)

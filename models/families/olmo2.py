@@ -13,14 +13,8 @@ NORMS = {"norm_1": ("post_attention_layernorm",), "norm_2": ("post_feedforward_l
 
 def read(config: Config) -> Architecture:
     """Read an Olmo2Config."""
-    config = Config({"rms_norm_eps": 1e-5, **config.raw})
-    biases = config.flag("attention_bias", False)
-    architecture = Architecture(
-        family="olmo2", norm_after=True, qk_norm=True, whole_qk_norm=True, qkv_bias=biases, proj_bias=biases,
-        **sizes(config),
-    )  # fmt: skip
-    config.refuse_rest()
-    return architecture
+    config.assume(rms_norm_eps=1e-5)
+    return Architecture(family="olmo2", norm_after=True, qk_norm=True, whole_qk_norm=True, **sizes(config))
 
 
 FAMILY = Family(("olmo2",), read, replace(LAYOUT, parts={**LAYOUT.parts, **NORMS}))

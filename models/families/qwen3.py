@@ -12,14 +12,9 @@ HEAD_DIM = 128  # Qwen3Config's default, whatever the width
 
 def read(config: Config) -> Architecture:
     """Read a Qwen3Config."""
-    raw = {**config.raw, "head_dim": config.raw.get("head_dim") or HEAD_DIM}
-    config = Config(raw)
-    biases = config.flag("attention_bias", False)
+    config.assume(head_dim=HEAD_DIM)
     shape = sizes(config)
-    shape |= optional_windows(config, shape)
-    architecture = Architecture(family="qwen3", qk_norm=True, qkv_bias=biases, proj_bias=biases, **shape)
-    config.refuse_rest()
-    return architecture
+    return Architecture(family="qwen3", qk_norm=True, **shape, **optional_windows(config, shape))
 
 
 FAMILY = Family(("qwen3",), read, LAYOUT)

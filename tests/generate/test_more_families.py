@@ -29,12 +29,15 @@ GRANITE = {
     "attention_multiplier": 0.2,
     "logits_scaling": 0.5,
 }
+LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.5, 2.0, 2.5], "partial_rotary_factor": 1.0,
+        "long_factor": [1.0, 3.0, 9.0, 27.0], "original_max_position_embeddings": 64}  # fmt: skip
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
     "smollm3, untied, heads of 6": ("smollm3", {**MANY_TO_ONE, "head_dim": 6, "tie_word_embeddings": False}),
     "smollm3, biases, own layers": ("smollm3", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0]}),
     "mistral, a window of 16": ("mistral", {"num_key_value_heads": 2, "sliding_window": 16}),
     "mistral, a window of 256, heads of 6": ("mistral", {**MANY_TO_ONE, "head_dim": 6, "sliding_window": 256}),
+    "phi3, a window of 16": ("phi3", {"num_key_value_heads": 2, "sliding_window": 16}),
     "mistral, a window of 1": ("mistral", {"num_key_value_heads": 6, "sliding_window": 1}),
     "qwen2, windows from layer 1": ("qwen2", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
     "qwen3, a window in layer 1": ("qwen3", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 100, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
@@ -45,6 +48,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {"num_key_value_heads": 2}),
     "olmo2, tied": ("olmo2", {**MANY_TO_ONE, "tie_word_embeddings": True}),
     "olmo2, biases, heads of 10": ("olmo2", {"head_dim": 10, "num_key_value_heads": 3, "attention_bias": True}),
+    "phi3": ("phi3", {"num_key_value_heads": 2, "sliding_window": 320}),
+    "phi3, short factors, tied": ("phi3", {"rope_parameters": {**LONG, "original_max_position_embeddings": 320},
+                                           "tie_word_embeddings": True}),
+    "phi3, heads in part, long factors": ("phi3", {**MANY_TO_ONE, "rope_parameters": {**LONG, "partial_rotary_factor": 0.7}}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, sequential, tanh": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new",
+                                                "tie_word_embeddings": True}),
+    "gpt_neox, no biases, half": ("gpt_neox", {
+        "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    }),
 }  # fmt: skip
 LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257)
 PROMPTS = [[random.Random(n).randrange(211) for _ in range(n)] for n in LENGTHS]

@@ -19,7 +19,13 @@ OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
     "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True},
     "granite": {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "residual_multiplier": 0.2},
     "olmo2": {"rope_theta": 5e5, "rope_scaling": None, "num_key_value_heads": 3},
-}
+    "phi3": {
+        "rope_theta": 5e5, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3},
+        "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "sliding_window": 160,
+        "tie_word_embeddings": True,
+    },
+    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 5e5, "use_parallel_residual": False},
+}  # fmt: skip
 
 
 def read(model_type: str = "llama", **changes: Any) -> Architecture:
@@ -84,7 +90,8 @@ def test_a_window_is_in_the_layers_that_the_config_names() -> None:
         ("qwen2", {**optional, "max_window_layers": 1}, 32, {1}),
         ("qwen2", {**optional, "max_window_layers": 0}, 32, {0, 1}),
         ("qwen3", {**optional, **kinds}, 32, {0}),
-        ("qwen3", {**optional}, 0, set()),
+        ("qwen3", {**optional, "sliding_window": None, "max_window_layers": 0}, 0, set()),
+        ("phi3", {"original_max_position_embeddings": 160, "sliding_window": 47}, 47, {0, 1}),
         ("smollm3", {**optional, "no_rope_layers": [1, 0]}, 32, {1}),
     ):
         config = read(model_type, **changes)
@@ -97,7 +104,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding_window to None": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
     "sets sliding_window": ("llama", {"sliding_window": 32}),
     "layer_types": ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}),
-    "sets layer_types to [": ("mistral", {"layer_types": ["sliding_attention"] * 2}),
+    "sets layer_types to": ("mistral", {"layer_types": ["sliding_attention"] * 2}),
     "'yarn'": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
     "'dynamic'": ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
     "attention_factor": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 2.0}}),
@@ -110,6 +117,17 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "quantization_config": ("llama", {"quantization_config": {"quant_method": "awq"}}),
     "final_logit_softcapping": ("llama", {"final_logit_softcapping": 30.0}),
     "no_rope_layers": ("smollm3", {"no_rope_layers": [1]}),
+    "of 4 numbers": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+        },
+    ),
+    "sets long_factor": (
+        "phi3",
+        {"original_max_position_embeddings": 64, "rope_scaling": {"type": "su", "long_factor": ["1"]}},
+    ),
     "new_switch": ("llama", {"new_switch": "on"}),
     "hidden_act to 'mish'": ("llama", {"hidden_act": "mish"}),
     "num_key_value_heads 4": ("llama", {"num_key_value_heads": 4}),

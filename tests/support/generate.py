@@ -45,6 +45,18 @@ ARCHITECTURES = {
     "olmo2": replace(LLAMA, norm_after=True, qk_norm=True, whole_qk_norm=True),
     "mistral, a window of 20": replace(LLAMA, window=20, windowed=frozenset({0, 1})),
     "qwen2, a layer with a window": replace(LLAMA, qkv_bias=True, window=70, windowed=frozenset({1})),
+    "gpt_neox": replace(
+        LLAMA,
+        norm="layer",
+        activation="gelu_new",
+        gated=False,
+        qkv_bias=True,
+        proj_bias=True,
+        mlp_bias=True,
+        n_kv_head=6,
+        parallel=True,
+        rope=Rope(part=0.25),
+    ),
     "layer norms, gelu, rotated, biases": replace(
         LLAMA, norm="layer", activation="gelu_new", gated=False, qkv_bias=True, proj_bias=True, mlp_bias=True
     ),

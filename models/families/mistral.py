@@ -1,0 +1,43 @@
+"""Mistral: Llama with a sliding window (Jiang et al., 2023). Families with windows in some layers build on this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from models.architecture import Architecture
+from models.families.llama import LAYOUT, sizes
+from models.family import Config, ConfigError, Family
+
+WINDOW = 4096  # what transformers takes for a missing sliding_window; null means none
+KINDS = ("full_attention", "sliding_attention")
+
+
+def read(config: Config) -> Architecture:
+    """Read a MistralConfig."""
+    shape = sizes(config)
+    return Architecture(family="mistral", **shape, **windows(config, shape, range(shape["n_layer"])))
+
+
+def windows(
+    config: Config, shape: dict[str, Any], layers: Iterable[int], kinds: Any = None, used: bool = True
+) -> dict[str, Any]:
+    """Return the window of `layers`, or of those that `kinds` of all layers name, as arguments of Architecture."""
+    window = config.take("sliding_window", default=None if "sliding_window" in config.raw else WINDOW)
+    window = window if used else None
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != shape["n_layer"] or any(kind not in KINDS for kind in kinds):
+            raise ConfigError(
+                f"sets layer_types to something other than {' or '.join(KINDS)} for each of {shape['n_layer']} layers, "
+                "which is not supported. Use a model without it"
+            )
+        layers = [layer for layer, kind in enumerate(kinds) if kind == KINDS[1]]
+    elif window is None:
+        return {}
+    windowed = frozenset(layers)
+    if windowed and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise ConfigError(f"sets sliding_window to {window!r}. Use a whole number from 1")
+    return {"window": window, "windowed": windowed} if windowed and window < shape["block_size"] else {}
+
+
+FAMILY = Family(("mistral",), read, LAYOUT)
