@@ -56,7 +56,7 @@ class Architecture:
     window: the keys that a token sees in the layers `windowed`, itself among them.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
         heads of queries have one together, and all heads of keys.
-    parallel: attention and the MLP take the same residual, each behind its norm.
+    parallel: attention and the MLP take the same residual, each behind its norm, or with `one_norm` behind the same.
     norm_after: what attention and the MLP give is normalized before it is added, and what they take is not.
     scales: for each part of `models.network` that is named, what its tensors are multiplied by when they are loaded.
     """
@@ -82,6 +82,7 @@ class Architecture:
     whole_qk_norm: bool = False
     norm_after: bool = False
     parallel: bool = False
+    one_norm: bool = False
     qkv_bias: bool = False
     proj_bias: bool = False  # of the projection behind attention
     mlp_bias: bool = False

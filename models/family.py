@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from models.architecture import Architecture, Llama3Scaling, LongRope, Rope
@@ -188,6 +188,7 @@ class Layout:
     prefix: what all names but the head's begin with, or may lack.
     layer: the form of a block's name.
     transposed: linear layers are stored (in, out).
+    renamed: other names of parts.
     ignored: names of stored tensors that carry no weights.
     by_kv_head: queries, keys and values are one tensor, in which a head of keys lies behind the queries that share it.
     """
@@ -202,11 +203,14 @@ class Layout:
     transposed: bool = False
     ignored: re.Pattern[str] | None = None
     by_kv_head: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def plain_name(self, name: str) -> str | None:
         """Return the name of a stored tensor without its prefix, None for one that carries no weights."""
         if self.ignored is not None and self.ignored.search(name):
             return None
+        for other, part in self.renamed.items():
+            name = name.replace(f".{other}.", f".{part}.")
         return name.removeprefix(self.prefix)
 
 

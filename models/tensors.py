@@ -106,6 +106,8 @@ def _block(config: Architecture) -> dict[str, tuple[tuple[int, ...], int | None,
         "fc": ((inner, inner) if config.gated else (inner,), C, config.mlp_bias),
         "mlp_proj": ((C,), inner, config.mlp_bias),
     }
+    if config.one_norm:
+        del parts["norm_2"]
     if config.qk_norm:
         widths = (q, kv) if config.whole_qk_norm else (D, D)
         parts |= {name: ((width,), None, False) for name, width in zip(("q_norm", "k_norm"), widths)}

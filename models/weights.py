@@ -201,7 +201,8 @@ def _block(config: Architecture, layer: int, found: dict[Place, Tensor], blocks:
         return Projection(weight, found.pop(place._replace(leaf="bias"), None))
 
     heads = [_norm(layer, part, found) if config.qk_norm else None for part in ("q_norm", "k_norm")]
-    before_attention, before_mlp = _norm(layer, "norm_1", found), _norm(layer, "norm_2", found)
+    before_attention = _norm(layer, "norm_1", found)
+    before_mlp = before_attention if config.one_norm else _norm(layer, "norm_2", found)
     return Block(
         before_attention, linear("qkv"), linear("attn_proj"), before_mlp, linear("fc"), linear("mlp_proj"), *heads
     )

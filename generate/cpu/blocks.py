@@ -20,7 +20,7 @@ from generate.cpu.attention import Attention, CAttention, PackedRows
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError
 from generate.cpu.layers import Block, LayeredBlocks
-from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
+from generate.cpu.linear import GELU_MODES, SILU_NAMES
 from generate.cpu.team import load, team
 from generate.rotary import rotation_table
 from models.architecture import Architecture
@@ -46,7 +46,7 @@ class CBlocks:
         self.row_size += self.width * config.parallel
         _, self.pages, _, self.page_size, _ = keys.shape
         self.keep: list[object] = [keys, values]
-        structs, constants = declarations().structs, declarations().constants
+        structs = declarations().structs
         rotation = rotation_table(config.rope, config.head_size, config.block_size) if config.rope else None
         self.model = structs["Model"](
             linear=ctypes.cast(blocks[0].kernels[0].library.packed_linear, ctypes.c_void_p),
@@ -55,7 +55,7 @@ class CBlocks:
             rotation=self._address(rotation), norm=self._norm(model.norm, config), eps=config.norm_epsilon,
             rms=config.norm == "rms", norm_after=config.norm_after, parallel=config.parallel,
             whole_qk_norm=config.whole_qk_norm,
-            mlp_mode=constants["SWIGLU" if config.gated else "GELU_TANH"],
+            mlp_mode=blocks[0].kernels[2].mode,
             heads=config.n_head, kv_heads=config.n_kv_head, head_size=config.head_size,
             page_size=self.page_size, pages=self.pages, width=self.width,
         )  # fmt: skip
@@ -134,4 +134,4 @@ def make_blocks(
 def _runs_in_c(config: Architecture) -> bool:
     """Return whether blocks.c computes this architecture."""
     even = config.rope is None or config.head_size % 2 == 0
-    return even and config.activation in (SILU_NAMES if config.gated else GELU_TANH_NAMES)
+    return even and config.activation in (SILU_NAMES if config.gated else GELU_MODES)

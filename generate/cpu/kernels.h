@@ -34,7 +34,7 @@ int paged_attention_use(int way);
 
 // packed_linear.c
 
-enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3 };  // modes of packed_linear
+enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3, GELU_ERF = 4 };  // modes of packed_linear
 // Formats of weights; the last three are GGUF's.
 enum { BFLOAT16 = 0, INT8 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 4 };
 enum { FMA = 0, DOT = 1, TILES = 2 };                        // ways to multiply bfloat16, see linear_bf16.h
@@ -129,7 +129,7 @@ typedef struct {
   int norm_after;         // of what attention and MLP give, not of what they take
   int parallel;           // attention and MLP take the same residual
   int whole_qk_norm;      // q_norm and k_norm are over all heads
-  int mlp_mode;           // of packed_linear for fc, GELU_TANH or SWIGLU
+  int mlp_mode;           // of packed_linear for fc: a GELU, or SWIGLU
   int heads, kv_heads, head_size, page_size, pages;
   int64_t width;          // C
 } Model;

@@ -32,6 +32,7 @@ SHAPES = {
     "olmo2": replace(LLAMA, norm_after=True, qk_norm=True, whole_qk_norm=True),
     "norm-after-wide": replace(LLAMA, n_embd=640, norm_after=True),
     "gpt_neox": replace(GPT2, rope=Rope(part=0.25), parallel=True),
+    "falcon": replace(LLAMA, n_kv_head=1, norm="layer", gated=False, activation="gelu", parallel=True, one_norm=True),
     "plain-mlp": replace(LLAMA, n_kv_head=9, gated=False, activation="gelu_pytorch_tanh"),
     "biases-and-odd-sizes": replace(LLAMA, n_embd=70, n_head=8, n_kv_head=1, head_size=6, inner_size=46, **BIASED),
     "learned-positions": replace(LLAMA, rope=None),

@@ -25,6 +25,7 @@ OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
         "tie_word_embeddings": True,
     },
     "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 5e5, "use_parallel_residual": False},
+    "falcon": {"rope_theta": 1e4, "num_kv_heads": 3, "new_decoder_architecture": True, "intermediate_size": 192},
 }  # fmt: skip
 
 
@@ -128,6 +129,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"original_max_position_embeddings": 64, "rope_scaling": {"type": "su", "long_factor": ["1"]}},
     ),
+    "alibi": ("falcon", {"alibi": True}),
     "new_switch": ("llama", {"new_switch": "on"}),
     "hidden_act to 'mish'": ("llama", {"hidden_act": "mish"}),
     "num_key_value_heads 4": ("llama", {"num_key_value_heads": 4}),
