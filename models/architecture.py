@@ -53,11 +53,14 @@ class Architecture:
 
     inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
     rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
-    window: the keys that a token sees in the layers `windowed`, itself among them.
+    window: the keys that a token sees in the layers `windowed`, itself among them. `local_rope` is theirs, if not `rope`.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
         heads of queries have one together, and all heads of keys.
     parallel: attention and the MLP take the same residual, each behind its norm, or with `one_norm` behind the same.
-    norm_after: what attention and the MLP give is normalized before it is added, and what they take is not.
+    norm_after: what attention and the MLP give is normalized before it is added, and what they take is not; with
+        `both_norms` both are, each by its own.
+    norm_offset: what is added to the weights of norms when they are loaded.
+    attention_cap, logits_cap: scores and logits x become cap * tanh(x / cap), unless it is 0.
     scales: for each part of `models.network` that is named, what its tensors are multiplied by when they are loaded.
     """
 
@@ -78,9 +81,12 @@ class Architecture:
     unrotated: frozenset[int] = frozenset()
     window: int = 0
     windowed: frozenset[int] = frozenset()
+    local_rope: Rope | None = None
     qk_norm: bool = False
     whole_qk_norm: bool = False
     norm_after: bool = False
+    both_norms: bool = False
+    norm_offset: float = 0.0
     parallel: bool = False
     one_norm: bool = False
     qkv_bias: bool = False
@@ -88,6 +94,9 @@ class Architecture:
     mlp_bias: bool = False
     tied: bool = True  # the head is the table of tokens
     scales: tuple[tuple[str, float], ...] = ()
+    embedding_scale: float = 1.0
+    attention_cap: float = 0.0
+    logits_cap: float = 0.0
     attention_multiplier: float | None = None  # in place of 1 / sqrt(head size)
     scale_attention: bool = True  # by 1 / sqrt(head size)
     scale_by_layer: bool = False  # by 1 / (layer + 1), too
@@ -99,7 +108,13 @@ class Architecture:
 
     def window_of(self, layer: int) -> int:
         """Return how many keys a token sees in `layer`, 0 for all."""
-        return self.window if layer in self.windowed else 0
+        return self.window if layer in self.windowed and self.window < self.block_size else 0
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """Return the rotation of `layer`, None for one without."""
+        if layer in self.unrotated:
+            return None
+        return self.local_rope or self.rope if layer in self.windowed else self.rope
 
     @property
     def qkv_size(self) -> int:

@@ -39,7 +39,7 @@ def make_decode(
         attend = TritonDecode(rows, pages, heads, pool[1], pool[3], device)
         shape = min(rows, 3), pages
         errors = [
-            decode_error(attend, TorchDecode(), shape, heads, pool, dtype, device, window)
+            decode_error(attend, TorchDecode(), shape, heads, pool, dtype, device, window, config.attention_cap)
             for window in {0, config.window}
         ]
         return attend, float(torch.tensor(errors).max())  # NaN if one is
@@ -102,7 +102,7 @@ def _difference(output: Tensor, expected: Tensor) -> float:
 
 def decode_error(
     attend: DecodeAttention, other: DecodeAttention, shape: tuple[int, int], heads: int, pool: torch.Size,
-    dtype: torch.dtype, device: torch.device, window: int = 0,
+    dtype: torch.dtype, device: torch.device, window: int = 0, cap: float = 0.0,
 ) -> float:  # fmt: skip
     """Return the largest difference of two implementations on a small step with block tables of `shape`.
 
@@ -118,7 +118,7 @@ def decode_error(
     keys, values = (noise(2 + pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
     qkv = noise(n, (heads + 2 * kv_heads) * width).to(device, dtype)
     output, expected = (
-        implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5, window).float()
+        implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5, window, cap).float()
         for implementation in (attend, other)
     )
     return _difference(output[context_lens > 0], expected[context_lens > 0])

@@ -169,7 +169,11 @@ class GpuRunner(Runner):
         return self.network.logits(self.network.states(rows.token[:size], (context_lens - 1).clamp(min=0), attend))
 
     def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale, self.config.window_of(layer))
+        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale, *self._limits(layer))
+
+    def _limits(self, layer: int) -> tuple[int, float]:
+        """Return the window and the cap of a layer's attention."""
+        return self.config.window_of(layer), self.config.attention_cap
 
     def _sample_prompts(
         self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]]
@@ -212,7 +216,7 @@ class GpuRunner(Runner):
         outs, first = [], 0
         for part in parts:
             last = first + part.cu_seqlens_q[-1] if part is not parts[-1] else len(qkv)  # the last has the padding
-            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale, self.config.window_of(layer)))
+            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale, *self._limits(layer)))
             first = last
         return torch.cat(outs) if len(outs) > 1 else outs[0]
 

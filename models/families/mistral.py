@@ -37,7 +37,7 @@ def windows(
     windowed = frozenset(layers)
     if windowed and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
         raise ConfigError(f"sets sliding_window to {window!r}. Use a whole number from 1")
-    return {"window": window, "windowed": windowed} if windowed and window < shape["block_size"] else {}
+    return {"window": window, "windowed": windowed} if windowed else {}
 
 
 FAMILY = Family(("mistral",), read, LAYOUT)

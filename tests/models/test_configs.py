@@ -17,6 +17,9 @@ LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "orig
 
 OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
     "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True},
+    "gemma3_text": {"rope_theta": 1e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 500.0,
+                    "sliding_window_pattern": 2, "sliding_window": 32, "num_key_value_heads": 2, "head_dim": 8},
+    "gemma2": {"sliding_window": 32, "num_key_value_heads": 2, "head_dim": 8, "final_logit_softcapping": None},
     "granite": {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "residual_multiplier": 0.2},
     "olmo2": {"rope_theta": 5e5, "rope_scaling": None, "num_key_value_heads": 3},
     "phi3": {
@@ -79,13 +82,15 @@ def test_a_switch_that_is_off_or_changes_nothing_is_no_obstacle() -> None:
     assert read(**off) == read()
     unused = {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1}
     assert read("qwen2", **unused) == read("qwen2")
-    assert read("mistral", sliding_window=160) == read("mistral", sliding_window=None)
+    assert read("mistral", sliding_window=160).window_of(0) == read("mistral", sliding_window=None).window_of(0) == 0
 
 
 def test_a_window_is_in_the_layers_that_the_config_names() -> None:
     optional = {"use_sliding_window": True, "sliding_window": 32}
     kinds = {"layer_types": ["sliding_attention", "full_attention"]}
     for model_type, changes, window, layers in (
+        ("gemma2", {}, 4096, {0}),
+        ("gemma3_text", {"num_hidden_layers": 7}, 4096, {0, 1, 2, 3, 4, 6}),
         ("mistral", {"sliding_window": 32}, 32, {0, 1}),
         ("mistral", {"max_position_embeddings": 8192}, 4096, {0, 1}),
         ("qwen2", {**optional, "max_window_layers": 1}, 32, {1}),
@@ -106,6 +111,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "sets sliding_window": ("llama", {"sliding_window": 32}),
     "layer_types": ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}),
     "sets layer_types to": ("mistral", {"layer_types": ["sliding_attention"] * 2}),
+    "use_bidirectional_attention": ("gemma3_text", {"use_bidirectional_attention": True}),
+    "rope_parameters": ("gemma3_text", {"rope_parameters": {"rope_theta": 1e6}}),
+    "attn_logit_softcapping": ("gemma3_text", {"attn_logit_softcapping": 50.0}),
+    "final_logit_softcapping to 0": ("gemma2", {"final_logit_softcapping": 0.0}),
     "'yarn'": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
     "'dynamic'": ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
     "attention_factor": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 2.0}}),
