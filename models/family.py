@@ -16,11 +16,11 @@ from models.architecture import Architecture, Llama3Scaling, LongRope, Rope
 MOST = 2**24  # of any size: contexts, vocabularies, widths
 MOST_LAYERS = 1024
 # Those of models/activations.py, which cannot be imported without torch; a test compares the two.
-ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
+ACTIVATIONS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 
 # Keys of any config.json that do not change what a forward pass computes.
 HARMLESS = frozenset({
-    "architectures", "attention_dropout", "attn_pdrop", "classifier_dropout",
+    "architectures", "attention_dropout", "attn_pdrop", "auto_map", "classifier_dropout",
     "bos_token_id", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
     "forced_bos_token_id", "forced_eos_token_id", "hidden_dropout", "id2label", "initializer_range", "is_decoder",
     "is_llama_config", "keys_to_ignore_at_inference", "label2id", "max_sequence_length", "max_window_layers",
@@ -39,6 +39,8 @@ HARMLESS = frozenset({
 # Switches that change nothing as long as they have this value.
 NEUTRAL: Mapping[str, Any] = {
     "embedding_multiplier": 1.0,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
     "logits_scaling": 1.0,
     "pretraining_tp": 1,
     "residual_multiplier": 1.0,

@@ -36,7 +36,7 @@ from models.gguf.block_matrix import KINDS, BlockMatrix, Weight, as_tensor
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("packed_linear.c")
-GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh")
+GELU_TANH_NAMES = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 SILU_NAMES = ("silu", "swish")
 GELU_MODES = {**dict.fromkeys(GELU_TANH_NAMES, "GELU_TANH"), "gelu": "GELU_ERF"}  # of packed_linear
 FORMATS = {"none": "BFLOAT16", "int8": "INT8", "int4": "Q4_1"}  # of --quantize, in kernels.h

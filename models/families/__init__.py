@@ -16,6 +16,21 @@ from models.architecture import Architecture
 from models.family import Config, ConfigError, Family, shortened
 
 
+# What no family here computes, by the setting of a config.json that turns it on.
+OUT_OF_SCOPE = {
+    "vision_config": "a vision tower",
+    "audio_config": "an audio tower",
+    "kv_lora_rank": "multi-head latent attention",
+    "state_size": "state space layers",
+    "mamba_d_state": "state space layers",
+    "ssm_state_size": "state space layers",
+    "linear_num_value_heads": "linear attention",
+    "num_experts": "experts",
+    "num_local_experts": "experts",
+    "n_routed_experts": "experts",
+}
+
+
 @functools.cache
 def by_model_type() -> dict[str, Family]:
     """Return the family of each `model_type`, reading all files of this folder once."""
@@ -31,6 +46,7 @@ def family_of(raw: Mapping[str, Any]) -> Family:
     if family is None:
         missing = model_type is None
         what = "has no model_type" if missing else f"has model_type {shortened(model_type)}, which is not supported"
+        what += next((f" ({key} sets {part})" for key, part in OUT_OF_SCOPE.items() if raw.get(key)), "")
         raise ConfigError(f"{what}. Use a model of type {', '.join(by_model_type())}")
     return family
 

@@ -13,9 +13,9 @@ THETA, INTERVAL = 2_000_000.0, 4  # SmolLM3Config's defaults
 def read(config: Config) -> Architecture:
     """Read a SmolLM3Config. Its no_rope_layers has a 1 for each layer that rotates."""
     config.assume(rope_theta=THETA, tie_word_embeddings=True)
+    config.take("pretraining_tp")  # which has no meaning for this family
     shape = sizes(config)
-    interval = config.size("no_rope_layer_interval", default=INTERVAL)
-    layers = range(shape["n_layer"])
+    interval, layers = config.size("no_rope_layer_interval", default=INTERVAL), range(shape["n_layer"])
     rotates = config.take("no_rope_layers", default=[(layer + 1) % interval for layer in layers])
     if not isinstance(rotates, list) or len(rotates) < len(layers):
         raise ConfigError(

@@ -104,6 +104,13 @@ def test_a_window_is_in_the_layers_that_the_config_names() -> None:
         assert (config.window, config.windowed) == (window, layers)
 
 
+def test_what_published_files_say_beside_is_no_obstacle() -> None:
+    remote = {"auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "full_attn_mod": 1, "interpolate_factor": 1}
+    assert read("phi3", **remote, lm_head_bias=False) == read("phi3")
+    assert read("smollm3", num_key_value_heads=2, pretraining_tp=2) == read("smollm3", num_key_value_heads=2)
+    assert read("gpt_neox", attention_probs_dropout_prob=0, hidden_act="gelu_fast").activation == "gelu_fast"
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding_window to 0": ("mistral", {"sliding_window": 0}),
     "max_window_layers": ("qwen2", {"max_window_layers": -1}),
@@ -149,7 +156,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "rms_norm_eps to 2": ("llama", {"rms_norm_eps": 2}),
     "no max_position_embeddings": ("llama", {"max_position_embeddings": None}),
     "tie_word_embeddings": ("llama", {"tie_word_embeddings": "yes"}),
-    "model_type 'gemma3'": ("gemma3", {}),
+    "vision_config sets a vision tower": ("gemma3", {"vision_config": {"image_size": 896}}),
+    "kv_lora_rank sets multi-head latent": ("deepseek_v3", {"kv_lora_rank": 512, "n_routed_experts": 256}),
+    "mamba_d_state sets state space": ("jamba", {"mamba_d_state": 16}),
+    "linear_num_value_heads sets linear": ("qwen3_next", {"linear_num_value_heads": 32}),
 }
 
 
