@@ -15,7 +15,6 @@ from typing import Any
 from models.architecture import Architecture
 from models.family import Config, ConfigError, Family, shortened
 
-
 # What no family here computes, by the setting of a config.json that turns it on.
 OUT_OF_SCOPE = {
     "vision_config": "a vision tower",
