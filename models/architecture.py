@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,23 @@ class Rope:
     part: float = 1.0
 
 
+class Reach(NamedTuple):
+    """What a token sees: the last `window` keys, its own among them, or all for 0. A cap is that of scores."""
+
+    window: int = 0
+    cap: float = 0.0
+
+
+FULL = Reach()
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """One decoder-only transformer: its sizes, and the switches in which the families differ.
 
     inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
     rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
-    window: the keys that a token sees in the layers `windowed`, itself among them. `local_rope` is theirs, if not `rope`.
+    window: the keys that a token sees in the layers `windowed`, itself among them. These rotate by `local_rope`, if any.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
         heads of queries have one together, and all heads of keys.
     parallel: attention and the MLP take the same residual, each behind its norm, or with `one_norm` behind the same.
@@ -106,15 +116,19 @@ class Architecture:
         scale = self.attention_multiplier or (1 / math.sqrt(self.head_size) if self.scale_attention else 1.0)
         return scale / (layer + 1) if self.scale_by_layer else scale
 
-    def window_of(self, layer: int) -> int:
-        """Return how many keys a token sees in `layer`, 0 for all."""
-        return self.window if layer in self.windowed and self.window < self.block_size else 0
+    def reach_of(self, layer: int) -> Reach:
+        """Return what a token sees in `layer`."""
+        return Reach(self.window if layer in self.windowed and self.window < self.block_size else 0, self.attention_cap)
+
+    @property
+    def memory(self) -> int:
+        """How many keys the layers read at most, 0 for all: older ones can be given back."""
+        return self.reach_of(0).window if len(self.windowed) == self.n_layer else 0
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation of `layer`, None for one without."""
-        if layer in self.unrotated:
-            return None
-        return self.local_rope or self.rope if layer in self.windowed else self.rope
+        own = self.local_rope if layer in self.windowed else None
+        return None if layer in self.unrotated else own or self.rope
 
     @property
     def qkv_size(self) -> int:

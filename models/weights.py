@@ -102,11 +102,9 @@ def _read(
         source = tensor.to(dtype).T if transposed else tensor
         if piece.order is not None:
             source = source[piece.order]
-        if piece.scale != 1:
-            source = source.float() * piece.scale
+        if piece.scale != 1 or piece.offset:
+            source = source.float() * piece.scale + piece.offset
         wide = torch.float32 if piece.offset else dtype  # a sum has more digits than its parts
-        if piece.offset:
-            source = source.float() + piece.offset
         if piece.place not in found:
             found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=wide)
         found[piece.place][piece.start : piece.start + len(source)].copy_(source)

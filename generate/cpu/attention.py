@@ -27,6 +27,7 @@ from generate.cpu.adapters import AdapterRows
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
+from models.architecture import FULL, Reach
 
 log = logging.getLogger(__name__)
 
@@ -78,22 +79,15 @@ class Attention(Protocol):
     name: str
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: PackedRows,
-        scale: float,
-        window: int = 0,
-        cap: float = 0.0,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, reach: Reach = FULL
     ) -> Tensor:
         """Write the new tokens' keys and values into their pages; return the new tokens' attention.
 
         qkv: [M, (H + 2 KV) * D], H heads of queries, KV of keys and KV of values of the packed row. keys, values: one
         layer's pools [pages, KV, P, D], of qkv's dtype, or int8 [pages, KV, P, D + 4], see `quantize`. H is a multiple
-        of KV; head h of the queries sees head h // (H / KV) of the keys. Returns [M, H * D] with finite values in padding rows. A token at position p sees keys
-        0..p, or with a window p-window+1..p. With a cap, scores x become cap * tanh(x / cap). A token's result depends
-        on its own sequence alone.
+        of KV; head h of the queries sees head h // (H / KV) of the keys. Returns [M, H * D]
+        with finite values in padding rows. A token at position p sees keys 0..p, or as far back as its `reach`. With a
+        cap, scores x become cap * tanh(x / cap). A token's result depends on its own sequence alone.
         """
         ...
 
@@ -117,12 +111,12 @@ def dequantize(rows: Tensor) -> Tensor:
     return rows[..., : -memory.SCALE_BYTES] * scale
 
 
-def attend_seen(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, cap: float = 0.0) -> Tensor:
+def attend_seen(q: Tensor, k: Tensor, v: Tensor, scale: float, reach: Reach = FULL) -> Tensor:
     """Return the attention (1, H, t, D) of the last t of T tokens, each to the keys that it sees.
 
     q: (1, H, t, D). k, v: (1, KV, T, D).
     """
-    (H, new), (KV, whole) = q.shape[1:3], k.shape[1:3]
+    (H, new), (KV, whole), (window, cap) = q.shape[1:3], k.shape[1:3], reach
     mask = None
     if window or cap or 1 < new < whole:
         mask = torch.ones(new, whole, dtype=torch.bool, device=q.device).tril(whole - new)
@@ -145,14 +139,7 @@ class TorchAttention:
     name = "torch"
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: PackedRows,
-        scale: float,
-        window: int = 0,
-        cap: float = 0.0,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, reach: Reach = FULL
     ) -> Tensor:
         _, KV, P, width = keys.shape
         small = keys.dtype == torch.int8
@@ -170,7 +157,9 @@ class TorchAttention:
             positions = torch.arange(position, length, device=qkv.device)  # (T)
             for pool, new in ((keys, k[first:last]), (values, v[first:last])):
                 pool[table[positions // P], :, positions % P] = quantize(new) if small else new
-            hidden = max(0, position + 1 - window) // P if window else 0  # pages before all windows, which may hold NaN
+            hidden = (
+                max(0, position + 1 - reach.window) // P if reach.window else 0
+            )  # pages before all windows, which may hold NaN
             past_k, past_v = (  # (pages, KV, P, width) -> (1, KV, length - hidden * P, D)
                 dequantize(past) if small else past.float()
                 for past in (
@@ -179,7 +168,7 @@ class TorchAttention:
                 )
             )
             new = q[first:last].transpose(0, 1)[None].float()  # (1, H, T, D)
-            y = attend_seen(new, past_k, past_v, scale, window, cap)
+            y = attend_seen(new, past_k, past_v, scale, reach)
             out[first:last] = y[0].transpose(0, 1).reshape(last - first, H * D)  # (1, H, T, D) -> (T, H * D)
         return out
 
@@ -213,14 +202,7 @@ class CAttention:
             self.name = f"c-{way}"
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: PackedRows,
-        scale: float,
-        window: int = 0,
-        cap: float = 0.0,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, reach: Reach = FULL
     ) -> Tensor:
         M, pages, KV, P, D = len(qkv), *self._head_shape(keys)
         H = qkv.shape[1] // D - 2 * KV
@@ -229,7 +211,7 @@ class CAttention:
         code = self.entry(
             qkv.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             rows.cu_seqlens.data_ptr(), rows.context_lens.data_ptr(), rows.block_tables.data_ptr(),
-            len(rows.context_lens), M, H, KV, D, P, rows.block_tables.shape[1], pages, scale, window, cap,
+            len(rows.context_lens), M, H, KV, D, P, rows.block_tables.shape[1], pages, scale, *reach,
         )  # fmt: skip
         if code:
             raise self.error(code, rows, M, P, pages)
@@ -316,7 +298,7 @@ def self_test(attention: Attention, dtype: torch.dtype, kv_dtype: torch.dtype) -
             shape = (6, KV, P, memory.kv_row_size(D, kv_dtype))
             keys, values = (stale(shape, kv_dtype) for _ in range(2))
             outputs = [implementation(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps]
-            results.append([*outputs, implementation(steps[1][1], keys, values, rows, D**-0.5, 7, 2.0).float()])
+            results.append([*outputs, implementation(steps[1][1], keys, values, rows, D**-0.5, Reach(7, 2.0)).float()])
         tolerance = 0.03 if dtype == torch.bfloat16 else 1e-3 if kv_dtype == torch.int8 else 1e-4
         for outputs, expected in zip(*results):
             error = (outputs - expected).abs().max().item()

@@ -65,7 +65,7 @@ class CBlocks:
                 *(self._address(weight.float()) if weight is not None else None for weight in block.head_norms),
                 *(layer.struct for layer in block.kernels),
                 keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale, turns=block.turn is not None,
-                window=block.window,
+                window=block.reach.window,
             )
             for block, k, v in zip(blocks, keys, values)
         ]  # fmt: skip

@@ -30,11 +30,11 @@ class Block:
         self.norm_1, self.norm_2 = block.norm_1, block.norm_2
         self.normalize_1, self.normalize_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
         self.head_norms = [norm and norm.weight for norm in (block.q_norm, block.k_norm)]
-        self.norm_after, self.parallel, self.cap = config.norm_after, config.parallel, config.attention_cap
+        self.norm_after, self.parallel = config.norm_after, config.parallel
         behind = (block.norm_1, block.norm_2) if config.norm_after else (block.attn_norm, block.mlp_norm)
         self.behind_1, self.behind_2 = (norm and make_norm(norm, config) for norm in behind)
         self.turn = make_turn(block, config, layer)
-        self.scale, self.window = config.attention_scale(layer), config.window_of(layer)
+        self.scale, self.reach = config.attention_scale(layer), config.reach_of(layer)
         for part in ("qkv", "attn_proj", "fc", "mlp_proj"):
             check_finite(quantize, f"layer {layer}'s {part} weight", getattr(block, part).weight)
         self.qkv = make_linear(*block.qkv, quantize=quantize)
@@ -64,7 +64,7 @@ class Block:
         qkv = self.qkv(y, extra("qkv", y))  # (M, C) -> (M, (H + 2 KV) * D)
         if self.turn is not None:
             qkv = turn_heads(qkv, rotations[self.turn.rope], self.turn)
-        y = attend(qkv, keys, values, rows, self.scale, self.window, self.cap)  # (M, H * D)
+        y = attend(qkv, keys, values, rows, self.scale, self.reach)  # (M, H * D)
         x = self._add(self.attn_proj, y, x, self.behind_1, extra("attn_proj", y))  # (M, H * D) -> (M, C)
         y = beside if beside is not None else x if self.norm_after else self.normalize_2(x)
         y = self.fc(y, extra("fc", y))  # (M, C) -> (M, inner)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from generate.cpu.attention import attend_seen
+from models.architecture import FULL, Reach
 
 # Bounds on the memory that a long context takes beside the pools.
 ROWS_AT_ONCE, PLAIN_TOKENS = 32, 1 << 15  # of plain decodes, which gather whole block tables in float32
@@ -38,18 +39,11 @@ class DecodeAttention(Protocol):
     name: str
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: DecodeRows,
-        scale: float,
-        window: int = 0,
-        cap: float = 0.0,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, reach: Reach = FULL
     ) -> Tensor:
         """Append the new keys and values to the pages; return the rows' attention [n, H * D], finite in unused rows.
 
-        qkv: [n, (H + 2 KV) * D]. keys, values: one layer's pools. Window and cap are those of the CPU's `Attention`.
+        qkv: [n, (H + 2 KV) * D]. keys, values: one layer's pools. `reach` is as in the CPU's `Attention`.
         Reads nothing back, so that a graph can hold it.
         """
         ...
@@ -68,14 +62,7 @@ class TorchDecode:
     name = "torch"
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: DecodeRows,
-        scale: float,
-        window: int = 0,
-        cap: float = 0.0,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, reach: Reach = FULL
     ) -> Tensor:
         P = keys.shape[2]
         q, k, v = split_heads(qkv, keys)
@@ -88,12 +75,10 @@ class TorchDecode:
         for first in range(0, len(qkv), step):
             part = slice(first, first + step)
             own = DecodeRows(last[part] + 1, rows.block_tables[part])
-            out[part] = self._attend(q[part], keys, values, own, scale, window, cap)
+            out[part] = self._attend(q[part], keys, values, own, scale, reach)
         return out.view(len(qkv), -1)
 
-    def _attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, window: int, cap: float
-    ) -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, reach: Reach) -> Tensor:
         _, KV, P, D = keys.shape
         context_lens, tables = rows
         if tables.is_cpu:  # a graph may not read the longest context back
@@ -104,11 +89,11 @@ class TorchDecode:
         )
         at = torch.arange(pages * P, device=q.device)
         is_past = at < context_lens[:, None]  # (n, pages * P)
-        if window:
-            is_past &= at >= context_lens[:, None] - window
+        if reach.window:
+            is_past &= at >= context_lens[:, None] - reach.window
         groups = q.reshape(n, KV, -1, D).float()  # (n, H, D) -> (n, KV, H / KV, D)
         scores = (past_k @ groups.transpose(2, 3)).transpose(2, 3) * scale  # (n, KV, H / KV, pages * P)
-        scores = cap * (scores / cap).tanh() if cap else scores
+        scores = reach.cap * (scores / reach.cap).tanh() if reach.cap else scores
         weights = scores.masked_fill(~is_past[:, None, None], -torch.inf).softmax(-1)
         past_v = past_v.masked_fill(~is_past[:, None, :, None], 0)  # a fresh page may hold NaN, and 0 * NaN is NaN
         return (weights @ past_v).reshape(q.shape)  # (n, KV, H / KV, D) -> (n, H, D)
@@ -140,18 +125,11 @@ class PlainPrompts:
     name = "sdpa"
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prompts: Prompts,
-        scale: float,
-        window: int = 0,
-        cap: float = 0.0,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, scale: float, reach: Reach = FULL
     ) -> Tensor:
         """Write the new tokens' keys and values into their pages; return the new tokens' attention [M, H * D].
 
-        qkv: [M, (H + 2 KV) * D]. Window and cap are those of the CPU's `Attention`.
+        qkv: [M, (H + 2 KV) * D]. `reach` is as in the CPU's `Attention`.
         """
         rows = prompts.cu_seqlens_q[-1]
         q, k, v = split_heads(qkv[:rows], keys)
@@ -160,22 +138,20 @@ class PlainPrompts:
         if prompts.past is not None:
             page, offset = prompts.past
             k, v = keys[page, :, offset], values[page, :, offset]  # (all tokens, KV, D)
-        y = self._attend(q, k, v, prompts, scale, window, cap).reshape(rows, -1)  # (rows, H, D) -> (rows, H * D)
+        y = self._attend(q, k, v, prompts, scale, reach).reshape(rows, -1)  # (rows, H, D) -> (rows, H * D)
         out = torch.zeros(len(qkv), y.shape[1], dtype=qkv.dtype, device=qkv.device)
         out[:rows] = y
         return out
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float, window: int, cap: float
-    ) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float, reach: Reach) -> Tensor:
         out = torch.empty_like(q)
         pieces = zip(itertools.pairwise(prompts.cu_seqlens_q), itertools.pairwise(prompts.cu_seqlens_k))
         for (first, last), (start, end) in pieces:
-            out[first:last] = causal(q[first:last], k[start:end], v[start:end], scale, window, cap)
+            out[first:last] = causal(q[first:last], k[start:end], v[start:end], scale, reach)
         return out
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, cap: float = 0.0) -> Tensor:
+def causal(q: Tensor, k: Tensor, v: Tensor, scale: float, reach: Reach = FULL) -> Tensor:
     """Return the attention (t, H, D) of the last t of T tokens, in float32 or more.
 
     q: (t, H, D). k, v: (T, KV, D).
@@ -188,8 +164,8 @@ def causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, cap: 
     for first in range(0, new, step):  # a mask of all queries of a long prompt would take gigabytes
         part = q[:, :, first : first + step]
         end = whole - new + first + part.shape[2]  # what the part's last query sees
-        start = max(0, end - part.shape[2] - window + 1) if window else 0
-        parts.append(attend_seen(part, k[:, :, start:end], v[:, :, start:end], scale, window, cap))
+        start = max(0, end - part.shape[2] - reach.window + 1) if reach.window else 0
+        parts.append(attend_seen(part, k[:, :, start:end], v[:, :, start:end], scale, reach))
     return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
@@ -198,11 +174,9 @@ class FlashPrompts(PlainPrompts):
 
     name = "flash"
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float, window: int, cap: float
-    ) -> Tensor:
-        if window or cap:
-            return super()._attend(q, k, v, prompts, scale, window, cap)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float, reach: Reach) -> Tensor:
+        if reach != FULL:
+            return super()._attend(q, k, v, prompts, scale, reach)
         cuts = prompts.cu_seqlens_q, prompts.cu_seqlens_k
         queries, keys = (max(b - a for a, b in itertools.pairwise(cut)) for cut in cuts)
         # With fewer KV heads than query heads and a maximum of one query per piece, it would split the sums by the batch

@@ -17,7 +17,7 @@ from torch import Tensor
 from generate.gpu.attention import DecodeAttention, DecodeRows, FlashPrompts, PlainPrompts, Prompts, TorchDecode
 from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
 from generate.rotary import Turn, rotation_table
-from models.architecture import Architecture
+from models.architecture import FULL, Architecture, Reach
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -37,11 +37,9 @@ def make_decode(
         from generate.gpu.triton_attention import TritonDecode
 
         attend = TritonDecode(rows, pages, heads, pool[1], pool[3], device)
-        shape = min(rows, 3), pages
-        errors = [
-            decode_error(attend, TorchDecode(), shape, heads, pool, dtype, device, window, config.attention_cap)
-            for window in {0, config.window}
-        ]
+        case = (min(rows, 3), pages), heads, pool, dtype, device
+        reaches = {config.reach_of(layer) for layer in range(config.n_layer)}
+        errors = [decode_error(attend, TorchDecode(), *case, reach) for reach in reaches]
         return attend, float(torch.tensor(errors).max())  # NaN if one is
 
     return agreed(fast, dtype, "decode attention") or TorchDecode()
@@ -102,7 +100,7 @@ def _difference(output: Tensor, expected: Tensor) -> float:
 
 def decode_error(
     attend: DecodeAttention, other: DecodeAttention, shape: tuple[int, int], heads: int, pool: torch.Size,
-    dtype: torch.dtype, device: torch.device, window: int = 0, cap: float = 0.0,
+    dtype: torch.dtype, device: torch.device, reach: Reach = FULL,
 ) -> float:  # fmt: skip
     """Return the largest difference of two implementations on a small step with block tables of `shape`.
 
@@ -118,7 +116,7 @@ def decode_error(
     keys, values = (noise(2 + pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
     qkv = noise(n, (heads + 2 * kv_heads) * width).to(device, dtype)
     output, expected = (
-        implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5, window, cap).float()
+        implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5, reach).float()
         for implementation in (attend, other)
     )
     return _difference(output[context_lens > 0], expected[context_lens > 0])

@@ -198,8 +198,8 @@ class Network:
     def states(self, ids: Tensor, positions: Tensor, attend: Attend, some: Tensor | None = None) -> Tensor:
         """Return the normed states [n, C] of tokens `ids` at `positions`, or only those of the rows `some`."""
         math, dtype = self.math, self.dtype
-        x = F.embedding(ids, self.embedding)
-        residual = (x if self.embedding_scale == 1 else x * self.embedding_scale).float()  # [n, C]
+        residual = F.embedding(ids, self.embedding)  # [n, C]
+        residual = (residual if self.embedding_scale == 1 else residual * self.embedding_scale).float()
         if self.positions is not None:
             residual = residual + F.embedding(positions, self.positions)
         rotations = {rope: table.index_select(0, positions) for rope, table in self.rotations.items()}  # [n, 2, D/2]

@@ -169,11 +169,7 @@ class GpuRunner(Runner):
         return self.network.logits(self.network.states(rows.token[:size], (context_lens - 1).clamp(min=0), attend))
 
     def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale, *self._limits(layer))
-
-    def _limits(self, layer: int) -> tuple[int, float]:
-        """Return the window and the cap of a layer's attention."""
-        return self.config.window_of(layer), self.config.attention_cap
+        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale, self.config.reach_of(layer))
 
     def _sample_prompts(
         self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]]
@@ -212,11 +208,11 @@ class GpuRunner(Runner):
         return self.network.logits(x[:R]), x[R:]
 
     def _attend_pieces(self, parts: list[Prompts], layer: int, qkv: Tensor, scale: float) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values, reach = self.keys[layer], self.values[layer], self.config.reach_of(layer)
         outs, first = [], 0
         for part in parts:
             last = first + part.cu_seqlens_q[-1] if part is not parts[-1] else len(qkv)  # the last has the padding
-            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale, *self._limits(layer)))
+            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale, reach))
             first = last
         return torch.cat(outs) if len(outs) > 1 else outs[0]
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from generate.gpu.attention import DecodeRows
+from models.architecture import FULL, Reach
 
 # Keys at once; a page is a multiple of it, or smaller. With 64 keys of 128 values the registers of a group would spill.
 BLOCK, GROUP_BLOCK = 64, 32
@@ -37,7 +38,7 @@ def _capped(x, CAP: tl.constexpr):
 def _attend_past(
     KEYS, VALUES, q, tile, start, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
-    """Add the tokens `start` to `end` of a page to the running softmax (peak, sum of weights, weighted sum of values)."""
+    """Add tokens `start` to `end` of a page to the running softmax (peak, sum of weights, weighted sum of values)."""
     for block in range(start // BN * BN, end, BN):
         t = block + tl.arange(0, BN)
         is_past = (t >= start) & (t < end)
@@ -226,14 +227,7 @@ class TritonDecode:
         self.arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: DecodeRows,
-        scale: float,
-        window: int = 0,
-        cap: float = 0.0,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, reach: Reach = FULL
     ) -> Tensor:
         """See `attention.DecodeAttention`."""
         _, KV, P, D = keys.shape
@@ -242,7 +236,14 @@ class TritonDecode:
         out = torch.empty(n, H * D, dtype=qkv.dtype, device=qkv.device)
         most = min(pages, MOST_PARTS)
         tensors = qkv, keys, values, rows.block_tables, rows.context_lens, out, self.parts, self.arrived
-        sizes = {"P": P, "D": D, "MP": most, "BP": max(2, triton.next_power_of_2(most)), "WINDOW": window, "CAP": cap}
+        sizes = {
+            "P": P,
+            "D": D,
+            "MP": most,
+            "BP": max(2, triton.next_power_of_2(most)),
+            "WINDOW": reach.window,
+            "CAP": reach.cap,
+        }
         BD, block = triton.next_power_of_2(D), triton.next_power_of_2(P)
         if H == KV:
             BN = min(BLOCK, block)

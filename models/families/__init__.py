@@ -17,17 +17,10 @@ from models.family import Config, ConfigError, Family, shortened
 
 # What no family here computes, by the setting of a config.json that turns it on.
 OUT_OF_SCOPE = {
-    "vision_config": "a vision tower",
-    "audio_config": "an audio tower",
-    "kv_lora_rank": "multi-head latent attention",
-    "state_size": "state space layers",
-    "mamba_d_state": "state space layers",
-    "ssm_state_size": "state space layers",
-    "linear_num_value_heads": "linear attention",
-    "num_experts": "experts",
-    "num_local_experts": "experts",
-    "n_routed_experts": "experts",
-}
+    "vision_config": "a vision tower", "audio_config": "an audio tower", "kv_lora_rank": "multi-head latent attention",
+    "mamba_d_state": "state space layers", "state_size": "state space layers", "num_experts": "experts",
+    "linear_num_value_heads": "linear attention", "num_local_experts": "experts",
+}  # fmt: skip
 
 
 @functools.cache

@@ -13,36 +13,27 @@ from models.families.mistral import KINDS, windows
 from models.family import Config, ConfigError, Family, positive
 
 NORMS = {
-    "attn_norm": ("post_attention_layernorm",),
-    "norm_2": ("pre_feedforward_layernorm",),
+    "attn_norm": ("post_attention_layernorm",), "norm_2": ("pre_feedforward_layernorm",),
     "mlp_norm": ("post_feedforward_layernorm",),
-}
-ATTENTION_CAP, LOGITS_CAP = 50.0, 30.0  # Gemma2Config's defaults
-WINDOWS = 6  # every sixth layer of Gemma 3 has no window, by default
+}  # fmt: skip
 
 
 def read(config: Config) -> Architecture:
-    """Read a Gemma2Config or a Gemma3TextConfig."""
+    """Read a Gemma2Config or a Gemma3TextConfig, whose defaults stand for what is missing."""
     second = config.raw.get("model_type") == "gemma2"
     config.assume(head_dim=256, tie_word_embeddings=True)
     local = None if second else _local_rope(config)
     shape = sizes(config) | {"activation": config.activation("hidden_activation", "gelu_pytorch_tanh")}
     config.take("cache_implementation", "sliding_window_size")  # of generate(), and an older name of the window
-    period = 2 if second else config.size("sliding_window_pattern", default=WINDOWS)
+    period = 2 if second else config.size("sliding_window_pattern", default=6)
     layers = [layer for layer in range(shape["n_layer"]) if (layer + 1) % period]
     return Architecture(
-        family="gemma",
-        **shape,
-        **windows(config, shape, layers, config.take("layer_types")),
-        local_rope=local,
-        qk_norm=not second,
-        both_norms=True,
-        norm_offset=1.0,
-        embedding_scale=shape["n_embd"] ** 0.5,
+        family="gemma", **shape, **windows(config, shape, layers, config.take("layer_types")), local_rope=local,
+        qk_norm=not second, both_norms=True, norm_offset=1.0, embedding_scale=shape["n_embd"] ** 0.5,
         attention_multiplier=config.number("query_pre_attn_scalar", 256) ** -0.5,
-        attention_cap=_cap(config, "attn_logit_softcapping", ATTENTION_CAP) if second else 0.0,
-        logits_cap=_cap(config, "final_logit_softcapping", LOGITS_CAP if second else None),
-    )
+        attention_cap=_cap(config, "attn_logit_softcapping", 50.0) if second else 0.0,
+        logits_cap=_cap(config, "final_logit_softcapping", 30.0 if second else None),
+    )  # fmt: skip
 
 
 def _local_rope(config: Config) -> Rope:

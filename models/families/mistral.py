@@ -23,21 +23,16 @@ def windows(
     config: Config, shape: dict[str, Any], layers: Iterable[int], kinds: Any = None, used: bool = True
 ) -> dict[str, Any]:
     """Return the window of `layers`, or of those that `kinds` of all layers name, as arguments of Architecture."""
-    window = config.take("sliding_window", default=None if "sliding_window" in config.raw else WINDOW)
-    window = window if used else None
+    default = None if "sliding_window" in config.raw else WINDOW
+    used = config.take("sliding_window", default=default) is not None and used
     if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != shape["n_layer"] or any(kind not in KINDS for kind in kinds):
+        if not isinstance(kinds, list) or len(kinds) != shape["n_layer"] or not {*kinds} <= {*KINDS[: 1 + used]}:
+            allowed = " or ".join(KINDS[: 1 + used])
             raise ConfigError(
-                f"sets layer_types to something other than {' or '.join(KINDS)} for each of {shape['n_layer']} layers, "
-                "which is not supported. Use a model without it"
+                f"sets layer_types to something other than {allowed} for each layer. Use its own config.json"
             )
         layers = [layer for layer, kind in enumerate(kinds) if kind == KINDS[1]]
-    elif window is None:
-        return {}
-    windowed = frozenset(layers)
-    if windowed and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-        raise ConfigError(f"sets sliding_window to {window!r}. Use a whole number from 1")
-    return {"window": window, "windowed": windowed} if windowed else {}
+    return {"window": config.size("sliding_window", default=WINDOW), "windowed": frozenset(layers)} if used else {}
 
 
 FAMILY = Family(("mistral",), read, LAYOUT)

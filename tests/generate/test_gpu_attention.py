@@ -14,6 +14,7 @@ from torch import Tensor
 
 from generate.gpu import choose
 from generate.gpu.attention import DecodeRows, FlashPrompts, PlainPrompts, TorchDecode, causal
+from models.architecture import FULL, Reach
 from tests.support import ROOT
 from tests.support.servers import clean_environment
 
@@ -56,8 +57,8 @@ class Case:
     def triton(self) -> TritonDecode:
         return TritonDecode(len(self.qkv), self.pages, self.heads, self.kv_heads, self.width, CPU)
 
-    def run(self, way: TorchDecode | TritonDecode, window: int = 0, cap: float = 0.0) -> Tensor:
-        return way(self.qkv, self.keys, self.values, self.rows, self.width**-0.5, window, cap)
+    def run(self, way: TorchDecode | TritonDecode, reach: Reach = FULL) -> Tensor:
+        return way(self.qkv, self.keys, self.values, self.rows, self.width**-0.5, reach)
 
     def exact(self, row: int, window: int = 0, cap: float = math.inf) -> Tensor:
         """Return the row's attention in float64."""
@@ -124,7 +125,7 @@ def test_a_window_hides_what_is_before_it(
     monkeypatch.setattr("generate.gpu.triton_attention.MOST_PARTS", 2)
     case = Case([80, 3, 65, 0], width=24, kv_heads=kv_heads)
     case.rows.block_tables[0, : max(0, 80 - window) // 16] = 0  # given back: page 0 holds NaN
-    out = case.run(TorchDecode() if way == "torch" else case.triton(), window, cap).double()
+    out = case.run(TorchDecode() if way == "torch" else case.triton(), Reach(window, cap)).double()
     for row in range(3):
         assert (out[row] - case.exact(row, window, cap)).abs().max() < 1e-5
 

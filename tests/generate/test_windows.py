@@ -7,6 +7,7 @@ import torch
 
 from generate.cpu.attention import ENTRIES, CAttention, TorchAttention
 from generate.cpu.team import team
+from models.architecture import Reach
 from tests.support.generate import NAN, World, assert_close, need_compiler
 
 EACH = pytest.mark.parametrize(("dtype", "kv_dtype"), ENTRIES, ids=str)
@@ -28,7 +29,7 @@ def test_a_window_agrees_with_the_oracle_and_no_neighbor_changes_a_bit(
     kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, H: int, KV: int, D: int, P: int, window: int, cap: float
 ) -> None:  # fmt: skip
     world = World(LENGTHS, H, D, P, dtype, KV=KV, kv_dtype=kv_dtype)
-    world.window, world.cap = window, cap
+    world.reach = Reach(window, cap)
     whole = world.run(kernel, [dict(enumerate(LENGTHS))], padding=1)
     assert_close(whole, world.run(TorchAttention(), [{0: 650, 1: 65}, {0: 50, 2: 130}]), dtype, kv_dtype)
     singly = world.run(kernel, [{i: 1 for i, n in enumerate(LENGTHS) if t < n} for t in range(max(LENGTHS))])
@@ -44,7 +45,7 @@ def test_pages_far_before_the_window_may_hold_anything(
 ) -> None:
     for attention in (kernel, TorchAttention()):
         world = World([300], 3, 64, P, dtype, KV=1, kv_dtype=kv_dtype)
-        world.window = 40
+        world.reach = Reach(40)
         clean = world.run(attention, [{0: 200}, {0: 100}])[0][200:]
         world.clear()
         world.step(attention, {0: 200})

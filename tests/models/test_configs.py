@@ -82,7 +82,7 @@ def test_a_switch_that_is_off_or_changes_nothing_is_no_obstacle() -> None:
     assert read(**off) == read()
     unused = {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1}
     assert read("qwen2", **unused) == read("qwen2")
-    assert read("mistral", sliding_window=160).window_of(0) == read("mistral", sliding_window=None).window_of(0) == 0
+    assert read("mistral", sliding_window=160).reach_of(0) == read("mistral", sliding_window=None).reach_of(0)
 
 
 def test_a_window_is_in_the_layers_that_the_config_names() -> None:
@@ -114,7 +114,7 @@ def test_what_published_files_say_beside_is_no_obstacle() -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding_window to 0": ("mistral", {"sliding_window": 0}),
     "max_window_layers": ("qwen2", {"max_window_layers": -1}),
-    "sliding_window to None": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "other than full_attention for each layer": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
     "sets sliding_window": ("llama", {"sliding_window": 32}),
     "layer_types": ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}),
     "sets layer_types to": ("mistral", {"layer_types": ["sliding_attention"] * 2}),

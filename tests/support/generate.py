@@ -20,7 +20,7 @@ from generate.memory import kv_row_size
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
 from model import GPT, GPTConfig
-from models.architecture import Architecture, Llama3Scaling, Rope
+from models.architecture import FULL, Architecture, Llama3Scaling, Rope
 from models.network import Block, Network, Norm, Projection
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
@@ -77,7 +77,7 @@ SHAPES = {
 class World:
     """Pools full of NaN, sequences whose pages lie in random order, and a scripted way to feed their tokens."""
 
-    window, cap = 0, 0.0
+    reach = FULL
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class World:
             self.block_tables[list(new)].contiguous(),
         )
         qkv, scale = torch.cat(parts), self.D**-0.5
-        out = attention(qkv, self.keys, self.values, rows, scale, self.window, self.cap)
+        out = attention(qkv, self.keys, self.values, rows, scale, self.reach)
         assert out.shape == (len(qkv), self.H * self.D)
         assert out.dtype == self.dtype
         assert out[cu_seqlens[-1] :].isfinite().all()
