@@ -121,6 +121,11 @@ class Architecture:
         return Reach(self.window if layer in self.windowed and self.window < self.block_size else 0, self.attention_cap)
 
     @property
+    def reaches(self) -> set[Reach]:
+        """Those of all layers."""
+        return {self.reach_of(layer) for layer in range(self.n_layer)}
+
+    @property
     def memory(self) -> int:
         """How many keys the layers read at most, 0 for all: older ones can be given back."""
         return self.reach_of(0).window if len(self.windowed) == self.n_layer else 0

@@ -19,11 +19,11 @@ from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
 from generate.rotary import Turn, make_turn, rotation_tables, turn_heads
 from models import network
 from models.activations import ACTIVATIONS
-from models.architecture import Architecture
+from models.architecture import Architecture, Reach
 from models.gguf.block_matrix import as_tensor
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
-Attend = Callable[[int, Tensor, float], Tensor]  # layer, qkv [n, (H + 2 KV) * D], scale: attention [n, H * D]
+Attend = Callable[[int, Tensor, float, Reach], Tensor]  # layer, qkv [n, (H + 2 KV) * D], scale: attention [n, H * D]
 
 
 class Layer(NamedTuple):
@@ -163,7 +163,7 @@ class Block:
         self.behind_1, self.behind_2 = (norm and make_norm(norm, config) for norm in behind)
         self.qkv, self.attn_proj = _layer(block.qkv), _layer(block.attn_proj)
         self.fc, self.mlp_proj = _layer(block.fc, config.activation, config.gated), _layer(block.mlp_proj)
-        self.scale = config.attention_scale(layer)
+        self.scale, self.reach = config.attention_scale(layer), config.reach_of(layer)
         self.turn = make_turn(block, config, layer)
 
 
@@ -195,8 +195,8 @@ class Network:
         self.norm = make_norm(model.norm, config)
         self.head = math.prepare_head(as_tensor(model.head))
 
-    def states(self, ids: Tensor, positions: Tensor, attend: Attend, some: Tensor | None = None) -> Tensor:
-        """Return the normed states [n, C] of tokens `ids` at `positions`, or only those of the rows `some`."""
+    def states(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return the normed states [n, C] of tokens `ids` at `positions`."""
         math, dtype = self.math, self.dtype
         residual = F.embedding(ids, self.embedding)  # [n, C]
         residual = (residual if self.embedding_scale == 1 else residual * self.embedding_scale).float()
@@ -209,17 +209,15 @@ class Network:
             beside = math.add_norm(residual, None, block.norm_2, dtype) if self.parallel else None
             if block.turn is not None:
                 qkv = math.turn(qkv, rotations[block.turn.rope], block.turn)
-            x = self._given(math.linear(attend(i, qkv, block.scale), block.attn_proj), block.behind_1)  # [n, C]
+            x = self._given(
+                math.linear(attend(i, qkv, block.scale, block.reach), block.attn_proj), block.behind_1
+            )  # [n, C]
             if beside is None:
                 beside = self._taken(residual, x, block.norm_2)
             else:
                 residual.add_(x)
             x = math.linear(beside, block.fc)  # [n, inner]
             x = self._given(math.linear(x, block.mlp_proj), block.behind_2)  # [n, C]
-        if some is not None and x is not None:
-            if not len(some):  # a launch for no rows is an error
-                return residual.new_empty(0, residual.shape[1])
-            residual, x = residual[some], x[some]
         return math.add_norm(residual, x, self.norm, dtype)
 
     def _taken(self, residual: Tensor, x: Tensor | None, norm: Norm) -> Tensor:

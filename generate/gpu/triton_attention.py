@@ -29,9 +29,11 @@ SMALLEST = 16  # of each side of a product of tensor cores
 
 
 @triton.jit
-def _capped(x, CAP: tl.constexpr):
+def capped(x, CAP: tl.constexpr):
     """Return CAP * tanh(x / CAP), or x for 0."""
-    return CAP * (2 * tl.sigmoid(2 * x / CAP) - 1) if CAP else x
+    if CAP > 0:
+        x = CAP * (2 * tl.sigmoid(2 * x / CAP) - 1)
+    return x
 
 
 @triton.jit
@@ -46,7 +48,7 @@ def _attend_past(
         mask = is_past[:, None] & wide[None, :]
         k = tl.load(KEYS + at, mask=mask, other=0.0)
         v = tl.load(VALUES + at, mask=mask, other=0.0)  # before k is used, so that both loads are in flight
-        x = tl.where(is_past, _capped(tl.sum(q[None, :] * k.to(tl.float32), 1), CAP), -float("inf"))
+        x = tl.where(is_past, capped(tl.sum(q[None, :] * k.to(tl.float32), 1), CAP), -float("inf"))
         higher = tl.maximum(peak, tl.max(x, 0))
         weight = tl.exp(x - higher)
         fade = tl.exp(peak - higher)
@@ -70,7 +72,7 @@ def _attend_past_group(
         k = tl.load(KEYS + at, mask=mask, other=0.0)
         v = tl.load(VALUES + at, mask=mask, other=0.0)
         x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BG, BN]
-        x = tl.where(is_past[None, :], _capped(x, CAP), -float("inf"))
+        x = tl.where(is_past[None, :], capped(x, CAP), -float("inf"))
         higher = tl.maximum(peak, tl.max(x, 1))
         weight = tl.exp(x - higher[:, None])
         fade = tl.exp(peak - higher)
@@ -128,7 +130,7 @@ def _attend(
                 v = tl.load(new + 2 * C, mask=wide, other=0.0)
                 tl.store(KEYS + tile + end * D + d, k, mask=wide)
                 tl.store(VALUES + tile + end * D + d, v, mask=wide)
-                x = _capped(tl.sum(q * k.to(tl.float32), 0), CAP)
+                x = capped(tl.sum(q * k.to(tl.float32), 0), CAP)
                 higher = tl.maximum(peak, x)
                 mix = mix * tl.exp(peak - higher) + tl.exp(x - higher) * v.to(tl.float32)
                 total = total * tl.exp(peak - higher) + tl.exp(x - higher)
@@ -187,7 +189,7 @@ def _attend_group(
                 v = tl.load(new + KV * D, mask=wide, other=0.0)
                 tl.store(KEYS + tile + end * D + d, k, mask=wide)
                 tl.store(VALUES + tile + end * D + d, v, mask=wide)
-                x = _capped(tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale, CAP)  # [BG]
+                x = capped(tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale, CAP)  # [BG]
                 higher = tl.maximum(peak, x)
                 weight = tl.exp(x - higher)
                 fade = tl.exp(peak - higher)
