@@ -69,6 +69,7 @@ def load_model(config: Config, slots: int) -> Parts:
         width=shape.n_embd,
         n_pages=n_pages,
         page_size=runner.page_size,
+        window=shape.memory,
         tokens_per_step=2048 if device.type == "cuda" else 256,
         sampling=sampling,
         facts={

@@ -38,6 +38,7 @@ class Block:
     attn_proj: (C, H * D).
     fc: (inner, C), or (2 * inner, C) with the gate's rows before the up projection's.
     mlp_proj: (C, inner).
+    attn_norm, mlp_norm: of what attention and the MLP give, with `both_norms` only.
     router: (experts, C), of a mixture only, whose fc and mlp_proj have the rows of all experts, one after the other.
     q_norm, k_norm: (D), with `qk_norm` only; (H * D) and (KV * D) with `whole_qk_norm`.
     """
@@ -50,6 +51,8 @@ class Block:
     mlp_proj: Projection
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    attn_norm: Norm | None = None
+    mlp_norm: Norm | None = None
     router: Projection | None = field(default=None, kw_only=True)
 
     def mlps(self) -> list[tuple[Projection, Projection]]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from models.architecture import Architecture
-from models.families.llama import LAYOUT, refuse_window, sizes
+from models.families.llama import LAYOUT, sizes
+from models.families.mistral import windows
 from models.family import Config, ConfigError, Family
 
 UNUSED = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # of training
@@ -19,10 +20,10 @@ PARTS = {
 
 def read(config: Config) -> Architecture:
     """Read a MixtralConfig."""
-    config.assume(rms_norm_eps=1e-5)
+    config.assume(rms_norm_eps=1e-5, sliding_window=None)
     shape = sizes(config)
-    refuse_window(config.take("sliding_window"), shape["block_size"])
-    return Architecture(family="mixtral", experts_normalized=True, **shape, **mixture(config, 8, 2))
+    shape |= windows(config, shape, range(shape["n_layer"])) | mixture(config, 8, 2)
+    return Architecture(family="mixtral", experts_normalized=True, **shape)
 
 
 def mixture(config: Config, experts: int, chosen: int) -> dict[str, Any]:

@@ -30,16 +30,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_attention_heads": 4, "num_key_value_heads": 1, "num_local_experts": 5, "num_experts_per_tok": 3,
         "tie_word_embeddings": True,
     }),
-    "mixtral, one expert, heads of 10": ("mixtral", {
-        "num_key_value_heads": 3, "head_dim": 10, "num_local_experts": 1, "num_experts_per_tok": 1,
+    "mixtral, one expert, heads of 10, a window": ("mixtral", {
+        "num_key_value_heads": 3, "head_dim": 10, "num_local_experts": 1, "num_experts_per_tok": 1, "sliding_window": 47,
     }),
     "qwen3_moe": ("qwen3_moe", {**QWEN, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True}),
     "qwen3_moe, not normalized, heads of 10, biases": ("qwen3_moe", {
         **QWEN, "head_dim": 10, "num_experts": 7, "num_experts_per_tok": 3, "attention_bias": True
     }),
-    "qwen3_moe, tied, one of three": ("qwen3_moe", {
+    "qwen3_moe, tied, one of three, a window": ("qwen3_moe", {
         **QWEN, "num_attention_heads": 4, "num_key_value_heads": 1, "num_experts": 3, "num_experts_per_tok": 1,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 100,
     }),
 }  # fmt: skip
 
