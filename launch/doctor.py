@@ -5,9 +5,13 @@ The checks change nothing and download no model. This module may import every pa
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from models.sources import catalog
 
 GIB = 1 << 30
 LEAST_FREE = 2 * GIB  # enough for torch and gpt2-medium
-OF_WEIGHTS = ("torch", "device", "compiler")  # a mock model computes nothing
+OF_WEIGHTS = ("torch", "device", "gpu", "kernels", "compiler")  # a mock model computes nothing
 
 
 class Missing(ValueError):
@@ -28,7 +32,7 @@ class Missing(ValueError):
 def examine(config: Config) -> bool:
     """Print a line for each check; return whether all checks pass."""
     checks: dict[str, Callable[[Config], str]] = {
-        "python": _python, "torch": _torch, "device": _device, "compiler": _compiler, "disk": _disk,
+        "python": _python, "torch": _torch, "device": _device, "gpu": _gpu, "kernels": _kernels, "compiler": _compiler, "disk": _disk,
         "open files": _open_files, "port": _port, "weights": _weights, "tokenizer": _tokenizer,
     }  # fmt: skip
     passed = True
@@ -62,6 +66,36 @@ def _device(config: Config) -> str:
         return f"computes on {device} in bfloat16 or float16, as the model was trained"
     dtype = str(machine.choose_dtype(config.dtype, device, quantize=config.quantize)).removeprefix("torch.")
     return f"computes on {device} in {dtype}"
+
+
+def _gpu(config: Config) -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "no NVIDIA driver"
+    fields = "name,driver_version,memory.free,memory.total,compute_cap"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise Missing(f"nvidia-smi fails: {(done.stdout or done.stderr).strip()}. Install or restart the driver")
+    return f"{'; '.join(done.stdout.splitlines())} (name, driver, free and all memory, compute capability)"
+
+
+def _kernels(config: Config) -> str:
+    """Load a model with random weights, which prints what is found of each fast part; return parts and speed."""
+    from generate import machine
+    from launch import load_model
+
+    if machine.choose_device(config.device).type != "cuda":
+        return "none of a GPU: the server computes on the CPU"
+    logging.basicConfig(stream=sys.stdout, format="    %(message)s")
+    logging.getLogger("generate.gpu").setLevel(logging.INFO)
+    name = config.model if config.model and catalog.is_here(config.model, "dummy") else catalog.DEFAULT
+    parts = load_model.load_model(dataclasses.replace(config, model=name, load_format="dummy"), config.max_batch_size)
+    for warning in parts.facts["warnings"]:
+        print(f"    {warning}")  # noqa: T201
+    speeds = ", ".join(f"{load_model.warm_up(parts.model, n, 100):,.0f} with {n}" for n in (1, config.max_batch_size))
+    slower = "SLOWER than possible, see above and docs/gpu.md; " if parts.facts["fallbacks"] else ""
+    kernels = ", ".join(f"{part} {kind}" for part, kind in parts.facts["kernels"].items())
+    return f"{slower}{kernels}; tokens/s of {parts.model_name}: {speeds} requests"
 
 
 def _compiler(config: Config) -> str:

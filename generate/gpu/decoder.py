@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generate.gpu import sampling
+from generate.gpu import card, sampling
 from generate.gpu.graphs import GraphReplayer, Replayer
 from generate.gpu.rows import Rows
 from scheduling.sequence import Sequence
@@ -89,7 +89,8 @@ class Decoder:
         self.context = context
         self.row_logits = row_logits
         on_gpu = rows.device.type == "cuda"
-        self.replayer: Replayer = (GraphReplayer if on_gpu else Replayer)(self._step, rows.capacity)
+        records = on_gpu and not card.is_plain()
+        self.replayer: Replayer = (GraphReplayer if records else Replayer)(self._step, rows.capacity)
         self.drawn = torch.zeros(rows.capacity, dtype=torch.int64, device=rows.device)
         # A buffer is used again BUFFERS launches later. Its tokens were read long before: at most two steps are in flight.
         self._buffers = torch.zeros(BUFFERS, rows.capacity, dtype=torch.int64, pin_memory=on_gpu)
@@ -108,6 +109,7 @@ class Decoder:
         try:
             self.replayer.record()
         except RuntimeError as error:
+            card.raise_if_lost(error)
             log.warning("decode steps run without CUDA graphs, which is slower: %s", error)
             self.replayer = Replayer(self._step, self.rows.capacity)
 

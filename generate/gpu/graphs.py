@@ -28,6 +28,8 @@ def buckets_up_to(capacity: int) -> list[int]:
 class Replayer:
     """Run `step(rows, drawing)` for buckets of rows."""
 
+    name = "launched"
+
     def __init__(self, step: Step, capacity: int) -> None:
         self.step = step
         self.buckets = buckets_up_to(capacity)
@@ -49,6 +51,8 @@ class GraphReplayer(Replayer):
 
     Each graph keeps its own logits, so that a later recording cannot reuse their memory.
     """
+
+    name = "graphs"
 
     def __init__(self, step: Step, capacity: int) -> None:
         super().__init__(step, capacity)

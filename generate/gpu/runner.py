@@ -79,6 +79,12 @@ class GpuRunner(Runner):
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
 
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The implementation of each part that has a fast one."""
+        return {"decode": self.attend.name, "prompts": self.attend_prompts.name, "layers": self.network.math.name,
+                "steps": self.decoder.replayer.name}  # fmt: skip
+
     @torch.inference_mode()
     def warm_up(self) -> bool:
         """Record the steps and compute a prompt; return whether its logits are finite, as 16 bits may overflow."""
