@@ -83,14 +83,14 @@ def test_parts_name_what_fell_back_and_what_was_cut(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_banner_and_info_name_each_part_and_why_one_is_slower(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = {"kernels": {"decode": "torch", "prompts": "flash"}, "fallbacks": [FALLBACK]}
+    facts = {"kernels": {"decode": "torch", "prompts": "triton"}, "fallbacks": [FALLBACK]}
     engine = dataclasses.replace(fake_engine(), facts=facts)
     banner.show(Config(), engine, 1.0)
     app = create_app(Config(), engine)
     service: Service = app.extensions["service"]
     info = tgi.information(service, engine)
     engine.manager.stop()
-    assert f"decode torch, prompts flash; SLOWER: {FALLBACK}" in capsys.readouterr().err
+    assert f"decode torch, prompts triton; SLOWER: {FALLBACK}" in capsys.readouterr().err
     assert (info["kernels"], info["kernel_fallbacks"]) == (facts["kernels"], [FALLBACK])
 
 
@@ -115,7 +115,7 @@ def test_the_doctor_measures_one_request_and_a_full_batch(monkeypatch: pytest.Mo
     assert doctor._kernels(Config(device="cpu")).startswith("none of a GPU")
     monkeypatch.setattr(machine, "choose_device", lambda wanted: torch.device("cuda"))
     text = doctor._kernels(Config(max_batch_size=8))
-    assert "decode torch, prompts sdpa, layers torch, steps launched; tokens/s of tiny: " in text
+    assert "layers torch, decode steps launched, prompt steps launched; tokens/s of tiny: " in text
     assert text.endswith(" with 8 requests")
     assert (asked[0].load_format, asked[0].model) == ("dummy", "gpt2-medium")
     facts["fallbacks"] = [FALLBACK]
