@@ -29,7 +29,7 @@ from launch.shutdown import QUICK_SECONDS
 from launch.worker.connections import limit_blocking, write_error
 from launch.worker.handover import Handover
 from observe.queued_log import QueuedHandler, QueuedLog
-from serving.recovery import is_of_device
+from serving.recovery import blames_kernels
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 
 gc.enable()
@@ -154,28 +154,24 @@ def post_worker_init(worker: Any) -> None:
     service.completer.start()
     logging.basicConfig(handlers=[QueuedHandler(errors)], level=logging.WARNING)
 
+    callbacks = worker.method_queue
+
     def give_up(error: Exception) -> None:
         again = _does_without_kernels(error, errors)
         if failed and not again:  # no engine will answer what was handed over
-            worker.method_queue.defer(worker.adopt)
+            callbacks.defer(worker.adopt)
             time.sleep(ANSWER_SECONDS)
         errors.flush()
         os._exit(70 if again else 3)  # 3: no retry, as a model that cannot be loaded will not load the next time either
 
-    loading = application.start(
-        worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(worker, errors, reason)
+    application.start(
+        worker.app.callable, give_up, lambda reason: _end(worker, errors, reason), lambda: callbacks.defer(worker.adopt)
     )
-
-    def adopt() -> None:
-        loading.join()
-        worker.method_queue.defer(worker.adopt)
-
-    threading.Thread(target=adopt, name="adopt", daemon=True).start()
 
 
 def _does_without_kernels(error: BaseException | None, errors: QueuedLog) -> bool:
-    """Return whether the device failed with fast kernels, so that the next worker shall do without them."""
-    if error is None or not is_of_device(error) or os.environ.get("EB_KERNELS") == "off":
+    """Return whether fast kernels may be at fault, so that the next worker shall do without them."""
+    if not blames_kernels(error):
         return False
     text = str(error).splitlines()[0].encode()[: len(_device_error)]
     _device_error[: len(text)] = text
@@ -186,7 +182,9 @@ def _does_without_kernels(error: BaseException | None, errors: QueuedLog) -> boo
 def _end(worker: Any, errors: QueuedLog, reason: str) -> None:
     """Exit after the engine has failed: gunicorn restarts the worker, unless there were too many failures."""
     service: Service = worker.app.callable.extensions["service"]
-    too_often = _restart_limiter.add()
+    engine = service.engine
+    again = engine is not None and _does_without_kernels(engine.manager.recovery.fatal, errors)
+    too_often = _restart_limiter.add() and not again
     errors.write(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
     end = time.monotonic() + ANSWER_SECONDS
     time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
@@ -197,11 +195,7 @@ def _end(worker: Any, errors: QueuedLog, reason: str) -> None:
             f"error: the engine failed {MAX_FAILURES} times within {FAILURE_SECONDS:g} s, so it is not restarted. "
             "See the errors above"
         )
-    elif service.engine is not None:
-        _does_without_kernels(service.engine.manager.recovery.device_error, errors)
-    if worker.handover.send() and too_often:
-        worker.method_queue.defer(worker.adopt)  # they get an error, too
-        time.sleep(ANSWER_SECONDS / 3)
+    worker.handover.send()
     errors.flush()
     os._exit(3 if too_often else 70)
 

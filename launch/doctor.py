@@ -17,12 +17,12 @@ from pathlib import Path
 
 from config import Config
 from costs import mock
-from launch import preflight
+from launch import banner, preflight
 from models.sources import catalog
 
 GIB = 1 << 30
 LEAST_FREE = 2 * GIB  # enough for torch and gpt2-medium
-OF_WEIGHTS = ("torch", "device", "gpu", "kernels", "compiler")  # a mock model computes nothing
+OF_WEIGHTS = ("torch", "device", "compiler")  # a mock model computes nothing
 
 
 class Missing(ValueError):
@@ -32,8 +32,8 @@ class Missing(ValueError):
 def examine(config: Config) -> bool:
     """Print a line for each check; return whether all checks pass."""
     checks: dict[str, Callable[[Config], str]] = {
-        "python": _python, "torch": _torch, "device": _device, "gpu": _gpu, "kernels": _kernels, "compiler": _compiler, "disk": _disk,
-        "open files": _open_files, "port": _port, "weights": _weights, "tokenizer": _tokenizer,
+        "python": _python, "torch": _torch, "gpu": _gpu, "device": _device, "compiler": _compiler,
+        "disk": _disk, "open files": _open_files, "port": _port, "weights": _weights, "tokenizer": _tokenizer,
     }  # fmt: skip
     passed = True
     for name, check in checks.items():
@@ -62,8 +62,8 @@ def _device(config: Config) -> str:
     from generate import machine
 
     device = machine.choose_device(config.device)
-    if device.type == "cuda" and config.dtype == "auto":
-        return f"computes on {device} in bfloat16 or float16, as the model was trained"
+    if device.type == "cuda":
+        return f"computes on {device}: {_speed(config)}"
     dtype = str(machine.choose_dtype(config.dtype, device, quantize=config.quantize)).removeprefix("torch.")
     return f"computes on {device} in {dtype}"
 
@@ -71,31 +71,25 @@ def _device(config: Config) -> str:
 def _gpu(config: Config) -> str:
     if shutil.which("nvidia-smi") is None:
         return "no NVIDIA driver"
-    fields = "name,driver_version,memory.free,memory.total,compute_cap"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    query = "--query-gpu=name,driver_version,memory.free,memory.total,compute_cap"
+    done = subprocess.run(["nvidia-smi", query, "--format=csv"], capture_output=True, text=True, timeout=30)
     if done.returncode:
         raise Missing(f"nvidia-smi fails: {(done.stdout or done.stderr).strip()}. Install or restart the driver")
-    return f"{'; '.join(done.stdout.splitlines())} (name, driver, free and all memory, compute capability)"
+    return "\n    ".join(done.stdout.splitlines())
 
 
-def _kernels(config: Config) -> str:
-    """Load a model with random weights, which prints what is found of each fast part; return parts and speed."""
-    from generate import machine
+def _speed(config: Config) -> str:
+    """Load a model with random weights, which prints what is found of each fast part; return parts and tokens/s."""
     from launch import load_model
 
-    if machine.choose_device(config.device).type != "cuda":
-        return "none of a GPU: the server computes on the CPU"
     logging.basicConfig(stream=sys.stdout, format="    %(message)s")
     logging.getLogger("generate.gpu").setLevel(logging.INFO)
+    slots = config.max_batch_size
     name = config.model if config.model and catalog.is_here(config.model, "dummy") else catalog.DEFAULT
-    parts = load_model.load_model(dataclasses.replace(config, model=name, load_format="dummy"), config.max_batch_size)
-    for warning in parts.facts["warnings"]:
-        print(f"    {warning}")  # noqa: T201
-    speeds = ", ".join(f"{load_model.warm_up(parts.model, n, 100):,.0f} with {n}" for n in (1, config.max_batch_size))
-    slower = "SLOWER than possible, see above and docs/gpu.md; " if parts.facts["fallbacks"] else ""
-    kernels = ", ".join(f"{part} {kind}" for part, kind in parts.facts["kernels"].items())
-    return f"{slower}{kernels}; tokens/s of {parts.model_name}: {speeds} requests"
+    parts = load_model.load_model(dataclasses.replace(config, model=name, load_format="dummy"), slots)
+    speeds = ", ".join(f"{load_model.warm_up(parts.model, n, 100):,.0f} with {n}" for n in (1, slots))
+    found = "; ".join([banner.kernels(parts.facts), *parts.facts["warnings"]])
+    return f"{found}; tokens/s of {parts.model_name}: {speeds} requests"
 
 
 def _compiler(config: Config) -> str:

@@ -52,8 +52,7 @@ def load_model(config: Config, slots: int) -> Parts:
         gc.collect()  # what was loaded is part of reference cycles
         torch.cuda.empty_cache()
     raise machine.MachineError(
-        f"the GPU has too little memory, even for a tenth of {slots} requests at once: {reason}. Stop other programs that use "
-        "it (nvidia-smi lists them), or use a smaller --model"
+        f"the GPU has too little memory: {reason}. Stop other programs that use it, or use a smaller --model"
     )
 
 
@@ -77,16 +76,14 @@ def _load(config: Config, slots: int, share: float) -> Parts:
             remarks.append(f"there is an NVIDIA driver, but {card.problem()}. The CPU computes instead")
     if reason := os.environ.get(DEVICE_ERROR):
         remarks.append(
-            f"the engine before failed: {reason}. This one computes in plain PyTorch (EB_KERNELS=off), which is much slower. "
-            "Restart the server to use fast kernels again"
+            f"the engine before failed: {reason}. This one has no fast kernels until the server is restarted"
         )
     quantize.check(config.quantize, dtype, device)
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
     sampling = sampling_defaults.read(resolved.path)
-    model = weights.load(resolved, dtype, as_blocks=quantize.kept_kinds(config.quantize, resolved))
-    model = model.to(device)
+    model = weights.load(resolved, dtype, as_blocks=quantize.kept_kinds(config.quantize, resolved)).to(device)
     linear = linear_name(dtype, device, config.quantize)
     if config.quantize == quantize.AS_STORED:
         linear = "+".join(quantize.kinds_of(model)).lower()
@@ -95,8 +92,8 @@ def _load(config: Config, slots: int, share: float) -> Parts:
     if share < 1:
         kv_memory = int((kv_memory or machine.free_memory(device) * machine.GPU_SHARE) * share)
         remarks.append(
-            f"the GPU's memory ran out at the start, so keys and values get {share:.0%} of what they should, and at most {slots} "
-            "requests are in a launch. Stop other programs that use it, or lower --kv-memory or --max-batch-size"
+            f"the GPU's memory ran out, so keys and values get {share:.0%} of their share, and a launch has at most {slots} "
+            "requests. Stop other programs that use it, or lower --kv-memory or --max-batch-size"
         )
     n_pages = machine.kv_pages(shape, kv_dtype, device, kv_memory, slots)
     context = machine.longest_context(shape, n_pages, device)
@@ -140,7 +137,7 @@ def _load(config: Config, slots: int, share: float) -> Parts:
             "whole_context": shape.block_size,
             "warnings": [warning for warning in warnings if warning],
         },
-        read_adapter=reader(resolved, runner.dtype, config) if not on_gpu else None,
+        read_adapter=reader(resolved, runner.dtype, config) if device.type == "cpu" else None,
     )
 
 

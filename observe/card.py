@@ -9,14 +9,14 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-SENSOR, CLOCK = 0, 1  # NVML_TEMPERATURE_GPU, NVML_CLOCK_SM
+# 0 is NVML_TEMPERATURE_GPU, 1 is NVML_CLOCK_SM.
 GAUGES: dict[str, tuple[str, Callable[[Any, Any], float]]] = {
     "eb_gpu_utilization_ratio": ("Share of time in which the GPU computes.", lambda nvml, card: nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100),
     "eb_gpu_memory_used_bytes": ("Memory of the GPU in use, by all programs.", lambda nvml, card: nvml.nvmlDeviceGetMemoryInfo(card).used),
     "eb_gpu_memory_bytes": ("Memory of the GPU.", lambda nvml, card: nvml.nvmlDeviceGetMemoryInfo(card).total),
     "eb_gpu_power_watts": ("Power that the GPU takes.", lambda nvml, card: nvml.nvmlDeviceGetPowerUsage(card) / 1e3),
-    "eb_gpu_temperature_celsius": ("Temperature of the GPU.", lambda nvml, card: nvml.nvmlDeviceGetTemperature(card, SENSOR)),
-    "eb_gpu_clock_hertz": ("Clock of the GPU's processors.", lambda nvml, card: nvml.nvmlDeviceGetClockInfo(card, CLOCK) * 1e6),
+    "eb_gpu_temperature_celsius": ("Temperature of the GPU.", lambda nvml, card: nvml.nvmlDeviceGetTemperature(card, 0)),
+    "eb_gpu_clock_hertz": ("Clock of the GPU's processors.", lambda nvml, card: nvml.nvmlDeviceGetClockInfo(card, 1) * 1e6),
 }  # fmt: skip
 
 

@@ -64,18 +64,18 @@ def is_fatal(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in text for phrase in FATAL_PHRASES)
 
 
-def is_of_device(error: BaseException) -> bool:
-    """Return whether a kernel or the driver failed, other than for lack of memory."""
-    text = str(error).lower()
-    has_phrase = any(phrase in text for phrase in DEVICE_PHRASES)
-    return isinstance(error, RuntimeError) and has_phrase and not is_out_of_memory(error)
+def blames_kernels(error: BaseException | None) -> bool:
+    """Return whether a GPU failed, other than for lack of memory, so that a process without fast kernels may succeed."""
+    has_phrase = any(phrase in str(error).lower() for phrase in DEVICE_PHRASES)
+    is_of_device = isinstance(error, RuntimeError) and has_phrase and not is_out_of_memory(error)
+    return is_of_device and os.environ.get("EB_KERNELS") != "off"
 
 
 class Recovery:
     """Computes plans and recovers from errors.
 
     `make_probe` returns a sequence of one token that belongs to no request. `is_suspect` is true from the first
-    failure until this token has been computed. `device_error` is an error of the device that made it give up.
+    failure until this token has been computed. `fatal` is the device's error that ended it.
     """
 
     def __init__(
@@ -90,18 +90,13 @@ class Recovery:
         self.steps_failed = 0
         self.steps_retried = 0
         self.out_of_memory = 0
-        self.device_error: BaseException | None = None
+        self.fatal: BaseException | None = None
         self._ran_out_with = 0  # requests, since when a warning is due
         self._mask_seconds = 0.0  # of all tries of a step, whole and in parts
         self._make_probe = make_probe
         self._clock = clock
         self._pause = pause
         self._probe_failures: deque[float] = deque()
-
-    @property
-    def failed_kernels(self) -> bool:
-        """Whether the device failed while fast kernels were in use, so that a process without them may succeed."""
-        return self.device_error is not None and os.environ.get("EB_KERNELS") != "off"
 
     def compute(self, scheduler: Scheduler, plan: Plan) -> list[Output]:
         """Return the outputs of a plan; the output of a request at fault is its error.
@@ -152,7 +147,7 @@ class Recovery:
 
     def _raise_if_fatal(self, error: BaseException) -> None:
         if is_fatal(error):
-            self.device_error = error if is_of_device(error) else None
+            self.fatal = error
             raise EngineBroken("the device is in a state that only a new process can recover from") from error
 
     def _count_probe_failure(self, error: BaseException) -> None:
@@ -161,7 +156,7 @@ class Recovery:
         while now - self._probe_failures[0] > PROBE_FAILURE_SECONDS:
             self._probe_failures.popleft()
         if "cuda error" in str(error).lower():
-            self.device_error = error
+            self.fatal = error
             raise EngineBroken("the device no longer computes") from error
         if len(self._probe_failures) >= MAX_PROBE_FAILURES:
             raise EngineBroken(

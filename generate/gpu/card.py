@@ -52,22 +52,16 @@ def raise_if_lost(failure: Exception) -> None:
 
 def remarks(device: torch.device, dtype: torch.dtype) -> list[str]:
     """Return a sentence for each property of the card that costs speed or memory, before the model is loaded."""
-    name, count, (major, minor) = (
-        torch.cuda.get_device_name(device),
-        torch.cuda.device_count(),
-        torch.cuda.get_device_capability(device),
-    )
-    free, total = torch.cuda.mem_get_info(device)
-    found = {
-        f"there are {count} cards, and this server uses only {name}. CUDA_VISIBLE_DEVICES selects another": count > 1,
-        f"other programs use {(total - free) / GIB:.1f} of the {total / GIB:.1f} GiB of {name} (nvidia-smi lists them), so "
-        "less is left for keys and values": total - free > GIB,  # the CUDA context itself takes about half of that
-        f"{name} has compute capability {major}.{minor}, but Triton needs {TRITON[0]}.{TRITON[1]}, so plain PyTorch computes, "
-        "which is much slower": (major, minor) < TRITON,
-        f"{name} has no bfloat16 in hardware, so bfloat16 is slow. Use --dtype float16": dtype == torch.bfloat16
-        and not has_bfloat16(),
-    }
-    return [text for text, is_so in found.items() if is_so]
+    (free, total), (major, minor) = torch.cuda.mem_get_info(device), torch.cuda.get_device_capability(device)
+    name, count, used = torch.cuda.get_device_name(device), torch.cuda.device_count(), f"{(total - free) / GIB:.1f}"
+    found = (
+        (count > 1, f"there are {count} cards, and this server uses only {name}. CUDA_VISIBLE_DEVICES selects another"),
+        # The CUDA context itself takes about half of that.
+        (total - free > GIB, f"other programs use {used} of the {total / GIB:.1f} GiB of {name}. nvidia-smi lists them"),
+        ((major, minor) < TRITON, f"{name} has compute capability {major}.{minor}, and Triton needs 7.0: plain PyTorch is slow"),
+        (dtype == torch.bfloat16 and not has_bfloat16(), f"{name} has no bfloat16 in hardware. Use --dtype float16"),
+    )  # fmt: skip
+    return [text for is_so, text in found if is_so]
 
 
 def first_line(error: BaseException) -> str:

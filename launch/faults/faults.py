@@ -88,10 +88,8 @@ class Sticky(Step):
 
 
 class BadKernels(Sticky):
-    """A fault of fast kernels; with `at_start`, the model cannot even be loaded with them."""
-
     message = "CUDA error: an illegal memory access was encountered. An armed fault"
-    at_start: bool = False
+    at_start: bool = False  # the model cannot even be loaded
 
     def is_due(self, step: int, plan: Plan) -> bool:
         return super().is_due(step, plan) and os.environ.get("EB_KERNELS") != "off"

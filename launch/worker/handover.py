@@ -31,15 +31,14 @@ class Handover:
         head = "\r\n".join([first, *fields, f"Content-Length: {len(body)}", "", ""])
         self._kept.append((client, head + body.decode("latin-1")))
 
-    def send(self) -> bool:
-        """Send what was kept to the next worker, which may not exist yet; return whether there was any."""
+    def send(self) -> None:
+        """Send what was kept to the next worker, which may not exist yet."""
         for first in range(0, len(self._kept), MOST):
             clients, requests = zip(*self._kept[first : first + MOST])
             with tempfile.TemporaryFile("w") as file:  # a message is too short for bodies
                 json.dump(requests, file)
                 file.flush()
                 socket.send_fds(self._old, [b"\0"], [file.fileno(), *(client.fileno() for client in clients)])
-        return bool(self._kept)
 
     def receive(self) -> Iterator[tuple[socket.socket, bytes]]:
         """Yield the sockets and requests that were sent."""

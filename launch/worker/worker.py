@@ -37,6 +37,7 @@ from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
 from launch.worker.handover import Handover
 from serving.deadlines import TokenBucket
 from serving.places import Place, Places
+from serving.recovery import blames_kernels
 
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out
 REJECTIONS_PER_SECOND = 50
@@ -264,9 +265,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Send a response, see `send_response`; None if it is the error of fast kernels: the next engine has none."""
         pieces = iter(pieces)
         first = next(pieces, b"")
-        engine = self._service.engine
-        is_lost = resp.status_code == 503 or resp.response_length is None
-        if is_lost and BODY in environ and engine is not None and engine.manager.recovery.failed_kernels:
+        is_lost = BODY in environ and (resp.status_code == 503 or resp.response_length is None)
+        if is_lost and (engine := self._service.engine) and blames_kernels(engine.manager.recovery.fatal):
             self.handover.keep(req, resp.sock, environ[BODY])
             return None
         return send_response(resp, itertools.chain([first], pieces))

@@ -22,12 +22,13 @@ ERROR = "CUDA error: an illegal memory access was encountered"
 
 def test_requests_pass_from_one_process_to_the_next_in_any_number() -> None:
     handover, ends = Handover(), [socket.socketpair() for _ in range(MOST + 3)]
-    assert not handover.send()
+    handover.send()
+    assert [*handover.receive()] == []
     headers = [("HOST", "x"), ("TRANSFER-ENCODING", "chunked"), ("CONTENT-TYPE", "application/json")]
     req = SimpleNamespace(method="POST", uri="/generate?a=b", version=(1, 1), headers=headers)
     for number, (client, _) in enumerate(ends):
         handover.keep(req, client, f"é {number}".encode())
-    assert handover.send()
+    handover.send()
     received = [*handover.receive()]
     assert len(received) == len(ends)
     head = "POST /generate?a=b HTTP/1.1\r\nHOST: x\r\nCONTENT-TYPE: application/json\r\nContent-Length: 4\r\n\r\n"
