@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from gunicorn import util
@@ -154,18 +155,16 @@ def post_worker_init(worker: Any) -> None:
     service.completer.start()
     logging.basicConfig(handlers=[QueuedHandler(errors)], level=logging.WARNING)
 
-    callbacks = worker.method_queue
-
     def give_up(error: Exception) -> None:
         again = _does_without_kernels(error, errors)
         if failed and not again:  # no engine will answer what was handed over
-            callbacks.defer(worker.adopt)
+            worker.method_queue.defer(worker.adopt)
             time.sleep(ANSWER_SECONDS)
         errors.flush()
         os._exit(70 if again else 3)  # 3: no retry, as a model that cannot be loaded will not load the next time either
 
     application.start(
-        worker.app.callable, give_up, lambda reason: _end(worker, errors, reason), lambda: callbacks.defer(worker.adopt)
+        worker.app.callable, give_up, partial(_end, worker, errors), lambda: worker.method_queue.defer(worker.adopt)
     )
 
 
@@ -173,7 +172,7 @@ def _does_without_kernels(error: BaseException | None, errors: QueuedLog) -> boo
     """Return whether fast kernels may be at fault, so that the next worker shall do without them."""
     if not blames_kernels(error):
         return False
-    text = str(error).splitlines()[0].encode()[: len(_device_error)]
+    text = str(error).strip().splitlines()[0].encode()[: len(_device_error)]
     _device_error[: len(text)] = text
     errors.write("warning: the engine starts again without fast kernels (EB_KERNELS=off), which is much slower")
     return True

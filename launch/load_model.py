@@ -46,7 +46,7 @@ def load_model(config: Config, slots: int) -> Parts:
         try:
             return _load(config, max(1, int(slots * part)), share)
         except Exception as error:
-            if not is_out_of_memory(error) or not torch.cuda.is_available():
+            if not is_out_of_memory(error) or config.device == "cpu" or not torch.cuda.is_available():
                 raise
             reason = card.first_line(error)
         gc.collect()  # what was loaded is part of reference cycles

@@ -34,8 +34,6 @@ def buckets_up_to(capacity: int) -> list[int]:
 class Replayer:
     """Run `step(rows, *values)` for buckets of rows, in ascending order, and all values of each choice."""
 
-    name = "launched"
-
     def __init__(self, step: Step, buckets: Many[int], *choices: Many[str]) -> None:
         self.step, self.buckets, self.choices = step, buckets, choices
 
@@ -56,8 +54,6 @@ class GraphReplayer(Replayer):
 
     Each graph keeps its own result, so that a later recording cannot reuse its memory.
     """
-
-    name = "graphs"
 
     def __init__(self, step: Step, buckets: Many[int], *choices: Many[str]) -> None:
         super().__init__(step, buckets, *choices)

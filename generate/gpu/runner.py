@@ -81,8 +81,9 @@ class GpuRunner(Runner):
     @property
     def kernels(self) -> dict[str, str]:
         """The implementation of each part that has a fast one."""
+        ways = ["graphs" if hasattr(part.replayer, "graphs") else "launched" for part in (self.decoder, self.prefill)]
         return {"decode": self.attend.name, "prompts": self.prefill.attend.name, "layers": self.network.math.name,
-                "decode steps": self.decoder.replayer.name, "prompt steps": self.prefill.replayer.name}  # fmt: skip
+                "decode steps": ways[0], "prompt steps": ways[1]}  # fmt: skip
 
     @torch.inference_mode()
     def warm_up(self) -> bool:
