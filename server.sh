@@ -12,8 +12,9 @@ if [ "${1:-}" = doctor ]; then
 Check that this machine has what a server with these settings needs: Python,
 PyTorch, GPU, device, compiler, disk, open files, port, weights and tokenizer.
 Each has a line, with the remedy for what is missing. On a GPU each fast part is
-tried, and tokens per second are measured with random weights. The check starts no server and
-downloads no model, but its first use installs the packages of the server.
+tried, and tokens per second are measured with random weights. The check starts
+no server and downloads no model, but its first use installs the packages of
+the server.
 
 Policy and options are those of the server ($serve --help). For example:
 
