@@ -85,6 +85,6 @@ def recorded(replayer: Replayer, steps: str) -> Replayer:
         replayer.record()
     except RuntimeError as error:
         card.raise_if_lost(error)
-        log.warning("%s run without CUDA graphs, which is slower: %s", steps, error)
+        log.warning("%s run without CUDA graphs, which is slower: %s", steps, card.first_line(error))
         return Replayer(replayer.step, replayer.buckets, *replayer.choices)
     return replayer
