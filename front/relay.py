@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -161,6 +162,8 @@ class Relay:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             site.failures += 1
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+            if is_closed:
+                site.down_since = site.down_since or time.time()
             if is_closed and now - self._first_try < PATIENCE_SECONDS and self.turn.inference.error is None:
                 self._wait_again(sites.rest(site, {}))  # nothing has reached it, so nothing is done twice
                 return None
@@ -195,6 +198,7 @@ class Relay:
             headers["Accept-Encoding"] = "identity"  # tokens cannot be counted in compressed bytes
         url = site.url + self.request.rel_url.raw_path_qs
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
+            site.down_since = None
             if answer.status in (429, 503):
                 assert self._first_try is not None
                 seconds = self._wires.sites.rest(site, answer.headers)

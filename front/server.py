@@ -29,7 +29,7 @@ from batching import BatchingManager
 from config import Config
 from fleet import bodies
 from front import asked as asking
-from front import wire
+from front import health, wire
 from front.asked import Allowance, Asked, Overhead
 from front.bridge import Bridge
 from front.door import Door, expect
@@ -115,6 +115,7 @@ class Queue(Door):
             what_if=WhatIf(Asking(self.manager, recording, served=config.policy, slots=slots), settings.context),
         )  # fmt: skip
         self.service = Service(config, self.menu)
+        self.service.outage = lambda: health.state(self.sites.all)
         app = App("queue", static_folder=None)
         assemble(app, self.service, (native, operations, policy, events, dashboard))
         connect(self.service, engine)
@@ -165,6 +166,8 @@ class Queue(Door):
         if path.startswith(("/v1/", "/api/")):
             text = f"{request.method} {path} is not passed on. Use POST with one of: {', '.join(sorted(QUEUED))}"
             raise Failed(404, text, "not_found_error")
+        if path in (*operations.HEALTH, *operations.READY, "/"):
+            await health.look(self.sites.all)
         body = await receive(request, self.limits)
         self.service.draining = self.draining
         self.open -= 1  # an open page must not keep the queue from shutting down

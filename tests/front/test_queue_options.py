@@ -109,7 +109,7 @@ def test_the_command_serves_until_it_is_told_to_end_though_a_page_is_open() -> N
     command = [sys.executable, "-m", "front", "dynamic+vtc", *URL, "--slots", "2", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_until(lambda: answers(f"http://127.0.0.1:{port}/ready") or process.poll() is not None)
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health/live") or process.poll() is not None)
             page = urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=5)
         finally:
             process.send_signal(signal.SIGTERM)
