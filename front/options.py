@@ -31,7 +31,7 @@ INTRO = """Hold requests for servers that are not ours, and let them through in 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 USUAL: dict[str, Any] = {"policy": "dynamic", "host": LOCAL[0], "port": 8600}  # where a server's setting is another
 SERVES = ("policy", "policy_option", "max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "host", "port",
-          "max_connections", "receive_timeout", "send_timeout", "trusted_hosts", "cors_origins", "api_key")  # fmt: skip
+          "max_connections", "access_log", "receive_timeout", "send_timeout", "trusted_hosts", "cors_origins", "api_key")  # fmt: skip
 ASK_SECONDS = 3.0
 UNKNOWN_SLOTS = 16  # up to which `adaptive` may find the number of an upstream's slots
 

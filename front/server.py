@@ -28,10 +28,11 @@ from api.service import Engine, Service
 from batching import BatchingManager
 from config import Config
 from fleet import bodies
+from front import access, health, wire
 from front import asked as asking
-from front import health, wire
 from front.asked import Allowance, Asked, Overhead
 from front.bridge import Bridge
+from front.clients import Client
 from front.door import Door, expect
 from front.errors import Failed, unavailable
 from front.limits import Limits
@@ -144,6 +145,15 @@ class Queue(Door):
         self.service.stop()
         await session.close()
 
+    def answered(self, request: web.Request, status: int, seconds: float) -> None:
+        """Write a line of the access log; the pages' own hooks write theirs."""
+        if (
+            self.service.config.access_log
+            and self.service.serves
+            and "is_page" not in cast(Client, request.protocol).notes
+        ):
+            self.service.access_log.write(access.record(request, status, seconds))
+
     def generates(self, request: web.Request) -> bool:
         """Return whether a request is queued."""
         return request.method == "POST" and request.path in QUEUED
@@ -170,6 +180,7 @@ class Queue(Door):
             await health.look(self.sites.all)
         body = await receive(request, self.limits)
         self.service.draining = self.draining
+        cast(Client, request.protocol).notes["is_page"] = True
         self.open -= 1  # an open page must not keep the queue from shutting down
         try:
             return await self._bridge.handle(request, body)
@@ -191,7 +202,11 @@ class Queue(Door):
         """Hold a request until its turn, and answer it by an upstream."""
         body = await receive(request, self.limits, LARGEST, encoded=True)
         asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
-        meters, inference = self.service.meters, None
+        if asked.choices > (most := max(site.slots for site in self.sites.all)):
+            text = f"n is {asked.choices}, but no upstream has more than {most} slots. Send n up to {most}, or several requests"
+            raise Failed(400, text)
+        notes, meters, inference = cast(Client, request.protocol).notes, self.service.meters, None
+        notes["asked"] = asked
         status, rejected = 499, None
         meters.arrived()
         try:
@@ -199,7 +214,7 @@ class Queue(Door):
                 most, seconds = self.settings.client_tokens, math.ceil(wait)
                 text = f"client {asked.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
                 raise InferenceError("overloaded", text, seconds)
-            relay = Relay(request, body, asked, self.wires)
+            relay = notes["relay"] = Relay(request, body, asked, self.wires)
             inference = self._inference(request, asked, relay)
             relay.expect(inference)
             self.manager.enqueue_all([inference])
