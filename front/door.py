@@ -7,7 +7,7 @@ import hmac
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -40,8 +40,8 @@ class Door:
         """Return whether a request generates text."""
         return bodies.generates(request.method, bodies.route(request.path))
 
-    def answered(self, request: web.Request, status: int, seconds: float) -> None:
-        """Note the end of a request, with 499 if the client has left."""
+    def answered(self, request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> None:
+        """Note the end of a request, with 499 if the client has left, and what was noted of it."""
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -52,7 +52,7 @@ class Door:
             status = answer.status
             return answer
         finally:
-            self.answered(request, status, time.perf_counter() - began)
+            self.answered(request, cast(Client, request.protocol).notes, status, time.perf_counter() - began)
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         generates = self.generates(request)

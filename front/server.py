@@ -145,14 +145,10 @@ class Queue(Door):
         self.service.stop()
         await session.close()
 
-    def answered(self, request: web.Request, status: int, seconds: float) -> None:
+    def answered(self, request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> None:
         """Write a line of the access log; the pages' own hooks write theirs."""
-        if (
-            self.service.config.access_log
-            and self.service.serves
-            and "is_page" not in cast(Client, request.protocol).notes
-        ):
-            self.service.access_log.write(access.record(request, status, seconds))
+        if self.service.config.access_log and self.service.serves and "is_page" not in notes:
+            self.service.access_log.write(access.record(request, notes, status, seconds))
 
     def generates(self, request: web.Request) -> bool:
         """Return whether a request is queued."""
@@ -202,9 +198,10 @@ class Queue(Door):
         """Hold a request until its turn, and answer it by an upstream."""
         body = await receive(request, self.limits, LARGEST, encoded=True)
         asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
-        if asked.choices > (most := max(site.slots for site in self.sites.all)):
-            text = f"n is {asked.choices}, but no upstream has more than {most} slots. Send n up to {most}, or several requests"
-            raise Failed(400, text)
+        if asked.choices > (slots := max(site.slots for site in self.sites.all)):
+            raise Failed(
+                400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Send n up to {slots}"
+            )
         notes, meters, inference = cast(Client, request.protocol).notes, self.service.meters, None
         notes["asked"] = asked
         status, rejected = 499, None
