@@ -244,7 +244,8 @@ class Relay:
         return response
 
     def _head(self, answer: aiohttp.ClientResponse, site: Site) -> CIMultiDict[str]:
-        seq, headers = self.turn.inference.sequence, passed(answer.headers)
+        seq, key = self.turn.inference.sequence, self._wires.key
+        headers = CIMultiDict(item for item in passed(answer.headers).items() if not (key and key in item[1]))
         waited = (seq.scheduled_at or seq.arrived_at) - seq.arrived_at
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers

@@ -27,9 +27,14 @@ REUSED = "reused"
 
 
 def passed(headers: Headers) -> CIMultiDict[str]:
-    """Return the headers that are not about one connection, of which `Connection` may name more."""
+    """Return the headers that are not about one connection, of which `Connection` may name more.
+
+    Some servers read `Content_Length` as `Content-Length`.
+    """
     named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in HOP | named)
+    return CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower().replace("_", "-") not in HOP | named
+    )
 
 
 async def to_client(sending: Awaitable[T]) -> T:
