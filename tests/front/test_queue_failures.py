@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import json
 import tracemalloc
 
+import aiohttp
 import pytest
 from scripted import CHAT, Answer, Front, before, connected, queueing, scripted
 
@@ -269,3 +272,45 @@ def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back() -> No
         assert [site.open for site in front.queue.sites.all] == [0, 0]
 
     before(test, "dynamic+vtc", count=2, slots=4, step=0.001, settings=Settings(idle=5.0))
+
+
+def test_an_upstream_that_is_killed_and_comes_back_loses_only_what_it_was_computing() -> None:
+    async def run() -> None:
+        async with (
+            scripted(4, 0.005) as alive,
+            contextlib.AsyncExitStack() as first,
+            contextlib.AsyncExitStack() as second,
+        ):
+            killed = await first.enter_async_context(scripted(4, 0.005))
+            port = int(killed.url.rpartition(":")[2])
+            async with queueing([alive, killed], "dynamic+vtc", 4, Settings(idle=5.0), {}) as front:
+
+                async def one(i: int) -> str:
+                    body = {"messages": [], "tag": i, "user": "ab"[i % 2], "stream": i % 3 > 0, "max_tokens": 3 + i % 9}
+                    try:
+                        async with front.session.post(front.url + CHAT, json=body) as answer:
+                            text = b""
+                            async for piece in answer.content.iter_any():
+                                text += piece
+                                await asyncio.sleep(0.005 * (i % 10 == 3))  # a slow reader
+                                if i % 10 == 1:
+                                    return "left"
+                    except aiohttp.ClientError:
+                        return "cut"
+                    is_whole = text.endswith(b"data: [DONE]\n\n" if body["stream"] else b"}")
+                    return "whole" if answer.status == 200 and is_whole and b'"error"' not in text else "failed"
+
+                asked = [asyncio.create_task(one(i)) for i in range(200)]
+                await front.until(lambda: len(killed.seen) > 20)
+                await first.aclose()
+                await asyncio.sleep(0.3)
+                back = await second.enter_async_context(scripted(4, 0.005, port))
+                outcomes = collections.Counter(await asyncio.gather(*asked))
+                assert outcomes["left"] == 20
+                assert outcomes["cut"] + outcomes["failed"] <= 4  # the slots of the killed one
+                assert outcomes.total() == 200
+                assert back.seen
+                await front.until(lambda: front.idle)
+                assert [site.open for site in front.queue.sites.all] == [0, 0]
+
+    run_async(asyncio.wait_for(run(), 30))
