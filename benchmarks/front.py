@@ -6,7 +6,8 @@
 throughput: a burst through a queue with a slot more than the upstream, and without it, in turns. ttft: single requests, in
 turns. order: whom each order lets through, one at a time. shares: tokens of two clients while both wait. waits: a burst
 under sjf, and what /what-if predicted of it from the same burst under dynamic. mixed: some clients leave or read slowly,
-some requests fail, and one of two scripted upstreams is killed and comes back.
+some requests fail, and one of two scripted upstreams is killed and comes back; memory grows until the queue's records of
+steps and requests are full, after about 5,000 requests.
 
 A server at --url must take `ignore_eos` in /v1/completions, as llama.cpp and vLLM do.
 """

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+
+from yarl import URL
 
 from front.sites import Site
 
@@ -21,9 +22,8 @@ async def look(sites: Sequence[Site]) -> None:
 
 
 async def _look(site: Site) -> None:
-    parts = urlsplit(site.url)
-    is_secret = parts.scheme == "https"
-    opening = asyncio.open_connection(parts.hostname, parts.port or (443 if is_secret else 80), ssl=is_secret or None)
+    url = URL(site.url)
+    opening = asyncio.open_connection(url.host, url.port, ssl=url.scheme == "https" or None)
     try:
         _, writer = await asyncio.wait_for(opening, LOOK_SECONDS)
     except (OSError, asyncio.TimeoutError):
@@ -35,9 +35,7 @@ async def _look(site: Site) -> None:
 
 def state(sites: Sequence[Site]) -> tuple[str, str | None]:
     """Return `down` if no upstream can be reached, else `ok`, and which ones cannot be, since when."""
-    now, down = time.time(), [(site.name, site.down_since) for site in sites if site.down_since is not None]
-    texts = (
-        f"{name} cannot be reached since {time.strftime('%H:%M:%S UTC', time.gmtime(since))} ({now - since:.0f} s)"
-        for name, since in down
-    )
-    return "down" if len(down) == len(sites) else "ok", "; ".join(texts) or None
+    down = [site for site in sites if site.down_since is not None]
+    times = (time.strftime("%F %T UTC", time.gmtime(site.down_since)) for site in down)
+    text = "; ".join(f"{site.name} cannot be reached since {since}" for site, since in zip(down, times))
+    return "down" if len(down) == len(sites) else "ok", text or None

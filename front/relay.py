@@ -57,12 +57,7 @@ class Wires:
 
     def headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
         """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
-        ours, key = asking.HINTS | {"host"}, self.own_key
-        headers = CIMultiDict(
-            (name, value)
-            for name, value in passed(request.headers).items()
-            if name.lower() not in ours and not (key and key in value)
-        )
+        headers = passed(request.headers, self.own_key, asking.HINTS | {"host"})
         if self.key or self.own_key:
             for name in asking.KEYS:
                 headers.popall(name, None)
@@ -174,12 +169,10 @@ class Relay:
             site.open -= 1
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
-        if isinstance(error, asyncio.TimeoutError):
-            text = (
-                f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
-            )
-            return InferenceError("timeout_error", text)
-        return other
+        silent = (
+            f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
+        )
+        return InferenceError("timeout_error", silent) if isinstance(error, asyncio.TimeoutError) else other
 
     def _wait_again(self, seconds: float, mine: int = 1) -> None:
         """Go back to the head of the queue; no request is let through until an upstream can take one.
@@ -244,8 +237,7 @@ class Relay:
         return response
 
     def _head(self, answer: aiohttp.ClientResponse, site: Site) -> CIMultiDict[str]:
-        seq, key = self.turn.inference.sequence, self._wires.key
-        headers = CIMultiDict(item for item in passed(answer.headers).items() if not (key and key in item[1]))
+        seq, headers = self.turn.inference.sequence, passed(answer.headers, self._wires.key)
         waited = (seq.scheduled_at or seq.arrived_at) - seq.arrived_at
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers

@@ -289,4 +289,6 @@ class Queue(Door):
 
     async def _ask(self, request: web.Request, url: str) -> web.Response:
         async with self.wires.ask(request.method, url, self.wires.headers(request)) as answer:
-            return web.Response(status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers))
+            return web.Response(
+                status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers, self.settings.key)
+            )
