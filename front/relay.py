@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,12 +57,7 @@ class Wires:
 
     def headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
         """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
-        ours, key = asking.HINTS | {"host"}, self.own_key
-        headers = CIMultiDict(
-            (name, value)
-            for name, value in passed(request.headers).items()
-            if name.lower() not in ours and not (key and key in value)
-        )
+        headers = passed(request.headers, self.own_key, asking.HINTS | {"host"})
         if self.key or self.own_key:
             for name in asking.KEYS:
                 headers.popall(name, None)
@@ -161,6 +157,8 @@ class Relay:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             site.failures += 1
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+            if is_closed:
+                site.down_since = site.down_since or time.time()
             if is_closed and now - self._first_try < PATIENCE_SECONDS and self.turn.inference.error is None:
                 self._wait_again(sites.rest(site, {}))  # nothing has reached it, so nothing is done twice
                 return None
@@ -171,12 +169,10 @@ class Relay:
             site.open -= 1
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
-        if isinstance(error, asyncio.TimeoutError):
-            text = (
-                f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
-            )
-            return InferenceError("timeout_error", text)
-        return other
+        silent = (
+            f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
+        )
+        return InferenceError("timeout_error", silent) if isinstance(error, asyncio.TimeoutError) else other
 
     def _wait_again(self, seconds: float, mine: int = 1) -> None:
         """Go back to the head of the queue; no request is let through until an upstream can take one.
@@ -195,6 +191,7 @@ class Relay:
             headers["Accept-Encoding"] = "identity"  # tokens cannot be counted in compressed bytes
         url = site.url + self.request.rel_url.raw_path_qs
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
+            site.down_since = None
             if answer.status in (429, 503):
                 assert self._first_try is not None
                 seconds = self._wires.sites.rest(site, answer.headers)
@@ -240,7 +237,7 @@ class Relay:
         return response
 
     def _head(self, answer: aiohttp.ClientResponse, site: Site) -> CIMultiDict[str]:
-        seq, headers = self.turn.inference.sequence, passed(answer.headers)
+        seq, headers = self.turn.inference.sequence, passed(answer.headers, self._wires.key)
         waited = (seq.scheduled_at or seq.arrived_at) - seq.arrived_at
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers

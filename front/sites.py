@@ -26,6 +26,7 @@ class Site:
     rests_until: float = 0.0
     refusals: int = 0
     failures: int = 0
+    down_since: float | None = None  # time.time() of the first try that did not reach it
 
 
 @dataclass
