@@ -39,6 +39,7 @@ from front.menu import Menu
 from front.receiving import receive
 from front.relay import Relay, Wires, failed
 from front.sites import Site, Sites
+from front.steps import Steps
 from front.upstream import Upstream
 from observe.replay.question import Server as Asking
 from observe.replay.recording import Recording
@@ -106,13 +107,13 @@ class Queue(Door):
         )  # fmt: skip
         recording = Recording()
         self.manager.listeners.append(recording.on_arrival)
-        self.manager.observers.append(recording.observe)
+        self.manager.observers.append(Steps(recording.observe).observe)
         names = " + ".join(site.name for site in sites.all)
         engine = Engine(
             model=self.upstream, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
             context=settings.context, vocabulary=1 << 32, width=0, n_pages=0, page_size=1, tokens_per_step=1 << 40,
             manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
-            what_if=WhatIf(Asking(self.manager, recording, served=config.policy, slots=slots), settings.context),
+            what_if=WhatIf(Asking(self.manager, recording, served=config.policy, slots=slots, late=True), settings.context),
         )  # fmt: skip
         self.service = Service(config, self.menu)
         app = App("queue", static_folder=None)
