@@ -30,7 +30,7 @@ from config import Config
 from fleet import bodies
 from front import asked as asking
 from front import wire
-from front.asked import Allowance, Asked, Overhead
+from front.asked import Allowance, Asked, Means
 from front.bridge import Bridge
 from front.door import Door, expect
 from front.errors import Failed, unavailable
@@ -123,7 +123,7 @@ class Queue(Door):
         if chosen.name != "dynamic":
             self.manager.inbox.switch(chosen)
         self._bridge = Bridge(app)
-        self._overhead = Overhead()
+        self._overhead = Means()  # tokens of prompts beside their pieces of text, as of a chat template
         self._allowance = Allowance(settings.client_tokens, time.monotonic)
         self.wires: Wires
 
@@ -222,7 +222,7 @@ class Queue(Door):
 
     def _inference(self, request: web.Request, asked: Asked, relay: Relay) -> Inference:
         """Return what waits in the queue for a request."""
-        prompt = [0] * self._overhead.of(asked.model) + asked.prompt
+        prompt = [0] * round(self._overhead.of(asked.model)) + asked.prompt
         limit = asked.limit or max(1, self.settings.context - len(prompt))
         name = request.headers.get("X-Request-Id", "")
         is_free = ID.fullmatch(name) and self.service.registry.find(name) is None
