@@ -91,11 +91,8 @@ def _client(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, cl
     if client_by == "header" and isinstance(named, str) and named:
         return named[:LONGEST_NAME]
     key = next((headers[name] for name in KEYS if headers.get(name)), "")
-    return (
-        f"key-{blake2b(key.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
-        if key and client_by != "address"
-        else peer
-    )
+    digest = blake2b(key.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    return f"key-{digest}" if key and client_by != "address" else peer
 
 
 def _number(header: str | None, field: Any, most: float) -> float | None:

@@ -17,33 +17,29 @@ from serving.inference import Inference
 
 AT_ONCE, MOST = 64, 10_000  # bursts that are taken together, and that are kept for answers that run
 AFTER = 1e-6  # seconds, above the error of a sum of times
-WHOLE = 0.2  # of the time of an answer in one piece, within which all of its tokens come
 
 
 class _Answer:
     """An answer that has ended; `begin` is when the first token of a stream came, or when another joined."""
 
-    def __init__(self, inference: Inference, late: int) -> None:
+    def __init__(self, inference: Inference, late: int, bursts: list[Iteration]) -> None:
         seq = self.seq = inference.sequence
-        self.inference, self.tokens, self.done = inference, len(seq.output_ids), 0
+        self.inference, self.prompt, self.tokens = inference, len(seq.prompt_ids), len(seq.output_ids)
         self.joined, first, self.end = seq.scheduled_at or 0.0, seq.first_token_at or 0.0, seq.last_token_at or 0.0
-        self.streams = first < self.end - WHOLE * (self.end - self.joined)
-        self.begin, self.late = (first, 0) if self.streams else (self.joined, late)
-        self.steps = self.tokens + self.late - self.streams  # from begin to end
+        # One in one piece comes as two bursts, the first with a token that stands for its prompt.
+        self.streams = sum(first + AFTER < _end(burst) < self.end + AFTER for burst in bursts) > 1
+        self.begin, late = (first, 0) if self.streams else (self.joined, late)
+        self.steps = self.tokens + late - self.streams  # from begin to end
+        self._lengths = iter([*[0] * late, *range(self.prompt, self.prompt + self.tokens)])  # after each step
 
-    def runs(self, began: float, ended: float) -> bool:
-        """Return whether it has a part in a step."""
-        return self.joined < ended - AFTER and self.end > began + AFTER and self.done < self.tokens
-
-    def step(self, ended: float) -> Member:
-        """Return its part in the next step."""
-        prompt, phase, count = len(self.seq.prompt_ids), "decode" if self.done else "prefill", 0
-        if self.late:
-            self.late -= 1
-        elif ended > self.begin - AFTER:
-            self.done, count = self.done + 1, 1 if self.done else prompt
-        computed = prompt + self.done - 1 if self.done else 0
-        return Member(self.seq.id, self.seq.slot, phase, count, computed, prompt + self.tokens)
+    def step(self, began: float, ended: float) -> Member | None:
+        """Return its part in a step."""
+        if self.joined > ended - AFTER or self.end < began + AFTER:
+            return None
+        if (length := next(self._lengths, None) if self.begin < ended + AFTER else 0) is None:
+            return None
+        phase, count = ("decode", 1) if length > self.prompt else ("prefill", length)
+        return Member(self.seq.id, self.seq.slot, phase, count, length, self.prompt + self.tokens)
 
 
 class Steps:
@@ -61,7 +57,7 @@ class Steps:
             before, late = _end(self._bursts[-1]) if self._bursts else 0.0, len(burst.members) > len(burst.joined)
             self._open.update(dict.fromkeys(burst.joined, (before, int(late))))
             self._bursts.append(burst)
-        self._answers += [_Answer(inference, self._open.pop(inference.id, (0.0, 0))[1]) for inference in left]
+        self._answers += [_Answer(one, self._open.pop(one.id, (0.0, 0))[1], self._bursts) for one in left]
         horizon = min(self._open.values())[0] if self._open and len(self._bursts) < MOST else inf
         count = bisect_right(self._bursts, horizon, key=_end)
         if count >= AT_ONCE or not self._open:
@@ -79,7 +75,7 @@ class Steps:
             self._over -= number
             for rest in range(number, 0, -1):
                 seconds = (ended - began) / rest
-                rows = [a.step(began + seconds) for a in self._answers if a.runs(began, began + seconds)]
+                rows = [row for a in self._answers if (row := a.step(began, began + seconds))]
                 step = replace(
                     burst, n=self._number, t=began, seconds=seconds, members=rows, joined=joined, preempted=[],
                     left=left if rest == 1 else [], slot_steps=SlotSteps(len(rows), idle=max(0.0, sum(burst.slot_steps) - len(rows))),
