@@ -19,7 +19,7 @@ PROMPTS = ("prompt_tokens", "input_tokens", "prompt_eval_count", "tokens_evaluat
 CONTAINERS = ("choices", "delta", "message", "tool_calls", "function", "token", "content_block", "usage", "response",
               "details", "output", "content", "item", "timings")  # fmt: skip
 LAST = ("message_stop", "response.completed")  # types of events
-MORE, SURE = 1.05, 0.9  # tokens per event from which lengths count, and the part of such an estimate that is reported
+MORE, SURE = 1.05, 0.8  # tokens per event from which lengths count, and the part of such an estimate that is reported
 DEEPEST, LONGEST = 10, 64  # nested values, and items of a list, that are read
 
 
@@ -64,7 +64,7 @@ class Counter:
         elif rest:
             length = self._read(_json(rest))
             self.tokens += -(-length // 4) if self._told is None and not self.is_error else 0
-        self.tokens = max(self.tokens, self._told or 0, round(self._guess))
+        self.tokens = max(self.tokens, self._told or round(self._guess))
         return self.tokens - before
 
     def _line(self, line: bytes) -> None:
@@ -79,7 +79,7 @@ class Counter:
 
     @property
     def _guess(self) -> float:
-        is_guess = self._token_length and (self._told or 0) <= self._events
+        is_guess = self._token_length and (self._told or 0) <= 1  # some tell at the beginning that there will be tokens
         return self._length / self._token_length if is_guess else 0.0
 
     @property

@@ -16,6 +16,7 @@ from scheduling.iteration import Iteration, Member, SlotSteps
 from serving.inference import Inference
 
 AT_ONCE, MOST = 64, 10_000  # bursts that are taken together, and that are kept for answers that run
+ROUNDS = 8
 AFTER = 1e-6  # seconds, above the error of a sum of times
 
 
@@ -36,6 +37,7 @@ class _Answer:
         """Return its part in a step."""
         if self.joined > ended - AFTER or self.end < began + AFTER:
             return None
+        self.steps -= 1
         if (length := next(self._lengths, None) if self.begin < ended + AFTER else 0) is None:
             return None
         phase, count = ("decode", 1) if length > self.prompt else ("prefill", length)
@@ -68,14 +70,15 @@ class Steps:
         began, ended = 0.0, inf
         joined: list[str] = []
         left: list[tuple[str, str]] = []
-        for i, burst in enumerate(self._bursts[:count]):
+        for i, (burst, steps) in enumerate(zip(self._bursts[:count], self._steps())):
             began, ended, joined, left = began or burst.t, _end(burst), joined + burst.joined, left + burst.left
-            self._over += self._steps(burst)
+            self._over += steps
             number = max(round(self._over), int(i == count - 1))
             self._over -= number
+            there = [a for a in self._answers if a.joined < ended and a.end > began]
             for rest in range(number, 0, -1):
                 seconds = (ended - began) / rest
-                rows = [row for a in self._answers if (row := a.step(began, began + seconds))]
+                rows = [row for a in there if (row := a.step(began, began + seconds))]
                 step = replace(
                     burst, n=self._number, t=began, seconds=seconds, members=rows, joined=joined, preempted=[],
                     left=left if rest == 1 else [], slot_steps=SlotSteps(len(rows), idle=max(0.0, sum(burst.slot_steps) - len(rows))),
@@ -87,14 +90,23 @@ class Steps:
         self._tell(None, [a.inference for a in self._answers if a.end < ended + AFTER])
         self._answers = [a for a in self._answers if a.end >= ended + AFTER]
 
-    def _steps(self, burst: Iteration) -> float:
-        """Return the steps since the last burst: the tokens of a stream, or what the answers in one piece took on average."""
-        there = [a for a in self._answers if a.begin < _end(burst) - AFTER and a.end > burst.t + AFTER]
-        streams = {a.seq.id for a in self._answers if a.streams}
-        rows = [m for m in burst.members if m.id in streams and (m.tokens or m.phase == "idle")]
-        if rows or not there:
-            return sum(1 if m.phase == "prefill" else m.tokens for m in rows) / max(1, len(rows))
-        return burst.seconds * sum(a.steps for a in there) / sum(a.end - a.begin for a in there)
+    def _steps(self) -> list[float]:
+        """Return the steps in the pause before each burst: as streams show them, else so that answers in one piece fit."""
+        streams, steps, shown = {a.seq.id for a in self._answers if a.streams}, [], []
+        for burst in self._bursts:
+            rows = [m for m in burst.members if m.id in streams and (m.tokens or m.phase == "idle")]
+            tokens = sum(1 if m.phase == "prefill" else m.tokens for m in rows)
+            steps.append(tokens / len(rows) if rows else burst.seconds)
+            shown.append(bool(rows))
+        ends, whole = [*map(_end, self._bursts)], [a for a in self._answers if not a.streams]
+        for a in whole * ROUNDS:
+            span = range(bisect_right(ends, a.begin + AFTER), bisect_right(ends, a.end + AFTER))
+            free = [i for i in span if not shown[i]]
+            due = a.steps - sum(steps[i] for i in span if shown[i])
+            factor = max(0.1, due) / sum(steps[i] for i in free) if free else 1.0
+            for i in free:
+                steps[i] *= factor
+        return steps
 
 
 def _end(burst: Iteration) -> float:

@@ -95,9 +95,16 @@ def test_several_tokens_in_an_event_are_counted_by_the_length_of_tokens_in_earli
     later = Counter("text/event-stream", 200, first.token_length)
     for event in stream(["abcd efgh "] * 10):
         later.feed(event)
-    assert later.tokens == 18  # rather too few than too many: what has passed cannot be taken back
-    assert later.end() == 2
+    assert later.tokens == 16  # rather too few than too many: what has passed cannot be taken back
+    assert later.end() == 4
     assert later.feed(stream([], told=21)[0]) == 1
+
+
+def test_the_count_of_an_upstream_wins_over_the_length_of_its_text() -> None:
+    counter = Counter("text/event-stream", 200, token_length=5)
+    for event in reversed(stream(["a long piece of text"], told=2)):
+        counter.feed(event)
+    assert (counter.tokens, counter.end()) == (2, 0)
 
 
 def test_a_stream_with_a_token_in_each_event_teaches_nothing() -> None:
