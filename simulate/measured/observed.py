@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from costs.drafting import Recorded, RecordedDrafter
@@ -52,6 +52,7 @@ class Observed:
         trace = Trace([Seen(*row) for row in rows["requests"]])
         timed = [(Step(*row[:-1]), row[-1]) for row in rows["steps"]]
         cost, host, basis = law(timed, ask["sigma"], ask["cost"])
+        host = replace(host, late=ask.get("late", False))
         slots, tokens_per_step, pages, page_size, drafts = ask["machine"]
 
         def speculator() -> Speculator | None:
