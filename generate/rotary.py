@@ -53,6 +53,12 @@ def rotation_table(rope: Rope, head_size: int, positions: int) -> Tensor:
     return torch.stack((cosines, sines), 1)
 
 
+def rotation_tables(config: Architecture, device: torch.device) -> dict[Rope | None, Tensor]:
+    """Return the table of each rotation of a model, on `device`."""
+    ropes = filter(None, (config.rope, config.local_rope))
+    return {rope: rotation_table(rope, config.head_size, config.block_size).to(device) for rope in ropes}
+
+
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Return x [M, H, D] turned by `rotation` [M, 2, D/2], computed in float32, as x's dtype."""
     first, second = x.float().chunk(2, -1)  # [M, H, D/2] each
@@ -61,13 +67,13 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + epsilon) in float32, cast to x's dtype, and only then times weight, as Llama does.
+    """Return x / sqrt(mean(x^2) + epsilon) in float32, cast to the weight's dtype, times weight, as x's dtype.
 
     Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. Over the last dimension.
     """
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return weight * normed.to(x.dtype)
+    return (weight * normed.to(weight.dtype)).to(x.dtype)
 
 
 class Turn(NamedTuple):
@@ -82,16 +88,18 @@ class Turn(NamedTuple):
     D: int
     norms: Tensor | None
     eps: float
+    rope: Rope | None = None
 
 
 def make_turn(block: Block, config: Architecture, layer: int) -> Turn | None:
     """Return the rotation of this layer, None for one without."""
-    if config.rope is None or layer in config.unrotated:
+    rope = config.rope_of(layer)
+    if rope is None:
         return None
     norms = None
     if block.q_norm is not None and block.k_norm is not None:
         norms = torch.cat((block.q_norm.weight, block.k_norm.weight))
-    return Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
+    return Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon, rope)
 
 
 def turn_heads(qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:

@@ -121,6 +121,7 @@ def _load(config: Config, slots: int, share: float) -> Parts:
         width=shape.n_embd,
         n_pages=n_pages,
         page_size=runner.page_size,
+        window=shape.memory,
         tokens_per_step=2048 if on_gpu else 256,
         sampling=sampling,
         facts={

@@ -27,6 +27,7 @@ class Piece(NamedTuple):
     """One stored tensor: its shape in the file, and the rows of the engine's tensor that it fills.
 
     rows: of the whole tensor in the engine. transposed: stored as (in, out). scale: the engine's numbers / the file's.
+    offset: added to the file's numbers.
     order: for each row in the engine, the row of the stored tensor, None where they are the same.
     """
 
@@ -37,6 +38,7 @@ class Piece(NamedTuple):
     transposed: bool
     scale: float
     order: list[int] | None
+    offset: float
 
 
 def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
@@ -50,7 +52,8 @@ def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
         shape = (count,) if columns is None else (columns, count) if transposed else (count, columns)
         own = [row - start for row in order[start : start + count]] if order and place.part == "qkv" else None
         scale = scales.get(place.part, 1.0)
-        found[f"{name}.{place.leaf}"] = Piece(shape, place, start, rows, transposed, scale, own)
+        offset = config.norm_offset if columns is None and place.leaf == "weight" else 0.0
+        found[f"{name}.{place.leaf}"] = Piece(shape, place, start, rows, transposed, scale, own, offset)
 
     add(layout.embedding, Place(None, "embedding", "weight"), C, 0, V, V)
     if config.rope is None and layout.positions is not None:
@@ -106,6 +109,8 @@ def _block(config: Architecture) -> dict[str, tuple[tuple[int, ...], int | None,
         "fc": ((inner, inner) if config.gated else (inner,), C, config.mlp_bias),
         "mlp_proj": ((C,), inner, config.mlp_bias),
     }
+    if config.both_norms:
+        parts |= {"attn_norm": norm, "mlp_norm": norm}
     if config.one_norm:
         del parts["norm_2"]
     if config.qk_norm:

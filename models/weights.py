@@ -26,7 +26,7 @@ from models.sources.resolved import ResolvedModel
 from models.tensors import Piece, Place
 
 DUMMY_POOL = 2**20 + 7  # odd, so that the rows of a tiled matrix differ
-NORMS = ("norm_1", "norm_2", "q_norm", "k_norm", "norm")
+NORMS = ("norm_1", "norm_2", "q_norm", "k_norm", "attn_norm", "mlp_norm", "norm")
 RESIDUAL = ("attn_proj", "mlp_proj")
 LINEAR = ("qkv", "attn_proj", "fc", "mlp_proj", "embedding", "head")
 EMBEDDING, POSITIONS, HEAD = (Place(None, part, "weight") for part in ("embedding", "positions", "head"))
@@ -102,10 +102,11 @@ def _read(
         source = tensor.to(dtype).T if transposed else tensor
         if piece.order is not None:
             source = source[piece.order]
-        if piece.scale != 1:
-            source = source.float() * piece.scale
+        if piece.scale != 1 or piece.offset:
+            source = source.float() * piece.scale + piece.offset
+        wide = torch.float32 if piece.offset else dtype  # a sum has more digits than its parts
         if piece.place not in found:
-            found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=dtype)
+            found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=wide)
         found[piece.place][piece.start : piece.start + len(source)].copy_(source)
     return found, blocks
 
@@ -201,10 +202,18 @@ def _block(config: Architecture, layer: int, found: dict[Place, Tensor], blocks:
         return Projection(weight, found.pop(place._replace(leaf="bias"), None))
 
     heads = [_norm(layer, part, found) if config.qk_norm else None for part in ("q_norm", "k_norm")]
+    behind = [_norm(layer, part, found) for part in ("attn_norm", "mlp_norm") if config.both_norms]
     before_attention = _norm(layer, "norm_1", found)
     before_mlp = before_attention if config.one_norm else _norm(layer, "norm_2", found)
     return Block(
-        before_attention, linear("qkv"), linear("attn_proj"), before_mlp, linear("fc"), linear("mlp_proj"), *heads
+        before_attention,
+        linear("qkv"),
+        linear("attn_proj"),
+        before_mlp,
+        linear("fc"),
+        linear("mlp_proj"),
+        *heads,
+        *behind,
     )
 
 

@@ -178,7 +178,7 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
     if (b->turns) share_out(rotate_some, &tokens, m, FEW);
     int code = model->attention(qkv, b->keys, b->values, normed, cu_seqlens, context_lens, block_tables, n, (int)m,
                                 model->heads, model->kv_heads, model->head_size, model->page_size, max_pages,
-                                model->pages, b->scale);
+                                model->pages, b->scale, b->window, 0);
     if (code != OK) return code;
     if (model->norm_after) {
       product(model, adapters, place + 1, &b->attn_proj, normed, 0, mlp, m, PLAIN, &b->fc);

@@ -65,6 +65,7 @@ class CBlocks:
                 *(self._address(weight.float()) if weight is not None else None for weight in block.head_norms),
                 *(layer.struct for layer in block.kernels),
                 keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale, turns=block.turn is not None,
+                window=block.reach.window,
             )
             for block, k, v in zip(blocks, keys, values)
         ]  # fmt: skip
@@ -133,4 +134,6 @@ def make_blocks(
 def _runs_in_c(config: Architecture) -> bool:
     """Return whether blocks.c computes this architecture."""
     even = config.rope is None or config.head_size % 2 == 0
+    if config.both_norms or config.local_rope or config.attention_cap or config.embedding_scale != 1:
+        return False
     return even and config.activation in (SILU_NAMES if config.gated else GELU_MODES)

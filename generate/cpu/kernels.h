@@ -13,20 +13,21 @@ enum { OK = 0, BAD_ROWS = 1, BAD_PAGE = 2, NO_MEMORY = 3 };
 
 // qkv [M, (H + 2*KV)*D] and out [M, H*D] contiguous, H a multiple of KV, pools [pages, KV, P, D] contiguous, cu_seqlens
 // [n+1], context_lens [n], block_tables [n, max_pages]. Rows behind cu_seqlens[n] are padding and come out as zeros.
-// Returns OK or a code above.
+// A token at position p sees keys p-window+1..p, or 0..p for window 0; pages that lie 2 P tokens before them may hold
+// anything. With a cap, scores x become cap * tanh(x / cap). Returns OK or a code above.
 int paged_attention_f32(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                         const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
-                        int P, int max_pages, int pages, float scale);
+                        int P, int max_pages, int pages, float scale, int window, float cap);
 int paged_attention_bf16(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                          const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
-                         int P, int max_pages, int pages, float scale);
+                         int P, int max_pages, int pages, float scale, int window, float cap);
 // The same for 8-bit pools [pages, KV, P, D + SCALE_BYTES], with a scale for each token and head of keys.
 int paged_attention_f32_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                              const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
-                             int D, int P, int max_pages, int pages, float scale);
+                             int D, int P, int max_pages, int pages, float scale, int window, float cap);
 int paged_attention_bf16_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                               const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
-                              int D, int P, int max_pages, int pages, float scale);
+                              int D, int P, int max_pages, int pages, float scale, int window, float cap);
 // Sets the way of bfloat16 heads of a multiple of 64 from here on and returns 1, or 0 where the processor or the system
 // refuses it: it stays as it was then.
 int paged_attention_use(int way);
@@ -111,7 +112,8 @@ typedef struct {
   Linear qkv, attn_proj, fc, mlp_proj;
   void *keys, *values;
   float scale;
-  int turns;  // queries and keys are rotated
+  int turns;   // queries and keys are rotated
+  int window;  // of attention, or 0
 } Block;
 
 typedef struct {

@@ -30,9 +30,9 @@ def _add_norm(
         x += tl.load(X + row * C + c, mask=inside, other=0.0).to(tl.float32)
         tl.store(R + row * stride + c, x, mask=inside)
     w = tl.load(W + c, mask=inside, other=0.0).to(tl.float32)
-    if RMS:  # the weight after the cast
+    if RMS:  # in the weight's dtype
         y = x * tl.rsqrt(tl.sum(x * x, 0) / C + eps)
-        y = y.to(Y.dtype.element_ty).to(tl.float32) * w
+        y = y.to(W.dtype.element_ty).to(tl.float32) * w
     else:
         z = tl.where(inside, x - tl.sum(x, 0) / C, 0.0)
         y = z * tl.rsqrt(tl.sum(z * z, 0) / C + eps)
@@ -77,13 +77,13 @@ def _turn(
     at = QKV + row * ((H + 2 * KV) * D) + h[:, None] * D + d[None, :]
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
-    if NORM:  # the weight after the cast, and a cast after the weight
+    if NORM:  # in the weight's dtype, and a cast after the weight
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / D + eps)[:, None]
         weight = W + (h >= H).to(tl.int32)[:, None] * D + d[None, :]
         w = tl.load(weight, mask=inside, other=0.0).to(tl.float32)
-        first = (first * scale).to(QKV.dtype.element_ty).to(tl.float32) * w
+        first = (first * scale).to(W.dtype.element_ty).to(tl.float32) * w
         w = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)
-        second = (second * scale).to(QKV.dtype.element_ty).to(tl.float32) * w
+        second = (second * scale).to(W.dtype.element_ty).to(tl.float32) * w
         first = first.to(QKV.dtype.element_ty).to(tl.float32)
         second = second.to(QKV.dtype.element_ty).to(tl.float32)
     cosine = tl.load(R + row * D + d, mask=d < half, other=0.0)[None, :]

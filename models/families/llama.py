@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, TinyLlama, and Mistral without a window.
+"""Llama 2 and 3, SmolLM2 and TinyLlama.
 
 RMS norm, rotary positions, grouped heads, SwiGLU (Touvron et al., 2023; Grattafiori et al., 2024). Qwen's files build
 on this one.
@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from models.architecture import Architecture, Rope
 from models.family import MOST_LAYERS, Config, ConfigError, Family, Layout
-
-MISTRALS_WINDOW = 4096  # MistralConfig's default for a missing sliding_window; null means none
 
 WIDTH, HEADS = ("hidden_size", "n_embd", "n_embed"), ("num_attention_heads", "n_head")  # names of one size
 
@@ -29,12 +27,8 @@ LAYOUT = Layout(
 
 
 def read(config: Config) -> Architecture:
-    """Read a LlamaConfig or a MistralConfig."""
-    shape = sizes(config)
-    if config.raw.get("model_type") == "mistral":
-        window = config.take("sliding_window", default=None if "sliding_window" in config.raw else MISTRALS_WINDOW)
-        refuse_window(window, shape["block_size"])
-    return Architecture(family="llama", **shape)
+    """Read a LlamaConfig."""
+    return Architecture(family="llama", **sizes(config))
 
 
 def sizes(config: Config, rotates: Literal["whole", "part", "not"] = "whole") -> dict[str, Any]:
@@ -85,13 +79,4 @@ def _rope(config: Config, head_size: int, partial: bool) -> Rope:
     return rope
 
 
-def refuse_window(window: Any, context: int) -> None:
-    """Raise ConfigError for a sliding window, unless it is as long as the context."""
-    if window is not None and (not isinstance(window, int) or window < context):
-        raise ConfigError(
-            f"has a sliding_window of {window!r} tokens in a context of {context:,}, which is not supported. "
-            "Use a model without a window"
-        )
-
-
-FAMILY = Family(("llama", "mistral"), read, LAYOUT)
+FAMILY = Family(("llama",), read, LAYOUT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
-from models.families.qwen2 import refuse_windows
+from models.families.qwen2 import optional_windows
 from models.family import Config, Family
 
 HEAD_DIM = 128  # Qwen3Config's default, whatever the width
@@ -14,8 +14,7 @@ def read(config: Config) -> Architecture:
     """Read a Qwen3Config."""
     config.assume(head_dim=HEAD_DIM)
     shape = sizes(config)
-    refuse_windows(config, shape["block_size"])
-    return Architecture(family="qwen3", qk_norm=True, **shape)
+    return Architecture(family="qwen3", qk_norm=True, **shape, **optional_windows(config, shape))
 
 
 FAMILY = Family(("qwen3",), read, LAYOUT)

@@ -32,10 +32,28 @@ GRANITE = {
 }
 LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.5, 2.0, 2.5], "partial_rotary_factor": 1.0,
         "long_factor": [1.0, 3.0, 9.0, 27.0], "original_max_position_embeddings": 64}  # fmt: skip
+GEMMA = {"sliding_window": 16, "query_pre_attn_scalar": 20}
+LOCAL = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
     "smollm3, untied, heads of 6": ("smollm3", {**MANY_TO_ONE, "head_dim": 6, "tie_word_embeddings": False}),
     "smollm3, biases, own layers": ("smollm3", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0]}),
+    "mistral, a window of 16": ("mistral", {"num_key_value_heads": 2, "sliding_window": 16}),
+    "mistral, a window of 256, heads of 6": ("mistral", {**MANY_TO_ONE, "head_dim": 6, "sliding_window": 256}),
+    "phi3, a window of 16": ("phi3", {"num_key_value_heads": 2, "sliding_window": 16}),
+    "mistral, a window of 1": ("mistral", {"num_key_value_heads": 6, "sliding_window": 1}),
+    "qwen2, windows from layer 1": ("qwen2", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen3, a window in layer 1": ("qwen3", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 100, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    "smollm3, windows": ("smollm3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5}),
+    "gemma3, heads of 10, every second layer": ("gemma3_text", {**GEMMA, "head_dim": 10, "num_key_value_heads": 2, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    "gemma3, untied, window of 5, linear": ("gemma3_text", {**GEMMA, **MANY_TO_ONE, "head_dim": 12, "tie_word_embeddings": False, "sliding_window": 5, "rope_parameters": LOCAL}),
+    "gemma3, biases, capped logits, no layer without a window": ("gemma3_text", {**GEMMA, "head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 3, "attention_bias": True, "final_logit_softcapping": 2.0}),
+    "gemma2": ("gemma2", {**GEMMA, "head_dim": 8, "num_key_value_heads": 2, "attn_implementation": "eager"}),
+    "gemma2, sharp caps": ("gemma2", {**GEMMA, **MANY_TO_ONE, "head_dim": 6, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0, "attn_implementation": "eager"}),
+    "gemma2, no caps, wide window": ("gemma2", {**GEMMA, "head_dim": 6, "num_key_value_heads": 6, "attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 256}),
     "granite": ("granite", {**GRANITE, "num_key_value_heads": 2}),
     "granite, tied": ("granite", {**GRANITE, **MANY_TO_ONE, "tie_word_embeddings": True}),
     "granite, biases, heads of 10": ("granite", {**GRANITE, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),

@@ -17,6 +17,9 @@ LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "orig
 
 OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
     "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True},
+    "gemma3_text": {"rope_theta": 1e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 500.0,
+                    "sliding_window_pattern": 2, "sliding_window": 32, "num_key_value_heads": 2, "head_dim": 8},
+    "gemma2": {"sliding_window": 32, "num_key_value_heads": 2, "head_dim": 8, "final_logit_softcapping": None},
     "granite": {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "residual_multiplier": 0.2},
     "olmo2": {"rope_theta": 5e5, "rope_scaling": None, "num_key_value_heads": 3},
     "phi3": {
@@ -35,8 +38,7 @@ def read(model_type: str = "llama", **changes: Any) -> Architecture:
 
 @pytest.mark.parametrize("model_type", [*by_model_type()])
 def test_every_key_that_transformers_writes_is_understood(model_type: str) -> None:
-    changes = {"sliding_window": None} if model_type == "mistral" else {}
-    raw = transformers().AutoConfig.for_model(model_type, **changes)
+    raw = transformers().AutoConfig.for_model(model_type)
     config = architecture_of(raw.to_dict())
     assert (config.vocab_size, config.n_layer) == (raw.vocab_size, raw.num_hidden_layers)
     assert config.norm_epsilon == getattr(raw, "rms_norm_eps", 1e-5)
@@ -80,7 +82,26 @@ def test_a_switch_that_is_off_or_changes_nothing_is_no_obstacle() -> None:
     assert read(**off) == read()
     unused = {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1}
     assert read("qwen2", **unused) == read("qwen2")
-    assert read("mistral", sliding_window=160) == read("mistral", sliding_window=None)
+    assert read("mistral", sliding_window=160).reach_of(0) == read("mistral", sliding_window=None).reach_of(0)
+
+
+def test_a_window_is_in_the_layers_that_the_config_names() -> None:
+    optional = {"use_sliding_window": True, "sliding_window": 32}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    for model_type, changes, window, layers in (
+        ("gemma2", {}, 4096, {0}),
+        ("gemma3_text", {"num_hidden_layers": 7}, 4096, {0, 1, 2, 3, 4, 6}),
+        ("mistral", {"sliding_window": 32}, 32, {0, 1}),
+        ("mistral", {"max_position_embeddings": 8192}, 4096, {0, 1}),
+        ("qwen2", {**optional, "max_window_layers": 1}, 32, {1}),
+        ("qwen2", {**optional, "max_window_layers": 0}, 32, {0, 1}),
+        ("qwen3", {**optional, **kinds}, 32, {0}),
+        ("qwen3", {**optional, "sliding_window": None, "max_window_layers": 0}, 0, set()),
+        ("phi3", {"original_max_position_embeddings": 160, "sliding_window": 47}, 47, {0, 1}),
+        ("smollm3", {**optional, "no_rope_layers": [1, 0]}, 32, {1}),
+    ):
+        config = read(model_type, **changes)
+        assert (config.window, config.windowed) == (window, layers)
 
 
 def test_what_published_files_say_beside_is_no_obstacle() -> None:
@@ -91,11 +112,16 @@ def test_what_published_files_say_beside_is_no_obstacle() -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "sliding_window": ("mistral", {"sliding_window": 32}),
-    "sliding_window of 4096": ("mistral", {"max_position_embeddings": 8192}),
-    "a sliding_window": ("qwen3", {"use_sliding_window": True, "sliding_window": 32}),
+    "sliding_window to 0": ("mistral", {"sliding_window": 0}),
+    "max_window_layers": ("qwen2", {"max_window_layers": -1}),
+    "other than full_attention for each layer": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
     "sets sliding_window": ("llama", {"sliding_window": 32}),
-    "layer_types": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "layer_types": ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}),
+    "sets layer_types to": ("mistral", {"layer_types": ["sliding_attention"] * 2}),
+    "use_bidirectional_attention": ("gemma3_text", {"use_bidirectional_attention": True}),
+    "rope_parameters": ("gemma3_text", {"rope_parameters": {"rope_theta": 1e6}}),
+    "attn_logit_softcapping": ("gemma3_text", {"attn_logit_softcapping": 50.0}),
+    "final_logit_softcapping to 0": ("gemma2", {"final_logit_softcapping": 0.0}),
     "'yarn'": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
     "'dynamic'": ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
     "attention_factor": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 2.0}}),
@@ -108,7 +134,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "quantization_config": ("llama", {"quantization_config": {"quant_method": "awq"}}),
     "final_logit_softcapping": ("llama", {"final_logit_softcapping": 30.0}),
     "no_rope_layers": ("smollm3", {"no_rope_layers": [1]}),
-    "sliding_window of 47 tokens": ("phi3", {"sliding_window": 47}),
     "of 4 numbers": (
         "phi3",
         {
@@ -131,7 +156,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "rms_norm_eps to 2": ("llama", {"rms_norm_eps": 2}),
     "no max_position_embeddings": ("llama", {"max_position_embeddings": None}),
     "tie_word_embeddings": ("llama", {"tie_word_embeddings": "yes"}),
-    "model_type 'gemma3'": ("gemma3", {}),
+    "vision_config sets a vision tower": ("gemma3", {"vision_config": {"image_size": 896}}),
+    "kv_lora_rank sets multi-head latent": ("deepseek_v3", {"kv_lora_rank": 512, "n_routed_experts": 256}),
+    "mamba_d_state sets state space": ("jamba", {"mamba_d_state": 16}),
+    "linear_num_value_heads sets linear": ("qwen3_next", {"linear_num_value_heads": 32}),
 }
 
 

@@ -20,7 +20,7 @@ from generate.memory import kv_row_size
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
 from model import GPT, GPTConfig
-from models.architecture import Architecture, Llama3Scaling, Rope
+from models.architecture import FULL, Architecture, Llama3Scaling, Rope
 from models.network import Block, Network, Norm, Projection
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
@@ -43,6 +43,8 @@ ARCHITECTURES = {
     "qwen3": replace(LLAMA, family="qwen3", n_head=4, n_kv_head=2, qk_norm=True, rope=Rope(theta=1e6)),
     "smollm3, a layer without positions": replace(LLAMA, unrotated=frozenset({0})),
     "olmo2": replace(LLAMA, norm_after=True, qk_norm=True, whole_qk_norm=True),
+    "mistral, a window of 20": replace(LLAMA, window=20, windowed=frozenset({0, 1})),
+    "qwen2, a layer with a window": replace(LLAMA, qkv_bias=True, window=70, windowed=frozenset({1})),
     "gpt_neox": replace(
         LLAMA,
         norm="layer",
@@ -74,6 +76,8 @@ SHAPES = {
 
 class World:
     """Pools full of NaN, sequences whose pages lie in random order, and a scripted way to feed their tokens."""
+
+    reach = FULL
 
     def __init__(
         self,
@@ -119,7 +123,7 @@ class World:
             self.block_tables[list(new)].contiguous(),
         )
         qkv, scale = torch.cat(parts), self.D**-0.5
-        out = attention(qkv, self.keys, self.values, rows, scale)
+        out = attention(qkv, self.keys, self.values, rows, scale, self.reach)
         assert out.shape == (len(qkv), self.H * self.D)
         assert out.dtype == self.dtype
         assert out[cu_seqlens[-1] :].isfinite().all()
