@@ -61,10 +61,8 @@ class Config:
 
     def assume(self, **defaults: Any) -> None:
         """Let these values stand for keys that are missing or null."""
-        self.raw = {
-            **defaults,
-            **{key: value for key, value in self.raw.items() if value is not None or key not in defaults},
-        }
+        given = {key: value for key, value in self.raw.items() if value is not None or key not in defaults}
+        self.raw = {**defaults, **given}
 
     def take(self, *keys: str, default: Any = None) -> Any:
         """Return the value of the first of `keys` that is present and not null."""

@@ -205,16 +205,8 @@ def _block(config: Architecture, layer: int, found: dict[Place, Tensor], blocks:
     behind = [_norm(layer, part, found) for part in ("attn_norm", "mlp_norm") if config.both_norms]
     before_attention = _norm(layer, "norm_1", found)
     before_mlp = before_attention if config.one_norm else _norm(layer, "norm_2", found)
-    return Block(
-        before_attention,
-        linear("qkv"),
-        linear("attn_proj"),
-        before_mlp,
-        linear("fc"),
-        linear("mlp_proj"),
-        *heads,
-        *behind,
-    )
+    before = before_attention, linear("qkv"), linear("attn_proj"), before_mlp
+    return Block(*before, linear("fc"), linear("mlp_proj"), *heads, *behind)
 
 
 def _norm(layer: int | None, part: str, found: dict[Place, Tensor]) -> Norm:

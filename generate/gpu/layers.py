@@ -209,9 +209,8 @@ class Network:
             beside = math.add_norm(residual, None, block.norm_2, dtype) if self.parallel else None
             if block.turn is not None:
                 qkv = math.turn(qkv, rotations[block.turn.rope], block.turn)
-            x = self._given(
-                math.linear(attend(i, qkv, block.scale, block.reach), block.attn_proj), block.behind_1
-            )  # [n, C]
+            y = attend(i, qkv, block.scale, block.reach)  # [n, H * D]
+            x = self._given(math.linear(y, block.attn_proj), block.behind_1)  # [n, C]
             if beside is None:
                 beside = self._taken(residual, x, block.norm_2)
             else:

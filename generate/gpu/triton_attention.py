@@ -238,14 +238,8 @@ class TritonDecode:
         out = torch.empty(n, H * D, dtype=qkv.dtype, device=qkv.device)
         most = min(pages, MOST_PARTS)
         tensors = qkv, keys, values, rows.block_tables, rows.context_lens, out, self.parts, self.arrived
-        sizes = {
-            "P": P,
-            "D": D,
-            "MP": most,
-            "BP": max(2, triton.next_power_of_2(most)),
-            "WINDOW": reach.window,
-            "CAP": reach.cap,
-        }
+        sizes = {"P": P, "D": D, "MP": most, "BP": max(2, triton.next_power_of_2(most))}
+        sizes |= {"WINDOW": reach.window, "CAP": reach.cap}
         BD, block = triton.next_power_of_2(D), triton.next_power_of_2(P)
         if H == KV:
             BN = min(BLOCK, block)
