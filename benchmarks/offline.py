@@ -20,7 +20,7 @@ def decoding(runner: Runner, batch: int, context: int, temperature: float, spare
     for i in range(batch):
         prompt = [(i * 7919 + j) % vocabulary for j in range(context)]
         seq = Sequence(prompt, 1 << 20, id=str(i), sampling=SamplingParams(temperature=temperature, seed=i))
-        seq.output_ids, seq.computed = [1], context
+        seq.output_ids, seq.computed = [(i * 7919 + 1) % vocabulary], context  # equal tokens would go to equal experts
         seq.pages = list(range(1 + i * pages, 1 + (i + 1) * pages))
         result.append(seq)
     return result

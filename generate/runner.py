@@ -26,7 +26,7 @@ from generate.quantize import AS_STORED, NONE, check, check_finite, kinds_of
 from generate.sampling import Draws, History
 from models.gpt2 import GPT
 from models.network import Network
-from scheduling.iteration import Plan
+from scheduling.iteration import Experts, Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 
@@ -115,6 +115,7 @@ class ModelRunner(Runner):
         self.attention = self.attend.name
         self.head = make_head(network.head, quantize)
         self.blocks = make_blocks(network, self.attend, self.keys, self.values, quantize)
+        self._mixtures = [block.experts for block in self.blocks.blocks if block.experts]
         self._last: _Decoded | None = None
 
     @torch.inference_mode()
@@ -127,7 +128,7 @@ class ModelRunner(Runner):
         ids, positions = (torch.tensor(numbers, device=self.device) for numbers in packed[:2])
         logits, states = self.compute(ids, positions, rows, packed.sample_rows, packed.pool_rows)
         outputs = sample_outputs(plan.sequences, plan.counts, logits, plan.drafts)
-        plan.mask_seconds += filling.take()
+        self._note(plan)
         add_embeddings(outputs, plan.sequences, plan.counts, states)
         plain = len(packed.sample_rows) == len(ids) and not held and not plan.drafts
         self._last = _Decoded.of(plan, rows) if plain else None
@@ -150,10 +151,16 @@ class ModelRunner(Runner):
             return History(sequences[i].prompt_ids, sequences[i].output_ids)
 
         outputs: list[Output] = [*last.draws.draw(logits, next_positions, history)]
-        plan.mask_seconds += filling.take()
+        self._note(plan)
         # A step that failed is computed again in the layout before it, with the same new pages.
         self._last = last._replace(number=plan.number)
         return outputs
+
+    def _note(self, plan: Plan) -> None:
+        """Put into the plan what only the model knows of its step."""
+        plan.mask_seconds += filling.take()
+        if mixtures := self._mixtures:
+            plan.experts = Experts(sum(m.read for m in mixtures), len(mixtures) * self.config.experts)
 
     def compute(
         self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Many[int], pool_rows: Many[int] = ()

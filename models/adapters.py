@@ -105,7 +105,9 @@ def load(folder: Path, config: Architecture, layout: Layout) -> Adapter:
                 "it with PEFT and use save_pretrained, which writes safetensors"
             )
         raise AdapterError(f"{folder} has no {WEIGHTS}. Use a folder that save_pretrained of a PEFT model wrote")
-    pieces = {name.removesuffix(".weight"): piece for name, piece in tensors.pieces(config, layout).items()}
+    mixed = (*tensors.EXPERT_PARTS, "router") if config.experts else ()
+    found = tensors.pieces(config, layout).items()
+    pieces = {name.removesuffix(".weight"): piece for name, piece in found if piece.place.part not in mixed}
     try:
         pairs = _pairs(path, pieces, layout, scales)
         products = [*_products(path, pairs, pieces, scales)]
@@ -189,8 +191,8 @@ def _pairs(path: Path, pieces: Mapping[str, Piece], layout: Layout, scales: Scal
         piece = pieces.get(plain or "")
         if found is None or piece is None or piece.place.layer is None or len(piece.shape) != 2:
             raise AdapterError(
-                f"{path} has the tensor {name}, which belongs to no linear layer of this model. Use an adapter that was "
-                "trained for it, of its linear layers alone"
+                f"{path} has the tensor {name}, which belongs to no linear layer of this model outside a mixture of "
+                "experts. Use an adapter that was trained for it, of its linear layers alone"
             )
         if stored_as not in checkpoint.FLOATS:
             raise AdapterError(

@@ -66,6 +66,8 @@ class Architecture:
     window: the keys that a token sees in the layers `windowed`, itself among them. These rotate by `local_rope`, if any.
     qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
         heads of queries have one together, and all heads of keys.
+    experts: MLPs of each layer, 0 for a single one; a token goes to the `experts_chosen` that the router rates highest, and
+        with `experts_normalized` the shares of these add up to 1.
     parallel: attention and the MLP take the same residual, each behind its norm, or with `one_norm` behind the same.
     norm_after: what attention and the MLP give is normalized before it is added, and what they take is not; with
         `both_norms` both are, each by its own.
@@ -97,6 +99,9 @@ class Architecture:
     norm_after: bool = False
     both_norms: bool = False
     norm_offset: float = 0.0
+    experts: int = 0
+    experts_chosen: int = 0
+    experts_normalized: bool = False
     parallel: bool = False
     one_norm: bool = False
     qkv_bias: bool = False

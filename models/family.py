@@ -38,6 +38,7 @@ HARMLESS = frozenset({
 })  # fmt: skip
 # Switches that change nothing as long as they have this value.
 NEUTRAL: Mapping[str, Any] = {
+    "decoder_sparse_step": 1,
     "embedding_multiplier": 1.0,
     "full_attn_mod": 1,
     "interpolate_factor": 1,
@@ -184,7 +185,7 @@ def _longrope(given: dict[str, Any], context: Any) -> LongRope:
 class Layout:
     """How a family's checkpoints name their tensors, without the leaf .weight or .bias.
 
-    parts: for each field of `models.network.Block`, the modules whose rows are stacked in it.
+    parts: for each field of `models.network.Block`, the modules whose rows are stacked in it; {} is the number of an expert.
     prefix: what all names but the head's begin with, or may lack.
     layer: the form of a block's name.
     transposed: linear layers are stored (in, out).

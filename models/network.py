@@ -6,14 +6,14 @@ It computes nothing: `generate/cpu/blocks.py` and `generate/gpu/layers.py` do. I
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from models.architecture import Architecture
-from models.gguf.block_matrix import BlockMatrix, Weight
+from models.gguf.block_matrix import BlockMatrix, Weight, as_tensor
 
 
 class Norm(NamedTuple):
@@ -39,6 +39,7 @@ class Block:
     fc: (inner, C), or (2 * inner, C) with the gate's rows before the up projection's.
     mlp_proj: (C, inner).
     attn_norm, mlp_norm: of what attention and the MLP give, with `both_norms` only.
+    router: (experts, C), of a mixture only, whose fc and mlp_proj have the rows of all experts, one after the other.
     q_norm, k_norm: (D), with `qk_norm` only; (H * D) and (KV * D) with `whole_qk_norm`.
     """
 
@@ -52,10 +53,18 @@ class Block:
     k_norm: Norm | None = None
     attn_norm: Norm | None = None
     mlp_norm: Norm | None = None
+    router: Projection | None = field(default=None, kw_only=True)
+
+    def mlps(self) -> list[tuple[Projection, Projection]]:
+        """Return fc and mlp_proj of each expert, or the only ones."""
+        if self.router is None:
+            return [(self.fc, self.mlp_proj)]
+        parts = (as_tensor(part.weight).chunk(self.router.weight.shape[0]) for part in (self.fc, self.mlp_proj))
+        return [(Projection(fc), Projection(proj)) for fc, proj in zip(*parts)]
 
     def tensors(self) -> Iterator[Weight]:
         """Yield all tensors."""
-        for part in (getattr(self, field.name) for field in fields(self)):
+        for part in (getattr(self, part.name) for part in fields(self)):
             if part is not None:
                 yield from (tensor for tensor in part if tensor is not None)
 
@@ -123,7 +132,7 @@ Part = TypeVar("Part", Norm, Projection)
 
 
 def _moved(block: Block, target: torch.device | torch.dtype) -> Block:
-    parts = {field.name: getattr(block, field.name) for field in fields(block)}
+    parts = {part.name: getattr(block, part.name) for part in fields(block)}
     return Block(**{name: part and _moved_part(part, target) for name, part in parts.items()})
 
 

@@ -13,6 +13,7 @@ from models.architecture import Architecture
 from models.family import Layout
 
 Shapes = dict[str, tuple[int, ...]]
+EXPERT_PARTS = ("fc", "mlp_proj")  # stored apart for each expert of a mixture, whose number is in their names
 
 
 class Place(NamedTuple):
@@ -61,6 +62,8 @@ def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
     for layer in range(config.n_layer):
         for part, (counts, columns, bias) in _block(config).items():
             names = layout.parts[part]
+            if config.experts and part in EXPERT_PARTS:
+                names = tuple(name.format(expert) for expert in range(config.experts) for name in names)
             if len(names) == 1:  # stored as one tensor, like GPT-2's c_attn
                 counts = (sum(counts),)
             start = 0
@@ -98,7 +101,7 @@ def _head_order(config: Architecture, layout: Layout) -> list[int] | None:
 
 def _block(config: Architecture) -> dict[str, tuple[tuple[int, ...], int | None, bool]]:
     """Return, for each part of a block, the rows that may be stored apart, the columns, and whether it has a bias."""
-    C, D, inner = config.n_embd, config.head_size, config.inner_size
+    C, D, inner, E = config.n_embd, config.head_size, config.inner_size, config.experts or 1
     q, kv = config.n_head * D, config.n_kv_head * D
     norm: tuple[tuple[int, ...], int | None, bool] = ((C,), None, config.norm == "layer")
     parts = {
@@ -106,9 +109,11 @@ def _block(config: Architecture) -> dict[str, tuple[tuple[int, ...], int | None,
         "qkv": ((q, kv, kv), C, config.qkv_bias),
         "attn_proj": ((C,), q, config.proj_bias),
         "norm_2": norm,
-        "fc": ((inner, inner) if config.gated else (inner,), C, config.mlp_bias),
-        "mlp_proj": ((C,), inner, config.mlp_bias),
+        "fc": (((inner, inner) if config.gated else (inner,)) * E, C, config.mlp_bias),
+        "mlp_proj": ((C,) * E, inner, config.mlp_bias),
     }
+    if config.experts:
+        parts["router"] = ((E,), C, False)
     if config.both_norms:
         parts |= {"attn_norm": norm, "mlp_norm": norm}
     if config.one_norm:

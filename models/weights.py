@@ -205,8 +205,11 @@ def _block(config: Architecture, layer: int, found: dict[Place, Tensor], blocks:
     behind = [_norm(layer, part, found) for part in ("attn_norm", "mlp_norm") if config.both_norms]
     before_attention = _norm(layer, "norm_1", found)
     before_mlp = before_attention if config.one_norm else _norm(layer, "norm_2", found)
-    before = before_attention, linear("qkv"), linear("attn_proj"), before_mlp
-    return Block(*before, linear("fc"), linear("mlp_proj"), *heads, *behind)
+    before, router = (
+        (before_attention, linear("qkv"), linear("attn_proj"), before_mlp),
+        config.experts and linear("router"),
+    )
+    return Block(*before, linear("fc"), linear("mlp_proj"), *heads, *behind, router=router or None)
 
 
 def _norm(layer: int | None, part: str, found: dict[Place, Tensor]) -> Norm:

@@ -31,6 +31,7 @@ class Plan:
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
     drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all
     mask_seconds: float = 0.0  # that the step waited for the masks of answers that have a form
+    experts: Experts | None = None  # set by a model that is a mixture of them
     goes_on: bool = (
         False  # set by a model that computes elsewhere: nothing has come yet, and the next plan is of the same step
     )
@@ -68,6 +69,13 @@ class Plan:
         # New lists: a plan that repeats shares them with the one before it.
         self.sequences, self.counts = [self.sequences[i] for i in kept], [self.counts[i] for i in kept]
         self.drafts = [self.drafts[i] for i in kept] if self.drafts else []
+
+
+class Experts(NamedTuple):
+    """How many distinct experts of a mixture a step read, of how many that the model has; sums over all layers."""
+
+    read: float
+    of: int
 
 
 class Drafted(NamedTuple):
@@ -167,6 +175,7 @@ class Iteration:
     blocked_by: str | None = None
     drafts: list[Drafted] = field(default_factory=list)
     mask_seconds: float = 0.0
+    experts: Experts | None = None
 
     @property
     def batch_size(self) -> int:
@@ -184,6 +193,7 @@ class Iteration:
         preempted = {"displaced": self.preempted} if self.preempted else {}
         drafts = {"drafts": [drafted._asdict() for drafted in self.drafts]} if self.drafts else {}
         masks = {"mask_seconds": self.mask_seconds} if self.mask_seconds else {}
+        experts = {"experts": self.experts._asdict()} if self.experts else {}
         return {
             "n": self.n,
             "t": self.t,
@@ -197,6 +207,7 @@ class Iteration:
             "left": [{"id": id, "reason": reason} for id, reason in self.left],
             **preempted,
             **drafts,
+            **experts,
             "slot_steps": self.slot_steps._asdict(),
             "pages": {"used": self.pages_used, "total": self.pages_total},
         }

@@ -270,7 +270,7 @@ class Scheduler:
             joined=[seq.id for seq in plan.joined], left=[(s.id, s.finish_reason or "abort") for s in answered],
             slot_steps=slot_steps, pages_used=pages_used, pages_total=pages_total,
             preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
-            drafts=result.drafts, mask_seconds=plan.mask_seconds,
+            drafts=result.drafts, mask_seconds=plan.mask_seconds, experts=plan.experts,
         )  # fmt: skip
 
     def _let_go(self, now: float) -> list[Sequence]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
 
-from scheduling.iteration import Drafted, Iteration, Member, SlotSteps
+from scheduling.iteration import Drafted, Experts, Iteration, Member, SlotSteps
 
 WIDTH = len(Member._fields)
 CONSTANT = 4  # the first fields of a member, which are equal in all steps of a stretch: id, slot, phase, tokens
@@ -41,6 +41,7 @@ class Stretch:
     members: tuple[Any, ...]
     drafts: list[Drafted] = field(default_factory=list)
     mask_seconds: float = 0.0  # of all its steps
+    experts: Experts | None = None  # read by all its steps together
 
     @classmethod
     def of(cls, step: Iteration) -> Stretch:
@@ -48,7 +49,7 @@ class Stretch:
         return cls(
             step.n, step.t, step.t + step.seconds, 1, step.policy, step.queue, list(step.joined), list(step.left),
             list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total,
-            step.blocked_by, flat(step.members), step.drafts, step.mask_seconds,
+            step.blocked_by, flat(step.members), step.drafts, step.mask_seconds, step.experts,
         )  # fmt: skip
 
     def extend(self, step: Iteration) -> bool:
@@ -66,6 +67,8 @@ class Stretch:
         self.steps += 1
         self.ended = step.t + step.seconds
         self.mask_seconds += step.mask_seconds
+        if self.experts and step.experts:
+            self.experts = step.experts._replace(read=self.experts.read + step.experts.read)
         self.left = list(step.left)
         return True
 
@@ -86,6 +89,7 @@ class Stretch:
             slot_steps=SlotSteps(*self.slot_steps), pages_used=self.pages_used, pages_total=self.pages_total,
             preempted=self.preempted, blocked_by=self.blocked_by,
             drafts=[Drafted(*drafted) for drafted in self.drafts], mask_seconds=self.mask_seconds / self.steps,
+            experts=self.experts and Experts(self.experts.read / self.steps, self.experts.of),
         )  # fmt: skip
         return step.to_dict() | {"repeat": self.steps}
 

@@ -29,6 +29,7 @@
       this.output = 0; // tokens of answers
       this.decodes = 0; // rows that decode
       this.masks = record.mask_seconds ?? 0; // of `seconds`, how long it waited for token masks
+      this.experts = record.experts; // of a mixture: how many it read, of how many, over all layers
       this.drafts = new Map((record.drafts ?? []).map((drafts) => [drafts.id, drafts]));
       this.finished = 0;
       this.gaps = [];

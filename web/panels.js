@@ -248,7 +248,8 @@
     const rows = column.slots - Math.round(column.steps[3]);
     const step = `iteration ${count(column.n)}: ${seconds(column.seconds)}, ${rows} of ${column.slots} slots, `
       + `${count(column.tokens)} tokens computed, ${count(column.queue)} waiting`
-      + (column.masks ? `, token masks: ${seconds(column.masks)} of this step` : "");
+      + (column.masks ? `, token masks: ${seconds(column.masks)} of this step` : "")
+      + (column.experts ? `, ${count(column.experts.read)} of ${count(column.experts.of)} experts read` : "");
     if (hit.slot < 0 || hit.slot >= column.slots) return step;
     const request = model.requests.get(column.who[hit.slot]);
     const kind = EB.NAMES[column.kind(hit.slot)];

@@ -133,6 +133,8 @@ def make_blocks(
 
 def _runs_in_c(config: Architecture) -> bool:
     """Return whether blocks.c computes this architecture."""
+    if config.experts:
+        return False
     even = config.rope is None or config.head_size % 2 == 0
     if config.both_norms or config.local_rope or config.attention_cap or config.embedding_scale != 1:
         return False

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.attention import Attention, PackedRows
+from generate.cpu.experts import Experts
 from generate.cpu.linear import Extra, Gated, KernelLinear, LinearLayer, make_gated, make_linear
 from generate.quantize import check_finite
 from generate.rotary import make_turn, rms_norm, rotation_tables, turn_heads
@@ -40,6 +41,9 @@ class Block:
         self.qkv = make_linear(*block.qkv, quantize=quantize)
         self.attn_proj = make_linear(*block.attn_proj, quantize=quantize)
         self.layer = layer
+        self.experts = Experts(block, config, quantize) if config.experts else None
+        if self.experts is not None:
+            return
         self.fc: LinearLayer | Gated
         if config.gated:
             self.fc = make_gated(*block.fc, config.activation, quantize)
@@ -67,6 +71,8 @@ class Block:
         y = attend(qkv, keys, values, rows, self.scale, self.reach)  # (M, H * D)
         x = self._add(self.attn_proj, y, x, self.behind_1, extra("attn_proj", y))  # (M, H * D) -> (M, C)
         y = beside if beside is not None else x if self.norm_after else self.normalize_2(x)
+        if self.experts is not None:
+            return self._add(self.experts, y, x, self.behind_2, None)
         y = self.fc(y, extra("fc", y))  # (M, C) -> (M, inner)
         return self._add(self.mlp_proj, y, x, self.behind_2, extra("mlp_proj", y))  # (M, inner) -> (M, C)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
+from generate.gpu.experts import mixed
 from generate.rotary import Turn, make_turn, rotation_tables, turn_heads
 from models import network
 from models.activations import ACTIVATIONS
@@ -157,14 +158,23 @@ class StrictMath(FusedMath):
 class Block:
     """The parts of one transformer block, in the formats of the arithmetic."""
 
-    def __init__(self, block: network.Block, config: Architecture, layer: int) -> None:
+    def __init__(self, block: network.Block, config: Architecture, layer: int, math: PlainMath) -> None:
         self.norm_1, self.norm_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
         behind = (block.norm_1, block.norm_2) if config.norm_after else (block.attn_norm, block.mlp_norm)
         self.behind_1, self.behind_2 = (norm and make_norm(norm, config) for norm in behind)
         self.qkv, self.attn_proj = _layer(block.qkv), _layer(block.attn_proj)
-        self.fc, self.mlp_proj = _layer(block.fc, config.activation, config.gated), _layer(block.mlp_proj)
+        self.mlps = [(_layer(fc, config.activation, config.gated), _layer(proj)) for fc, proj in block.mlps()]
+        self.router = block.router and math.prepare_head(as_tensor(block.router.weight))
+        self.config = config
         self.scale, self.reach = config.attention_scale(layer), config.reach_of(layer)
         self.turn = make_turn(block, config, layer)
+
+    def mlp(self, math: PlainMath, x: Tensor) -> Tensor:
+        """Return what the MLP, or a mixture of them, makes of x [n, C]."""
+        experts = [lambda x, mlp=mlp: math.linear(math.linear(x, mlp[0]), mlp[1]) for mlp in self.mlps]
+        if self.router is None:
+            return experts[0](x)
+        return mixed(x, math.head(x, self.router)[:, : self.config.experts], self.config, experts)
 
 
 def make_norm(norm: network.Norm, config: Architecture) -> Norm:
@@ -191,7 +201,7 @@ class Network:
         self.rotations = rotation_tables(config, model.embedding.device)  # [T, 2, D/2] each
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
         self.cap = config.logits_cap
-        self.blocks = [Block(block, config, layer) for layer, block in enumerate(model.blocks)]
+        self.blocks = [Block(block, config, layer, math) for layer, block in enumerate(model.blocks)]
         self.norm = make_norm(model.norm, config)
         self.head = math.prepare_head(as_tensor(model.head))
 
@@ -215,8 +225,7 @@ class Network:
                 beside = self._taken(residual, x, block.norm_2)
             else:
                 residual.add_(x)
-            x = math.linear(beside, block.fc)  # [n, inner]
-            x = self._given(math.linear(x, block.mlp_proj), block.behind_2)  # [n, C]
+            x = self._given(block.mlp(math, beside), block.behind_2)  # [n, C]
         return math.add_norm(residual, x, self.norm, dtype)
 
     def _taken(self, residual: Tensor, x: Tensor | None, norm: Norm) -> Tensor:

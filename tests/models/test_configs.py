@@ -28,6 +28,8 @@ OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
         "tie_word_embeddings": True,
     },
     "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 5e5, "use_parallel_residual": False},
+    "mixtral": {"rope_theta": 1e6, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None},
+    "qwen3_moe": {"rope_theta": 1e6, "num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
     "falcon": {"rope_theta": 1e4, "num_kv_heads": 3, "new_decoder_architecture": True, "intermediate_size": 192},
 }  # fmt: skip
 
@@ -145,6 +147,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"original_max_position_embeddings": 64, "rope_scaling": {"type": "su", "long_factor": ["1"]}},
     ),
+    "num_experts_per_tok to 9": ("mixtral", {"num_experts_per_tok": 9}),
+    "mlp_only_layers": ("qwen3_moe", {"mlp_only_layers": [0]}),
+    "decoder_sparse_step": ("qwen3_moe", {"decoder_sparse_step": 2}),
+    "shared_expert_intermediate_size": ("qwen3_moe", {"shared_expert_intermediate_size": 64}),
     "alibi": ("falcon", {"alibi": True}),
     "new_switch": ("llama", {"new_switch": "on"}),
     "hidden_act to 'mish'": ("llama", {"hidden_act": "mish"}),

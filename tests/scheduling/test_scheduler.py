@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import policies
 from scheduling.fast_forward import admission_closed, identical_steps_ahead
-from scheduling.iteration import Plan
+from scheduling.iteration import Experts, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Scheduler
@@ -238,11 +238,12 @@ def test_thousands_of_rows_leave_one_step_together() -> None:
     assert len(run.iterations) == 2
 
 
-def test_a_record_has_the_time_that_the_step_waited_for_masks() -> None:
+def test_a_record_has_the_time_that_the_step_waited_for_masks_and_the_experts_that_it_read() -> None:
     waits = iter([0.0, 0.25, 0.5, 0.0])
 
     def forward(plan: Plan) -> list[Output]:
         plan.mask_seconds = next(waits)
+        plan.experts = Experts(int(8 * plan.mask_seconds), 8) if plan.mask_seconds else None
         return next_tokens(plan)
 
     run = drive(make_scheduler("dynamic", 1), requests((0, 3, 4)), forward=forward)
@@ -253,3 +254,4 @@ def test_a_record_has_the_time_that_the_step_waited_for_masks() -> None:
     prefill, decodes = (stretch.to_dict() for stretch in stretches.kept)
     assert "mask_seconds" not in prefill
     assert decodes["mask_seconds"] * decodes["repeat"] == 0.75
+    assert decodes["experts"] == {"read": 2.0, "of": 8}

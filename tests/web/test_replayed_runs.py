@@ -146,8 +146,8 @@ def test_the_wrong_ones_of_a_requests_guessed_tokens_are_not_counted(reader: Any
     assert waste == [0.75, 0, 0, 0, 0, 0.25]
 
 
-def test_a_step_that_waited_for_token_masks_says_how_long(reader: Any) -> None:
-    without, waited = reader.evaluate(
+def test_a_step_says_how_long_it_waited_for_token_masks_and_how_many_experts_it_read(reader: Any) -> None:
+    without, waited, mixed = reader.evaluate(
         """() => {
           const model = new EB.Model();
           const step = (n, masks) => model.add({ n, t: n, seconds: 0.05, policy: "x", queue: 0,
@@ -155,8 +155,10 @@ def test_a_step_that_waited_for_token_masks_says_how_long(reader: Any) -> None:
             slot_steps: { useful: 1 }, pages: { used: 1, total: 2 }, ...masks });
           step(1, {});
           step(2, { mask_seconds: 0.012 });
-          return [0, 1].map((index) => EB.describe(model, { index, slot: 0 }));
+          step(3, { experts: { read: 13, of: 24 } });
+          return [0, 1, 2].map((index) => EB.describe(model, { index, slot: 0 }));
         }"""
     )
     assert "masks" not in without
     assert waited.endswith("token masks: 12 ms of this step")
+    assert mixed.endswith("13 of 24 experts read")
