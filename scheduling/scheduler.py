@@ -22,6 +22,7 @@ know threads, HTTP, tensors, or which of the two it is in. What a step does, and
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 from scheduling.advance import Errors, Output, Token, TokenRun, advance, keep
@@ -43,7 +44,8 @@ class Scheduler:
 
     `max_tokens_per_step` bounds the tokens of one step for policies that are not padded; prompts are cut to it.
     With `record=False` the records of steps have no members, which saves time in a simulation of millions of steps. A
-    `speculator` lets decoding sequences get several tokens in a step.
+    `speculator` lets decoding sequences get several tokens in a step. `slots` are the numbers of its slots where others
+    share its queue (`share_queue`), at least as many as the policy has.
 
     If a hook raises an error, each sequence still waits, runs, or has left, so that another policy can go on (`switch`).
     Errors of hooks that only take note, and of `release`, are kept in `errors` if that is a list, and then the step goes
@@ -52,18 +54,20 @@ class Scheduler:
 
     def __init__(
         self, policy: Policy, pages: PagePool | None = None, max_tokens_per_step: int = 2048, *,
-        record: bool = True, speculator: Speculator | None = None,
+        record: bool = True, speculator: Speculator | None = None, slots: range | None = None,
     ) -> None:  # fmt: skip
         self.pages = pages
         self.record = record
         self.speculator = speculator
         self.number = 0
-        self.batch = RunningBatch(pages)
+        self.batch = RunningBatch(pages, slots)
+        self.rows = None if slots is None else (slots.start, slots.stop)
+        self.sharing = [self]  # all schedulers on this queue
         self.queue = WaitQueue(self.batch)
-        self.backlog = Backlog()
+        self.backlog = Backlog(self.batch)
         self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
         self.refused: list[Sequence] = []  # those that the last `plan` turned away, after they had waited
-        self.errors: Errors = None
+        self._errors: Errors = None
         self._least_tokens_per_step = max_tokens_per_step
         self._preempted: list[Sequence] = []  # since the last plan
         self._repeat: Plan | None = None  # the last plan, if the next one equals it
@@ -76,6 +80,7 @@ class Scheduler:
         if self.pages is not None:
             policy.cached_tokens, policy.page_size = self.batch.pages.cached_tokens, self.batch.pages.page_size
         self.batch.resize(policy.max_batch_size)
+        self._slots = len(self.batch.numbers[: policy.slots])
         self._repeat = None
 
     @property
@@ -109,7 +114,7 @@ class Scheduler:
         if self.policy.draining:
             self.policy.draining = False
         if self.policy.estimates and self.speculator is None:
-            seq.estimate = self.backlog.estimate(seq, self.waiting, self.batch, self.policy)
+            seq.estimate = self.backlog.estimate(seq, self.waiting, self.policy)
         if self.hooks.refuses and self.policy.refuse(seq, seq.arrived_at):
             seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", seq.arrived_at
             return False
@@ -118,10 +123,53 @@ class Scheduler:
         return True
 
     def share_queue(self, other: Scheduler) -> None:
-        """Serve the queue of another scheduler, with its policy, from now on; both are idle."""
+        """Serve the queue of another scheduler, with its policy, from now on; both are idle.
+
+        `add`, `switch`, `suspend` and `remove_all` are then about all schedulers on the queue, and each plans its own steps.
+        """
         self.queue.share(other.queue)
         self.waiting, self.wait_clock = self.queue.waiting, self.queue.clock
+        self.backlog, self.sharing = other.backlog, other.sharing
+        self.backlog.batches.append(self.batch)
+        self.sharing.append(self)
         self._use(other.policy)
+
+    @property
+    def errors(self) -> Errors:
+        """Those of hooks on this queue that are kept."""
+        return self.sharing[0]._errors
+
+    @errors.setter
+    def errors(self, errors: Errors) -> None:
+        self.sharing[0]._errors = errors
+
+    @property
+    def everyone(self) -> list[Sequence]:
+        """The running sequences of all schedulers on this queue."""
+        return [seq for one in self.sharing for seq in one.running]
+
+    def slots(self, most: int) -> int:
+        """Return the number of slots on this queue if each of its schedulers has at most so many."""
+        return sum(len(one.batch.numbers[:most]) for one in self.sharing)
+
+    def in_order(self, now: float, also: Sequence) -> list[Sequence]:
+        """Return those that wait and `also`, the next to join first, as the policy sorts them; any thread may call it.
+
+        A copy of the policy is asked, since an order may change what it remembers. If it fails, or another thread changes it
+        meanwhile, and for those that it keeps back, the order of arrival counts.
+        """
+        waiting = dict.fromkeys(self.waiting)
+        is_new = also not in waiting
+        try:
+            known: dict[int, Any] = {id(one): one for one in (self.batch.pages, also, *waiting, *self.everyone)}
+            policy = deepcopy(self.policy, known)
+            if is_new:
+                waiting[also] = None
+                policy.on_arrival(also, now)
+            first = [seq for seq in policy.order(waiting, now) if seq in waiting]
+        except Exception:
+            first = []
+        return list(dict.fromkeys([*first, *waiting, also]))
 
     def _arrive(self, seq: Sequence) -> None:
         """Let a waiting sequence arrive at the policy."""
@@ -143,15 +191,20 @@ class Scheduler:
         before, expiries = self.policy, self.queue.expiries.copy()
         policy.draining = before.draining
         try:
-            self._use(policy)
-            for seq in self.running:
+            for one in self.sharing:
+                one._use(policy)
+            for seq in self.everyone:
                 policy.on_admit(seq, now)
             self.queue.expiries.clear()
             for seq in self.waiting:
                 self._arrive(seq)
-            return self._release([s for s in policy.release(self.running) if s.is_finished], now)
+            left: list[Sequence] = []
+            for one in self.sharing:
+                left += one._release([s for s in policy.release(one.running) if s.is_finished], now)
+            return left
         except Exception:
-            self._use(before)
+            for one in self.sharing:
+                one._use(before)
             self.queue.expiries[:] = expiries
             raise
 
@@ -242,7 +295,7 @@ class Scheduler:
         """
         self.backlog.forget()
         # How slots were spent, and who computed a prompt, can only be told before sequences advance.
-        slot_steps = SlotSteps.of(plan, self.policy.slots)
+        slot_steps = SlotSteps.of(plan, self._slots)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
         result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.errors)
         if self.policy.estimates:
@@ -269,7 +322,7 @@ class Scheduler:
             joined=[seq.id for seq in plan.joined], left=[(s.id, s.finish_reason or "abort") for s in answered],
             slot_steps=slot_steps, pages_used=pages_used, pages_total=pages_total,
             preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
-            drafts=result.drafts, mask_seconds=plan.mask_seconds,
+            drafts=result.drafts, mask_seconds=plan.mask_seconds, rows=self.rows,
         )  # fmt: skip
 
     def _let_go(self, now: float) -> list[Sequence]:
@@ -319,7 +372,7 @@ class Scheduler:
             seq.preempt()
         for seq in sequences:
             self._notify(self.policy.on_cancel, seq, now)
-        return self._let_go(now)
+        return self._let_all_go(now)
 
     def remove_all(self, sequences: list[Sequence], now: float, reason: str = "abort") -> list[Sequence]:
         """Take sequences out in one pass, between two steps; return the sequences that leave, these first.
@@ -334,7 +387,10 @@ class Scheduler:
         for seq in leaving:
             seq.finish_reason, seq.state, seq.finished_at = reason, "finished", now
             self._notify(self.policy.on_cancel, seq, now)
-        return leaving + self._let_go(now)
+        return leaving + self._let_all_go(now)
+
+    def _let_all_go(self, now: float) -> list[Sequence]:
+        return [seq for one in self.sharing for seq in one._let_go(now)]
 
     def _take_out(self, sequences: list[Sequence], now: float) -> list[Sequence]:
         """Take sequences out of the queue and the batch; return those that had a slot."""
@@ -343,5 +399,7 @@ class Scheduler:
         if waiting:
             self.wait_clock.tick(now, self.number)
         self.queue.withdraw(waiting, now)
-        self._vacate(running)
+        for one in self.sharing:
+            own = set(one.running)
+            one._vacate([seq for seq in running if seq in own])
         return running

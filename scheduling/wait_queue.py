@@ -33,6 +33,7 @@ class WaitQueue:
     def share(self, other: WaitQueue) -> None:
         """Have the same sequences wait here and there."""
         self.waiting, self.clock, self.expiries = other.waiting, other.clock, other.expiries
+        self._numbers = other._numbers
 
     def arrive(self, seq: Sequence) -> None:
         """Put a sequence at the end of the queue."""

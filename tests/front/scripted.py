@@ -259,7 +259,7 @@ async def queueing(
     upstreams: list[Scripted], policy: str, slots: int, settings: Settings, options: dict[str, Any]
 ) -> AsyncIterator[Front]:
     sites = Sites([Site(f"u{i}", upstream.url, slots) for i, upstream in enumerate(upstreams)])
-    config = Config(policy=policy, host="127.0.0.1", max_batch_size=sites.slots, **options)
+    config = Config(policy=policy, host="127.0.0.1", max_batch_size=sites.most, **options)
     queue = Queue(config, sites, settings)
     sock = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
