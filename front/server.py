@@ -113,8 +113,8 @@ class Queue(Door):
         engine = Engine(
             model=self.manager.model, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
             context=settings.context, vocabulary=1 << 32, width=0, n_pages=0, page_size=1, tokens_per_step=1 << 40,
-            manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
-            what_if=WhatIf(Asking(self.manager, recording, served=config.policy, slots=slots), settings.context),
+            facts={"upstreams": self.manager.named}, manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
+            what_if=WhatIf(Asking(self.manager, recording, served=config.policy, slots=slots, engines=self.manager.engines), settings.context),
         )  # fmt: skip
         self.service = Service(config, self.menu)
         app = App("queue", static_folder=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
 
 from batching import BatchingManager
@@ -35,6 +36,17 @@ class Upstreams(BatchingManager):
         super().__init__(self.each[0], max_batch_size=sites.slots, clock=clock, **options)
         self.inbox.rate.parallel = len(self.each)
         self._number = 0  # of the last step of all
+
+    @property
+    def engines(self) -> list[int]:
+        """The slots of each upstream, if there are several."""
+        return [site.slots for site in self.sites.all] if len(self.each) > 1 else []
+
+    @property
+    def named(self) -> list[tuple[str, int]]:
+        """The name and the first slot of each upstream, if there are several."""
+        names = [site.name for site in self.sites.all]
+        return list(zip(names, accumulate([0, *self.engines]))) if self.engines else []
 
     def expect(self, turn: Turn) -> None:
         """Know a request before it is queued."""
@@ -94,7 +106,7 @@ class Upstreams(BatchingManager):
         """Wait for something to do and do it; return False to end."""
         due = self._wait()
         # Who joins where is decided below; a closed loop takes its batch at once, and one upstream needs no router.
-        one_by_one = len(self.each) > 1 and not self.each[0].scheduler.policy.closed
+        one_by_one = bool(self.engines) and not self.each[0].scheduler.policy.closed
         self._open(() if one_by_one else self.each)
         going = all(self._step(one) for one in due or self.each[:1])
         while going and (able := self._able()):
