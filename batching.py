@@ -199,7 +199,7 @@ class BatchingManager:
     def waited(self, inference: Inference) -> dict[str, tuple[int, float]]:
         """Return the iterations and seconds that an inference has waited so far, by reason."""
         seq, scheduler = inference.sequence, self.scheduler
-        return seq.waited if scheduler is None else scheduler.waited(seq, self._clock())
+        return seq.waited if scheduler is None else scheduler.wait_clock.so_far(seq, self._clock())
 
     @property
     def policy(self) -> Policy | None:
@@ -217,7 +217,7 @@ class BatchingManager:
         return self._slots(self._max_batch_size if self.policy is None else self.policy.slots)
 
     def _slots(self, most: int) -> int:
-        return most if self.scheduler is None else self.scheduler.slots(most)
+        return most if self.scheduler is None else self.scheduler.sharing.slots(most)
 
     @property
     def max_queue(self) -> int:
@@ -231,7 +231,7 @@ class BatchingManager:
 
     @property
     def running(self) -> int:
-        return len(self.scheduler.everyone) if self.scheduler else 0
+        return len(self.scheduler.sharing.running) if self.scheduler else 0
 
     @property
     def frame(self) -> FrameType | None:

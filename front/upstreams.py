@@ -83,10 +83,10 @@ class Upstreams(BatchingManager):
 
         The request may be one that does not wait yet.
         """
-        assert self.scheduler is not None
-        order = self.scheduler.in_order(self._clock(), seq)
-        first = order[: order.index(seq)]
-        return first, self.inbox.rate.seconds_for(sum(one.total for one in first))
+        first = self.each[0].scheduler
+        order = first.queue.in_order(first.policy, first.sharing.running, seq, self._clock())
+        sooner = order[: order.index(seq)]
+        return sooner, self.inbox.rate.seconds_for(sum(one.total for one in sooner))
 
     def assemble(self, policy: Policy) -> Callable[[], bool]:
         """Make a scheduler and a loop for each upstream; return what runs those that have something to do."""

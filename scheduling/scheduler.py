@@ -22,10 +22,9 @@ know threads, HTTP, tensors, or which of the two it is in. What a step does, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
-from scheduling.advance import Errors, Output, Token, TokenRun, advance, keep
+from scheduling.advance import Output, Token, TokenRun, advance, keep
 from scheduling.backlog import Backlog
 from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
@@ -33,6 +32,7 @@ from scheduling.iteration import Iteration, Plan, SlotSteps, members_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.sequence import Sequence
+from scheduling.sharing import Sharing
 from scheduling.speculation import Speculator
 from scheduling.wait_queue import WaitQueue
 
@@ -44,11 +44,10 @@ class Scheduler:
 
     `max_tokens_per_step` bounds the tokens of one step for policies that are not padded; prompts are cut to it.
     With `record=False` the records of steps have no members, which saves time in a simulation of millions of steps. A
-    `speculator` lets decoding sequences get several tokens in a step. `slots` are the numbers of its slots where others
-    share its queue (`share_queue`), at least as many as the policy has.
+    `speculator` lets decoding sequences get several tokens in a step. `slots` numbers its slots where others share its queue.
 
     If a hook raises an error, each sequence still waits, runs, or has left, so that another policy can go on (`switch`).
-    Errors of hooks that only take note, and of `release`, are kept in `errors` if that is a list, and then the step goes
+    Errors of hooks that only take note, and of `release`, are kept in `sharing.errors` if that is a list, and then the step goes
     on; all others are raised.
     """
 
@@ -62,18 +61,17 @@ class Scheduler:
         self.number = 0
         self.batch = RunningBatch(pages, slots)
         self.rows = None if slots is None else (slots.start, slots.stop)
-        self.sharing = [self]  # all schedulers on this queue
+        self.sharing = Sharing([self])  # all schedulers on this queue
         self.queue = WaitQueue(self.batch)
         self.backlog = Backlog(self.batch)
         self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
         self.refused: list[Sequence] = []  # those that the last `plan` turned away, after they had waited
-        self._errors: Errors = None
         self._least_tokens_per_step = max_tokens_per_step
         self._preempted: list[Sequence] = []  # since the last plan
         self._repeat: Plan | None = None  # the last plan, if the next one equals it
-        self._use(policy)
+        self.use(policy)
 
-    def _use(self, policy: Policy) -> None:
+    def use(self, policy: Policy) -> None:
         """Make `policy` the active one."""
         self.policy, self.hooks = policy, Hooks.of(policy)
         self.max_tokens_per_step = max(self._least_tokens_per_step, policy.max_batch_size)
@@ -86,10 +84,6 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         return not self.waiting and not self.running
-
-    def waited(self, seq: Sequence, now: float) -> dict[str, tuple[int, float]]:
-        """Return by reason for how many iterations and seconds a sequence has waited, until now if it still does."""
-        return self.wait_clock.so_far(seq, now)
 
     @property
     def token_budget(self) -> int:
@@ -123,53 +117,13 @@ class Scheduler:
         return True
 
     def share_queue(self, other: Scheduler) -> None:
-        """Serve the queue of another scheduler, with its policy, from now on; both are idle.
-
-        `add`, `switch`, `suspend` and `remove_all` are then about all schedulers on the queue, and each plans its own steps.
-        """
+        """Serve the queue of another idle scheduler, with its policy, from now on; each plans its own steps."""
         self.queue.share(other.queue)
         self.waiting, self.wait_clock = self.queue.waiting, self.queue.clock
         self.backlog, self.sharing = other.backlog, other.sharing
         self.backlog.batches.append(self.batch)
         self.sharing.append(self)
-        self._use(other.policy)
-
-    @property
-    def errors(self) -> Errors:
-        """Those of hooks on this queue that are kept."""
-        return self.sharing[0]._errors
-
-    @errors.setter
-    def errors(self, errors: Errors) -> None:
-        self.sharing[0]._errors = errors
-
-    @property
-    def everyone(self) -> list[Sequence]:
-        """The running sequences of all schedulers on this queue."""
-        return [seq for one in self.sharing for seq in one.running]
-
-    def slots(self, most: int) -> int:
-        """Return the number of slots on this queue if each of its schedulers has at most so many."""
-        return sum(len(one.batch.numbers[:most]) for one in self.sharing)
-
-    def in_order(self, now: float, also: Sequence) -> list[Sequence]:
-        """Return those that wait and `also`, the next to join first, as the policy sorts them; any thread may call it.
-
-        A copy of the policy is asked, since an order may change what it remembers. If it fails, or another thread changes it
-        meanwhile, and for those that it keeps back, the order of arrival counts.
-        """
-        waiting = dict.fromkeys(self.waiting)
-        is_new = also not in waiting
-        try:
-            known: dict[int, Any] = {id(one): one for one in (self.batch.pages, also, *waiting, *self.everyone)}
-            policy = deepcopy(self.policy, known)
-            if is_new:
-                waiting[also] = None
-                policy.on_arrival(also, now)
-            first = [seq for seq in policy.order(waiting, now) if seq in waiting]
-        except Exception:
-            first = []
-        return list(dict.fromkeys([*first, *waiting, also]))
+        self.use(other.policy)
 
     def _arrive(self, seq: Sequence) -> None:
         """Let a waiting sequence arrive at the policy."""
@@ -191,20 +145,16 @@ class Scheduler:
         before, expiries = self.policy, self.queue.expiries.copy()
         policy.draining = before.draining
         try:
-            for one in self.sharing:
-                one._use(policy)
-            for seq in self.everyone:
+            self.sharing.use(policy)
+            for seq in self.sharing.running:
                 policy.on_admit(seq, now)
             self.queue.expiries.clear()
             for seq in self.waiting:
                 self._arrive(seq)
-            left: list[Sequence] = []
-            for one in self.sharing:
-                left += one._release([s for s in policy.release(one.running) if s.is_finished], now)
-            return left
+            done = [[seq for seq in policy.release(one.running) if seq.is_finished] for one in self.sharing]
+            return [seq for one, some in zip(self.sharing, done) for seq in one.leave(some, now)]
         except Exception:
-            for one in self.sharing:
-                one._use(before)
+            self.sharing.use(before)
             self.queue.expiries[:] = expiries
             raise
 
@@ -284,7 +234,7 @@ class Scheduler:
         try:
             hook(subject, now)
         except Exception as error:
-            keep(error, self.errors)
+            keep(error, self.sharing.errors)
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
         """Take in the outputs of a step that was computed; return its record.
@@ -297,7 +247,7 @@ class Scheduler:
         # How slots were spent, and who computed a prompt, can only be told before sequences advance.
         slot_steps = SlotSteps.of(plan, self._slots)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
-        result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.errors)
+        result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.errors)
         if self.policy.estimates:
             self.backlog.learn(plan, now)
         self._repeat = plan if result.steady and self.hooks.repeats else None
@@ -308,13 +258,13 @@ class Scheduler:
             slot_steps = slot_steps._replace(useful=slot_steps.useful - result.rejected, rejected=result.rejected)
         if self.hooks.on_step is not None:
             self._notify(self.hooks.on_step, plan, now)
-        answered = self._release(result.failed, now) if result.failed else []
+        answered = self.leave(result.failed, now) if result.failed else []
         if result.finished and self.policy.early:
             answered += self._answer(result.finished, now)
         # Without a `release` of its own, a policy lets go of finished sequences only, so a step that finishes none
         # needs no call.
         if result.finished or self.hooks.overrides_release:
-            answered += self._let_go(now)
+            answered += self.let_go(now)
         pages_used, pages_total = self.batch.pages.usage
         return Iteration(
             n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,
@@ -325,24 +275,24 @@ class Scheduler:
             drafts=result.drafts, mask_seconds=plan.mask_seconds, rows=self.rows,
         )  # fmt: skip
 
-    def _let_go(self, now: float) -> list[Sequence]:
+    def let_go(self, now: float) -> list[Sequence]:
         """Release what the policy lets go; if it fails, the next `switch` does."""
         try:
-            return self._release(self.policy.release(self.running), now)
+            return self.leave(self.policy.release(self.running), now)
         except Exception as error:
-            keep(error, self.errors)
+            keep(error, self.sharing.errors)
             return []
 
-    def _release(self, leaving: list[Sequence], now: float) -> list[Sequence]:
+    def leave(self, leaving: list[Sequence], now: float) -> list[Sequence]:
         """Free the slots of finished sequences; return those that are answered by it."""
         for seq in leaving:
             if seq.finish_reason is None:
                 raise PolicyError(f"release: {seq.id} does not have all its tokens yet")
         leaving = list(leaving)
-        self._vacate(leaving)
+        self.vacate(leaving)
         return self._answer(leaving, now)
 
-    def _vacate(self, leaving: list[Sequence]) -> None:
+    def vacate(self, leaving: list[Sequence]) -> None:
         if leaving:
             self.batch.vacate(leaving)
             self._forget(leaving)
@@ -372,7 +322,7 @@ class Scheduler:
             seq.preempt()
         for seq in sequences:
             self._notify(self.policy.on_cancel, seq, now)
-        return self._let_all_go(now)
+        return self.sharing.let_go(now)
 
     def remove_all(self, sequences: list[Sequence], now: float, reason: str = "abort") -> list[Sequence]:
         """Take sequences out in one pass, between two steps; return the sequences that leave, these first.
@@ -387,10 +337,7 @@ class Scheduler:
         for seq in leaving:
             seq.finish_reason, seq.state, seq.finished_at = reason, "finished", now
             self._notify(self.policy.on_cancel, seq, now)
-        return leaving + self._let_all_go(now)
-
-    def _let_all_go(self, now: float) -> list[Sequence]:
-        return [seq for one in self.sharing for seq in one._let_go(now)]
+        return leaving + self.sharing.let_go(now)
 
     def _take_out(self, sequences: list[Sequence], now: float) -> list[Sequence]:
         """Take sequences out of the queue and the batch; return those that had a slot."""
@@ -399,7 +346,5 @@ class Scheduler:
         if waiting:
             self.wait_clock.tick(now, self.number)
         self.queue.withdraw(waiting, now)
-        for one in self.sharing:
-            own = set(one.running)
-            one._vacate([seq for seq in running if seq in own])
+        self.sharing.vacate(running)
         return running

@@ -72,8 +72,8 @@ class Loop:
             self._publish_tokens(plan)
             finished = [seq for seq in chain(plan.sequences, plan.held) if seq.state == "finished"]
             self._complete(finished, iteration)
-        if self.scheduler.errors:
-            self._go_back(self.scheduler.errors[0])
+        if self.scheduler.sharing.errors:
+            self._go_back(self.scheduler.sharing.errors[0])
         if self.recovery.is_suspect:
             self.recovery.probe()
         return True
@@ -93,7 +93,7 @@ class Loop:
 
     @property
     def _slots(self) -> int:
-        return self.scheduler.slots(self.scheduler.policy.max_batch_size)
+        return self.scheduler.sharing.slots(self.scheduler.policy.max_batch_size)
 
     def _go_back(self, error: Exception) -> None:
         """Return to the policy before the one that raised an error; raise it if there is none."""
