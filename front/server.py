@@ -48,7 +48,6 @@ from serving.inference import Inference, InferenceError
 
 LARGEST = 32 << 20  # bytes of a body: prompts with pictures
 ASK_SECONDS = 30.0  # for an upstream's answer about itself
-KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
 # The upstream's routes that compute, and those that only tell. All others, such as those that pull or delete models or
 # load adapters, would let any client change the upstream.
 QUEUED = frozenset({
@@ -138,7 +137,7 @@ class Queue(Door):
         return app
 
     async def _connections(self, app: web.Application) -> AsyncIterator[None]:
-        session = wire.session(KEPT_SECONDS)
+        session = wire.session()
         key, own = self.settings.key, self.service.config.api_key
         self.wires = Wires(self.manager, self.sites, session, self.settings.idle, key, own)
         yield

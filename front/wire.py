@@ -23,6 +23,7 @@ HOP = frozenset({
 # network. The kernel asks it instead: IDLE + PROBES * EVERY seconds without an answer break the connection.
 IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
 CONNECT_SECONDS = 5.0
+KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
 REUSED = "reused"
 
 
@@ -40,15 +41,15 @@ async def to_client(sending: Awaitable[T]) -> T:
         raise ClientLeft from None
 
 
-def session(kept_seconds: float) -> aiohttp.ClientSession:
-    """Return a session that passes requests and answers as they are, and keeps idle connections for so long.
+def session() -> aiohttp.ClientSession:
+    """Return a session that passes requests and answers as they are, and keeps idle connections for KEPT_SECONDS.
 
     It notes in the `trace_request_ctx` of a request, a set, if the request got a connection that was used before.
     """
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=kept_seconds, socket_factory=probing),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS, socket_factory=probing),
         cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         auto_decompress=False,
