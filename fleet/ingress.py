@@ -16,7 +16,6 @@ from urllib.parse import urlencode
 
 import aiohttp
 from aiohttp import web
-from werkzeug.sansio.utils import host_is_trusted
 
 from fleet import bodies, merged
 from fleet.pool import Fleet, Replica
@@ -78,7 +77,7 @@ class Ingress(Door):
 
     async def _body(self, request: web.Request) -> bytes:
         """Return the body of a request; b"" without the key, since a replica refuses it in its own words anyway."""
-        if self.hosts is not None and not host_is_trusted(request.host, self.hosts):
+        if not wire.is_for(request, self.hosts):
             text = (
                 f"the Host header is {request.host[:100]!r}, which is not in --trusted-hosts. Use a name of that list"
             )

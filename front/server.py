@@ -17,7 +17,6 @@ from typing import Any, NoReturn, cast
 
 import aiohttp
 from aiohttp import web
-from werkzeug.sansio.utils import host_is_trusted
 
 from api.admin import operations, policy
 from api.application import assemble, connect
@@ -176,8 +175,7 @@ class Queue(Door):
 
     def _check(self, request: web.Request) -> None:
         """Refuse who has no key, and pages of other sites, in whose browsers this address may be open."""
-        hosts = self.service.config.hosts
-        is_foreign = hosts is not None and not host_is_trusted(request.host, hosts)
+        is_foreign = not wire.is_for(request, self.service.config.hosts)
         if is_foreign or (request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site"):
             text = "requests of other sites are not allowed. Use a client other than a browser"
             raise Failed(403, text, "permission_error")

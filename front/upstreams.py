@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 from batching import BatchingManager
@@ -24,6 +24,7 @@ from serving.inference import InferenceError
 from serving.recovery import Recovery
 
 BEAT = 0.25  # seconds after which the loops look for deadlines even if nothing came
+RARELY = 20  # times as long as the last order took, the next one is not asked for
 
 
 class Upstreams(BatchingManager):
@@ -36,6 +37,8 @@ class Upstreams(BatchingManager):
         super().__init__(self.each[0], max_batch_size=sites.slots, clock=clock, **options)
         self.inbox.rate.parallel = len(self.each)
         self._number = 0  # of the last step of all
+        self._order: list[Sequence] = []  # of those that waited when it was last asked for
+        self._sorts_at = 0.0  # when it may be asked for again
 
     @property
     def engines(self) -> list[int]:
@@ -81,11 +84,14 @@ class Upstreams(BatchingManager):
     def before(self, seq: Sequence) -> tuple[list[Sequence], float]:
         """Return those that wait and join before a request, as the policy sorts them now, and the seconds they take.
 
-        The request may be one that does not wait yet.
+        The request may be one that does not wait yet. An order of a long queue takes a while, so it is reused for a multiple
+        of that: a request that it lacks is then the last.
         """
-        first = self.each[0].scheduler
-        order = first.queue.in_order(first.policy, first.sharing.running, seq, self._clock())
-        sooner = order[: order.index(seq)]
+        first, now = self.each[0].scheduler, self._clock()
+        if now >= self._sorts_at:
+            self._order = first.queue.in_order(first.policy, first.sharing.running, seq, now)
+            self._sorts_at = now + RARELY * (self._clock() - now)
+        sooner = [one for one in takewhile(lambda one: one is not seq, self._order) if one in first.waiting]
         return sooner, self.inbox.rate.seconds_for(sum(one.total for one in sooner))
 
     def assemble(self, policy: Policy) -> Callable[[], bool]:

@@ -7,7 +7,9 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import aiohttp
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
+from werkzeug.sansio.utils import host_is_trusted
 
 from front.receiving import ClientLeft
 
@@ -31,6 +33,11 @@ def passed(headers: Headers) -> CIMultiDict[str]:
     """Return the headers that are not about one connection, of which `Connection` may name more."""
     named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in HOP | named)
+
+
+def is_for(request: web.BaseRequest, hosts: list[str] | None) -> bool:
+    """Return whether a request names one of these hosts; None: any will do."""
+    return hosts is None or host_is_trusted(request.host, hosts)
 
 
 async def to_client(sending: Awaitable[T]) -> T:

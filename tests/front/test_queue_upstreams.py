@@ -164,7 +164,7 @@ def test_a_full_queue_tells_a_short_request_to_come_back_sooner_where_it_would_g
         first = await occupied(front, 1)
         waiting = asyncio.create_task(front.all(*({"max_tokens": 400, "tag": i} for i in range(2))))
         await front.until(lambda: front.queue.manager.waiting == 2)
-        refused = await front.all({"max_tokens": 3}, {"max_tokens": 500})
+        refused = [await front.ask(max_tokens=tokens) for tokens in (3, 500)]
         assert [answer.status for answer in refused] == [429, 429]
         short, long = (int(answer.headers["Retry-After"]) for answer in refused)
         assert short == 1 < long
