@@ -134,6 +134,8 @@ class Config:
     )  # fmt: skip
     prefix_cache: bool = setting(True, "share KV pages between prompts with the same prefix")
     evict: str = setting("lru", "which cached page to evict first", Choice(["lru", "ttl", "least-remaining-turns"]))
+    pinned_prefixes: str = setting("", "ShareGPT file: cache only the most common beginnings of its first messages")
+    pinned_pages: int = setting(256, "with --pinned-prefixes: number of cached pages", Number(0, 1 << 20))
     compute_threads: int = setting(0, "number of compute threads on a CPU; 0: one per core", Number(0, 1024))
     host: str = setting("0.0.0.0", "address to listen on", HOST)
     port: int = setting(8500, "port to listen on", Number(1, 65535))
@@ -187,6 +189,10 @@ class Config:
         for item in fields(self):
             item.metadata["type"].read(getattr(self, item.name), flag(item.name))
         self.adapters  # noqa: B018  it raises
+        if self.pinned_prefixes and (self.evict != "lru" or not self.prefix_cache):
+            raise ConfigError(
+                "--pinned-prefixes caches pages and evicts none. Leave out --evict and --prefix-cache, or it"
+            )
         if self.max_connections and self.max_connections < self.threads:
             raise ConfigError(
                 f"--max-connections is {self.max_connections:,}, but --max-queue {self.max_queue:,} and "

@@ -90,6 +90,6 @@ def measure_prefill(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, 
             times.append(time.perf_counter() - began)
         seconds = statistics.median(times[1:])
         rows.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds,
-                     "attention": runner.attend_prompts.name})  # fmt: skip
+                     "attention": runner.prefill.attend.name})  # fmt: skip
         keep(rows)
     return rows

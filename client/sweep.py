@@ -97,13 +97,17 @@ AXES: dict[str, Axis] = {
         lambda _: Arrivals("poisson", 2.0), lambda _: "shared-prefix:20:256",
         lambda mib: ["--kv-memory", f"{mib:.0f}M"],
     ),
+    "pinned": Axis(
+        "--pinned-pages of a server whose --pinned-prefixes is in --server, in a burst", (0, 16, 64, 256),
+        lambda _: BURST, server=lambda n: ["--pinned-pages", f"{n:.0f}"],
+    ),
     "speculate": Axis(
         "draft tokens of a request in a step, 0 to 8 or auto, for the users of a closed loop (--users)", (0, 2, 8, AUTO),
         lambda _: Arrivals("closed", 1),
         server=lambda n: ["--speculate", "auto", "--drafts", swept("speculate", n)] if n else ["--speculate", "off"],
     ),
 }  # fmt: skip
-STARTING = ("batch", "cache", "speculate")  # need a server for each value
+STARTING = ("batch", "cache", "pinned", "speculate")  # need a server for each value
 SHOWN = {"variance": "anyscale:CAP", "cache": "shared-prefix:20:256"}
 EXAMPLES = (
     "python -m client.sweep static dynamic --over rate",
@@ -156,7 +160,8 @@ def check_values(args: Values) -> None:
         ]
         remedy = f"a whole number from 0 to {MOST_DRAFTS}, or auto"
     else:
-        wrong, remedy = [value for value in args.sweep_values if value <= 0], "a number above 0"
+        wrong = [value for value in args.sweep_values if value <= 0 and args.over != "pinned"]
+        remedy = "a number above 0"
         if args.is_given("users"):
             raise UsageError(
                 f"--users {args.users} has no effect. Use --over speculate, or --over users --values {args.users}"

@@ -163,6 +163,7 @@ def with_absolute_paths(config: Config) -> Config:
     return dataclasses.replace(
         config,
         tokenizer_file=absolute(config.tokenizer_file),
+        pinned_prefixes=absolute(config.pinned_prefixes),
         model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
         draft_model=absolute(draft) if Path(draft).expanduser().exists() else draft,
         policy=policies.absolute(config.policy),

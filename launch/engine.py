@@ -24,6 +24,7 @@ from launch.adapters import make_store
 from launch.faults import faults
 from launch.load_drafter import make_speculator
 from launch.load_model import load_mock, load_model
+from launch.pinning import pin
 from observe.replay.question import Server
 from observe.replay.recording import Recording
 from observe.replay.shadow import Shadow
@@ -62,6 +63,8 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         salt=f"{parts.model_name} {parts.dtype} {parts.quantize} {parts.kv_dtype}",
         evict=policies.get_eviction(config.evict),
     )
+    if config.pinned_prefixes:
+        pin(config, parts, pages)
     make_inference = armed.maker(inference_maker(parts.tokenizer))
     manager = BatchingManager(
         armed.model(parts.model, parts.tokenizer.decode),

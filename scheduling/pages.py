@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
 
 from scheduling.eviction import UNKNOWN, Eviction, Ranking
 from scheduling.sequence import Sequence
@@ -38,6 +38,7 @@ class PagePool:
         self.total = n_pages - 1
         self.query_tokens = 0
         self.hit_tokens = 0
+        self._is_fixed = False  # what it finds never changes
         self._salt = hashlib.sha256(salt.encode()).digest()
         self._references = [0] * n_pages
         self._key: list[bytes | None] = [None] * n_pages
@@ -137,10 +138,41 @@ class PagePool:
 
     def publish(self, pages: list[int], hashes: list[bytes]) -> None:
         """Let later sequences find the content of `pages`, whose keys and values must be computed."""
+        if self._is_fixed:
+            return
         for page, key in zip(pages, hashes):
             # Of two pages with the same content, computed side by side, only the first can be found.
             if self._key[page] is None and self._by_key.setdefault(key, page) == page:
                 self._key[page] = key
+
+    def pin(self, prompts: Iterable[list[int]], count: int, longest: int) -> list[Sequence]:
+        """Keep the `count` pages with which most of the prompts begin, and cache no others from now on.
+
+        Of equally common pages, those seen first are kept. Return a sequence for each page, whose next `page_size` tokens
+        are to be computed after those before it. ValueError if a request of `longest` tokens would not fit any more.
+        """
+        seen: Counter[bytes] = Counter()
+        begins: dict[bytes, tuple[list[int], int]] = {}
+        for prompt in prompts:
+            hashes = self.hashes(prompt[:longest])
+            seen.update(hashes)
+            begins.update((key, (prompt, depth)) for depth, key in enumerate(hashes, 1))
+        # A page comes after those before it, since these are at least as common and were seen first.
+        kept = [key for key, _ in seen.most_common(count)]
+        if len(kept) > (room := self.total - self.pages_for(longest)):
+            raise ValueError(
+                f"--pinned-pages is {count:,}, but a request of {longest:,} tokens leaves {room:,} of {self.total:,}. "
+                f"Use {room:,} or fewer, or more KV memory"
+            )
+        for key in kept:
+            self.publish([self.take()], [key])  # this reference is never given back
+        self.total -= len(kept)
+        self._is_fixed = True
+        size, rows = self.page_size, [begins[key] for key in kept]
+        return [
+            Sequence(p[: n * size + 1], 1, pages=self._match(self.hashes(p)[:n]), computed=(n - 1) * size)
+            for p, n in rows
+        ]
 
     def release(self, pages: list[int], seq: Sequence | None = None) -> None:
         """Free the pages of a sequence that leaves; pages that cannot be found are reused first."""

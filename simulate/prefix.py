@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from client.workloads import traces
+from client.workloads.catalog import llm_mock_output
 from costs.cost import Cost, Host
 from scheduling.pages import PagePool
 from scheduling.reservations import Reservations
@@ -160,11 +161,6 @@ class LivePool(PagePool):
             self.release(reserved[0])
 
 
-def llm_mock_output(prompt: int) -> int:
-    """Return what llm-mock generates after a prompt, in our convention: D + 1 tokens, D = 50 + min(p, 500) / 5."""
-    return 50 + int(min(prompt, 500) * 100 / 500) + 1
-
-
 def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list[int]]:
     """Draw prompts of Zipf-like tokens; with `share`, each begins with one of `kinds` system prompts that long."""
     rng = np.random.default_rng([seed, share])
@@ -188,7 +184,7 @@ def serve_live(
     order: str = "fcfs", host: Host | None = None,
 ) -> Run:  # fmt: skip
     """Serve prompts that all arrive at once behind a live cache of `tokens`, which saw others `before`."""
-    longest = max(len(prompt) + llm_mock_output(len(prompt)) for prompt in (*served, *before))
+    longest = max(len(prompt) + llm_mock_output(len(prompt)) + 1 for prompt in (*served, *before))
     pool = LivePool(slots * -(-longest // PAGE_SIZE), tokens // PAGE_SIZE)
     pool.warm(before)
     policy = Chosen(f"dynamic+{order}").policy(slots)
@@ -196,7 +192,8 @@ def serve_live(
 
 
 def _burst(scheduler: Scheduler, served: Many[list[int]], cost: Cost, host: Host | None = None) -> Run:
-    sequences = [Sequence(p, llm_mock_output(len(p)), id=str(i)) for i, p in enumerate(served)]
+    # llm-mock computes one token more than it counts.
+    sequences = [Sequence(p, llm_mock_output(len(p)) + 1, id=str(i)) for i, p in enumerate(served)]
     return simulate(scheduler, sequences, cost, host)
 
 

@@ -39,8 +39,9 @@ class Engine:
     """What serves the requests.
 
     Without `kv_tokens` memory is unlimited. `speculator` makes what proposes draft tokens. `swap` says how the pages of a
-    preempted request move to the host's memory and how many tokens fit there; without it they are computed again. `engines`
-    are the slots of each of several engines, with unlimited memory, that serve one queue; `slots` are the most of one.
+    preempted request move to the host's memory and how many tokens fit there; without it they are computed again. `prepare` is
+    called with the empty pages. `engines` are the slots of each of several engines, with unlimited memory, that serve one
+    queue; `slots` are the most of one.
     """
 
     slots: int
@@ -49,6 +50,7 @@ class Engine:
     page_size: int = 16
     prefix_cache: bool = True
     evict: str = "lru"
+    prepare: Callable[[PagePool], object] = lambda pages: None
     speculator: Callable[[], Speculator | None] = lambda: None
     swap: tuple[Transfer, int] | None = None
     engines: tuple[int, ...] = ()
@@ -60,6 +62,7 @@ class Engine:
             evict = policies.get_eviction(self.evict)
             count = self.kv_tokens // self.page_size + 1  # page 0 is for padding
             pages = pool(count, self.page_size, prefix_cache=self.prefix_cache, evict=evict)
+            self.prepare(pages)
         policy, speculator = chosen.policy(self.slots), self.speculator()
         if self.engines:
             ends = [*accumulate(self.engines)]

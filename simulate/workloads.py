@@ -39,6 +39,7 @@ class Rows:
     either prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
     of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run. With `open_ended`, no
     request names a limit, whatever `limit` says of its length. `constrained`: whether its answer follows a grammar.
+    `pinned` are prompts of others, with tokens equal to those of `ids` where the texts are.
     """
 
     at: np.ndarray
@@ -57,6 +58,7 @@ class Rows:
     arrivals: Arrivals | None = None
     open_ended: bool = False
     constrained: list[bool] | None = None
+    pinned: tuple[list[int], ...] = ()
 
     def sequences(self) -> list[Sequence]:
         """Return a fresh sequence for each row."""
@@ -240,6 +242,7 @@ def draw(
     seed: int = 0,
     arrivals: str = "poisson",
     context: int = corpus.USUAL_CONTEXT,
+    pinned: Iterable[str] = (),
 ) -> Rows:
     """Draw the run that the client sends with the same workload, arrivals, number of requests, seed and context.
 
@@ -259,7 +262,8 @@ def draw(
     process = Arrivals("trace", 1.0) if arrivals == "trace" else arrivals_of(arrivals, rate)
     plan = catalog.draw(workload, count, process, seed, corpus.load(), context)
     texts = [planned.prompt for planned in plan.planned]
-    ids = _numbered(map(corpus.split, texts))
+    numbered = _numbered(map(corpus.split, [*texts, *pinned]))
+    ids = numbered[: len(texts)]
     clients = [planned.user for planned in plan.planned]
     rows = Rows(
         np.array([planned.at for planned in plan.planned]),
@@ -270,6 +274,7 @@ def draw(
         ids=ids,
         texts=texts,
         arrivals=plan.arrivals,
+        pinned=tuple(numbered[len(texts) :]),
     )
     are_agents = any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned)
     return _in_turns(rows, plan, ids) if are_agents else rows

@@ -36,7 +36,7 @@ CORE: dict[str, set[str]] = {
     "config": {"dotenv", "terminal"},
     "stats": {"observe"},
     "api": {"batch_files", "batching", "config", "observe", "markdown_it", "serving", "stats"} | WEB,
-    "launch": {"api", "batching", "config", "costs", "generate", "gunicorn", "models", "observe", "policies", "pydantic",
+    "launch": {"api", "batch_files", "batching", "config", "costs", "generate", "gunicorn", "models", "observe", "policies", "pydantic",
                "scheduling", "serving", "stats", "terminal", "torch"},
 }  # fmt: skip
 LABORATORY: dict[str, set[str]] = {
@@ -44,7 +44,7 @@ LABORATORY: dict[str, set[str]] = {
     "fleet": {"aiohttp", "client", "config", "front", "generate", "multidict", "ray", "terminal", "yarl"},
     "front": {"aiohttp", "api", "batching", "config", "fleet", "multidict", "observe", "policies", "scheduling", "serving",
               "terminal", "werkzeug", "yarl"},
-    "simulate": {"client", "config", "costs", "fleet", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy",
+    "simulate": {"batch_files", "client", "config", "costs", "fleet", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy",
                  "terminal"},
 }  # fmt: skip
 LAW = CORE | LABORATORY
@@ -210,4 +210,4 @@ def test_the_model_loads_no_engine_and_the_engine_no_triton() -> None:
 
 def test_only_the_gpus_kernels_know_triton() -> None:
     knows = [p.name for p in files_of("generate") if "triton" in set(imports(p))]
-    assert knows == ["triton_attention.py", "triton_layers.py"]
+    assert knows == ["triton_attention.py", "triton_layers.py", "triton_prompts.py"]

@@ -34,7 +34,7 @@ NOT_FOR_A_PAGE = (
 BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 MAX_INLINE = 400_000  # characters; a larger picture is embedded as PNG
 BY = {"rate": "rate", "users": "number of users", "batch": "number of slots", "variance": "spread of the output lengths",
-      "cache": "size of the cache"}  # fmt: skip
+      "cache": "size of the cache", "pinned": "number of pinned pages"}  # fmt: skip
 
 
 def write(folder: Path) -> Path:

@@ -240,7 +240,7 @@ def draw_all(results: Results) -> list[Picture]:
         _by_load(plots_requests.simulated_over_measured), _by_load(plots_requests.blame), _by_load(percentiles), _by_load(in_system),
         _by_load(batch_histogram), speculation,
     ]  # fmt: skip
-    sweep = [plots_sweep.throughput_latency, plots_sweep.curves, latency_cdf]
+    sweep = [plots_sweep.throughput_latency, plots_sweep.curves, plots_sweep.curves_over_slots, latency_cdf]
     if results.runs:
         for plot in sweep if results.summary.get("sweep") else comparison:
             plot(album)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from . import sentences
@@ -15,6 +16,7 @@ AXES = {
     "batch": "slots (--max-batch-size)",
     "variance": "standard deviation of the output lengths (tokens)",
     "cache": "memory for KV pages (MiB)",
+    "pinned": "pinned pages of the prefix cache",
     "speculate": "draft tokens in a step for each request",
 }
 # Name, key in a run, title, label of the axis, scale and text of each figure.
@@ -22,13 +24,14 @@ FIGURES: list[tuple[str, str, str, str, float, Callable[[float], str]]] = [
     ("throughput", "output_throughput", "Throughput", "output tokens/s", 1.0, "{:,.0f} tokens/s".format),
     ("e2el", "e2el_ms", "Latency", "latency (s)", 0.001, sentences.seconds),
     ("ttft", "ttft_ms", "Time to first token", "TTFT (s)", 0.001, sentences.seconds),
+    ("tpot", "tpot_ms", "Time per token after the first", "TPOT (ms)", 1.0, "{:,.0f} ms".format),
     ("hits", "hit_tokens", "Prompt tokens from the cache", "prompt tokens (%)", 100.0, "{:.0f}%".format),
     ("tokens-per-step", "tokens_per_step", "Tokens of a request in a step", "tokens per step", 1.0, "{:.2f}".format),
     ("acceptance", "acceptance", "Accepted draft tokens", "accepted (%)", 100.0, "{:.0f}%".format),
 ]
 
 
-def curves(album: Album) -> None:
+def curves(album: Album, prefix: str = "sweep") -> None:
     """Draw each figure over the swept values, times as p50 and p99; saturation is marked."""
     sweep = album.results.summary["sweep"]
     over, axis = sweep["over"], AXES[sweep["over"]]
@@ -40,7 +43,7 @@ def curves(album: Album) -> None:
         if not points:
             continue
         says, columns = sentences.at_the_end(points, over, axis, text, scale), ["policy", over, *keys]
-        with album.draw(f"sweep-{name}", f"{title} over {axis}", columns, says, count=count) as ((axes,), rows):
+        with album.draw(f"{prefix}-{name}", f"{title} over {axis}", columns, says, count=count) as ((axes,), rows):
             for policy, line in points.items():
                 places = [place(sweep, row[0]) for row in line]
                 for i, (part, style) in enumerate(zip(keys, ("-", "--")), 1):
@@ -53,11 +56,22 @@ def curves(album: Album) -> None:
                     axes.axvline(limit, color=album.look(policy)["color"], linewidth=0.8, linestyle=":")
             if over == "speculate":
                 axes.set_xticks(range(len(sweep["values"])), [swept(over, value) for value in sweep["values"]])
-            elif over != "variance":
+            elif over not in ("variance", "pinned"):
                 axes.set_xscale("log", base=2)
             if len(keys) > 1:
                 axes.set_yscale("log")
             finish(axes, axis + ("; dotted: saturated" if sweep.get("saturation") else ""), label, zero=len(keys) == 1)
+
+
+def curves_over_slots(album: Album) -> None:
+    """Draw the figures of a sweep over the cache again, over the slots of its servers if they differ."""
+    summary = album.results.summary
+    over = summary["sweep"]["over"]
+    known = [run for run in summary["runs"] if over in ("cache", "pinned") and run.get("slots")]
+    runs = [run | {"policy": f"{over} {run['value']:g}", "value": run["slots"]} for run in known]
+    if len({run["value"] for run in runs}) > 1:
+        turned = {**summary, "runs": runs, "sweep": {"over": "batch"}}
+        curves(Album(replace(album.results, summary=turned), album.pictures), "slots")
 
 
 def place(sweep: dict[str, Any], value: float) -> float:

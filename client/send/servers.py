@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -69,10 +70,11 @@ def check(commands: Iterable[Sequence[str]]) -> None:
 
 
 def _program(*arguments: str) -> list[str]:
-    """Return the command of a server; UsageError if it is not installed here."""
+    """Return the command of a server, whose policy may have flags behind it; UsageError if it is not installed here."""
     if not APP.is_file():
         raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
-    return [sys.executable, str(APP), *arguments]
+    policy, dashes, flags = arguments[0].partition(" --")
+    return [sys.executable, str(APP), policy, *shlex.split(dashes + flags), *arguments[1:]]
 
 
 def _environment() -> dict[str, str]:

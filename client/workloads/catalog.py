@@ -17,7 +17,7 @@ from terminal.options import nearest
 from ..data import Planned, PromptData, redrawn
 from . import chats, traces
 from .arrivals import Arrivals, check_span
-from .corpus import USUAL_CONTEXT, Corpus, fitted
+from .corpus import USUAL_CONTEXT, Corpus, fitted, split
 from .sample import Draw, Sample
 
 SCALED = 1024  # tokens to which the lengths of papers with longer contexts are scaled
@@ -125,6 +125,17 @@ def fixed(draw: Draw, prompt: int = 128, output: int = 64) -> list[Sample]:
     return draw.samples(np.full(draw.count, prompt), np.full(draw.count, output))
 
 
+def llm_mock(draw: Draw, output: int = 0) -> list[Sample]:
+    """llm-mock: prompts U{20..399}, outputs of 50 + min(prompt, 500) / 5 tokens, or N, as in its form with 100."""
+    prompts = draw.rng.integers(20, 400, draw.count).tolist()
+    return [Sample(draw.corpus.piece(draw.rng, p), output or llm_mock_output(p)) for p in prompts]
+
+
+def llm_mock_output(prompt: int) -> int:
+    """Return how many tokens llm-mock generates after a prompt."""
+    return 50 + min(prompt, 500) // 5
+
+
 def _selected(draw: Draw, selection: str) -> list[Sample]:
     return [Sample(*s) for s in PromptData(draw.count, None, selection, draw.rng, draw.context).prompts]
 
@@ -159,6 +170,7 @@ WORKLOADS = {
         Workload(shared_prefix, "shared-prefix[:K:P]", (10_000, 1_000_000)),
         Workload(drawn_turns, "drawn-turns[:T]", (50,)),
         Workload(fixed, "fixed[:P:N]", (1_000_000, 1_000_000)),
+        Workload(llm_mock, "llm-mock[:N]", (1_000_000,)),
         Workload(chats.chat, "chat[:CAP]", (1_000_000,)),
         Workload(chats.multi_turn, "multi-turn[:T:Z]", (50, 600)),
         Workload(chats.agent, "agent[:T]", (1000,)),
@@ -166,13 +178,14 @@ WORKLOADS = {
 }
 OWN_LENGTHS = ("chat", "multi-turn")  # the model alone knows how long the answers are
 SHAREGPT_LINE = "first messages of the chats in a ShareGPT JSON file; the model ends its answers"
+LLM_MOCK_LINE = "the same messages as plain prompts, with the outputs of llm-mock"
 TRACE_LINE = "lengths and times of a trace, times F; longer requests than the context are cut"
 
 
 def describe() -> list[tuple[str, str]]:
     """Return each workload's form and its line of documentation."""
     lines = [(each.form, (each.draw.__doc__ or "").partition("\n")[0]) for each in WORKLOADS.values()]
-    return [*lines, ("sharegpt:FILE", SHAREGPT_LINE), ("trace:FILE[:F]", TRACE_LINE)]
+    return [*lines, ("sharegpt:FILE", SHAREGPT_LINE), ("llm-mock:FILE", LLM_MOCK_LINE), ("trace:FILE[:F]", TRACE_LINE)]
 
 
 @dataclass(slots=True)
@@ -186,8 +199,8 @@ class Plan:
 
 def check(spec: str) -> None:
     """Raise ValueError for an unknown workload, or numbers out of bounds."""
-    if spec.startswith("sharegpt:"):
-        file, form = spec.removeprefix("sharegpt:"), "sharegpt:FILE"
+    if (file := _sharegpt_file(spec)) is not None:
+        form = f"{spec.partition(':')[0]}:FILE"
     elif spec.startswith("trace:"):
         file, form = _trace_file(spec)[0], "trace:FILE or trace:FILE:F"
     else:
@@ -246,8 +259,10 @@ def draw(
         samples, notes = _replayed(Path(file), Draw(count or 0, rng, corpus, context))
         if arrivals.kind == "trace":
             arrivals = Arrivals("trace", speed)
-    elif spec.startswith("sharegpt:"):
-        samples, notes = chats.sharegpt(Path(spec.removeprefix("sharegpt:")), Draw(count or 100, rng, corpus, context))
+    elif (path := _sharegpt_file(spec)) is not None:
+        samples, notes = chats.sharegpt(Path(path), Draw(count or 100, rng, corpus, context))
+        if spec.startswith("llm-mock"):
+            samples = [Sample(s.prompt, llm_mock_output(len(split(s.prompt)))) for s in samples]
     else:
         name, numbers = _parse(spec)
         samples = WORKLOADS[name].draw(Draw(count or 100, rng, corpus, context), *numbers)
@@ -270,6 +285,12 @@ def draw(
         at = next(times) if s.chat is None or s.chat.after is None else at
         planned.append(Planned(i, at, *fit, s.user, s.chat))
     return Plan(planned, arrivals, notes)
+
+
+def _sharegpt_file(spec: str) -> str | None:
+    """Return the file of `sharegpt:FILE` or `llm-mock:FILE`, None for another workload."""
+    name, _, rest = spec.partition(":")
+    return rest if name == "sharegpt" or (name == "llm-mock" and rest.strip("0123456789:")) else None
 
 
 def _trace_file(spec: str) -> tuple[str, float]:

@@ -6,16 +6,17 @@ a message is sent.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from batch_files import sharegpt as sharegpt_files
 
 from ..data import Chat
 from . import corpus, messages
 from .sample import Draw, Sample
-from .traces import Row, Trace
+from .traces import skipped
 
 T = TypeVar("T")
 QUESTION_TOKENS = 32  # at most, of a follow-up question with its part of the chat template
@@ -23,7 +24,6 @@ START_TOKENS = 192  # at most, of the first message and the template's own syste
 FEWEST_TOKENS = 16
 INSTRUCTIONS = 128  # tokens that all agents of a run begin with
 TOOL_SECONDS = (1.0, 4.0, 20.0)  # in which an agent's tools answer at the latest; a call takes a fifth of it or more
-SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
 
 
 def chat(draw: Draw, cap: int = 0) -> list[Sample]:
@@ -90,63 +90,9 @@ def sharegpt(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
 
     `num_tokens` is the length of the recorded answer, which only the simulator uses.
     """
-    trace = read(path)
-    notes = trace.notes()
-    if draw.count > len(trace.rows):
-        notes.append(
-            f"the file has {len(trace.rows):,} conversations, which are repeated to get {draw.count:,} requests"
-        )
-    return [
-        Sample(row.prompt or "", row.num_tokens, chat=Chat()) for row in _shuffled(draw, trace.rows, draw.count)
-    ], notes
-
-
-def read(path: Path) -> Trace:
-    """Read a ShareGPT file; name the entries that have no question with an answer. ValueError if none has."""
-    try:
-        entries = json.loads(path.read_text("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{str(path)!r}, line {error.lineno}: invalid JSON: {error.msg}. Use a ShareGPT file, a JSON list of conversations"
-        ) from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a JSON list in UTF-8"
-        raise ValueError(f"cannot read {str(path)!r}: {reason}. Use another ShareGPT file") from error
-    if not isinstance(entries, list):
-        raise ValueError(
-            f"{str(path)!r} holds a JSON {type(entries).__name__}. Use a ShareGPT file, a list of conversations"
-        )
-    trace = Trace([], unit="entry")
-    for number, entry in enumerate(entries, 1):
-        try:
-            question, answer = _first_turn(entry)
-            lengths = len(corpus.split(question)), len(corpus.split(answer))
-            trace.rows.append(Row(0.0, *lengths, question))
-        except ValueError as error:
-            trace.bad.append((number, str(error)))
-    if not trace.rows:
-        what = "; ".join(trace.notes()) or "the list is empty"
-        raise ValueError(
-            f"{str(path)!r} has no conversation: {what}. Use a list of objects with conversations (from, value) or "
-            "messages (role, content)"
-        )
-    return trace
-
-
-def _first_turn(entry: Any) -> tuple[str, str]:
-    """Return the first question that has an answer, and this answer."""
-    said = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
-    if not isinstance(said, list):
-        raise ValueError("has no list of conversations or messages")
-    question = ""
-    for message in said:
-        if not isinstance(message, dict):
-            raise ValueError("a message is not an object")
-        speaker = SPEAKERS.get(str(message.get("from", message.get("role"))))
-        text = message.get("value", message.get("content"))
-        text = text.strip() if isinstance(text, str) else ""
-        if speaker == "user":
-            question = text
-        elif speaker == "assistant" and question and text:
-            return question, text
-    raise ValueError("has no question with an answer")
+    turns, bad = sharegpt_files.read(path)
+    samples = [Sample(question, len(corpus.split(answer)), chat=Chat()) for question, answer in turns]
+    notes = skipped(bad, len(samples), "entries")
+    if draw.count > len(samples):
+        notes.append(f"the file has {len(samples):,} conversations, which are repeated to get {draw.count:,} requests")
+    return list(_shuffled(draw, samples, draw.count)), notes

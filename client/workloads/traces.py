@@ -54,23 +54,25 @@ class Row:
 
 @dataclass(slots=True)
 class Trace:
-    """The content of a file: its rows by time, and the lines or entries that could not be read, by number."""
+    """The content of a file: its rows by time, and the lines that could not be read, by number."""
 
     rows: list[Row]
     bad: list[tuple[int, str]] = field(default_factory=list)
-    unit: str = "line"
 
     def notes(self) -> list[str]:
-        """Return a note about the skipped lines; none if all could be read."""
-        if not self.bad:
-            return []
-        named = "; ".join(f"{self.unit} {n}: {why}" for n, why in self.bad[:MOST_LINES_NAMED])
-        units = "lines" if self.unit == "line" else "entries"
-        more = len(self.bad) - MOST_LINES_NAMED
-        return [
-            f"{len(self.bad)} of {len(self.bad) + len(self.rows)} {units} of the trace skipped: {named}"
-            + (f"; and {more} more" if more > 0 else "")
-        ]
+        return skipped(self.bad, len(self.rows))
+
+
+def skipped(bad: list[tuple[int, str]], good: int, units: str = "lines") -> list[str]:
+    """Return a note about the skipped lines or entries of a file; none if all could be read."""
+    if not bad:
+        return []
+    unit, more = {"lines": "line", "entries": "entry"}[units], len(bad) - MOST_LINES_NAMED
+    named = "; ".join(f"{unit} {n}: {why}" for n, why in bad[:MOST_LINES_NAMED])
+    return [
+        f"{len(bad)} of {len(bad) + good} {units} of the trace skipped: {named}"
+        + (f"; and {more} more" if more > 0 else "")
+    ]
 
 
 def read(path: Path, most: int | None = None) -> Trace:

@@ -2,26 +2,25 @@
 
 Each kind has a plain PyTorch implementation, the tests' oracle, and a fast one; `choose.py` takes the fast one where it
 agrees. A packed row holds H heads of queries, then KV of keys, then KV of values; pools are [pages, KV, P, D]. H is a
-multiple of KV, and head h of the queries sees head h // (H / KV) of the keys. Unused rows of a decode have context length 0 and page 0; they write to page 0 at
-most, which belongs to no sequence.
+multiple of KV, and head h of the queries sees head h // (H / KV) of the keys. Unused rows of a decode have context
+length 0 and page 0; they write to page 0 at most, which belongs to no sequence.
 
 It must not know layers, requests, or who owns a page.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Bounds on the memory that a long context takes beside the pools.
-ROWS_AT_ONCE, PLAIN_TOKENS = 32, 1 << 15  # of plain decodes, which gather whole block tables in float32
-SCORES_AT_ONCE = 1 << 22  # of plain prompts: queries times keys of a head
+# Bounds on the memory of plain decodes, which gather whole block tables in float32.
+ROWS_AT_ONCE, PLAIN_TOKENS = 32, 1 << 15
+TILE = 64  # queries of a prompt that are computed together
 
 
 class DecodeRows(NamedTuple):
@@ -40,6 +39,19 @@ class DecodeAttention(Protocol):
         """Append the new keys and values to the pages; return the rows' attention [n, H * D], finite in unused rows.
 
         qkv: [n, (H + 2 KV) * D]. keys, values: one layer's pools. Reads nothing back, so that a graph can hold it.
+        """
+        ...
+
+
+class PromptAttention(Protocol):
+    """Attention of pieces of prompts over their pages."""
+
+    name: str
+
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scale: float) -> Tensor:
+        """Write the new keys and values into their pages; return the new tokens' attention [M, H * D].
+
+        qkv: [M, (H + 2 KV) * D]. keys, values: one layer's pools. Rows of padding are anything.
         """
         ...
 
@@ -87,54 +99,52 @@ class TorchDecode:
         return (weights @ past_v).reshape(q.shape)  # (n, KV, H / KV, D) -> (n, H, D)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """The rows of a packed step of prompts: n pieces, their new tokens one after the other.
+class Pieces(NamedTuple):
+    """The rows of a packed step of prompts, cut into tiles of at most TILE new tokens of one piece.
 
-    cu_seqlens_q, cu_seqlens_k: on the host, piece i has rows cu_seqlens_q[i]:cu_seqlens_q[i+1] and, with its past,
-        cu_seqlens_k[i+1] - cu_seqlens_k[i] tokens. `cu_seqlens` holds both as int32 on the device, [2, n+1].
-    pages, offsets: int64 on the device, the slots of each new token's key and value.
-    past: int64 [2, cu_seqlens_k[n]] on the device, page and offset of every token of every piece; None when no piece
-        has a past.
-    Rows behind cu_seqlens_q[n] are padding.
+    tiles: int64 [n, 4], of each: its first row, its number of rows (0: unused), the position of its first token, and
+        where the pages of its piece begin in `pages`.
+    pages: int64, those of each piece up to its last token, piece after piece.
+    Rows in no tile are padding.
     """
 
-    cu_seqlens_q: list[int]
-    cu_seqlens_k: list[int]
-    cu_seqlens: Tensor
+    tiles: Tensor
     pages: Tensor
-    offsets: Tensor
-    past: Tensor | None
 
 
-class PlainPrompts:
-    """SDPA in float32, piece after piece, over the piece's own keys only."""
+def cut(
+    computed: Iterable[int], counts: Iterable[int], pages: Iterable[list[int]], page_size: int
+) -> tuple[list[int], list[int]]:
+    """Return the numbers of `Pieces` for pieces of `counts[i]` tokens behind `computed[i]`, in pages `pages[i]`."""
+    tiles: list[int] = []
+    used: list[int] = []
+    row = 0
+    for past, count, own in zip(computed, counts, pages):
+        for start in range(0, count, TILE):
+            tiles += row + start, min(TILE, count - start), past + start, len(used)
+        used += own[: math.ceil((past + count) / page_size)]
+        row += count
+    return tiles, used
 
-    name = "sdpa"
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, scale: float) -> Tensor:
-        """Write the new tokens' keys and values into their pages; return the new tokens' attention [M, H * D].
+class TorchPrompts:
+    """The plain implementation: SDPA in float32, tile after tile. It reads the tiles back."""
 
-        qkv: [M, (H + 2 KV) * D].
-        """
-        rows = prompts.cu_seqlens_q[-1]
-        q, k, v = split_heads(qkv[:rows], keys)
-        keys[prompts.pages, :, prompts.offsets] = k
-        values[prompts.pages, :, prompts.offsets] = v
-        if prompts.past is not None:
-            page, offset = prompts.past
-            k, v = keys[page, :, offset], values[page, :, offset]  # (all tokens, KV, D)
-        y = self._attend(q, k, v, prompts, scale).reshape(rows, -1)  # (rows, H, D) -> (rows, H * D)
-        out = torch.zeros(len(qkv), y.shape[1], dtype=qkv.dtype, device=qkv.device)
-        out[:rows] = y
-        return out
+    name = "torch"
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float) -> Tensor:
-        out = torch.empty_like(q)
-        pieces = zip(itertools.pairwise(prompts.cu_seqlens_q), itertools.pairwise(prompts.cu_seqlens_k))
-        for (first, last), (start, end) in pieces:
-            out[first:last] = causal(q[first:last], k[start:end], v[start:end], scale)
-        return out
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scale: float) -> Tensor:
+        P = keys.shape[2]
+        q, k, v = split_heads(qkv, keys)
+        out = torch.zeros(q.shape, dtype=qkv.dtype, device=qkv.device)
+        for first, count, position, start in pieces.tiles.tolist():
+            if count:  # tiles of a piece are in order: the past of each is written
+                rows = slice(first, first + count)
+                t = torch.arange(position + count, device=qkv.device)
+                pages, offsets = pieces.pages[start + t // P], t % P
+                keys[pages[position:], :, offsets[position:]] = k[rows]
+                values[pages[position:], :, offsets[position:]] = v[rows]
+                out[rows] = causal(q[rows], keys[pages, :, offsets], values[pages, :, offsets], scale).to(out.dtype)
+        return out.view(len(qkv), -1)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -145,31 +155,6 @@ def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v = (x.transpose(0, 1)[None].to(dtype) for x in (q, k, v))  # (T, H, D) -> (1, H, T, D)
     new, whole = q.shape[2], k.shape[2]
-    step = max(1, SCORES_AT_ONCE // whole)
-    parts = []
-    for first in range(0, new, step):  # a mask of all queries of a long prompt would take gigabytes
-        part = q[:, :, first : first + step]
-        end = whole - new + first + part.shape[2]  # what the part's last query sees
-        seen = torch.ones(part.shape[2], end, dtype=torch.bool, device=q.device).tril(end - part.shape[2])
-        parts.append(
-            F.scaled_dot_product_attention(
-                part, k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale, enable_gqa=k.shape[1] < q.shape[1]
-            )
-        )
-    return torch.cat(parts, 2)[0].transpose(0, 1)
-
-
-class FlashPrompts(PlainPrompts):
-    """PyTorch's flash attention over all pieces in one call; 16-bit, on a GPU."""
-
-    name = "flash"
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float) -> Tensor:
-        cuts = prompts.cu_seqlens_q, prompts.cu_seqlens_k
-        queries, keys = (max(b - a for a, b in itertools.pairwise(cut)) for cut in cuts)
-        # With fewer KV heads than query heads and a maximum of one query per piece, it would split the sums by the batch
-        # size, so the maximum passed is at least two.
-        out: Tensor = torch.ops.aten._flash_attention_forward(
-            q, k, v, *prompts.cu_seqlens, max(2, queries), keys, 0.0, True, False, scale=scale
-        )[0]
-        return out
+    seen = torch.ones(new, whole, dtype=torch.bool, device=q.device).tril(whole - new)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
+    return out[0].transpose(0, 1)

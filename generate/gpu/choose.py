@@ -14,7 +14,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from generate.gpu.attention import DecodeAttention, DecodeRows, FlashPrompts, PlainPrompts, Prompts, TorchDecode
+from generate.gpu.attention import (
+    TILE,
+    DecodeAttention,
+    DecodeRows,
+    Pieces,
+    PromptAttention,
+    TorchDecode,
+    TorchPrompts,
+    cut,
+)
 from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
 from generate.rotary import Turn, rotation_table
 from models.architecture import Architecture
@@ -41,15 +50,18 @@ def make_decode(
     return agreed(fast, dtype, "decode attention") or TorchDecode()
 
 
-def make_prompts(heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device) -> PlainPrompts:
-    """Return attention of prompts over pools [pages, KV, P, D]: flash attention for 16 bits on a GPU."""
-    if device.type != "cuda" or dtype == torch.float32 or pool[3] % 8:
-        return PlainPrompts()
+def make_prompts(heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device) -> PromptAttention:
+    """Return attention of prompts of `heads` heads over pools [pages, KV, P, D]."""
+    if device.type != "cuda":
+        return TorchPrompts()
 
-    def fast() -> tuple[PlainPrompts, float]:
-        return FlashPrompts(), prompts_error(FlashPrompts(), PlainPrompts(), heads, pool, dtype, device)
+    def fast() -> tuple[PromptAttention, float]:
+        from generate.gpu.triton_prompts import TritonPrompts
 
-    return agreed(fast, dtype, "attention of prompts") or PlainPrompts()
+        attend = TritonPrompts()
+        return attend, prompts_error(attend, TorchPrompts(), heads, pool, dtype, device)
+
+    return agreed(fast, dtype, "attention of prompts") or TorchPrompts()
 
 
 def make_math(strict: bool, config: Architecture, dtype: torch.dtype, device: torch.device) -> PlainMath:
@@ -119,25 +131,25 @@ def decode_error(
 
 
 def prompts_error(
-    attend: PlainPrompts, other: PlainPrompts, heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device
-) -> float:
-    """Return the largest difference of two implementations on two pieces, one with a past of more than two pages."""
+    attend: PromptAttention, other: PromptAttention, heads: int, pool: torch.Size, dtype: torch.dtype,
+    device: torch.device,
+) -> float:  # fmt: skip
+    """Return the largest difference of two implementations, in attention and pages, with an unused tile and padding.
+
+    A piece has a past of more than two pages and more than one tile, and another is short.
+    """
     _, kv_heads, size, width = pool
-    new, past = 40, 2 * size + 4
-    queries, contexts = [0, 5, 5 + new], [0, 5, 5 + past + new]
-    positions = torch.cat((torch.arange(5), size + torch.arange(past + new)))
-    slots = torch.stack((positions // size, positions % size)).to(device)  # [2, all tokens]: page and offset
-    fresh = torch.cat((slots[:, :5], slots[:, -new:]), 1)
-    cu_seqlens = torch.tensor([queries, contexts], dtype=torch.int32, device=device)
-    prompts = Prompts(queries, contexts, cu_seqlens, fresh[0], fresh[1], slots)
-    pages = 2 + contexts[-1] // size
-    keys, values = (noise(pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
-    qkv = noise(queries[-1], (heads + 2 * kv_heads) * width).to(device, dtype)
-    output, expected = (
-        implementation(qkv, keys.clone(), values.clone(), prompts, width**-0.5).float()
-        for implementation in (attend, other)
-    )
-    return _difference(output, expected)
+    past, counts = 2 * size + 4, [5, TILE + 40]
+    pages = 2 + (past + counts[1]) // size
+    tiles, used = cut([0, past], counts, [[0], [*range(pages - 1, 0, -1)]], size)
+    pieces = Pieces(torch.tensor([*tiles, 0, 0, 0, 0]).view(-1, 4).to(device), torch.tensor(used).to(device))
+    qkv = noise(sum(counts) + 3, (heads + 2 * kv_heads) * width).to(device, dtype)
+    results = []
+    for implementation in (attend, other):
+        keys, values = (noise(pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
+        output = implementation(qkv, keys, values, pieces, width**-0.5)[: sum(counts)]
+        results.append(torch.cat([part.flatten().float() for part in (output, keys, values)]))
+    return _difference(*results)
 
 
 def math_error(

@@ -18,7 +18,6 @@ are computed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -27,11 +26,9 @@ import torch
 from torch import Tensor
 
 from generate.gpu import sampling
-from generate.gpu.graphs import GraphReplayer, Replayer
+from generate.gpu.graphs import GraphReplayer, Replayer, buckets_up_to, recorded
 from generate.gpu.rows import Rows
 from scheduling.sequence import Sequence
-
-log = logging.getLogger(__name__)
 
 BUFFERS = 3  # for tokens on the host: one is read, one in flight, one spare
 RowLogits = Callable[[Rows, int], Tensor]  # the logits of the first n rows, whose keys and values are appended
@@ -89,7 +86,8 @@ class Decoder:
         self.context = context
         self.row_logits = row_logits
         on_gpu = rows.device.type == "cuda"
-        self.replayer: Replayer = (GraphReplayer if on_gpu else Replayer)(self._step, rows.capacity)
+        buckets = buckets_up_to(rows.capacity)
+        self.replayer: Replayer = (GraphReplayer if on_gpu else Replayer)(self._step, buckets, sampling.DRAWINGS)
         self.drawn = torch.zeros(rows.capacity, dtype=torch.int64, device=rows.device)
         # A buffer is used again BUFFERS launches later. Its tokens were read long before: at most two steps are in flight.
         self._buffers = torch.zeros(BUFFERS, rows.capacity, dtype=torch.int64, pin_memory=on_gpu)
@@ -105,11 +103,7 @@ class Decoder:
         """Record every step, on unused rows."""
         self.forget()
         self.rows.write([])
-        try:
-            self.replayer.record()
-        except RuntimeError as error:
-            log.warning("decode steps run without CUDA graphs, which is slower: %s", error)
-            self.replayer = Replayer(self._step, self.rows.capacity)
+        self.replayer = recorded(self.replayer, "decode steps")
 
     def forget(self) -> None:
         """Use the step in flight for no sequence."""

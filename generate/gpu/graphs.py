@@ -1,4 +1,4 @@
-"""The decode step for a bucket of rows, recorded once and replayed: a thousand launches become one.
+"""A step for a bucket of rows, recorded once and replayed: hundreds of launches become one.
 
 The step is recorded where there is a GPU. Elsewhere it runs at once, with the same buckets, so that tests see the same
 rows. It must not know what the step computes.
@@ -7,17 +7,21 @@ rows. It must not know what the step computes.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+import itertools
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from generate.gpu.sampling import DRAWINGS, Drawing
+log = logging.getLogger(__name__)
 
 # No bucket of one row: for one row torch adds biases and computes GELU in separate kernels, a hundred more in a step of
 # gpt2-medium. From two rows on they are parts of the product.
 BUCKETS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-Step = Callable[[int, Drawing], Tensor]  # rows, drawing: logits
+Step = Callable[..., Tensor]  # rows, and a value of each choice: what the step computes
 
 
 def buckets_up_to(capacity: int) -> list[int]:
@@ -26,11 +30,10 @@ def buckets_up_to(capacity: int) -> list[int]:
 
 
 class Replayer:
-    """Run `step(rows, drawing)` for buckets of rows."""
+    """Run `step(rows, *values)` for buckets of rows, in ascending order, and all values of each choice."""
 
-    def __init__(self, step: Step, capacity: int) -> None:
-        self.step = step
-        self.buckets = buckets_up_to(capacity)
+    def __init__(self, step: Step, buckets: Many[int], *choices: Many[str]) -> None:
+        self.step, self.buckets, self.choices = step, buckets, choices
 
     def bucket(self, rows: int) -> int:
         """Return the smallest bucket that holds `rows` rows."""
@@ -39,38 +42,46 @@ class Replayer:
     def record(self) -> None:
         """Prepare every bucket, before the first request."""
 
-    def run(self, rows: int, drawing: Drawing) -> Tensor:
-        """Run a step of bucket size `rows`; return its logits, valid until the next step."""
-        return self.step(rows, drawing)
+    def run(self, rows: int, *values: str) -> Tensor:
+        """Run a step of bucket size `rows`; return its result, valid until the next step."""
+        return self.step(rows, *values)
 
 
 class GraphReplayer(Replayer):
-    """CUDA graphs of every bucket and drawing, largest first, in one pool of memory.
+    """CUDA graphs of every case, largest first, in one pool of memory.
 
-    Each graph keeps its own logits, so that a later recording cannot reuse their memory.
+    Each graph keeps its own result, so that a later recording cannot reuse its memory.
     """
 
-    def __init__(self, step: Step, capacity: int) -> None:
-        super().__init__(step, capacity)
-        self.graphs: dict[tuple[int, Drawing], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+    def __init__(self, step: Step, buckets: Many[int], *choices: Many[str]) -> None:
+        super().__init__(step, buckets, *choices)
+        self.graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def record(self) -> None:
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.current_stream()
-        for case in self._cases():
+        for case in itertools.product(reversed(self.buckets), *self.choices):
             for _ in range(2):  # compiles kernels and allocates the libraries' workspaces outside of the graph
                 self.step(*case)
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             # thread_local: calls of other threads to the device meanwhile do not break the recording
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-                logits = self.step(*case)
-            self.graphs[case] = graph, logits
+                result = self.step(*case)
+            self.graphs[case] = graph, result
 
-    def _cases(self) -> Iterable[tuple[int, Drawing]]:
-        return ((rows, drawing) for rows in reversed(self.buckets) for drawing in DRAWINGS)
-
-    def run(self, rows: int, drawing: Drawing) -> Tensor:
-        graph, logits = self.graphs[rows, drawing]
+    def run(self, rows: int, *values: str) -> Tensor:
+        case = rows, *values
+        graph, result = self.graphs[case]
         graph.replay()
-        return logits
+        return result
+
+
+def recorded(replayer: Replayer, steps: str) -> Replayer:
+    """Return the replayer after `record`, or one without graphs and a warning about these `steps`."""
+    try:
+        replayer.record()
+    except RuntimeError as error:
+        log.warning("%s run without CUDA graphs, which is slower: %s", steps, error)
+        return Replayer(replayer.step, replayer.buckets, *replayer.choices)
+    return replayer

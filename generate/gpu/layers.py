@@ -189,8 +189,8 @@ class Network:
         self.norm = make_norm(model.norm, config)
         self.head = math.prepare_head(as_tensor(model.head))
 
-    def states(self, ids: Tensor, positions: Tensor, attend: Attend, some: Tensor | None = None) -> Tensor:
-        """Return the normed states [n, C] of tokens `ids` at `positions`, or only those of the rows `some`."""
+    def states(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return the normed states [n, C] of tokens `ids` at `positions`."""
         math, dtype = self.math, self.dtype
         residual = F.embedding(ids, self.embedding).float()  # [n, C]
         if self.positions is not None:
@@ -204,10 +204,6 @@ class Network:
             x = math.linear(attend(i, qkv, block.scale), block.attn_proj)  # [n, C]
             x = math.linear(math.add_norm(residual, x, block.norm_2, dtype), block.fc)  # [n, inner]
             x = math.linear(x, block.mlp_proj)  # [n, C]
-        if some is not None and x is not None:
-            if not len(some):  # a launch for no rows is an error
-                return residual.new_empty(0, residual.shape[1])
-            residual, x = residual[some], x[some]
         return math.add_norm(residual, x, self.norm, dtype)
 
     def logits(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The model at work on a GPU: the same plans and outputs as `generate/runner.py`.
 
-Decodes are one replayed graph over state on the device; pieces of prompts are one packed row of tokens, launched kernel
-by kernel. The host draws, by the same rule, the tokens that the device cannot draw. Only the speed depends on a GPU: on
-a CPU the same steps run in plain PyTorch, which is how they are tested. It must not know HTTP, queues or policies.
+Decodes are one replayed graph over state on the device; pieces of prompts are another, over one packed row of tokens.
+The host draws, by the same rule, the tokens that the device cannot draw. Only the speed depends on a GPU: on a CPU the
+same steps run in plain PyTorch, which is how they are tested. It must not know HTTP, queues or policies.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import logging
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from generate.constraint import fill, filling
 from generate.gpu import choose, sampling
-from generate.gpu.attention import DecodeRows, Prompts
+from generate.gpu.attention import DecodeRows
 from generate.gpu.decoder import Decoder
 from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
+from generate.gpu.prefill import Prefill
 from generate.gpu.rows import Rows, upload
 from generate.grammar import FormError
 from generate.packing import add_embeddings, pack, sample_outputs
 from generate.params import GREEDY
 from generate.runner import Runner
-from generate.sampling import NotFinite
+from generate.sampling import NotFinite, inverse_temperature
 from models.gpt2 import GPT
 from models.network import Network as Weights
 from scheduling.iteration import Plan
@@ -39,7 +38,6 @@ from scheduling.sequence import Sequence
 log = logging.getLogger(__name__)
 
 CAPACITY = 64
-TOKENS_AT_ONCE = 1 << 16  # whose keys and values are copied for one call of attention; one piece may have more
 WARM_UP_TOKENS = 64
 
 
@@ -68,14 +66,15 @@ class GpuRunner(Runner):
         pages = -(-self.config.block_size // self.page_size)
         pool, heads, target = self.keys.shape[1:], model.config.n_head, (self.dtype, self.device)
         self.attend = choose.make_decode(capacity, pages, heads, pool, *target)
-        if strict and self.attend.name == "torch" and self.device.type == "cuda":
+        attend_prompts = choose.make_prompts(heads, pool, *target)
+        if strict and self.device.type == "cuda" and "torch" in (self.attend.name, attend_prompts.name):
             raise RuntimeError(
                 "--batch-invariant needs Triton's kernels, but they do not run on this machine; see the log. "
                 "Leave it out"
             )
         self.attention = self.attend.name
-        self.attend_prompts = choose.make_prompts(heads, pool, *target)
         self.network = Network(model, choose.make_math(strict, model.config, *target))
+        self.prefill = Prefill(self.network.states, attend_prompts, self.keys, self.values, pages)
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
 
@@ -84,6 +83,7 @@ class GpuRunner(Runner):
         """Record the steps and compute a prompt; return whether its logits are finite, as 16 bits may overflow."""
         with self._on_stream():
             self.decoder.warm_up()
+            self.prefill.warm_up()
             count = min(WARM_UP_TOKENS, self.config.block_size, self.page_size)
             step = self.config.vocab_size // count or 1
             ids = [i * step % self.config.vocab_size for i in range(count)]
@@ -106,11 +106,13 @@ class GpuRunner(Runner):
             with self._on_stream():
                 # Launched before the host waits for the decodes, so that the device has work until the end.
                 computed = self._compute_prompts(prompts, counts, plan.padding, drafts) if pieces else None
+                drawn = None if computed is None else self._draw_prompts(prompts, counts, computed[0], drafts)
                 members = [plan.sequences[i] for i in decodes]
                 for i, output in zip(decodes, self._decode(members, held, same_next)):
                     outputs[i] = output
                 if computed is not None:
-                    for i, output in zip(pieces, self._sample_prompts(prompts, counts, computed[0], drafts)):
+                    sampled = self._sample_prompts(prompts, counts, computed[0], drafts, drawn)
+                    for i, output in zip(pieces, sampled):
                         outputs[i] = output
                     add_embeddings(outputs, plan.sequences, plan.counts, computed[1])
         except BaseException:
@@ -171,22 +173,25 @@ class GpuRunner(Runner):
     def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
         return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale)
 
-    def _sample_prompts(
+    def _draw_prompts(
         self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]]
+    ) -> Tensor | None:
+        """Launch the drawing of the complete prompts' tokens; None if the host has to draw, or there are none."""
+        members = [prompts[i] for i in _ready(prompts, counts)]
+        if drafts or not members or len(members) != len(logits):
+            return None
+        return _draw(logits, members) if all(sampling.draws(seq.sampling) for seq in members) else None
+
+    def _sample_prompts(
+        self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]], drawn: Tensor | None
     ) -> list[Output]:
         """Return the outputs of pieces of prompts, and of decodes with drafts, from the logits of their sample rows."""
-        if drafts:
+        if drawn is None:
             return sample_outputs(prompts, counts, logits.cpu(), drafts)
-        ready = [i for i, s in enumerate(prompts) if counts[i] == s.pending and s.sampling.pooling is None]
-        members = [prompts[i] for i in ready]
-        params = [seq.sampling for seq in members]
-        on_device = len(ready) == len(logits) and all(map(sampling.draws, params))
-        tokens: list[int | FormError] = []
-        if on_device and ready:
-            bound = _draw_bound(logits, members)
-            drawn = sampling.draw_now(logits, params, [seq.length for seq in members])
-            tokens = [bound.get(i, token) for i, token in enumerate(drawn)]
-        if not on_device or sampling.TOO_FLAT in tokens:
+        ready = _ready(prompts, counts)
+        bound = _draw_bound(logits, [prompts[i] for i in ready])
+        tokens = [bound.get(i, token) for i, token in enumerate(drawn.tolist())]
+        if sampling.TOO_FLAT in tokens:
             return sample_outputs(prompts, counts, logits.cpu())
         outputs: list[Output] = [None] * len(prompts)
         for i, token in zip(ready, tokens):
@@ -197,24 +202,13 @@ class GpuRunner(Runner):
         self, prompts: list[Sequence], counts: list[int], padding: int, drafts: list[list[int]]
     ) -> tuple[Tensor, Tensor]:
         """Return the logits of the rows to sample and the states of those to pool; write the pieces' keys and values."""
-        packed = pack(prompts, counts, drafts)
+        ids, positions, sample_rows, pool_rows = pack(prompts, counts, drafts)
         filler = [0] * padding
-        parts = lay_out(prompts, counts, self.page_size, self.device)
-        ids, positions = upload(torch.tensor([packed.ids + filler, packed.positions + filler]), self.device)
-        attend = functools.partial(self._attend_pieces, parts)
-        some = upload(torch.tensor(packed.sample_rows + packed.pool_rows, dtype=torch.long), self.device)
-        x = self.network.states(ids, positions, attend, some)  # (R + P, C)
-        R = len(packed.sample_rows)
+        states = self.prefill.compute(ids + filler, positions + filler, prompts, counts)
+        some = upload(torch.tensor(sample_rows + pool_rows, dtype=torch.long), self.device)
+        x = states.index_select(0, some)  # (R + P, C)
+        R = len(sample_rows)
         return self.network.logits(x[:R]), x[R:]
-
-    def _attend_pieces(self, parts: list[Prompts], layer: int, qkv: Tensor, scale: float) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
-        outs, first = [], 0
-        for part in parts:
-            last = first + part.cu_seqlens_q[-1] if part is not parts[-1] else len(qkv)  # the last has the padding
-            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale))
-            first = last
-        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 def make_runner(
@@ -248,55 +242,31 @@ def _draw_bound(logits: Tensor, sequences: list[Sequence]) -> dict[int, int | Fo
     masks = fill([seq.sampling.grammar for seq in members], [seq.output_ids for seq in members])
     bits = upload(torch.from_numpy(masks.bits), logits.device)
     own = logits.index_select(0, upload(torch.tensor(rows), logits.device))
-    tokens = sampling.draw_now(
-        sampling.restrict(own, bits), [seq.sampling for seq in members], [seq.length for seq in members]
-    )
+    tokens = _draw(sampling.restrict(own, bits), members).tolist()
     return {row: masks.errors.get(k, tokens[k]) for k, row in enumerate(rows)}
+
+
+def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+    """Launch the drawing of the next token of each sequence from its row of logits; return them on the device."""
+    params = [seq.sampling for seq in sequences]
+    drawing = sampling.drawing_for(params)
+    numbers = [[sampling.key_of(p.seed) for p in params], [s.length for s in sequences], [p.top_k for p in params]]
+    keys, lengths, top_k = upload(torch.tensor(numbers), logits.device)
+    floats = torch.tensor([[inverse_temperature(p) for p in params], [p.top_p for p in params]], dtype=torch.float64)
+    inverse, top_p = upload(floats, logits.device)
+    where = None if drawing == "greedy" else sampling.uniforms(keys, lengths)
+    return sampling.draw(logits, where, inverse, top_k, top_p, drawing)
 
 
 def _outcome(token: int | FormError) -> Output:
     return NotFinite() if isinstance(token, int) and token < 0 else token
 
 
+def _ready(prompts: list[Sequence], counts: list[int]) -> list[int]:
+    """Return which prompts are complete after pieces of `counts` tokens, embedded ones apart."""
+    return [i for i, seq in enumerate(prompts) if counts[i] == seq.pending and seq.sampling.pooling is None]
+
+
 def _decodes(seq: Sequence) -> bool:
     """Return whether the one token that a sequence has to compute was generated."""
     return seq.pending == 1 and bool(seq.output_ids)
-
-
-def lay_out(sequences: Many[Sequence], counts: Many[int], page_size: int, device: torch.device) -> list[Prompts]:
-    """Return the rows of the next `counts[i]` tokens of `sequences[i]`, in as few parts as the memory allows."""
-    context_lens = [seq.computed + count for seq, count in zip(sequences, counts)]
-    parts = []
-    for part in _batches(context_lens, TOKENS_AT_ONCE):
-        parts.append(_prompts(sequences[part], counts[part], page_size, device))
-    return parts
-
-
-def _batches(sizes: Many[int], most: int) -> Iterator[slice]:
-    """Yield slices of neighbors whose sizes sum up to `most`, or of one that is larger."""
-    first = total = 0
-    for i, size in enumerate(sizes):
-        if i > first and total + size > most:
-            yield slice(first, i)
-            first, total = i, 0
-        total += size
-    yield slice(first, len(sizes))
-
-
-def _prompts(sequences: Many[Sequence], counts: Many[int], size: int, device: torch.device) -> Prompts:
-    slots = [_slots(seq, seq.computed + count, size) for seq, count in zip(sequences, counts)]
-    fresh = upload(torch.cat([own[len(own) - count :] for own, count in zip(slots, counts)]), device)
-    past = None
-    if any(seq.computed for seq in sequences):
-        every = upload(torch.cat(slots), device)
-        past = torch.stack((every // size, every % size))
-    cu_seqlens_q = [0, *itertools.accumulate(counts)]
-    cu_seqlens_k = [0, *itertools.accumulate(map(len, slots))]
-    cu_seqlens = upload(torch.tensor([cu_seqlens_q, cu_seqlens_k], dtype=torch.int32), device)
-    return Prompts(cu_seqlens_q, cu_seqlens_k, cu_seqlens, fresh // size, fresh % size, past)
-
-
-def _slots(seq: Sequence, length: int, size: int) -> Tensor:
-    """Return page * size + offset of the first `length` tokens, int64 on the host."""
-    pages = torch.tensor(seq.pages[: -(-length // size)])
-    return (pages[:, None] * size + torch.arange(size)).flatten()[:length]

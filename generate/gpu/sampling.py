@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.params import SamplingParams
-from generate.sampling import CANDIDATES, inverse_temperature, signed
+from generate.sampling import CANDIDATES, signed
 
 Drawing = Literal["greedy", "plain", "filtered"]
 DRAWINGS: tuple[Drawing, ...] = ("greedy", "plain", "filtered")
@@ -63,16 +63,6 @@ def restrict(logits: Tensor, bits: Tensor) -> Tensor:
     columns = torch.arange(logits.shape[1], device=logits.device)
     allowed = bits[:, columns >> 5] >> (columns & 31) & 1  # [n, V]
     return logits.masked_fill(allowed == 0, -torch.inf)
-
-
-def draw_now(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
-    """Return a token for each row, as `draw` does, for parameters and positions that are on the host."""
-    columns = torch.tensor([[key_of(p.seed) for p in params], positions, [p.top_k for p in params]]).to(logits.device)
-    floats = torch.tensor([[inverse_temperature(p) for p in params], [p.top_p for p in params]]).double()
-    inverse, top_p = floats.to(logits.device)
-    where = uniforms(columns[0], columns[1])
-    tokens: list[int] = draw(logits, where, inverse, columns[2], top_p, drawing_for(params)).tolist()
-    return tokens
 
 
 def draw(

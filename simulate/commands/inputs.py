@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from rich.console import Console
 
+from batch_files import sharegpt
 from client.workloads.arrivals import check_span
 from client.workloads.corpus import USUAL_CONTEXT
 from costs import drafting, published
@@ -125,7 +126,9 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> workloads.Rows:
         count = None if replays and not args.is_given("num") else args.num
         arrivals = "trace" if replays else args.arrivals
         context = max(args.context, USUAL_CONTEXT)
-        rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals, context)
+        rate, file = 1.0 if unit else args.rate, getattr(args, "pinned_prefixes", None)
+        pinned = [question for question, _ in sharegpt.read(file)[0]] if file else []
+        rows = workloads.draw(args.workload, rate, count, args.seed, arrivals, context, pinned)
     own_rate = has_own_rate(args)
     refuse(args, option_checks.of_arrivals(args, rows, own_rate=own_rate, unit=unit, draws_more=draws_more))
     if args.context:

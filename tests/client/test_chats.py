@@ -175,6 +175,15 @@ def test_a_sharegpt_file_gives_its_first_questions(tmp_path: Path) -> None:
     assert "repeated" in catalog.draw(f"sharegpt:{file}", 5, BURST, 1, TEXT).notes[1]
 
 
+def test_llm_mock_asks_the_questions_of_a_sharegpt_file_as_plain_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "sharegpt.json"
+    file.write_text(json.dumps(SHAREGPT))
+    plan = catalog.draw(f"llm-mock:{file}", 2, BURST, 1, TEXT)
+    assert {(p.prompt, p.num_tokens, p.chat) for p in plan.planned} == {
+        ("we come to the king", 51, None), ("who is he", 50, None)
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -228,6 +228,18 @@ def test_all_policies_are_checked_before_a_server_starts_or_a_folder_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_policy_may_have_flags_of_its_server_behind_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["dynamic --prefix-cache off --max-batch-size 5000", "--out", str(tmp_path)], {}) == 2
+    assert "--max-batch-size is '5000'" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_sweep_over_pinned_pages_begins_with_an_empty_cache() -> None:
+    args = sweep.read(["dynamic", "--over", "pinned", "--values", "64", "0"], {})
+    assert [sweep.AXES["pinned"].server(value) for value in args.sweep_values] == [
+        ["--pinned-pages", "0"], ["--pinned-pages", "64"]
+    ]  # fmt: skip
+
+
 def test_a_trace_is_replayed_at_its_own_times(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,9,2\n0.2,9,2\nbad\n")

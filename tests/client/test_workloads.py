@@ -57,6 +57,8 @@ def test_lengths_are_those_of_the_papers() -> None:
     assert {32, 512} <= {len(p.prompt.split()) for p in orca} <= set(range(32, 513))
     assert {p.num_tokens for p in drawn("original-code").planned} == {1, 25, 100}
     assert {p.num_tokens for p in drawn("fixed:20:9").planned} == {9}
+    assert all(p.num_tokens == 50 + len(p.prompt.split()) // 5 for p in drawn("llm-mock").planned)
+    assert {p.num_tokens for p in drawn("llm-mock:100").planned} == {100}
 
 
 def test_a_shared_prefix_is_shared_and_a_chat_grows() -> None:
@@ -91,6 +93,8 @@ def test_a_text_of_ones_own_is_cut_into_prompts(tmp_path: Path) -> None:
         ("orca:3", "too many numbers"),
         ("anyscale:x", r"anyscale\[:CAP\]"),
         ("trace:nothing.csv", r"nothing\.csv"),
+        ("llm-mock:nothing.json", r"nothing\.json' does not exist.*llm-mock:FILE"),
+        ("llm-mock:5:6", "too many numbers"),
     ],
 )
 def test_an_impossible_workload_is_refused_with_its_form(spec: str, words: str) -> None:

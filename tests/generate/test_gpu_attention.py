@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from generate.gpu import choose
-from generate.gpu.attention import DecodeRows, FlashPrompts, PlainPrompts, TorchDecode, causal
+from generate.gpu.attention import DecodeRows, Pieces, PromptAttention, TorchDecode, TorchPrompts, causal, cut
 from tests.support import ROOT
+from tests.support.generate import multiply_in_one_order
 from tests.support.servers import clean_environment
 
 pytest.importorskip("triton", reason="Triton is not there: pip install triton")
 from generate.gpu.triton_attention import TritonDecode
+from generate.gpu.triton_prompts import TritonPrompts
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -154,23 +156,48 @@ def test_prompts_see_their_past_and_not_their_future() -> None:
     assert (causal(q[20:], k, v, 0.3) - whole[20:]).abs().max() < 1e-12
 
 
-def test_a_long_prompt_is_computed_in_parts_and_its_heads_may_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = choose.noise(40, 6, 8).double(), *choose.noise(2, 40, 2, 8, seed=1).double()
-    whole = causal(q, *(x.repeat_interleave(3, 1) for x in (k, v)), 0.3)
-    monkeypatch.setattr("generate.gpu.attention.SCORES_AT_ONCE", 300)  # 7 queries
-    assert (causal(q, k, v, 0.3) - whole).abs().max() < 1e-12
-    assert (causal(q[25:], k, v, 0.3) - whole[25:]).abs().max() < 1e-12
+@pytest.mark.parametrize("dtype", NOT_BFLOAT16, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "size"), [(2, 2, 64, 128), (4, 2, 24, 16), (2, 1, 128, 64)])
+def test_pieces_of_prompts_agree_with_plain_pytorch(
+    heads: int, kv_heads: int, width: int, size: int, dtype: torch.dtype
+) -> None:
+    pool = torch.Size((9, kv_heads, size, width))
+    error = choose.prompts_error(TritonPrompts(), TorchPrompts(), heads, pool, dtype, CPU)
+    assert error < choose.TOLERANCE[dtype]
 
 
-def test_pieces_of_prompts_agree_with_decodes_of_the_same_tokens() -> None:
-    pool = torch.Size((9, 2, 16, 64))
-    assert choose.prompts_error(PlainPrompts(), PlainPrompts(), 4, pool, torch.float32, CPU) == 0
-    case = Case([37])
-    decoded = case.run(TorchDecode())[0]
-    k, v = (torch.cat((past, new.view(1, 2, 64))) for past, new in
-            zip(case.past[0], (case.qkv[0, 128:256], case.qkv[0, 256:])))  # fmt: skip
-    prompt = causal(case.qkv[:, :128].view(1, 2, 64), k, v, 64**-0.5)
-    assert (prompt.flatten() - decoded).abs().max() < 1e-5
+@pytest.mark.parametrize("way", [TorchPrompts(), TritonPrompts()], ids=["torch", "triton"])
+def test_pieces_of_prompts_agree_with_decodes_of_the_same_tokens(way: PromptAttention) -> None:
+    case = Case([37, 18])
+    decoded = case.run(TorchDecode())
+    tables = [[*map(int, row)] for row in case.rows.block_tables]
+    tiles, pages = cut([36, 17], [1, 1], tables, 16)
+    pieces = Pieces(torch.tensor(tiles).view(-1, 4), torch.tensor(pages))
+    assert (way(case.qkv, case.keys, case.values, pieces, 64**-0.5) - decoded).abs().max() < 1e-5
+
+
+def test_where_a_prompt_is_cut_and_what_is_beside_it_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply_in_one_order(monkeypatch)
+    qkv = choose.noise(150, 3 * 2 * 16)
+
+    def computed(*steps: list[tuple[int, int]]) -> Tensor:
+        """Return the attention of two prompts of 100 and 50 tokens, after steps of pieces (prompt, tokens)."""
+        keys, values = torch.full((2, 20, 2, 16, 16), math.nan)
+        tables, bases, past, out = [[*range(1, 8)], [*range(9, 13)]], (0, 100), [0, 0], torch.zeros(150, 2 * 16)
+        for members in steps:
+            which, counts = zip(*members)
+            before = [past[i] for i in which]
+            tiles, pages = cut(before, counts, [tables[i] for i in which], 16)
+            pieces = Pieces(torch.tensor(tiles).view(-1, 4), torch.tensor(pages))
+            rows = torch.cat([bases[i] + torch.arange(a, a + n) for i, a, n in zip(which, before, counts)])
+            out[rows] = TritonPrompts()(qkv[rows], keys, values, pieces, 0.25)
+            for i, count in members:
+                past[i] += count
+        return out
+
+    whole = computed([(0, 100)], [(1, 50)])
+    assert torch.equal(computed([(1, 50), (0, 100)]), whole)
+    assert torch.equal(computed([(0, 3), (1, 17)], [(0, 70)], [(1, 33), (0, 27)]), whole)
 
 
 @pytest.mark.full
@@ -182,7 +209,7 @@ def test_the_kernels_compile_for_real_cards(pytestconfig: pytest.Config) -> None
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     kernels = json.loads(done.stdout)
-    assert len(kernels) == 28
+    assert len(kernels) == 40
     assert all(size > 1000 for size in kernels.values())
 
 
@@ -198,17 +225,3 @@ def test_a_fast_kernel_that_is_wrong_or_broken_does_not_serve(caplog: pytest.Log
         off.setenv("EB_KERNELS", "off")
         assert choose.agreed(lambda: ("fast", 0.0), torch.float32, "x") is None
     assert "attention falls back to plain PyTorch, which is much slower: no such card" in caplog.text
-
-
-def test_flash_attention_gets_the_limits_of_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    def varlen(q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, debug, scale):  # type: ignore[no-untyped-def]
-        """What the GPU's operation is documented to do: pieces by cuts, causal from the end of each."""
-        assert (cu_q.dtype, dropout, is_causal, debug) == (torch.int32, 0.0, True, False)
-        assert (max_q, max_k) == (cu_q.diff().max(), cu_k.diff().max())
-        cuts = zip(cu_q.tolist(), cu_q.tolist()[1:], cu_k.tolist(), cu_k.tolist()[1:])
-        return (torch.cat([causal(q[a:b], k[c:d], v[c:d], scale) for a, b, c, d in cuts]),)
-
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", varlen, raising=False)
-    pool = torch.Size((9, 2, 16, 64))
-    for heads in (2, 6):
-        assert choose.prompts_error(FlashPrompts(), PlainPrompts(), heads, pool, torch.float32, CPU) < 1e-6

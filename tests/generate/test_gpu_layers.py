@@ -9,7 +9,6 @@ import torch
 
 from generate.cpu.attention import TorchAttention
 from generate.gpu import choose
-from generate.gpu import runner as gpu_runner
 from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
 from generate.gpu.runner import GpuRunner
 from generate.params import GREEDY
@@ -21,6 +20,7 @@ from tests.support.generate import ARCHITECTURES, LLAMA, multiply_in_one_order, 
 
 pytest.importorskip("triton", reason="Triton is not there: pip install triton")
 from generate.gpu.triton_attention import TritonDecode
+from generate.gpu.triton_prompts import TritonPrompts
 
 CPU = torch.device("cpu")
 
@@ -132,6 +132,7 @@ def test_texts_are_the_cpus_for_every_family(name: str) -> None:
     assert run(None, ragged(config, 10, 1, temperature=0), runner=runner) == expected
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of rows of padding, which hold anything
 @pytest.mark.full
 def test_texts_of_the_kernels_are_the_cpus() -> None:
     config = replace(ARCHITECTURES["qwen3"], n_layer=1, block_size=128, n_embd=32, head_size=32, inner_size=32)
@@ -142,19 +143,5 @@ def test_texts_of_the_kernels_are_the_cpus() -> None:
     expected = run(None, requests(), runner=plain_runner(config))
     runner = GpuRunner(random_network(config), 120, 64, capacity=4, strict=True)
     runner.attend = TritonDecode(4, 2, config.n_head, config.n_kv_head, config.head_size, CPU)
+    runner.prefill.attend = TritonPrompts()
     assert run(None, requests(), runner=runner) == expected
-
-
-def test_pieces_with_a_long_past_are_attended_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def texts() -> list[list[int]]:
-        """Three prompts in the first step, and three in the second whose first two pages are in the prefix cache."""
-        requests = [Sequence([7] * 130 + [i] * 9, 4, sampling=GREEDY) for i in range(6)]
-        return run(None, requests, runner=GpuRunner(random_network(LLAMA), 120, 64, capacity=8))
-
-    expected = texts()
-    parts: list[int] = []
-    lay_out = gpu_runner.lay_out
-    monkeypatch.setattr(gpu_runner, "TOKENS_AT_ONCE", 300)
-    monkeypatch.setattr(gpu_runner, "lay_out", lambda *how: (parts.append(len(out := lay_out(*how))), out)[1])
-    assert texts() == expected
-    assert parts == [2, 2]

@@ -157,14 +157,18 @@ def test_a_row_too_flat_for_the_device_is_drawn_by_the_host() -> None:
     assert runner.decoder.used_ahead == 0  # each step was repeated for the host
 
 
-def test_where_no_graph_can_be_recorded_steps_are_launched_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_no_graph_can_be_recorded_steps_are_launched_one_by_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def record() -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     runner = GpuRunner(make_model(CONFIG), 120, 64, capacity=8)
-    runner.decoder.replayer = SimpleNamespace(record=record)
+    for part in (runner.decoder, runner.prefill):
+        monkeypatch.setattr(part.replayer, "record", record)
     assert runner.warm_up()
-    assert "without CUDA graphs, which is slower: operation not" in caplog.text
+    assert "decode steps run without CUDA graphs, which is slower: operation not" in caplog.text
+    assert "prompts run without CUDA graphs" in caplog.text
     expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5))
     assert run(None, ragged(CONFIG, 6, 5), runner=runner) == expected
 
@@ -186,25 +190,28 @@ def test_a_step_has_at_least_two_rows() -> None:
     assert set(sizes) == {2}  # torch's products of one row are slower
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of rows of padding, which hold anything
 @pytest.mark.full
 def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is not there: pip install triton")
     multiply_in_one_order(monkeypatch)
     from generate.gpu.triton_attention import TritonDecode
+    from generate.gpu.triton_prompts import TritonPrompts
 
     config = GPTConfig(block_size=128, vocab_size=61, n_layer=1, n_head=1, n_embd=64)
     runner = GpuRunner(make_model(config), 120, 64, capacity=4, strict=True)
     runner.attend = TritonDecode(4, 2, config.n_head, config.n_head, config.head_size, runner.device)
+    runner.prefill.attend = TritonPrompts()
     seen: list[dict[tuple[str, int], torch.Tensor]] = []
-    logits_of = runner.decoder.logits, runner._prompt_logits
 
-    def watch(i: int) -> Callable[..., torch.Tensor]:
-        def logits(sequences: list[Sequence], *args: Any, **options: Any) -> torch.Tensor:
-            result = logits_of[i](sequences, *args, **options)
-            seen[-1].update({(s.id, s.length): row.clone() for s, row in zip(sequences, result)})
+    def watch(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def computed(sequences: list[Sequence], *args: Any) -> Any:
+            result = compute(sequences, *args)
+            rows = result[0] if isinstance(result, tuple) else result  # of prompts: with the states to pool
+            seen[-1].update({(s.id, s.length): row.clone() for s, row in zip(sequences, rows)})
             return result
 
-        return logits
+        return computed
 
     def texts(policy: str) -> list[list[int]]:
         seen.append({})
@@ -212,8 +219,8 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(m
         requests = [Sequence([9, 8, i] * 21, 3, id=str(i), sampling=asks) for i in range(2)]
         return run(None, requests, policy, runner=runner)
 
-    monkeypatch.setattr(runner.decoder, "logits", watch(0))
-    monkeypatch.setattr(runner, "_prompt_logits", watch(1))
+    monkeypatch.setattr(runner.decoder, "logits", watch(runner.decoder.logits))
+    monkeypatch.setattr(runner, "_compute_prompts", watch(runner._compute_prompts))
     greedy = [Sequence([9, 8, i] * 21, 3, sampling=GREEDY) for i in range(2)]
     assert texts("dynamic") == texts("nobatch") == run(make_model(config), greedy)
     together, alone = seen

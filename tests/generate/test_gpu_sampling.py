@@ -48,7 +48,7 @@ def test_buckets_end_at_the_capacity_and_hold_every_batch() -> None:
     assert buckets_up_to(2) == [2]
     assert buckets_up_to(20) == [2, 4, 8, 12, 16, 20]
     assert buckets_up_to(512) == [*BUCKETS]
-    replayer = Replayer(lambda rows, drawing: torch.empty(0), 100)
+    replayer = Replayer(lambda rows, drawing: torch.empty(0), buckets_up_to(100), sampling.DRAWINGS)
     assert [replayer.bucket(n) for n in (1, 3, 64, 65, 100)] == [2, 4, 64, 96, 100]
 
 
@@ -78,7 +78,7 @@ def test_a_graph_is_recorded_for_every_bucket_and_replayed_with_its_own_logits(m
             "current_stream": lambda: SimpleNamespace(synchronize=lambda: None)}  # fmt: skip
     for name, fake in cuda.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    replayer = GraphReplayer(step, 5)
+    replayer = GraphReplayer(step, buckets_up_to(5), sampling.DRAWINGS)
     replayer.record()
     assert len(replayer.graphs) == 3 * 3  # buckets 2, 4 and 5, three ways to draw
     assert next(iter(replayer.graphs))[0] == 5

@@ -28,7 +28,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "quantize": ("int8", "int8"), "kv_dtype": ("int8", "int8"), "speculate": ("ngram", "ngram"), "drafts": ("2", "2"), "mock_acceptance": ("0.5", 0.5), "draft_model": ("bard", "bard"),
     "batch_invariant": ("on", True),
     "tokenizer_file": ("x.tiktoken", "x.tiktoken"), "kv_memory": ("1.5G", 3 << 29),
-    "prefix_cache": ("off", False), "evict": ("ttl", "ttl"), "compute_threads": ("3", 3), "host": ("::1", "::1"),
+    "prefix_cache": ("off", False), "evict": ("ttl", "ttl"), "pinned_prefixes": ("x.json", "x.json"), "pinned_pages": ("7", 7), "compute_threads": ("3", 3), "host": ("::1", "::1"),
     "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
     "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "demo": ("on", True), "lab": ("on", True), "end_of_text": ("text", "text"),

@@ -198,3 +198,39 @@ def test_pages_are_rounded_up(tokens: int, pages: int) -> None:
 def test_a_pool_without_a_page_to_give_is_refused() -> None:
     with pytest.raises(ValueError, match=r"1 pages.*--kv-memory"):
         PagePool(1, 16)
+
+
+COMMON, OTHER = [1] * 8 + [2], [1] * 4 + [3] * 5
+
+
+def test_the_most_common_pages_are_pinned_and_no_other_is_cached() -> None:
+    pool = PagePool(11, 4)
+    computed = pool.pin([OTHER, COMMON, COMMON, [9] * 9], 2, 9)
+    assert [(seq.prompt_ids[:-1], len(seq.pages), seq.computed) for seq in computed] == [
+        ([1] * 4, 1, 0),
+        ([1] * 8, 2, 4),
+    ]
+    assert computed[1].pages[0] == computed[0].pages[0]
+    assert (pool.total, pool.used, pool.cached) == (8, 0, 0)
+    for prompt, found in ((COMMON, 8), (OTHER, 4), ([9] * 9, 0)):
+        for _ in range(2):  # what a request computes is not found by the next
+            assert pool.cached_tokens(pool.hashes(prompt)) == found
+            fill(pool, prompt)
+    assert (pool.free, pool.used) == (8, 0)
+
+
+def test_pinned_pages_outlast_a_pool_that_was_full() -> None:
+    pool = PagePool(11, 4)
+    pool.pin([COMMON], 2, 9)
+    pages = [pool.take() for _ in range(pool.free)]
+    assert not pool.can_ever_hold(9 * 4)
+    assert set(pages).isdisjoint(pool.shareable(pool.hashes(COMMON), 8) or ())
+    pool.release(pages)
+    assert pool.cached_tokens(pool.hashes(COMMON)) == 8
+
+
+def test_pinning_leaves_room_for_the_longest_request() -> None:
+    prompts = [[n] * 9 for n in range(20)]
+    with pytest.raises(ValueError, match=r"is 8, but .* 9 tokens leaves 7 of 10. Use 7 or fewer"):
+        PagePool(11, 4).pin(prompts, 8, 9)
+    assert len(PagePool(11, 4).pin(prompts, 7, 9)) == 7

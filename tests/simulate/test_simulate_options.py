@@ -22,6 +22,7 @@ from simulate.arena.grade import Grade
 from simulate.commands import advise, check, grade, new, try_out
 from simulate.laws.check import Verdict
 from simulate.measured import calibrate, validate
+from simulate.workloads import draw
 from tests.support import points
 
 SMALL = "--num 30 --rate 6 --max-batch-size 4"
@@ -83,7 +84,7 @@ VALIDATE = "validate dynamic --cost llm-mock"
 PROBE = "probe http://here --engine vllm --log OUT/log --out OUT/cost"
 FIT = "fit LOG --engine vllm --out OUT/cost"
 CHECK = "check window"
-ADVISE = "advise TRACE"
+ADVISE = "advise TRACE --advice OUT/advice.json"
 TRY = "try MINE"
 ARENA = "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1"
 ADVERSARY = "adversary static --requests 4 --tries 20 --out OUT/a.csv"
@@ -91,6 +92,11 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
     "run": {
         "--open-ended": (f"run dynamic {SMALL} --kv-tokens 640", ""),
         "--evict": ("run dynamic --workload agent:8 --num 150 --rate 1 --max-batch-size 4 --kv-tokens 1600", "ttl"),
+        "--pinned-prefixes": (f"run dynamic {SMALL} --workload shared-prefix:2:64 --kv-tokens 4096", "SHAREGPT"),
+        "--pinned-pages": (
+            f"run dynamic {SMALL} --workload shared-prefix:2:64 --kv-tokens 4096 --pinned-prefixes SHAREGPT",
+            "1",
+        ),
         "--preemption": (SWAPPED.partition(" --pre")[0], "swap"),
         "--swap-gbps": (SWAPPED, "8"),
         "--swap-space": (SWAPPED, "0.01"),
@@ -278,6 +284,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     block = {"timestamp_ms": 0, "input_length": 9, "output_length": 9}
     blocks = [json.dumps({**block, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
     (tmp_path / "mine.py").write_text(new.TEMPLATE.read_text())
+    said = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "aye"}]}
+            for text in draw("shared-prefix:2:64", 6, 30).texts or ()]  # fmt: skip
+    (tmp_path / "sharegpt.json").write_text(json.dumps(said))
     (tmp_path / "blocks.jsonl").write_text("\n".join(blocks))
     host = {"alpha0": 0.01, "alpha1": 0.02, "alpha2": 0.001, "sigma": 0.01, "poll": 0.0}
     seen = [{"sent": i, "prompt": 9, "output": 5, "first": i + 0.5, "last": i + 0.9} for i in range(8)]
@@ -367,6 +376,7 @@ def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) 
         capsys.readouterr()
     files = {
         "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl",
+        "SHAREGPT": "sharegpt.json",
     }  # fmt: skip
     places = {name: folder / path for name, path in files.items()} | {"OUT": out, "RUN": out / "run"}
     parts = [word.partition("/") for word in line.split()]
