@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import HttpVersion11, web
@@ -20,7 +20,7 @@ from fleet import bodies
 from fleet.routers import Asked as Routed
 from front import asked as asking
 from front import errors
-from front.asked import Asked
+from front.asked import Asked, Means
 from front.counted import Counter
 from front.errors import Failed
 from front.sites import Site, Sites
@@ -54,6 +54,7 @@ class Wires:
     idle: float
     key: str = ""
     own_key: str = ""
+    token_lengths: Means = field(default_factory=Means)
 
     def headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
         """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
@@ -191,7 +192,8 @@ class Relay:
     async def _copy(self, answer: aiohttp.ClientResponse, site: Site) -> web.StreamResponse:
         """Pass an answer on as it comes, and count what is in it."""
         is_plain = answer.headers.get("Content-Encoding", "identity").lower() == "identity"
-        counter = Counter(answer.content_type if is_plain else "", answer.status)
+        lengths, model = self._wires.token_lengths, self.asked.model
+        counter = Counter(answer.content_type if is_plain else "", answer.status, lengths.of(model))
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=self._head(answer, site))
         if "Content-Length" in answer.headers:
             response.content_length = int(answer.headers["Content-Length"])
@@ -216,6 +218,8 @@ class Relay:
         if count := counter.end():
             upstream.tokens(turn, count)
         self.output_tokens, self.prompt_tokens = counter.tokens, counter.prompt_tokens
+        if counter.token_length is not None:
+            lengths.learn(model, counter.token_length)
         if counter.is_error and not counter.tokens:
             upstream.end(turn, "abort", PASSED_ON)
         else:

@@ -29,7 +29,7 @@ from config import Config
 from fleet import bodies
 from front import asked as asking
 from front import wire
-from front.asked import Allowance, Asked, Overhead
+from front.asked import Allowance, Asked, Means
 from front.bridge import Bridge
 from front.door import Door, expect
 from front.errors import Failed, unavailable
@@ -38,6 +38,7 @@ from front.menu import Menu
 from front.receiving import receive
 from front.relay import Relay, Wires, failed
 from front.sites import Site, Sites
+from front.steps import StepsOfEach
 from front.upstreams import Upstreams
 from observe.replay.question import Server as Asking
 from observe.replay.recording import Recording
@@ -106,13 +107,16 @@ class Queue(Door):
         )  # fmt: skip
         recording = Recording()
         self.manager.listeners.append(recording.on_arrival)
-        self.manager.observers.append(recording.observe)
+        self.manager.observers.append(StepsOfEach(recording.observe).observe)
         names = " + ".join(site.name for site in sites.all)
         engine = Engine(
             model=self.manager.model, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
             context=settings.context, vocabulary=1 << 32, width=0, n_pages=0, page_size=1, tokens_per_step=1 << 40,
             facts={"upstreams": self.manager.named}, manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
-            what_if=WhatIf(Asking(self.manager, recording, served=config.policy, slots=slots, engines=self.manager.engines), settings.context),
+            what_if=WhatIf(
+                Asking(self.manager, recording, served=config.policy, slots=slots, late=True, engines=self.manager.engines),
+                settings.context,
+            ),
         )  # fmt: skip
         self.service = Service(config, self.menu)
         app = App("queue", static_folder=None)
@@ -122,7 +126,7 @@ class Queue(Door):
         if chosen.name != "dynamic":
             self.manager.inbox.switch(chosen)
         self._bridge = Bridge(app)
-        self._overhead = Overhead()
+        self._overhead = Means()  # tokens of prompts beside their pieces of text, as of a chat template
         self._allowance = Allowance(settings.client_tokens, time.monotonic)
         self.wires: Wires
 
@@ -230,7 +234,7 @@ class Queue(Door):
 
     def _inference(self, request: web.Request, asked: Asked, relay: Relay) -> Inference:
         """Return what waits in the queue for a request."""
-        prompt = [0] * self._overhead.of(asked.model) + asked.prompt
+        prompt = [0] * round(self._overhead.of(asked.model)) + asked.prompt
         limit = asked.limit or max(1, self.settings.context - len(prompt))
         name = request.headers.get("X-Request-Id", "")
         is_free = ID.fullmatch(name) and self.service.registry.find(name) is None
