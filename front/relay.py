@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -58,12 +59,7 @@ class Wires:
 
     def headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
         """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
-        ours, key = asking.HINTS | {"host"}, self.own_key
-        headers = CIMultiDict(
-            (name, value)
-            for name, value in passed(request.headers).items()
-            if name.lower() not in ours and not (key and key in value)
-        )
+        headers = passed(request.headers, self.own_key, asking.HINTS | {"host"})
         if self.key or self.own_key:
             for name in asking.KEYS:
                 headers.popall(name, None)
@@ -145,6 +141,7 @@ class Relay:
         """Return an upstream's answer; None if none takes it now, and it waits for its next turn."""
         site, now = self.turn.at.site, self._loop.time()
         self._first_try = now if self._first_try is None else self._first_try
+        site.open += 1
         try:
             while True:
                 notes: set[str] = set()
@@ -158,6 +155,8 @@ class Relay:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             site.failures += 1
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+            if is_closed:
+                site.down_since = site.down_since or time.time()
             if is_closed and now - self._first_try < PATIENCE_SECONDS and self.turn.inference.error is None:
                 self._wires.sites.rest(site, {})
                 self._wires.upstream.refuse(self.turn)  # nothing has reached it, so nothing is done twice
@@ -165,14 +164,14 @@ class Relay:
             reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, BROKE))
             self._wires.upstream.end(self.turn, "abort", reason)
             raise failed(reason) from None
+        finally:
+            site.open -= 1
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
-        if isinstance(error, asyncio.TimeoutError):
-            text = (
-                f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
-            )
-            return InferenceError("timeout_error", text)
-        return other
+        silent = (
+            f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
+        )
+        return InferenceError("timeout_error", silent) if isinstance(error, asyncio.TimeoutError) else other
 
     async def _exchange(self, site: Site, notes: set[str]) -> web.StreamResponse | None:
         headers = self._wires.headers(self.request)
@@ -180,6 +179,7 @@ class Relay:
             headers["Accept-Encoding"] = "identity"  # tokens cannot be counted in compressed bytes
         url = site.url + self.request.rel_url.raw_path_qs
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
+            site.down_since = None
             if answer.status in (429, 503):
                 assert self._first_try is not None
                 seconds = self._wires.sites.rest(site, answer.headers)
@@ -228,7 +228,7 @@ class Relay:
         return response
 
     def _head(self, answer: aiohttp.ClientResponse, site: Site) -> CIMultiDict[str]:
-        seq, headers = self.turn.inference.sequence, passed(answer.headers)
+        seq, headers = self.turn.inference.sequence, passed(answer.headers, self._wires.key)
         waited = (seq.scheduled_at or seq.arrived_at) - seq.arrived_at
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers

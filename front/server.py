@@ -27,10 +27,11 @@ from api.pages import dashboard, events
 from api.service import Engine, Service
 from config import Config
 from fleet import bodies
+from front import access, health, wire
 from front import asked as asking
-from front import wire
 from front.asked import Allowance, Asked, Means
 from front.bridge import Bridge
+from front.clients import Client
 from front.door import Door, expect
 from front.errors import Failed, unavailable
 from front.limits import Limits
@@ -119,6 +120,7 @@ class Queue(Door):
             ),
         )  # fmt: skip
         self.service = Service(config, self.menu)
+        self.service.outage = lambda: health.state(self.sites.all)
         app = App("queue", static_folder=None)
         assemble(app, self.service, (native, operations, policy, events, dashboard))
         connect(self.service, engine)
@@ -147,6 +149,11 @@ class Queue(Door):
         self.service.stop()
         await session.close()
 
+    def answered(self, request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> None:
+        """Write a line of the access log; the pages' own hooks write theirs."""
+        if self.service.config.access_log and self.service.serves and "is_page" not in notes:
+            self.service.access_log.write(access.record(request, notes, status, seconds))
+
     def generates(self, request: web.Request) -> bool:
         """Return whether a request is queued."""
         return request.method == "POST" and request.path in QUEUED
@@ -169,8 +176,11 @@ class Queue(Door):
         if path.startswith(("/v1/", "/api/")):
             text = f"{request.method} {path} is not passed on. Use POST with one of: {', '.join(sorted(QUEUED))}"
             raise Failed(404, text, "not_found_error")
+        if path in (*operations.HEALTH, *operations.READY, "/"):
+            await health.look(self.sites.all)
         body = await receive(request, self.limits)
         self.service.draining = self.draining
+        cast(Client, request.protocol).notes["is_page"] = True
         self.open -= 1  # an open page must not keep the queue from shutting down
         try:
             return await self._bridge.handle(request, body)
@@ -191,7 +201,12 @@ class Queue(Door):
         """Hold a request until its turn, and answer it by an upstream."""
         body = await receive(request, self.limits, LARGEST, encoded=True)
         asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
-        meters, inference = self.service.meters, None
+        if asked.choices > (slots := max(site.slots for site in self.sites.all)):
+            raise Failed(
+                400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Send n up to {slots}"
+            )
+        notes, meters, inference = cast(Client, request.protocol).notes, self.service.meters, None
+        notes["asked"] = asked
         status, rejected = 499, None
         meters.arrived()
         try:
@@ -199,7 +214,7 @@ class Queue(Door):
                 most, seconds = self.settings.client_tokens, math.ceil(wait)
                 text = f"client {asked.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
                 raise InferenceError("overloaded", text, seconds)
-            relay = Relay(request, body, asked, self.wires)
+            relay = notes["relay"] = Relay(request, body, asked, self.wires)
             inference = self._inference(request, asked, relay)
             relay.expect(inference)
             self._enqueue(inference)
@@ -287,4 +302,6 @@ class Queue(Door):
 
     async def _ask(self, request: web.Request, url: str) -> web.Response:
         async with self.wires.ask(request.method, url, self.wires.headers(request)) as answer:
-            return web.Response(status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers))
+            return web.Response(
+                status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers, self.settings.key)
+            )

@@ -22,9 +22,11 @@ class Site:
     name: str
     url: str
     slots: int
+    open: int = 0
     rests_until: float = 0.0
     refusals: int = 0
     failures: int = 0
+    down_since: float | None = None  # time.time() of the first try that did not reach it
 
 
 @dataclass

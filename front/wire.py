@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
 import aiohttp
@@ -27,12 +27,18 @@ IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between
 CONNECT_SECONDS = 5.0
 KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
 REUSED = "reused"
+SHORTEST_SECRET = 8  # characters: a shorter key is in other headers by chance
 
 
-def passed(headers: Headers) -> CIMultiDict[str]:
-    """Return the headers that are not about one connection, of which `Connection` may name more."""
+def passed(headers: Headers, secret: str = "", ours: Iterable[str] = ()) -> CIMultiDict[str]:
+    """Return the headers without `ours`, those with a secret, and those about one connection, which `Connection` names, too.
+
+    Some servers read `Content_Length` as `Content-Length`.
+    """
     named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in HOP | named)
+    ends = HOP.union(named, ours)
+    kept = ((name, value) for name, value in headers.items() if name.lower().replace("_", "-") not in ends)
+    return CIMultiDict((name, value) for name, value in kept if len(secret) < SHORTEST_SECRET or secret not in value)
 
 
 def is_for(request: web.BaseRequest, hosts: list[str] | None) -> bool:

@@ -68,7 +68,7 @@ def blueprint(service: Service) -> Blueprint:
     exposition = Exposition(service)
 
     def health() -> Response:
-        return _state(service, *service.status())
+        return _state(service, *service.health())
 
     def ready() -> Response:
         return _state(service, *service.readiness())

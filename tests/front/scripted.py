@@ -81,6 +81,8 @@ class Scripted:
             return web.Response(text="<html>bad gateway</html>", content_type="text/html", status=502)
         if fault == "redirect":
             return web.Response(status=307, headers={"Location": "http://10.0.0.1/"})
+        if fault == "echo":
+            return web.Response(status=401, headers={"X-Echo": request.headers.get("Authorization", "")})
         if fault == "close" or self.closes_next:
             self.closes_next = False
             assert request.transport is not None
@@ -112,8 +114,8 @@ class Scripted:
         if not asks.get("stream"):
             for i in range(count):
                 await tokens.get()
-                if fault == "cut" and i == 1:
-                    return await self._cut(request)
+                if fault in ("cut", "cuthang") and i == 1:
+                    return await self._cut(request, hangs=fault == "cuthang")
             usage = {"prompt_tokens": 7, "completion_tokens": count}
             return web.json_response({"choices": [{"message": {"content": "t " * count}}], "usage": usage})
         if request.path.startswith("/api/"):
@@ -155,10 +157,12 @@ class Scripted:
         await response.write_eof()
         return response
 
-    async def _cut(self, request: web.Request) -> web.StreamResponse:
+    async def _cut(self, request: web.Request, hangs: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "1000"})
         await response.prepare(request)
         await response.write(b'{"choices": ')
+        if hangs:
+            await asyncio.sleep(1000)
         assert request.transport is not None
         request.transport.close()
         return response
