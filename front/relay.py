@@ -144,6 +144,7 @@ class Relay:
         """Return an upstream's answer; None if none takes it now, and it waits for its next turn."""
         site, now = self.turn.at.site, self._loop.time()
         self._first_try = now if self._first_try is None else self._first_try
+        site.open += 1
         try:
             while True:
                 notes: set[str] = set()
@@ -164,6 +165,8 @@ class Relay:
             reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, BROKE))
             self._wires.upstream.end(self.turn, "abort", reason)
             raise failed(reason) from None
+        finally:
+            site.open -= 1
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
         if isinstance(error, asyncio.TimeoutError):

@@ -22,6 +22,7 @@ class Site:
     name: str
     url: str
     slots: int
+    open: int = 0
     rests_until: float = 0.0
     refusals: int = 0
     failures: int = 0

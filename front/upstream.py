@@ -33,11 +33,12 @@ class Turn:
     `asked` is what routers know of it.
     """
 
-    __slots__ = ("again", "asked", "at", "begin", "ended", "error", "inference", "last", "unread")
+    __slots__ = ("again", "asked", "at", "begin", "ended", "error", "inference", "last", "unread", "where")
 
     def __init__(self, inference: Inference, begin: Callable[[], None], asked: Asked) -> None:
         self.inference, self.begin, self.asked = inference, begin, asked
-        self.at: Upstream  # where it is, once it is let through
+        self.at: Upstream  # where it is, once it is let through, and the name of that
+        self.where = ""
         self.unread = 0  # tokens
         self.ended: str | None = None  # stop, length or abort, when its answer is complete
         self.error: InferenceError | None = None
@@ -81,7 +82,7 @@ class Upstream:
         plan.counts = [0] * len(plan.sequences)
         for seq in plan.joined:
             if (turn := self._turns.get(seq)) is not None:
-                turn.at = self
+                turn.at, turn.where = self, self.site.name
                 turn.begin()
         if self._open is not None:
             still = set(plan.sequences)
