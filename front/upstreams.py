@@ -85,10 +85,10 @@ class Upstreams(BatchingManager):
         """Return those that wait and join before a request, as the policy sorts them now, and the seconds they take.
 
         The request may be one that does not wait yet. An order of a long queue takes a while, so it is reused for a multiple
-        of that: a request that it lacks is then the last.
+        of that: one that it lacks and that does not wait is then the last.
         """
         first, now = self.each[0].scheduler, self._clock()
-        if now >= self._sorts_at:
+        if now >= self._sorts_at or (seq in first.waiting and seq not in self._order):
             self._order = first.queue.in_order(first.policy, first.sharing.running, seq, now)
             self._sorts_at = now + RARELY * (self._clock() - now)
         sooner = [one for one in takewhile(lambda one: one is not seq, self._order) if one in first.waiting]
