@@ -79,6 +79,7 @@ class Parts:
     width: int  # of the hidden state, and so of an embedding
     n_pages: int
     page_size: int
+    window: int = 0  # tokens that a layer reads at most, 0 for all
     tokens_per_step: int  # the default of --max-tokens-per-step
     sampling: Mapping[str, float] = field(default_factory=dict)  # of OpenAI's dialect, where a request names none
     facts: dict[str, Any] = field(default_factory=dict)

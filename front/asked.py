@@ -53,7 +53,7 @@ def asked(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, clie
         streams=bool(fields.get("stream")),
         client=_client(fields, headers, peer, client_by),
         priority=int(_number(headers.get(PRIORITY), fields.get("priority"), MOST_PRIORITY) or 0),
-        slo_s=_positive(_number(headers.get(SLO), fields.get("slo_s"), 1e6)),
+        slo_s=max(0.0, _number(headers.get(SLO), fields.get("slo_s"), 1e6) or 0.0) or None,
         session=headers.get(SESSION, "")[:LONGEST_NAME],
         model=model[:LONGEST_NAME] if isinstance(model, str) else "",
     )
@@ -101,10 +101,6 @@ def _number(header: str | None, field: Any, most: float) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return max(-most, min(number, most)) if math.isfinite(number) else None
-
-
-def _positive(number: float | None) -> float | None:
-    return number if number is not None and number > 0 else None
 
 
 def _whole(value: Any) -> int | None:

@@ -68,9 +68,7 @@ class Steps:
 
     def _pass_on(self, count: int) -> None:
         """Pass on the steps of the first bursts; a pause of less than half a step belongs to the next."""
-        began, ended = 0.0, inf
-        joined: list[str] = []
-        left: list[tuple[str, str]] = []
+        began, ended, joined, left = 0.0, inf, list[str](), list[tuple[str, str]]()
         for i, (burst, steps) in enumerate(zip(self._bursts[:count], self._steps())):
             began, ended, joined, left = began or burst.t, _end(burst), joined + burst.joined, left + burst.left
             self._over += steps
@@ -104,9 +102,9 @@ class Steps:
             span = range(bisect_right(ends, a.begin + AFTER), bisect_right(ends, a.end + AFTER))
             free = [i for i in span if not shown[i]]
             due = a.steps - sum(steps[i] for i in span if shown[i])
-            factor = max(0.1, due) / sum(steps[i] for i in free) if free else 1.0
-            for i in free:
-                steps[i] *= factor
+            total = sum(steps[i] for i in free)
+            for i in free if total else ():
+                steps[i] *= max(0.1, due) / total
         return steps
 
 

@@ -11,17 +11,22 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from models.architecture import Architecture, Llama3Scaling, Rope
 from models.network import Block
 
 
-def frequencies(rope: Rope, head_size: int) -> Tensor:
-    """Return the angle per position of each pair of dimensions, float32 [D/2].
+def frequencies(rope: Rope, head_size: int, positions: int) -> Tensor:
+    """Return the angle per position of each pair of dimensions that is rotated, float32 [D/2], for so many positions.
 
     In float32 like transformers: at position 8,000 the last bit of a frequency is a thousandth of a radian.
     """
-    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
+    size = int(head_size * rope.part)
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+    if rope.longrope is not None:
+        divisors = rope.longrope.long if positions > rope.longrope.original_context else rope.longrope.short
+        return 1.0 / (torch.tensor(divisors) * rope.theta**exponents)
     plain = 1.0 / (rope.theta**exponents) / rope.factor
     return plain if rope.llama3 is None else _stretched(plain, rope.llama3)
 
@@ -42,8 +47,16 @@ def _stretched(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 def rotation_table(rope: Rope, head_size: int, positions: int) -> Tensor:
     """Return cosine and sine of every angle, float32 [positions, 2, D/2]."""
-    angles = torch.arange(positions).float()[:, None] * frequencies(rope, head_size)  # [T, D/2]
-    return torch.stack((angles.cos(), angles.sin()), 1)
+    angles = torch.arange(positions).float()[:, None] * frequencies(rope, head_size, positions)  # [T, rotated / 2]
+    stretch, still = rope.longrope.stretch if rope.longrope else 1.0, head_size // 2 - angles.shape[1]
+    cosines, sines = F.pad(angles.cos() * stretch, (0, still), value=1.0), F.pad(angles.sin() * stretch, (0, still))
+    return torch.stack((cosines, sines), 1)
+
+
+def rotation_tables(config: Architecture, device: torch.device) -> dict[Rope | None, Tensor]:
+    """Return the table of each rotation of a model, on `device`."""
+    ropes = filter(None, (config.rope, config.local_rope))
+    return {rope: rotation_table(rope, config.head_size, config.block_size).to(device) for rope in ropes}
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
@@ -54,19 +67,20 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + epsilon) in float32, cast to x's dtype, and only then times weight, as Llama does.
+    """Return x / sqrt(mean(x^2) + epsilon) in float32, cast to the weight's dtype, times weight, as x's dtype.
 
     Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. Over the last dimension.
     """
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return weight * normed.to(x.dtype)
+    return (weight * normed.to(weight.dtype)).to(x.dtype)
 
 
 class Turn(NamedTuple):
     """How H query heads and KV key heads, of D values each, are normalized and rotated before attention.
 
-    norms: [2, D], the weights of the RMS norms of the heads of queries and of keys before the rotation, or None.
+    norms: the weights of the RMS norms of queries and of keys before the rotation, one after the other, or None. They are
+        of each head, [2 * D], or of all heads together, [(H + KV) * D].
     """
 
     H: int
@@ -74,16 +88,18 @@ class Turn(NamedTuple):
     D: int
     norms: Tensor | None
     eps: float
+    rope: Rope | None = None
 
 
-def make_turn(block: Block, config: Architecture) -> Turn | None:
-    """Return the rotation of this architecture, None for learned positions."""
-    if config.rope is None:
+def make_turn(block: Block, config: Architecture, layer: int) -> Turn | None:
+    """Return the rotation of this layer, None for one without."""
+    rope = config.rope_of(layer)
+    if rope is None:
         return None
     norms = None
     if block.q_norm is not None and block.k_norm is not None:
-        norms = torch.stack((block.q_norm.weight, block.k_norm.weight))
-    return Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
+        norms = torch.cat((block.q_norm.weight, block.k_norm.weight))
+    return Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon, rope)
 
 
 def turn_heads(qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
@@ -91,5 +107,9 @@ def turn_heads(qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
     heads = qkv.view(len(qkv), -1, turn.D)  # (n, H + 2 KV, D)
     parts, v = [heads[:, : turn.H], heads[:, turn.H : -turn.KV]], heads[:, -turn.KV :]
     if turn.norms is not None:
-        parts = [rms_norm(part, weight, turn.eps) for part, weight in zip(parts, turn.norms)]
-    return torch.cat((*(rotate(part, rotation) for part in parts), v), 1).view(qkv.shape)
+        weights = turn.norms.view(-1)
+        first = turn.H * turn.D if len(weights) > 2 * turn.D else turn.D
+        pairs = [*zip(parts, (weights[:first], weights[first:]))]
+        parts = [rms_norm(part.reshape(len(qkv), -1, len(weight)), weight, turn.eps) for part, weight in pairs]
+    turned = (rotate(part.view(len(qkv), -1, turn.D), rotation) for part in parts)
+    return torch.cat((*turned, v), 1).view(qkv.shape)

@@ -166,7 +166,8 @@ class ModelRunner(Runner):
         if len(ids) > R:
             some = torch.tensor([*sample_rows, *pool_rows], dtype=torch.long, device=self.device)
         x = self.blocks(ids, positions, rows, some)  # (R + P, C)
-        return self.head(x[:R]) if R else x[:0], x[R:]
+        logits, cap = self.head(x[:R]) if R else x[:0], self.config.logits_cap
+        return cap * (logits / cap).tanh() if cap else logits, x[R:]
 
     def _pack(self, plan: Plan, held: Many[Sequence]) -> tuple[Packed, PackedRows]:
         """Return the tokens and rows of the plan, its held sequences and its padding.

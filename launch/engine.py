@@ -62,6 +62,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         prefix_cache=config.prefix_cache,
         salt=f"{parts.model_name} {parts.dtype} {parts.quantize} {parts.kv_dtype}",
         evict=policies.get_eviction(config.evict),
+        window=parts.window,
     )
     if config.pinned_prefixes:
         pin(config, parts, pages)

@@ -16,6 +16,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": gelu_tanh,
+    "gelu_fast": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
     "gelu": F.gelu,
     "relu": F.relu,

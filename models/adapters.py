@@ -231,7 +231,10 @@ def _products(
                 if not torch.isfinite(tensor).all():
                     raise AdapterError(f"{path}: {name} holds NaN or infinity. Use an adapter whose training converged")
             assert piece.place.layer is not None
-            yield LowRank(piece.place.layer, piece.place.part, piece.start, a, b * scales.of(pair["module"])[1])
+            b = b if piece.order is None else b[piece.order]
+            yield LowRank(
+                piece.place.layer, piece.place.part, piece.start, a, b * (scales.of(pair["module"])[1] * piece.scale)
+            )
 
 
 def _digest(products: list[LowRank]) -> str:

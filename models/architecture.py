@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,38 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRope:
+    """Divisors of the frequencies in contexts of up to `original_context` and in longer ones; `stretch` is of all angles' sines."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    stretch: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position embedding over whole heads: dimension i is rotated with dimension i + D/2.
 
-    `factor` divides all frequencies (the type "linear").
+    `factor` divides all frequencies (the type "linear"). Only `part` of the dimensions is rotated, rounded down to whole
+    dimensions: these are the first of each half, since `models/tensors.py` reorders heads, and the others stand still.
     """
 
     theta: float = 10_000.0
     factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    longrope: LongRope | None = None
+    part: float = 1.0
+
+
+class Reach(NamedTuple):
+    """What a token sees: the last `window` keys, its own among them, or all for 0. A cap is that of scores."""
+
+    window: int = 0
+    cap: float = 0.0
+
+
+FULL = Reach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +62,16 @@ class Architecture:
     """One decoder-only transformer: its sizes, and the switches in which the families differ.
 
     inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
-    rope: None for a learned table of positions.
-    qk_norm: each head of queries and keys has an RMS norm of its own before the rotation.
+    rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
+    window: the keys that a token sees in the layers `windowed`, itself among them. These rotate by `local_rope`, if any.
+    qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
+        heads of queries have one together, and all heads of keys.
+    parallel: attention and the MLP take the same residual, each behind its norm, or with `one_norm` behind the same.
+    norm_after: what attention and the MLP give is normalized before it is added, and what they take is not; with
+        `both_norms` both are, each by its own.
+    norm_offset: what is added to the weights of norms when they are loaded.
+    attention_cap, logits_cap: scores and logits x become cap * tanh(x / cap), unless it is 0.
+    scales: for each part of `models.network` that is named, what its tensors are multiplied by when they are loaded.
     """
 
     family: str
@@ -57,18 +88,52 @@ class Architecture:
     rope: Rope | None
     activation: str
     gated: bool
+    unrotated: frozenset[int] = frozenset()
+    window: int = 0
+    windowed: frozenset[int] = frozenset()
+    local_rope: Rope | None = None
     qk_norm: bool = False
+    whole_qk_norm: bool = False
+    norm_after: bool = False
+    both_norms: bool = False
+    norm_offset: float = 0.0
+    parallel: bool = False
+    one_norm: bool = False
     qkv_bias: bool = False
     proj_bias: bool = False  # of the projection behind attention
     mlp_bias: bool = False
     tied: bool = True  # the head is the table of tokens
+    scales: tuple[tuple[str, float], ...] = ()
+    embedding_scale: float = 1.0
+    attention_cap: float = 0.0
+    logits_cap: float = 0.0
+    attention_multiplier: float | None = None  # in place of 1 / sqrt(head size)
     scale_attention: bool = True  # by 1 / sqrt(head size)
     scale_by_layer: bool = False  # by 1 / (layer + 1), too
 
     def attention_scale(self, layer: int) -> float:
         """Return the factor of the dot products of `layer` before the softmax."""
-        scale = 1 / math.sqrt(self.head_size) if self.scale_attention else 1.0
+        scale = self.attention_multiplier or (1 / math.sqrt(self.head_size) if self.scale_attention else 1.0)
         return scale / (layer + 1) if self.scale_by_layer else scale
+
+    def reach_of(self, layer: int) -> Reach:
+        """Return what a token sees in `layer`."""
+        return Reach(self.window if layer in self.windowed and self.window < self.block_size else 0, self.attention_cap)
+
+    @property
+    def reaches(self) -> set[Reach]:
+        """Those of all layers."""
+        return {self.reach_of(layer) for layer in range(self.n_layer)}
+
+    @property
+    def memory(self) -> int:
+        """How many keys the layers read at most, 0 for all: older ones can be given back."""
+        return self.reach_of(0).window if len(self.windowed) == self.n_layer else 0
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """Return the rotation of `layer`, None for one without."""
+        own = self.local_rope if layer in self.windowed else None
+        return None if layer in self.unrotated else own or self.rope
 
     @property
     def qkv_size(self) -> int:

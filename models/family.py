@@ -5,21 +5,22 @@ It must not import torch, nor know a single family.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from models.architecture import Architecture, Llama3Scaling, Rope
+from models.architecture import Architecture, Llama3Scaling, LongRope, Rope
 
 MOST = 2**24  # of any size: contexts, vocabularies, widths
 MOST_LAYERS = 1024
 # Those of models/activations.py, which cannot be imported without torch; a test compares the two.
-ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
+ACTIVATIONS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 
 # Keys of any config.json that do not change what a forward pass computes.
 HARMLESS = frozenset({
-    "architectures", "attention_dropout", "attn_pdrop",
+    "architectures", "attention_dropout", "attn_pdrop", "auto_map", "classifier_dropout",
     "bos_token_id", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
     "forced_bos_token_id", "forced_eos_token_id", "hidden_dropout", "id2label", "initializer_range", "is_decoder",
     "is_llama_config", "keys_to_ignore_at_inference", "label2id", "max_sequence_length", "max_window_layers",
@@ -38,8 +39,9 @@ HARMLESS = frozenset({
 # Switches that change nothing as long as they have this value.
 NEUTRAL: Mapping[str, Any] = {
     "embedding_multiplier": 1.0,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
     "logits_scaling": 1.0,
-    "partial_rotary_factor": 1.0,
     "pretraining_tp": 1,
     "residual_multiplier": 1.0,
     "use_bfloat16": True,
@@ -57,6 +59,13 @@ class Config:
         self.raw = raw
         self._taken: set[str] = set()
 
+    def assume(self, **defaults: Any) -> None:
+        """Let these values stand for keys that are missing or null."""
+        self.raw = {
+            **defaults,
+            **{key: value for key, value in self.raw.items() if value is not None or key not in defaults},
+        }
+
     def take(self, *keys: str, default: Any = None) -> Any:
         """Return the value of the first of `keys` that is present and not null."""
         self._taken.update(keys)
@@ -68,7 +77,7 @@ class Config:
         if value is None:
             raise ConfigError(f"has no {keys[0]}. Use the config.json that belongs to the weights")
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise ConfigError(f"sets {self._present(keys)} to {value!r}. Use a whole number from 1 to {most:,}")
+            raise ConfigError(f"sets {self.name(*keys)} to {value!r}. Use a whole number from 1 to {most:,}")
         return value
 
     def number(self, key: str, default: float, below: float = float("inf")) -> float:
@@ -97,7 +106,10 @@ class Config:
         for key, value in (("rope_scaling", scaling), ("rope_parameters", new)):
             if value is not None and not isinstance(value, dict):
                 raise ConfigError(f"sets {key} to {value!r}. Use the config.json that belongs to the weights")
-        return _rope({"rope_theta": 10_000.0 if theta is None else theta, **(scaling or {}), **(new or {})})
+        part, original = (self.take(key) for key in ("partial_rotary_factor", "original_max_position_embeddings"))
+        before = {"rope_theta": 10_000.0 if theta is None else theta, "partial_rotary_factor": part}
+        given = {**before, "original_max_position_embeddings": original, **(scaling or {}), **(new or {})}
+        return _rope(given, self.take("max_position_embeddings"))
 
     def refuse_rest(self) -> None:
         """Raise ConfigError for a switch that is on and was not taken: ignored, it would change every answer."""
@@ -110,7 +122,8 @@ class Config:
                     "Use a model without it"
                 )
 
-    def _present(self, keys: tuple[str, ...]) -> str:
+    def name(self, *keys: str) -> str:
+        """Return the first of `keys` that is present, or the first of all."""
         return next((key for key in keys if self.raw.get(key) is not None), keys[0])
 
 
@@ -128,16 +141,16 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _rope(given: dict[str, Any]) -> Rope:
-    """Return the rotation that the merged parameters describe; llama3 and linear are the scalings we have."""
+def _rope(given: dict[str, Any], context: Any) -> Rope:
+    """Return the rotation that the merged parameters describe; llama3, linear and longrope are the scalings we have."""
     kinds = (given.pop("rope_type", None), given.pop("type", None))  # "type" is the older name
     kind = next((kind for kind in kinds if kind is not None), "default")
     theta = positive("rope_theta", given.pop("rope_theta"))
-    if given.pop("partial_rotary_factor", None) not in (None, 1):
-        raise ConfigError("sets partial_rotary_factor, which is not supported. Use a model without it")
-    rope = Rope(theta)
+    part = given.pop("partial_rotary_factor", None)
+    part = positive("partial_rotary_factor", 1.0 if part is None else part, below=1.0001)
+    rope = Rope(theta, part=part)
     if kind == "linear":
-        rope = Rope(theta, factor=positive("the factor of rope_scaling", given.pop("factor", None)))
+        rope = replace(rope, factor=positive("the factor of rope_scaling", given.pop("factor", None)))
     elif kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         factor, low, high, context = (positive(f"{name} of rope_scaling", given.pop(name, None)) for name in names)
@@ -145,17 +158,28 @@ def _rope(given: dict[str, Any]) -> Rope:
             raise ConfigError(
                 f"sets low_freq_factor to {low}, but high_freq_factor to {high}. Use a low one below the high one"
             )
-        rope = Rope(theta, llama3=Llama3Scaling(factor, low, high, int(context)))
+        rope = replace(rope, llama3=Llama3Scaling(factor, low, high, int(context)))
+    elif kind in ("longrope", "su"):
+        rope = replace(rope, longrope=_longrope(given, context))
     elif kind != "default":
         raise ConfigError(
             f"sets rope_scaling to the type {shortened(kind)}, which is not supported. "
-            "Use a model with default, linear or llama3"
+            "Use a model with default, linear, llama3 or longrope"
         )
     # What is unread changes the angles, but for the numbers of a scaling that is not in use.
     unread = [k for k, value in given.items() if value and (kind != "default" or isinstance(value, (dict, list)))]
     if unread:
         raise ConfigError(f"sets {unread[0]} of rope_scaling, which is not supported. Use a model without it")
     return rope
+
+
+def _longrope(given: dict[str, Any], context: Any) -> LongRope:
+    original = positive("original_max_position_embeddings", given.pop("original_max_position_embeddings", None))
+    factor = positive("the factor of rope_scaling", given.pop("factor", None) or context / original)
+    stretch = given.pop("attention_factor", None) or math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
+    lists = [(name, given.pop(name, None)) for name in ("short_factor", "long_factor")]
+    short, long = (tuple(positive(name, x) for x in (xs if isinstance(xs, list) else ())) for name, xs in lists)
+    return LongRope(short, long, int(original), positive("attention_factor", stretch))
 
 
 @dataclass(frozen=True)
@@ -166,7 +190,9 @@ class Layout:
     prefix: what all names but the head's begin with, or may lack.
     layer: the form of a block's name.
     transposed: linear layers are stored (in, out).
+    renamed: other names of parts.
     ignored: names of stored tensors that carry no weights.
+    by_kv_head: queries, keys and values are one tensor, in which a head of keys lies behind the queries that share it.
     """
 
     prefix: str
@@ -178,11 +204,15 @@ class Layout:
     head: str = "lm_head"
     transposed: bool = False
     ignored: re.Pattern[str] | None = None
+    by_kv_head: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def plain_name(self, name: str) -> str | None:
         """Return the name of a stored tensor without its prefix, None for one that carries no weights."""
         if self.ignored is not None and self.ignored.search(name):
             return None
+        for other, part in self.renamed.items():
+            name = name.replace(f".{other}.", f".{part}.")
         return name.removeprefix(self.prefix)
 
 

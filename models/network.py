@@ -38,7 +38,8 @@ class Block:
     attn_proj: (C, H * D).
     fc: (inner, C), or (2 * inner, C) with the gate's rows before the up projection's.
     mlp_proj: (C, inner).
-    q_norm, k_norm: (D), with `qk_norm` only.
+    attn_norm, mlp_norm: of what attention and the MLP give, with `both_norms` only.
+    q_norm, k_norm: (D), with `qk_norm` only; (H * D) and (KV * D) with `whole_qk_norm`.
     """
 
     norm_1: Norm
@@ -49,6 +50,8 @@ class Block:
     mlp_proj: Projection
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    attn_norm: Norm | None = None
+    mlp_norm: Norm | None = None
 
     def tensors(self) -> Iterator[Weight]:
         """Yield all tensors."""

@@ -26,7 +26,9 @@ class Place(NamedTuple):
 class Piece(NamedTuple):
     """One stored tensor: its shape in the file, and the rows of the engine's tensor that it fills.
 
-    rows: of the whole tensor in the engine. transposed: stored as (in, out).
+    rows: of the whole tensor in the engine. transposed: stored as (in, out). scale: the engine's numbers / the file's.
+    offset: added to the file's numbers.
+    order: for each row in the engine, the row of the stored tensor, None where they are the same.
     """
 
     shape: tuple[int, ...]
@@ -34,18 +36,24 @@ class Piece(NamedTuple):
     start: int
     rows: int
     transposed: bool
+    scale: float
+    order: list[int] | None
+    offset: float
 
 
 def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
     """Return every tensor of a checkpoint by its name without prefix; a tied head is not among them."""
     C, V = config.n_embd, config.vocab_size
-    biased_norm = config.norm == "layer"
+    biased_norm, scales, order = config.norm == "layer", dict(config.scales), _head_order(config, layout)
     found: dict[str, Piece] = {}
 
     def add(name: str, place: Place, columns: int | None, start: int, count: int, rows: int) -> None:
         transposed = layout.transposed and columns is not None and place.layer is not None
         shape = (count,) if columns is None else (columns, count) if transposed else (count, columns)
-        found[f"{name}.{place.leaf}"] = Piece(shape, place, start, rows, transposed)
+        own = [row - start for row in order[start : start + count]] if order and place.part == "qkv" else None
+        scale = scales.get(place.part, 1.0)
+        offset = config.norm_offset if columns is None and place.leaf == "weight" else 0.0
+        found[f"{name}.{place.leaf}"] = Piece(shape, place, start, rows, transposed, scale, own, offset)
 
     add(layout.embedding, Place(None, "embedding", "weight"), C, 0, V, V)
     if config.rope is None and layout.positions is not None:
@@ -69,6 +77,25 @@ def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
     return found
 
 
+def _head_order(config: Architecture, layout: Layout) -> list[int] | None:
+    """Return for each row of queries, keys and values its row in the file, None where they are the same.
+
+    The dimensions that rotate lie in the first part of a head in the file, and in the first part of each of its halves
+    in the engine, whose kernels then turn whole heads.
+    """
+    D, heads, KV = config.head_size, config.n_head, config.n_kv_head
+    shared = heads // KV  # queries of one head of keys
+    turned, still = (int(D * config.rope.part) // 2, D // 2) if config.rope else (D // 2, D // 2)
+    rest = turned + still
+    halves = [*range(turned), *range(2 * turned, rest), *range(turned, 2 * turned), *range(rest, D)]
+    stored = [*range(heads + 2 * KV)]
+    if layout.by_kv_head:
+        groups = [stored[first : first + shared + 2] for first in range(0, len(stored), shared + 2)]
+        stored = [h for g in groups for h in g[:-2]] + [g[-2] for g in groups] + [g[-1] for g in groups]
+    order = [head * D + i for h, head in enumerate(stored) for i in (halves if h < heads + KV else range(D))]
+    return None if order == [*range(len(order))] else order
+
+
 def _block(config: Architecture) -> dict[str, tuple[tuple[int, ...], int | None, bool]]:
     """Return, for each part of a block, the rows that may be stored apart, the columns, and whether it has a bias."""
     C, D, inner = config.n_embd, config.head_size, config.inner_size
@@ -82,8 +109,13 @@ def _block(config: Architecture) -> dict[str, tuple[tuple[int, ...], int | None,
         "fc": ((inner, inner) if config.gated else (inner,), C, config.mlp_bias),
         "mlp_proj": ((C,), inner, config.mlp_bias),
     }
+    if config.both_norms:
+        parts |= {"attn_norm": norm, "mlp_norm": norm}
+    if config.one_norm:
+        del parts["norm_2"]
     if config.qk_norm:
-        parts |= {"q_norm": ((D,), None, False), "k_norm": ((D,), None, False)}
+        widths = (q, kv) if config.whole_qk_norm else (D, D)
+        parts |= {name: ((width,), None, False) for name, width in zip(("q_norm", "k_norm"), widths)}
     return parts
 
 

@@ -26,7 +26,7 @@ from models.sources.resolved import ResolvedModel
 from models.tensors import Piece, Place
 
 DUMMY_POOL = 2**20 + 7  # odd, so that the rows of a tiled matrix differ
-NORMS = ("norm_1", "norm_2", "q_norm", "k_norm", "norm")
+NORMS = ("norm_1", "norm_2", "q_norm", "k_norm", "attn_norm", "mlp_norm", "norm")
 RESIDUAL = ("attn_proj", "mlp_proj")
 LINEAR = ("qkv", "attn_proj", "fc", "mlp_proj", "embedding", "head")
 EMBEDDING, POSITIONS, HEAD = (Place(None, part, "weight") for part in ("embedding", "positions", "head"))
@@ -100,8 +100,13 @@ def _read(
             continue
         # Convert before transposing: torch is slow when it does both at once.
         source = tensor.to(dtype).T if transposed else tensor
+        if piece.order is not None:
+            source = source[piece.order]
+        if piece.scale != 1 or piece.offset:
+            source = source.float() * piece.scale + piece.offset
+        wide = torch.float32 if piece.offset else dtype  # a sum has more digits than its parts
         if piece.place not in found:
-            found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=dtype)
+            found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=wide)
         found[piece.place][piece.start : piece.start + len(source)].copy_(source)
     return found, blocks
 
@@ -121,7 +126,9 @@ def _kept(path: Path, layout: Layout, pieces: dict[str, Piece], as_blocks: Colle
     for full, kind in gguf_file.hf_kinds(gguf_file.read(path)).items():
         plain = layout.plain_name(full)
         piece = pieces.get(plain) if plain is not None else None
-        if plain is not None and piece is not None and piece.place.part in LINEAR and piece.place.leaf == "weight":
+        if plain is None or piece is None or piece.scale != 1 or piece.order is not None:
+            continue
+        if piece.place.part in LINEAR and piece.place.leaf == "weight":
             kinds[piece.place].add(kind)
             names[full] = plain
     return {
@@ -195,9 +202,18 @@ def _block(config: Architecture, layer: int, found: dict[Place, Tensor], blocks:
         return Projection(weight, found.pop(place._replace(leaf="bias"), None))
 
     heads = [_norm(layer, part, found) if config.qk_norm else None for part in ("q_norm", "k_norm")]
-    before_attention, before_mlp = _norm(layer, "norm_1", found), _norm(layer, "norm_2", found)
+    behind = [_norm(layer, part, found) for part in ("attn_norm", "mlp_norm") if config.both_norms]
+    before_attention = _norm(layer, "norm_1", found)
+    before_mlp = before_attention if config.one_norm else _norm(layer, "norm_2", found)
     return Block(
-        before_attention, linear("qkv"), linear("attn_proj"), before_mlp, linear("fc"), linear("mlp_proj"), *heads
+        before_attention,
+        linear("qkv"),
+        linear("attn_proj"),
+        before_mlp,
+        linear("fc"),
+        linear("mlp_proj"),
+        *heads,
+        *behind,
     )
 
 

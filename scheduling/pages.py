@@ -25,15 +25,17 @@ class PagePool:
     """`n_pages` pages of `page_size` tokens each; page 0 is never reserved.
 
     `salt` is what makes keys and values differ between pools: model and dtype. `evict` says which page that can still be
-    found goes first, if not the least recently used.
+    found goes first, if not the least recently used. A model reads the last `window` tokens at most, or all for 0: where
+    a sequence has given back a page before them, its list has page 0.
     """
 
     def __init__(
-        self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = "", evict: Eviction | None = None
-    ) -> None:
+        self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = "", evict: Eviction | None = None,
+        window: int = 0,
+    ) -> None:  # fmt: skip
         if n_pages < 2:
             raise ValueError(f"a pool of {n_pages} pages holds no sequence; at least 2 are needed. Raise --kv-memory")
-        self.page_size = page_size
+        self.page_size, self.window = page_size, window
         self.prefix_cache = prefix_cache
         self.total = n_pages - 1
         self.query_tokens = 0
@@ -142,7 +144,7 @@ class PagePool:
             return
         for page, key in zip(pages, hashes):
             # Of two pages with the same content, computed side by side, only the first can be found.
-            if self._key[page] is None and self._by_key.setdefault(key, page) == page:
+            if page and self._key[page] is None and self._by_key.setdefault(key, page) == page:
                 self._key[page] = key
 
     def pin(self, prompts: Iterable[list[int]], count: int, longest: int) -> list[Sequence]:
@@ -180,7 +182,7 @@ class PagePool:
             for page, worth in zip(pages, self.evict.worths(seq, [self._worth[page] for page in pages])):
                 self._worth[page] = worth
         # From the end: a page is found only through those before it, so a prefix must be forgotten after its tail.
-        for page in reversed(pages):
+        for page in filter(None, reversed(pages)):
             assert self._references[page] > 0, f"page {page} is freed twice"
             self._references[page] -= 1
             if self._references[page] == 0:

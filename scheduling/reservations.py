@@ -188,15 +188,31 @@ class Reservations:
             )
         pool.publish(seq.pages[:full], seq.hashes[:full])
 
+    def release_unseen(self, sequences: list[Sequence]) -> None:
+        """Give back the pages that no layer reads again, after a step that computed some of these sequences."""
+        pool = self._pool
+        if pool is None or not pool.window:
+            return
+        for seq in sequences:
+            # A held sequence computes its last token again, and kernels begin at whole pairs of pages.
+            end = (seq.computed - pool.window) // pool.page_size - 1
+            if end > 0 and seq.pages and seq.pages[end - 1]:
+                self._publish_sound(seq)
+                pool.release(seq.pages[:end])
+                seq.pages[:end] = [0] * end
+
     def release(self, seq: Sequence) -> None:
         """Give the pages of a sequence back."""
         if self._pool is None or not seq.pages:
             return
         self._watched.pop(seq, None)
         self._lent.pop(seq, None)
+        self._publish_sound(seq)
+        self._pool.release(seq.pages, seq)
+        seq.pages = []
+
+    def _publish_sound(self, seq: Sequence) -> None:
         # The pages of a step that failed may hold anything. A prompt that is being scored is computed whole when it
         # joins again, so it must not find itself.
         if seq.error is None and (seq.output_ids or not seq.prompt_details):
             self.publish(seq)
-        self._pool.release(seq.pages, seq)
-        seq.pages = []

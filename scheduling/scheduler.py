@@ -265,6 +265,7 @@ class Scheduler:
         # needs no call.
         if result.finished or self.hooks.overrides_release:
             answered += self.let_go(now)
+        self.batch.pages.release_unseen(plan.sequences)
         pages_used, pages_total = self.batch.pages.usage
         return Iteration(
             n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,

@@ -31,7 +31,7 @@ CORE: dict[str, set[str]] = {
     "generate": {"llguidance", "model", "models", "numpy", "scheduling", "torch", "triton"},
     "serving": {"scheduling"},
     "batching": {"scheduling", "serving"},
-    "observe": {"scheduling", "serving"},
+    "observe": {"pynvml", "scheduling", "serving"},
     "observe/replay": {"batching", "costs", "observe", "scheduling", "serving"},
     "config": {"dotenv", "terminal"},
     "stats": {"observe"},

@@ -101,6 +101,19 @@
     },
   }, { key: () => key });
 
+  // What NVML tells of the card, every five seconds; nothing without it.
+  let gauges = "";
+  setInterval(async () => {
+    if (!facts.device?.startsWith("cuda") || document.hidden || !player.isLive) return;
+    const reply = await fetch("stats", { headers: headers({}) }).catch(() => null);
+    const gpu = (reply?.ok && (await reply.json()).engine?.gpu) || {};
+    const value = (name, by, unit) => (`eb_gpu_${name}` in gpu ? `${Math.round(gpu[`eb_gpu_${name}`] * by)} ${unit}` : null);
+    const shown = [value("utilization_ratio", 100, "%"), value("memory_used_bytes", 2 ** -30, "GiB"),
+      value("power_watts", 1, "W"), value("temperature_celsius", 1, "°C")].filter(Boolean);
+    gauges = shown.length ? `, GPU ${shown.join(", ")}` : "";
+    showFacts();
+  }, 5000);
+
   function showBanner() {
     $("banner").hidden = !(lost || outage) || !player.isLive;
     EB.put("banner", lost || outage);
@@ -120,7 +133,7 @@
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
     const where = facts.device === "none" ? "" : ` on ${facts.device}${facts.dtype && `, ${facts.dtype}`}`; // a mock computes nowhere
     const what = facts.queues ? `queue before ${facts.model}` : `${facts.model}${size}${where}`;
-    EB.put("facts", facts.model ? `${what}, ${EB.count(facts.slots)} slots` : "");
+    EB.put("facts", facts.model ? `${what}, ${EB.count(facts.slots)} slots${gauges}` : "");
     document.title = `${facts.policy || ""} · effective-batching`;
     const bearer = key ? " -H 'Authorization: Bearer KEY'" : "";
     const [path, example] = facts.chats || facts.queues

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -67,7 +68,9 @@ def _stored(resolved: ResolvedModel) -> Iterator[tuple[str, Tensor]]:
     for name, piece in tensors.pieces(network.config, layout).items():
         whole = _tensor(network, piece.place)
         rows = piece.shape[-1] if piece.transposed else piece.shape[0]
-        values = whole[piece.start : piece.start + rows]
+        values = whole[piece.start : piece.start + rows] / piece.scale
+        if piece.order is not None:
+            values = values[torch.tensor(piece.order).argsort()]
         full = name if name.startswith(layout.head) else layout.prefix + name
         yield full, values.T if piece.transposed else values
 

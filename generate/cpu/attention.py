@@ -27,6 +27,7 @@ from generate.cpu.adapters import AdapterRows
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
+from models.architecture import FULL, Reach
 
 log = logging.getLogger(__name__)
 
@@ -77,13 +78,16 @@ class Attention(Protocol):
 
     name: str
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         """Write the new tokens' keys and values into their pages; return the new tokens' attention.
 
         qkv: [M, (H + 2 KV) * D], H heads of queries, KV of keys and KV of values of the packed row. keys, values: one
         layer's pools [pages, KV, P, D], of qkv's dtype, or int8 [pages, KV, P, D + 4], see `quantize`. H is a multiple
-        of KV; head h of the queries sees head h // (H / KV) of the keys. Returns [M, H * D] with finite values in padding rows. A token at position p sees keys 0..p. Its result
-        depends on its own sequence alone.
+        of KV; head h of the queries sees head h // (H / KV) of the keys. Returns [M, H * D]
+        with finite values in padding rows. A token at position p sees keys 0..p, or as far back as its `reach`. With a
+        cap, scores x become cap * tanh(x / cap). A token's result depends on its own sequence alone.
         """
         ...
 
@@ -107,6 +111,24 @@ def dequantize(rows: Tensor) -> Tensor:
     return rows[..., : -memory.SCALE_BYTES] * scale
 
 
+def attend_seen(q: Tensor, k: Tensor, v: Tensor, scale: float, reach: Reach = FULL) -> Tensor:
+    """Return the attention (1, H, t, D) of the last t of T tokens, each to the keys that it sees.
+
+    q: (1, H, t, D). k, v: (1, KV, T, D).
+    """
+    (H, new), (KV, whole), (window, cap) = q.shape[1:3], k.shape[1:3], reach
+    mask = None
+    if window or cap or 1 < new < whole:
+        mask = torch.ones(new, whole, dtype=torch.bool, device=q.device).tril(whole - new)
+        mask = mask.triu(whole - new - window + 1) if window else mask
+    if cap and mask is not None:
+        k, v = (x.repeat_interleave(H // KV, 1) for x in (k, v))
+        scores = cap * (q @ k.transpose(2, 3) * (scale / cap)).tanh()  # (1, H, t, T)
+        return scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
+    is_causal = mask is None and new > 1
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=KV < H)
+
+
 class TorchAttention:
     """The plain implementation: for each sequence, gather its pages and call float32 SDPA.
 
@@ -116,7 +138,9 @@ class TorchAttention:
 
     name = "torch"
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         _, KV, P, width = keys.shape
         small = keys.dtype == torch.int8
         D = width - memory.SCALE_BYTES if small else width
@@ -133,24 +157,18 @@ class TorchAttention:
             positions = torch.arange(position, length, device=qkv.device)  # (T)
             for pool, new in ((keys, k[first:last]), (values, v[first:last])):
                 pool[table[positions // P], :, positions % P] = quantize(new) if small else new
-            past_k, past_v = (  # (pages, KV, P, width) -> (1, KV, length, D)
+            hidden = (
+                max(0, position + 1 - reach.window) // P if reach.window else 0
+            )  # pages before all windows, which may hold NaN
+            past_k, past_v = (  # (pages, KV, P, width) -> (1, KV, length - hidden * P, D)
                 dequantize(past) if small else past.float()
                 for past in (
-                    pool[table].transpose(0, 1).reshape(KV, -1, width)[None, :, :length] for pool in (keys, values)
+                    pool[table[hidden:]].transpose(0, 1).reshape(KV, -1, width)[None, :, : length - hidden * P]
+                    for pool in (keys, values)
                 )
             )
-            mask = None
-            if last - first > 1 and position:
-                mask = torch.arange(length, device=qkv.device) <= positions[:, None]  # (T, length)
-            y = F.scaled_dot_product_attention(
-                q[first:last].transpose(0, 1)[None].float(),  # (1, H, T, D)
-                past_k,
-                past_v,
-                attn_mask=mask,
-                is_causal=last - first > 1 and not position,
-                scale=scale,
-                enable_gqa=KV < H,
-            )
+            new = q[first:last].transpose(0, 1)[None].float()  # (1, H, T, D)
+            y = attend_seen(new, past_k, past_v, scale, reach)
             out[first:last] = y[0].transpose(0, 1).reshape(last - first, H * D)  # (1, H, T, D) -> (T, H * D)
         return out
 
@@ -183,7 +201,9 @@ class CAttention:
         if self.library.paged_attention_use(self.constants[way.upper()]):
             self.name = f"c-{way}"
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         M, pages, KV, P, D = len(qkv), *self._head_shape(keys)
         H = qkv.shape[1] // D - 2 * KV
         self._check(qkv, keys, values)
@@ -191,7 +211,7 @@ class CAttention:
         code = self.entry(
             qkv.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             rows.cu_seqlens.data_ptr(), rows.context_lens.data_ptr(), rows.block_tables.data_ptr(),
-            len(rows.context_lens), M, H, KV, D, P, rows.block_tables.shape[1], pages, scale,
+            len(rows.context_lens), M, H, KV, D, P, rows.block_tables.shape[1], pages, scale, *reach,
         )  # fmt: skip
         if code:
             raise self.error(code, rows, M, P, pages)
@@ -277,7 +297,8 @@ def self_test(attention: Attention, dtype: torch.dtype, kv_dtype: torch.dtype) -
         for implementation in (attention, TorchAttention()):
             shape = (6, KV, P, memory.kv_row_size(D, kv_dtype))
             keys, values = (stale(shape, kv_dtype) for _ in range(2))
-            results.append([implementation(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps])
+            outputs = [implementation(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps]
+            results.append([*outputs, implementation(steps[1][1], keys, values, rows, D**-0.5, Reach(7, 2.0)).float()])
         tolerance = 0.03 if dtype == torch.bfloat16 else 1e-3 if kv_dtype == torch.int8 else 1e-4
         for outputs, expected in zip(*results):
             error = (outputs - expected).abs().max().item()

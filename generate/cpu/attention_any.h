@@ -1,6 +1,5 @@
 // Attention for any size of heads on any machine, in the compiler's vectors: a part of paged_attention.c.
 #pragma once
-#include <math.h>
 
 #include "attention_call.h"
 
@@ -23,14 +22,18 @@ INLINE float exp2_of(float x) {
   return p * power;
 }
 
-// Turn n scores into weights in place, zero from n to `end` (a multiple of 16), and return their sum.
-APART float softmax(float *s, int n, int end, float scale) {
+// Turn a query's scores into weights in place, zero for keys that it does not see, up to `end` (a multiple of 16), and
+// return their sum.
+APART float softmax(const Call *c, float *s, Query q, int end, float scale) {
+  int n = q.position + 1;
   float m = -INFINITY;
+  soften(s, n, scale, c->cap);
 #pragma omp simd reduction(max : m)
-  for (int t = 0; t < n; t++) m = s[t] > m ? s[t] : m;
-  float c = scale * 1.44269504f, mc = m * c;
+  for (int t = q.from; t < n; t++) m = s[t] > m ? s[t] : m;
+  float by = scale * 1.44269504f, peak = m * by;
 #pragma omp simd
-  for (int t = 0; t < n; t++) s[t] = exp2_of(s[t] * c - mc);
+  for (int t = 0; t < n; t++) s[t] = exp2_of(s[t] * by - peak);
+  for (int t = 0; t < q.from; t++) s[t] = 0;
   for (int t = n; t < end; t++) s[t] = 0;
   vec sum[PARTS] = {{0}};
   for (int t = 0; t < end; t += BLOCK) {
@@ -156,7 +159,7 @@ INLINE void attend(const Call *c, const Queries *t, float *scores, int format, i
   }
   float sums[QUERIES], o[HALF * MAX_HEAD_SIZE];
   for (int i = 0; i < t->count; i++)
-    sums[i] = softmax(scores + i * c->stride, t->at[i].position + 1, blocks * BLOCK, c->scale);
+    sums[i] = softmax(c, scores + i * c->stride, t->at[i], blocks * BLOCK, c->scale);
   for (int i0 = 0; i0 < t->count; i0 += HALF) {
     weigh(c, row, h, scores + i0 * c->stride, n, o, format, nq < HALF ? nq : HALF, stream);
     for (int i = i0; i < t->count && i < i0 + HALF; i++) {

@@ -1,7 +1,6 @@
 // Attention for bfloat16 heads of a multiple of 64 values on AVX-512 with BF16: a part of paged_attention.c.
 #pragma once
 #include <immintrin.h>
-#include <math.h>
 
 #include "attention_call.h"
 
@@ -9,10 +8,12 @@ INLINE __m512bh pairs_at(const char *p) { return (__m512bh)_mm512_loadu_si512(p)
 INLINE __m512bh pair_of(uint32_t x) { return (__m512bh)_mm512_set1_epi32((int)x); }
 
 // As softmax(), but the weights are rounded to bfloat16, in place, or with `wide` as float32; the rounded ones are summed.
-APART float softmax_pairs(float *s, int n, int end, float scale, int wide) {
-  int whole = n / 16 * 16;
+APART float softmax_pairs(const Call *call, float *s, Query q, int end, int wide) {
+  int n = q.position + 1, whole = n / 16 * 16;
+  soften(s, n, call->scale, call->cap);
+  for (int t = 0; t < q.from; t++) s[t] = -INFINITY;
   __mmask16 tail = (__mmask16)((1u << (n - whole)) - 1);
-  __m512 m = _mm512_set1_ps(-INFINITY), c = _mm512_set1_ps(scale * 1.44269504f), sum = _mm512_setzero_ps();
+  __m512 m = _mm512_set1_ps(-INFINITY), c = _mm512_set1_ps(call->scale * 1.44269504f), sum = _mm512_setzero_ps();
   for (int t = 0; t < whole; t += 16) m = _mm512_max_ps(m, _mm512_loadu_ps(s + t));
   if (tail) m = _mm512_mask_max_ps(m, tail, m, _mm512_loadu_ps(s + whole));
   __m512 mc = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(m)), c), floor = _mm512_set1_ps(-126.f);
@@ -26,6 +27,7 @@ APART float softmax_pairs(float *s, int n, int end, float scale, int wide) {
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9312181e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.9999926e-1f));
     __mmask16 own = t < whole ? 0xffff : t == whole ? tail : 0;
+    if (t < q.from) own &= t + 16 <= q.from ? 0 : (__mmask16)(0xffff << (q.from - t));
     __m256i w = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_scalef_ps(own, p, whole_part));
     __m512 rounded = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(w), 16);
     if (wide) _mm512_storeu_ps(s + t, rounded);
@@ -137,7 +139,7 @@ INLINE void attend_pairs(const Call *c, const Queries *t, float *scores, int D, 
   }
   float sums[QUERIES];
   for (int i = 0; i < t->count; i++)
-    sums[i] = softmax_pairs(scores + i * c->stride, t->at[i].position + 1, blocks * BLOCK, c->scale, 0);
+    sums[i] = softmax_pairs(c, scores + i * c->stride, t->at[i], blocks * BLOCK, 0);
   for (int i0 = 0; i0 < t->count; i0 += HALF) {
     for (int d0 = 0; d0 < D; d0 += 64) {
       __m512 acc[HALF][4];

@@ -1,5 +1,6 @@
 // What the parts of paged_attention.c share: one call's tensors, where a block of keys lies, and single elements.
 #pragma once
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -22,6 +23,7 @@
 #endif
 #define LINE 64  // bytes of a cache line
 #define BLOCK PAGE_MULTIPLE  // keys
+#define TERMS 32             // keys, or values of a head, of a tile product
 #define PARTS (BLOCK / LANES)  // vectors of a block's scores
 #define TILE_QUERIES 16
 #define HALF 4               // queries weighed together: their sums fill the registers
@@ -40,6 +42,8 @@ typedef struct {
   const int32_t *cu_seqlens, *context_lens, *block_tables;
   int n, M, H, KV, D, P, max_pages, pages;
   float scale;
+  int window, unit;   // keys that a token sees, or 0 for all; a multiple of P and of TERMS
+  float cap;          // of scores, or 0
   uint64_t per_page, inverse;  // blocks of a page, and 2^32 over that, rounded up, since divisions take long
   int shared;                // query heads that see one head of keys: H / KV
   long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
@@ -54,16 +58,28 @@ typedef struct {
 
 typedef struct {
   long row;            // packed row
-  int head, position;  // head of queries; position of the token
+  int head, position, from;  // head of queries; position of the token, and of the first key that it sees
 } Query;
 
 // Queries that share their keys: up to `most` of one sequence's new tokens, in the query heads of one head of keys.
-// Those behind `count` repeat the last one and are not stored.
+// Those behind `count` repeat the last one and are not stored. Keys before all their windows are left out in multiples
+// of `unit`, and positions count from there, so that a token's sums have one order whichever tokens are beside it.
 typedef struct {
-  const int32_t *pages;  // the sequence's page table
+  const int32_t *pages;  // the sequence's page table, from the first page that is read
   int head, count, keys;  // head of keys; keys that the last query sees, and with it all: others weigh theirs with 0
+  int hidden;             // blocks of keys that are left out
   Query at[TILE_QUERIES];
 } Queries;
+
+// How many keys the token at this position does not see.
+INLINE int hidden_at(const Call *c, int position) {
+  return c->window && position >= c->window ? position - c->window + 1 : 0;
+}
+
+// Cap n scores, which are to be multiplied by `scale`.
+INLINE void soften(float *s, int n, float scale, float cap) {
+  for (int t = 0; cap && scale && t < n; t++) s[t] = cap / scale * tanhf(s[t] * scale / cap);
+}
 
 INLINE const char *query_values(const Call *c, Query q) {
   return c->qkv + (q.row * (c->H + 2 * c->KV) + q.head) * c->D * (c->half ? 2 : 4);

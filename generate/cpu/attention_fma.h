@@ -10,8 +10,6 @@
 
 #include "attention_bf16.h"
 
-enum { TERMS = 32 };  // of a tile product
-
 INLINE __m512 even_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
 INLINE __m512 odd_of(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
@@ -111,7 +109,7 @@ INLINE void attend_fma(const Call *c, const Queries *t, float *scores, int D, in
   }
   float sums[QUERIES];
   for (int i = 0; i < t->count; i++)
-    sums[i] = softmax_pairs(scores + i * c->stride, t->at[i].position + 1, blocks * BLOCK, c->scale, 1);
+    sums[i] = softmax_pairs(c, scores + i * c->stride, t->at[i], blocks * BLOCK, 1);
   for (int i0 = 0; i0 < t->count; i0 += HALF) {
     for (int d0 = 0; d0 < D; d0 += 16 * nc) {
       __m512 acc[HALF][4];

@@ -151,6 +151,9 @@ INLINE void score_bytes(const SplitQuery *q, const char *const *key, const char 
   }
 }
 
+// How many blocks are summed up as integers from this one on: cut where a whole sequence would be.
+INLINE int segment_at(const Queries *t, int block) { return SEGMENT - (t->hidden + block) % SEGMENT; }
+
 // Columns d0 .. d0 + nc * LANES of the sums of values of nq queries, `stride` blocks of weights apart.
 INLINE void weigh_bytes(const Call *c, const Queries *t, const SplitWeights *w, long stride, float *o, int d0, int nq,
                         int nc, int stream) {
@@ -158,12 +161,13 @@ INLINE void weigh_bytes(const Call *c, const Queries *t, const SplitWeights *w, 
   vec sum[TOGETHER][4];
   UNROLL for (int i = 0; i < nq; i++)
     UNROLL for (int j = 0; j < nc; j++) sum[i][j] = (vec){0};
-  for (int first = 0; first < blocks; first += SEGMENT) {
+  for (int first = 0, next; first < blocks; first = next) {
+    next = first + segment_at(t, first);
     ivec high[TOGETHER][4], low[TOGETHER][4];
     int32_t start[TOGETHER] = {0};
     UNROLL for (int i = 0; i < nq; i++)
       UNROLL for (int j = 0; j < nc; j++) high[i][j] = low[i][j] = (ivec){0};
-    for (int b = first; b < blocks && b < first + SEGMENT; b++) {
+    for (int b = first; b < blocks && b < next; b++) {
       const char *value = block_at(c, c->values, t->pages, t->head, b) + 4 * d0;
       const char *ahead = stream ? stream_at(c, t->pages, t->head, blocks, blocks + b + FAR) + 4 * d0 : value;
       for (int four = 0; four < BLOCK; four += 4, value += 4 * D, ahead += 4 * D) {
@@ -195,9 +199,10 @@ APART void weigh_rest_bytes(const Call *c, const Queries *t, const SplitWeights 
   const int blocks = (t->keys + BLOCK - 1) / BLOCK;
   for (int d = d0; d < c->D; d++) {
     o[d] = 0;
-    for (int first = 0; first < blocks; first += SEGMENT) {
+    for (int first = 0, next; first < blocks; first = next) {
+      next = first + segment_at(t, first);
       int32_t total = 0;
-      for (int b = first; b < blocks && b < first + SEGMENT; b++) {
+      for (int b = first; b < blocks && b < next; b++) {
         const int8_t *value = (const int8_t *)block_at(c, c->values, t->pages, t->head, b) + 4 * d;
         for (int i = 0; i < BLOCK; i++) {
           int8_t number = (int8_t)(value[i / 4 * 4 * c->D + i % 4] - BYTE_OFFSET);
@@ -230,9 +235,8 @@ INLINE void attend_bytes(const Call *c, const Queries *t, float *scores, int i0,
   float factor[TOGETHER], o[TOGETHER * MAX_HEAD_SIZE];
   for (int i = 0; i < nq; i++) {
     float *w = scores + i * c->stride;
-    int n = t->at[i0 + i].position + 1;
-    float sum = softmax(w, n, blocks * BLOCK, c->scale * q[i].scale);
-    factor[i] = split_weights(c, t->pages, t->head, w, n, blocks) / sum;
+    float sum = softmax(c, w, t->at[i0 + i], blocks * BLOCK, c->scale * q[i].scale);
+    factor[i] = split_weights(c, t->pages, t->head, w, t->at[i0 + i].position + 1, blocks) / sum;
   }
   const SplitWeights *w = (const SplitWeights *)scores;
   int d = 0;

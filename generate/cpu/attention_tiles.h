@@ -82,7 +82,7 @@ static void attend_tiles(const Call *c, const Queries *t, float *scores, int str
   uint32_t tail[TERMS / 2 * MAX_HEAD_SIZE] __attribute__((aligned(64)));
   score_tiles(c, t, scores, stream);
   for (int i = 0; i < t->count; i++)
-    sums[i] = softmax_pairs(scores + i * c->stride, t->at[i].position + 1, end, c->scale, 0);
+    sums[i] = softmax_pairs(c, scores + i * c->stride, t->at[i], end, 0);
   copy_tail(c, t, tail);
   for (int d0 = 0; d0 < D; d0 += 64) {
     clear_sums();

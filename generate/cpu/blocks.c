@@ -66,19 +66,28 @@ typedef struct {
   const float *weight;
   const int64_t *rows;  // of x, null for all in their order
   bf16 *y;
+  bf16 *sum;            // to which y is added, or null
 } Norm;
 
 static void norm_some(void *job, int64_t first, int64_t last, int worker) {
   const Norm *t = job;
   int64_t n = t->model->width;
-  for (int64_t r = first; r < last; r++)
-    (t->model->rms ? rms_norm : layer_norm)(t->x + (t->rows ? t->rows[r] : r) * n, t->weight, t->y + r * n, n,
-                                            t->model->eps);
+  for (int64_t r = first; r < last; r++) {
+    bf16 *y = t->y + r * n;
+    (t->model->rms ? rms_norm : layer_norm)(t->x + (t->rows ? t->rows[r] : r) * n, t->weight, y, n, t->model->eps);
+    for (int64_t i = 0; t->sum && i < n; i++) t->sum[r * n + i] = narrow(widen(t->sum[r * n + i]) + widen(y[i]));
+  }
 }
 
 // y [m, C] from x [any, C]. Each row is computed by itself.
 static void norm(const Model *model, const bf16 *x, const float *weight, const int64_t *rows, bf16 *y, int64_t m) {
-  Norm t = {model, x, weight, rows, y};
+  Norm t = {model, x, weight, rows, y, 0};
+  share_out(norm_some, &t, m, FEW);
+}
+
+// Adds the norm of x [m, C], which is lost, to sum [m, C].
+static void add_norm(const Model *model, bf16 *x, const float *weight, bf16 *sum, int64_t m) {
+  Norm t = {model, x, weight, 0, x, sum};
   share_out(norm_some, &t, m, FEW);
 }
 
@@ -122,8 +131,12 @@ static void rotate_some(void *job, int64_t first, int64_t last, int worker) {
   for (int64_t r = first; r < last; r++) {
     const float *cosine = model->rotation + t->positions[r] * D, *sine = cosine + D / 2;
     bf16 *x = t->x + r * (keys + model->kv_heads) * D;
+    if (model->whole_qk_norm) {
+      rms_norm(x, t->block->q_norm, x, (int64_t)heads * D, model->eps);
+      rms_norm(x + heads * D, t->block->k_norm, x + heads * D, (int64_t)(keys - heads) * D, model->eps);
+    }
     for (int h = 0; h < keys; h++, x += D) {
-      const float *weight = h < heads ? t->block->q_norm : t->block->k_norm;
+      const float *weight = model->whole_qk_norm ? 0 : h < heads ? t->block->q_norm : t->block->k_norm;
       if (weight) rms_norm(x, weight, x, D, model->eps);
       rotate(x, cosine, sine, D / 2);
     }
@@ -148,7 +161,9 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,
                int max_pages, const Adapters *adapters) {
   int64_t c = model->width, attended = (int64_t)model->heads * model->head_size;
-  bf16 *x = work, *normed = x + m * c, *qkv = normed + m * larger(c, attended);
+  // added: the residual with attention, apart from the one without where the MLP still takes this.
+  bf16 *x = work, *added = model->parallel ? x + m * c : x;
+  bf16 *normed = added + m * c, *qkv = normed + m * larger(c, attended);
   bf16 *mlp = qkv;  // qkv is read before the MLP is written
   Tokens tokens = {model, 0, ids, positions, x};
   share_out(embed_some, &tokens, m, FEW);
@@ -156,18 +171,29 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
   for (const Block *b = blocks; b < blocks + n_blocks; b++) {
     const int64_t place = 4 * (b - blocks);
     const Linear *after = b + 1 < blocks + n_blocks ? &b[1].qkv : 0;
-    norm(model, x, b->norm_1, 0, normed, m);
-    product(model, adapters, place, &b->qkv, normed, 0, qkv, m, PLAIN, &b->attn_proj);
+    const bf16 *taken = model->norm_after ? x : normed;
+    if (!model->norm_after) norm(model, x, b->norm_1, 0, normed, m);
+    product(model, adapters, place, &b->qkv, taken, 0, qkv, m, PLAIN, &b->attn_proj);
     tokens.block = b;
-    if (model->rotation) share_out(rotate_some, &tokens, m, FEW);
+    if (b->turns) share_out(rotate_some, &tokens, m, FEW);
     int code = model->attention(qkv, b->keys, b->values, normed, cu_seqlens, context_lens, block_tables, n, (int)m,
                                 model->heads, model->kv_heads, model->head_size, model->page_size, max_pages,
-                                model->pages, b->scale);
+                                model->pages, b->scale, b->window, 0);
     if (code != OK) return code;
-    product(model, adapters, place + 1, &b->attn_proj, normed, x, x, m, PLAIN, &b->fc);
-    norm(model, x, b->norm_2, 0, normed, m);
-    product(model, adapters, place + 2, &b->fc, normed, 0, mlp, m, model->mlp_mode, &b->mlp_proj);
-    product(model, adapters, place + 3, &b->mlp_proj, mlp, x, x, m, PLAIN, after);
+    if (model->norm_after) {
+      product(model, adapters, place + 1, &b->attn_proj, normed, 0, mlp, m, PLAIN, &b->fc);
+      add_norm(model, mlp, b->norm_1, x, m);
+    } else {
+      product(model, adapters, place + 1, &b->attn_proj, normed, x, added, m, PLAIN, &b->fc);
+      norm(model, x, b->norm_2, 0, normed, m);
+    }
+    product(model, adapters, place + 2, &b->fc, taken, 0, mlp, m, model->mlp_mode, &b->mlp_proj);
+    if (model->norm_after) {
+      product(model, adapters, place + 3, &b->mlp_proj, mlp, 0, normed, m, PLAIN, after);
+      add_norm(model, normed, b->norm_2, x, m);
+    } else {
+      product(model, adapters, place + 3, &b->mlp_proj, mlp, added, x, m, PLAIN, after);
+    }
   }
   norm(model, x, model->norm, sample_rows, out, n_samples);
   return OK;

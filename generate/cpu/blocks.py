@@ -20,7 +20,7 @@ from generate.cpu.attention import Attention, CAttention, PackedRows
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError
 from generate.cpu.layers import Block, LayeredBlocks
-from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
+from generate.cpu.linear import GELU_MODES, SILU_NAMES
 from generate.cpu.team import load, team
 from generate.rotary import rotation_table
 from models.architecture import Architecture
@@ -42,17 +42,20 @@ class CBlocks:
         self.width = config.n_embd
         attended = config.n_head * config.head_size
         # The rows of a step: the residual, what a norm or attention gives, and queries, keys and values or the MLP.
-        self.row_size = self.width + max(self.width, attended) + max(config.qkv_size, config.inner_size)
+        self.row_size = self.width + max(self.width, attended) + max(config.qkv_size, config.inner_size, self.width)
+        self.row_size += self.width * config.parallel
         _, self.pages, _, self.page_size, _ = keys.shape
         self.keep: list[object] = [keys, values]
-        structs, constants = declarations().structs, declarations().constants
+        structs = declarations().structs
         rotation = rotation_table(config.rope, config.head_size, config.block_size) if config.rope else None
         self.model = structs["Model"](
             linear=ctypes.cast(blocks[0].kernels[0].library.packed_linear, ctypes.c_void_p),
             attention=ctypes.cast(attend.entry, ctypes.c_void_p),
             embedding=self._address(model.embedding), positions=self._address(model.positions),
             rotation=self._address(rotation), norm=self._norm(model.norm, config), eps=config.norm_epsilon,
-            rms=config.norm == "rms", mlp_mode=constants["SWIGLU" if config.gated else "GELU_TANH"],
+            rms=config.norm == "rms", norm_after=config.norm_after, parallel=config.parallel,
+            whole_qk_norm=config.whole_qk_norm,
+            mlp_mode=blocks[0].kernels[2].mode,
             heads=config.n_head, kv_heads=config.n_kv_head, head_size=config.head_size,
             page_size=self.page_size, pages=self.pages, width=self.width,
         )  # fmt: skip
@@ -61,7 +64,8 @@ class CBlocks:
                 self._norm(block.norm_1, config), self._norm(block.norm_2, config),
                 *(self._address(weight.float()) if weight is not None else None for weight in block.head_norms),
                 *(layer.struct for layer in block.kernels),
-                keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale,
+                keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale, turns=block.turn is not None,
+                window=block.reach.window,
             )
             for block, k, v in zip(blocks, keys, values)
         ]  # fmt: skip
@@ -130,4 +134,6 @@ def make_blocks(
 def _runs_in_c(config: Architecture) -> bool:
     """Return whether blocks.c computes this architecture."""
     even = config.rope is None or config.head_size % 2 == 0
-    return even and config.activation in (SILU_NAMES if config.gated else GELU_TANH_NAMES)
+    if config.both_norms or config.local_rope or config.attention_cap or config.embedding_scale != 1:
+        return False
+    return even and config.activation in (SILU_NAMES if config.gated else GELU_MODES)

@@ -13,27 +13,28 @@ enum { OK = 0, BAD_ROWS = 1, BAD_PAGE = 2, NO_MEMORY = 3 };
 
 // qkv [M, (H + 2*KV)*D] and out [M, H*D] contiguous, H a multiple of KV, pools [pages, KV, P, D] contiguous, cu_seqlens
 // [n+1], context_lens [n], block_tables [n, max_pages]. Rows behind cu_seqlens[n] are padding and come out as zeros.
-// Returns OK or a code above.
+// A token at position p sees keys p-window+1..p, or 0..p for window 0; pages that lie 2 P tokens before them may hold
+// anything. With a cap, scores x become cap * tanh(x / cap). Returns OK or a code above.
 int paged_attention_f32(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                         const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
-                        int P, int max_pages, int pages, float scale);
+                        int P, int max_pages, int pages, float scale, int window, float cap);
 int paged_attention_bf16(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                          const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
-                         int P, int max_pages, int pages, float scale);
+                         int P, int max_pages, int pages, float scale, int window, float cap);
 // The same for 8-bit pools [pages, KV, P, D + SCALE_BYTES], with a scale for each token and head of keys.
 int paged_attention_f32_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                              const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
-                             int D, int P, int max_pages, int pages, float scale);
+                             int D, int P, int max_pages, int pages, float scale, int window, float cap);
 int paged_attention_bf16_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                               const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
-                              int D, int P, int max_pages, int pages, float scale);
+                              int D, int P, int max_pages, int pages, float scale, int window, float cap);
 // Sets the way of bfloat16 heads of a multiple of 64 from here on and returns 1, or 0 where the processor or the system
 // refuses it: it stays as it was then.
 int paged_attention_use(int way);
 
 // packed_linear.c
 
-enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3 };  // modes of packed_linear
+enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3, GELU_ERF = 4 };  // modes of packed_linear
 // Formats of weights; the last three are GGUF's.
 enum { BFLOAT16 = 0, INT8 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 4 };
 enum { FMA = 0, DOT = 1, TILES = 2 };                        // ways to multiply bfloat16, see linear_bf16.h
@@ -107,10 +108,12 @@ int low_rank(const Adapters *adapters, int64_t place, const void *x, int64_t k, 
 // Norms are float32: weight [C], then bias [C] unless the norm is an RMS norm.
 typedef struct {
   const float *norm_1, *norm_2;
-  const float *q_norm, *k_norm;  // RMS norms of heads before the rotation, weight [D], or null
+  const float *q_norm, *k_norm;  // RMS norms before the rotation, or null: of each head, weight [D], or of all together
   Linear qkv, attn_proj, fc, mlp_proj;
   void *keys, *values;
   float scale;
+  int turns;   // queries and keys are rotated
+  int window;  // of attention, or 0
 } Block;
 
 typedef struct {
@@ -123,14 +126,17 @@ typedef struct {
   const float *norm;
   float eps;
   int rms;                // norms are RMS norms, else layer norms
-  int mlp_mode;           // of packed_linear for fc, GELU_TANH or SWIGLU
+  int norm_after;         // of what attention and MLP give, not of what they take
+  int parallel;           // attention and MLP take the same residual
+  int whole_qk_norm;      // q_norm and k_norm are over all heads
+  int mlp_mode;           // of packed_linear for fc: a GELU, or SWIGLU
   int heads, kv_heads, head_size, page_size, pages;
   int64_t width;          // C
 } Model;
 
 // ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, C], null for all in order. work
-// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj)) elements. adapters: of some rows, or null. Returns
-// attention's code; unless that is OK, out is undefined.
+// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj, C)) elements, if `parallel` m * C more. adapters: of
+// some rows, or null. Returns attention's code; unless that is OK, out is undefined.
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,

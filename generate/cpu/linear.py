@@ -36,8 +36,9 @@ from models.gguf.block_matrix import KINDS, BlockMatrix, Weight, as_tensor
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("packed_linear.c")
-GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh")
+GELU_TANH_NAMES = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 SILU_NAMES = ("silu", "swish")
+GELU_MODES = {**dict.fromkeys(GELU_TANH_NAMES, "GELU_TANH"), "gelu": "GELU_ERF"}  # of packed_linear
 FORMATS = {"none": "BFLOAT16", "int8": "INT8", "int4": "Q4_1"}  # of --quantize, in kernels.h
 # Left to itself, the compiler fuses a product and a sum in one loop and not in another, and a row's bits would depend on
 # the number of rows.
@@ -168,9 +169,9 @@ class KernelLinear:
         self.struct = declared.structs["Linear"](
             self.packed.data_ptr(), self.bias.data_ptr() if self.bias is not None else None, n, k, format
         )
-        fused = gated or activation in GELU_TANH_NAMES
+        fused = gated or activation in GELU_MODES
         self.plain = modes["PLAIN"]
-        self.mode = modes["FLOAT32" if wide else "SWIGLU" if gated else "GELU_TANH" if fused else "PLAIN"]
+        self.mode = modes["FLOAT32" if wide else "SWIGLU" if gated else GELU_MODES.get(activation or "", "PLAIN")]
         self.width = n // 2 if gated else n
         self.dtype = torch.float32 if wide else torch.bfloat16
         self.activate = ACTIVATIONS[activation] if activation and not fused else None

@@ -142,9 +142,13 @@ INLINE void attend_item_in_bytes(const Call *c, const Queries *q, int is_token, 
 static void attend_item(const Call *c, Item item, float *scores) {
   int i = item.sequence, left = item.slots - item.slot, tokens = new_tokens(c, i), first = item.head * c->shared;
   int token = item.slot / c->shared, head = item.slot % c->shared, position = c->context_lens[i] - tokens;
-  Queries q = {c->block_tables + (long)i * c->max_pages, item.head, left < c->most ? left : c->most, 0, {{0}}};
+  int hidden = hidden_at(c, position + token) / c->unit * c->unit;  // before all windows, in whole pages
+  Queries q = {c->block_tables + (long)i * c->max_pages + hidden / c->P, item.head, left < c->most ? left : c->most, 0,
+               hidden / BLOCK, {{0}}};
   for (int s = 0; s < c->most; s++) {
-    q.at[s] = s < q.count ? (Query){c->cu_seqlens[i] + token, first + head, position + token} : q.at[s - 1];
+    int at = position + token;
+    q.at[s] = s < q.count ? (Query){c->cu_seqlens[i] + token, first + head, at - hidden, hidden_at(c, at) - hidden}
+                          : q.at[s - 1];
     if (++head == c->shared) head = 0, token++;
   }
   q.keys = q.at[c->most - 1].position + 1;
@@ -174,7 +178,7 @@ static int check(const Call *c, int *longest, double *read) {
       if (page < 0 || page >= c->pages) return BAD_PAGE;
     }
     if (length > *longest) *longest = length;
-    *read += (double)count * length;
+    *read += (double)count * (c->window && c->window < length ? c->window : length);
   }
   return c->cu_seqlens[c->n] > c->M ? BAD_ROWS : OK;
 }
@@ -235,6 +239,7 @@ static int step(Call *c) {
   c->per_page = (uint64_t)(c->P / BLOCK);
   c->inverse = (((uint64_t)1 << 32) + c->per_page - 1) / c->per_page;
   c->tile = c->P * row;
+  c->unit = c->P % TERMS ? 2 * c->P : c->P;
   c->stride = ((long)longest + 63) / 64 * 64 + 16;  // the 16 keep rows of a power of two out of one cache set
   c->items = malloc(sizeof(int) * ((size_t)c->n + 1));
   size_t room = (size_t)c->stride * c->most * sizeof(float);
@@ -262,11 +267,11 @@ static int step(Call *c) {
 #define ENTRY(NAME, HALF_WIDTH, FORMAT)                                                                               \
   int NAME(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,                           \
            const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D, int P,       \
-           int max_pages, int pages, float scale) {                                                                   \
+           int max_pages, int pages, float scale, int window, float cap) {                                            \
     Call c = {.qkv = qkv, .keys = keys, .values = values, .out = out, .cu_seqlens = cu_seqlens,                       \
               .context_lens = context_lens, .block_tables = block_tables, .n = n, .M = M, .H = H, .KV = KV, .D = D,   \
-              .P = P, .max_pages = max_pages, .pages = pages, .scale = scale, .shared = H / KV, .half = HALF_WIDTH,   \
-              .format = FORMAT};                                                                                      \
+              .P = P, .max_pages = max_pages, .pages = pages, .scale = scale, .window = window, .cap = cap,           \
+              .shared = H / KV, .half = HALF_WIDTH, .format = FORMAT};                                                \
     return step(&c);                                                                                                  \
   }
 ENTRY(paged_attention_f32, 0, KV_F32)

@@ -65,6 +65,7 @@ INLINE void put(const Task *t, int mode, const bf16 *residual, int64_t row, int6
     return;
   }
   if (mode == GELU_TANH) y = gelu_of(y);
+  if (mode == GELU_ERF) y = gelu_erf_of(y);
   if (residual) y += load_bf16(residual + at, count);
   store_bf16((bf16 *)t->out + at, y, count);
 }
@@ -127,6 +128,7 @@ APART void put_rows(const Task *t, int64_t row, int64_t rows, int64_t p, float *
   } else if ((p + 1) * PANEL > t->n) put_plain(t, t->mode, t->residual, row, rows, p, sums, 0);
   else if (t->mode == FLOAT32) put_plain(t, FLOAT32, 0, row, rows, p, sums, 1);
   else if (t->mode == GELU_TANH) put_plain(t, GELU_TANH, t->residual, row, rows, p, sums, 1);
+  else if (t->mode == GELU_ERF) put_plain(t, GELU_ERF, t->residual, row, rows, p, sums, 1);
   else if (t->residual) put_plain(t, PLAIN, t->residual, row, rows, p, sums, 1);
   else put_plain(t, PLAIN, 0, row, rows, p, sums, 1);
 }

@@ -16,7 +16,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from generate.cpu.attention import attend_seen
+from models.architecture import FULL, Reach
 
 # Bounds on the memory of plain decodes, which gather whole block tables in float32.
 ROWS_AT_ONCE, PLAIN_TOKENS = 32, 1 << 15
@@ -35,10 +37,13 @@ class DecodeAttention(Protocol):
 
     name: str
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         """Append the new keys and values to the pages; return the rows' attention [n, H * D], finite in unused rows.
 
-        qkv: [n, (H + 2 KV) * D]. keys, values: one layer's pools. Reads nothing back, so that a graph can hold it.
+        qkv: [n, (H + 2 KV) * D]. keys, values: one layer's pools. `reach` is as in the CPU's `Attention`.
+        Reads nothing back, so that a graph can hold it.
         """
         ...
 
@@ -48,7 +53,9 @@ class PromptAttention(Protocol):
 
     name: str
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         """Write the new keys and values into their pages; return the new tokens' attention [M, H * D].
 
         qkv: [M, (H + 2 KV) * D]. keys, values: one layer's pools. Rows of padding are anything.
@@ -68,7 +75,9 @@ class TorchDecode:
 
     name = "torch"
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         P = keys.shape[2]
         q, k, v = split_heads(qkv, keys)
         last = (rows.context_lens - 1).clamp(min=0)
@@ -79,10 +88,11 @@ class TorchDecode:
         step = min(ROWS_AT_ONCE, max(1, PLAIN_TOKENS // (rows.block_tables.shape[1] * P)))
         for first in range(0, len(qkv), step):
             part = slice(first, first + step)
-            out[part] = self._attend(q[part], keys, values, DecodeRows(last[part] + 1, rows.block_tables[part]), scale)
+            own = DecodeRows(last[part] + 1, rows.block_tables[part])
+            out[part] = self._attend(q[part], keys, values, own, scale, reach)
         return out.view(len(qkv), -1)
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float) -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, reach: Reach) -> Tensor:
         _, KV, P, D = keys.shape
         context_lens, tables = rows
         if tables.is_cpu:  # a graph may not read the longest context back
@@ -91,9 +101,13 @@ class TorchDecode:
         past_k, past_v = (  # (n, pages, KV, P, D) -> (n, KV, pages * P, D)
             pool[tables].transpose(1, 2).reshape(n, KV, pages * P, D).float() for pool in (keys, values)
         )
-        is_past = torch.arange(pages * P, device=q.device) < context_lens[:, None]  # (n, pages * P)
+        at = torch.arange(pages * P, device=q.device)
+        is_past = at < context_lens[:, None]  # (n, pages * P)
+        if reach.window:
+            is_past &= at >= context_lens[:, None] - reach.window
         groups = q.reshape(n, KV, -1, D).float()  # (n, H, D) -> (n, KV, H / KV, D)
         scores = (past_k @ groups.transpose(2, 3)).transpose(2, 3) * scale  # (n, KV, H / KV, pages * P)
+        scores = reach.cap * (scores / reach.cap).tanh() if reach.cap else scores
         weights = scores.masked_fill(~is_past[:, None, None], -torch.inf).softmax(-1)
         past_v = past_v.masked_fill(~is_past[:, None, :, None], 0)  # a fresh page may hold NaN, and 0 * NaN is NaN
         return (weights @ past_v).reshape(q.shape)  # (n, KV, H / KV, D) -> (n, H, D)
@@ -132,7 +146,9 @@ class TorchPrompts:
 
     name = "torch"
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         P = keys.shape[2]
         q, k, v = split_heads(qkv, keys)
         out = torch.zeros(q.shape, dtype=qkv.dtype, device=qkv.device)
@@ -143,18 +159,17 @@ class TorchPrompts:
                 pages, offsets = pieces.pages[start + t // P], t % P
                 keys[pages[position:], :, offsets[position:]] = k[rows]
                 values[pages[position:], :, offsets[position:]] = v[rows]
-                out[rows] = causal(q[rows], keys[pages, :, offsets], values[pages, :, offsets], scale).to(out.dtype)
+                past = slice(max(0, position + 1 - reach.window) if reach.window else 0, None)  # others may be NaN
+                seen = pages[past], slice(None), offsets[past]
+                out[rows] = causal(q[rows], keys[seen], values[seen], scale, reach).to(out.dtype)
         return out.view(len(qkv), -1)
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def causal(q: Tensor, k: Tensor, v: Tensor, scale: float, reach: Reach = FULL) -> Tensor:
     """Return the attention (t, H, D) of the last t of T tokens, in float32 or more.
 
     q: (t, H, D). k, v: (T, KV, D).
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v = (x.transpose(0, 1)[None].to(dtype) for x in (q, k, v))  # (T, H, D) -> (1, H, T, D)
-    new, whole = q.shape[2], k.shape[2]
-    seen = torch.ones(new, whole, dtype=torch.bool, device=q.device).tril(whole - new)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
-    return out[0].transpose(0, 1)
+    return attend_seen(q, k, v, scale, reach)[0].transpose(0, 1)

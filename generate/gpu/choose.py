@@ -7,13 +7,13 @@ and a warning, but never changes a text. It must not know layers or requests.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from generate.gpu import card
 from generate.gpu.attention import (
     TILE,
     DecodeAttention,
@@ -26,7 +26,7 @@ from generate.gpu.attention import (
 )
 from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
 from generate.rotary import Turn, rotation_table
-from models.architecture import Architecture
+from models.architecture import FULL, Architecture, Reach
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -35,23 +35,26 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
 def make_decode(
-    rows: int, pages: int, heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device
+    rows: int, pages: int, config: Architecture, pool: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> DecodeAttention:
-    """Return decode attention of `heads` heads for `rows` block tables of `pages` pages, over pools [pages, KV, P, D]."""
+    """Return decode attention for `rows` block tables of `pages` pages, over pools [pages, KV, P, D]."""
     if device.type != "cuda":
         return TorchDecode()
+    heads = config.n_head
 
     def fast() -> tuple[DecodeAttention, float]:
         from generate.gpu.triton_attention import TritonDecode
 
         attend = TritonDecode(rows, pages, heads, pool[1], pool[3], device)
-        return attend, decode_error(attend, TorchDecode(), (min(rows, 3), pages), heads, pool, dtype, device)
+        case = (min(rows, 3), pages), heads, pool, dtype, device
+        errors = [decode_error(attend, TorchDecode(), *case, reach) for reach in config.reaches]
+        return attend, float(torch.tensor(errors).max())  # NaN if one is
 
     return agreed(fast, dtype, "decode attention") or TorchDecode()
 
 
-def make_prompts(heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device) -> PromptAttention:
-    """Return attention of prompts of `heads` heads over pools [pages, KV, P, D]."""
+def make_prompts(config: Architecture, pool: torch.Size, dtype: torch.dtype, device: torch.device) -> PromptAttention:
+    """Return attention of prompts over pools [pages, KV, P, D]."""
     if device.type != "cuda":
         return TorchPrompts()
 
@@ -59,7 +62,9 @@ def make_prompts(heads: int, pool: torch.Size, dtype: torch.dtype, device: torch
         from generate.gpu.triton_prompts import TritonPrompts
 
         attend = TritonPrompts()
-        return attend, prompts_error(attend, TorchPrompts(), heads, pool, dtype, device)
+        case = config.n_head, pool, dtype, device
+        errors = [prompts_error(attend, TorchPrompts(), *case, reach) for reach in config.reaches]
+        return attend, float(torch.tensor(errors).max())
 
     return agreed(fast, dtype, "attention of prompts") or TorchPrompts()
 
@@ -80,17 +85,19 @@ def make_math(strict: bool, config: Architecture, dtype: torch.dtype, device: to
 def agreed(make: Callable[[], tuple[T, float]], dtype: torch.dtype, part: str) -> T | None:
     """Return the result of `make` if it runs and its error is within the tolerance, else log a warning.
 
-    `EB_KERNELS=off` in the environment selects plain PyTorch.
+    Raises what `card.raise_if_lost` does; then plain PyTorch cannot serve either.
     """
-    if os.environ.get("EB_KERNELS") == "off":
+    if card.is_plain():
         return None
     try:
         fast, error = make()
     # Triton's compiler raises errors of many types; the plain implementation still serves.
     except Exception as failure:
+        card.raise_if_lost(failure)
         log.warning("%s falls back to plain PyTorch, which is much slower: %s", part, failure)
         return None
     if error < TOLERANCE[dtype]:  # false for NaN
+        log.info("%s: the fast kernel is off by %.1e, at most %.1e", part, error, TOLERANCE[dtype])
         return fast
     log.warning("%s falls back to plain PyTorch: the fast kernel is off by %.2g", part, error)
     return None
@@ -108,7 +115,7 @@ def _difference(output: Tensor, expected: Tensor) -> float:
 
 def decode_error(
     attend: DecodeAttention, other: DecodeAttention, shape: tuple[int, int], heads: int, pool: torch.Size,
-    dtype: torch.dtype, device: torch.device,
+    dtype: torch.dtype, device: torch.device, reach: Reach = FULL,
 ) -> float:  # fmt: skip
     """Return the largest difference of two implementations on a small step with block tables of `shape`.
 
@@ -124,7 +131,7 @@ def decode_error(
     keys, values = (noise(2 + pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
     qkv = noise(n, (heads + 2 * kv_heads) * width).to(device, dtype)
     output, expected = (
-        implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5).float()
+        implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5, reach).float()
         for implementation in (attend, other)
     )
     return _difference(output[context_lens > 0], expected[context_lens > 0])
@@ -132,7 +139,7 @@ def decode_error(
 
 def prompts_error(
     attend: PromptAttention, other: PromptAttention, heads: int, pool: torch.Size, dtype: torch.dtype,
-    device: torch.device,
+    device: torch.device, reach: Reach = FULL,
 ) -> float:  # fmt: skip
     """Return the largest difference of two implementations, in attention and pages, with an unused tile and padding.
 
@@ -147,7 +154,7 @@ def prompts_error(
     results = []
     for implementation in (attend, other):
         keys, values = (noise(pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
-        output = implementation(qkv, keys, values, pieces, width**-0.5)[: sum(counts)]
+        output = implementation(qkv, keys, values, pieces, width**-0.5, reach)[: sum(counts)]
         results.append(torch.cat([part.flatten().float() for part in (output, keys, values)]))
     return _difference(*results)
 
@@ -184,7 +191,9 @@ def _turned(math: PlainMath, config: Architecture, dtype: torch.dtype, device: t
     assert config.rope is not None
     table = rotation_table(config.rope, config.head_size, config.block_size)
     positions = torch.tensor([0, config.block_size // 2, config.block_size - 1])
-    norms = noise(2, config.head_size, seed=6).to(device, dtype) if config.qk_norm else None
-    turn = Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
+    H, KV, D = config.n_head, config.n_kv_head, config.head_size
+    width = (H + KV if config.whole_qk_norm else 2) * D
+    norms = noise(width, seed=6).to(device, dtype) if config.qk_norm else None
+    turn = Turn(H, KV, D, norms, config.norm_epsilon)
     qkv = noise(len(positions), config.qkv_size, seed=7).to(device, dtype)
     return math.turn(qkv, table[positions].to(device), turn).float()

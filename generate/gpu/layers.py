@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
-from generate.rotary import Turn, make_turn, rotation_table, turn_heads
+from generate.rotary import Turn, make_turn, rotation_tables, turn_heads
 from models import network
 from models.activations import ACTIVATIONS
-from models.architecture import Architecture
+from models.architecture import Architecture, Reach
 from models.gguf.block_matrix import as_tensor
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
-Attend = Callable[[int, Tensor, float], Tensor]  # layer, qkv [n, (H + 2 KV) * D], scale: attention [n, H * D]
+Attend = Callable[[int, Tensor, float, Reach], Tensor]  # layer, qkv [n, (H + 2 KV) * D], scale: attention [n, H * D]
 
 
 class Layer(NamedTuple):
@@ -54,14 +54,14 @@ class PlainMath:
     def add_norm(self, residual: Tensor, x: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
         """Add x to the float32 residual in place; return the sum's norm as `dtype`.
 
-        An RMS norm multiplies by its weight after the cast, as Llama does.
+        An RMS norm multiplies by its weight in the weight's dtype.
         """
         if x is not None:
             residual.add_(x)
         if norm.bias is not None:
             return F.layer_norm(residual, residual.shape[1:], norm.weight, norm.bias, norm.eps).to(dtype)
         normed = residual * torch.rsqrt(residual.square().mean(-1, keepdim=True) + norm.eps)
-        return normed.to(dtype) * norm.weight
+        return (normed.to(norm.weight.dtype) * norm.weight).to(dtype)
 
     def linear(self, x: Tensor, layer: Layer) -> Tensor:
         """Return activation(x W + b) as x's dtype, with the gate if there is one."""
@@ -115,7 +115,12 @@ class FusedMath(PlainMath):
 
     def turn(self, qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
         """See `PlainMath.turn`; in place."""
-        return self.kernels.turn(qkv, rotation, turn.H, turn.KV, turn.norms, turn.eps)
+        norms, queries, D = turn.norms, turn.H * turn.D, turn.D
+        if norms is not None and norms.numel() > 2 * D:
+            self.kernels.norm_in_place(qkv[:, :queries], norms[:queries], turn.eps)
+            self.kernels.norm_in_place(qkv[:, queries : -turn.KV * D], norms[queries:], turn.eps)
+            norms = None
+        return self.kernels.turn(qkv, rotation, turn.H, turn.KV, norms, turn.eps)
 
     def prepare_head(self, weight: Tensor) -> Tensor:
         missing = -len(weight) % VOCABULARY_MULTIPLE
@@ -154,10 +159,12 @@ class Block:
 
     def __init__(self, block: network.Block, config: Architecture, layer: int) -> None:
         self.norm_1, self.norm_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
+        behind = (block.norm_1, block.norm_2) if config.norm_after else (block.attn_norm, block.mlp_norm)
+        self.behind_1, self.behind_2 = (norm and make_norm(norm, config) for norm in behind)
         self.qkv, self.attn_proj = _layer(block.qkv), _layer(block.attn_proj)
         self.fc, self.mlp_proj = _layer(block.fc, config.activation, config.gated), _layer(block.mlp_proj)
-        self.scale = config.attention_scale(layer)
-        self.turn = make_turn(block, config)
+        self.scale, self.reach = config.attention_scale(layer), config.reach_of(layer)
+        self.turn = make_turn(block, config, layer)
 
 
 def make_norm(norm: network.Norm, config: Architecture) -> Norm:
@@ -180,11 +187,10 @@ class Network:
         self.math = math
         self.vocabulary = config.vocab_size
         self.embedding, self.positions = model.embedding, model.positions
-        self.dtype = model.embedding.dtype
-        self.rotations: Tensor | None = None
-        if config.rope is not None:
-            table = rotation_table(config.rope, config.head_size, config.block_size)
-            self.rotations = table.to(model.embedding.device)  # [T, 2, D/2]
+        self.dtype, self.norm_after, self.parallel = model.embedding.dtype, config.norm_after, config.parallel
+        self.rotations = rotation_tables(config, model.embedding.device)  # [T, 2, D/2] each
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self.cap = config.logits_cap
         self.blocks = [Block(block, config, layer) for layer, block in enumerate(model.blocks)]
         self.norm = make_norm(model.norm, config)
         self.head = math.prepare_head(as_tensor(model.head))
@@ -192,22 +198,41 @@ class Network:
     def states(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return the normed states [n, C] of tokens `ids` at `positions`."""
         math, dtype = self.math, self.dtype
-        residual = F.embedding(ids, self.embedding).float()  # [n, C]
+        residual = F.embedding(ids, self.embedding)  # [n, C]
+        residual = (residual if self.embedding_scale == 1 else residual * self.embedding_scale).float()
         if self.positions is not None:
             residual = residual + F.embedding(positions, self.positions)
-        rotation = None if self.rotations is None else self.rotations.index_select(0, positions)  # [n, 2, D/2]
+        rotations = {rope: table.index_select(0, positions) for rope, table in self.rotations.items()}  # [n, 2, D/2]
         x = None  # each add_norm adds the layer before it to the residual
         for i, block in enumerate(self.blocks):
-            qkv = math.linear(math.add_norm(residual, x, block.norm_1, dtype), block.qkv)  # [n, (H + 2 KV) * D]
-            if rotation is not None and block.turn is not None:
-                qkv = math.turn(qkv, rotation, block.turn)
-            x = math.linear(attend(i, qkv, block.scale), block.attn_proj)  # [n, C]
-            x = math.linear(math.add_norm(residual, x, block.norm_2, dtype), block.fc)  # [n, inner]
-            x = math.linear(x, block.mlp_proj)  # [n, C]
+            qkv = math.linear(self._taken(residual, x, block.norm_1), block.qkv)  # [n, (H + 2 KV) * D]
+            beside = math.add_norm(residual, None, block.norm_2, dtype) if self.parallel else None
+            if block.turn is not None:
+                qkv = math.turn(qkv, rotations[block.turn.rope], block.turn)
+            x = self._given(
+                math.linear(attend(i, qkv, block.scale, block.reach), block.attn_proj), block.behind_1
+            )  # [n, C]
+            if beside is None:
+                beside = self._taken(residual, x, block.norm_2)
+            else:
+                residual.add_(x)
+            x = math.linear(beside, block.fc)  # [n, inner]
+            x = self._given(math.linear(x, block.mlp_proj), block.behind_2)  # [n, C]
         return math.add_norm(residual, x, self.norm, dtype)
+
+    def _taken(self, residual: Tensor, x: Tensor | None, norm: Norm) -> Tensor:
+        """Return what attention or the MLP takes, after x is added to the residual."""
+        if not self.norm_after:
+            return self.math.add_norm(residual, x, norm, self.dtype)
+        return (residual if x is None else residual.add_(x)).to(self.dtype)
+
+    def _given(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """Return what attention or the MLP adds to the residual."""
+        return self.math.add_norm(x.float(), None, norm, self.dtype) if norm else x
 
     def logits(self, x: Tensor) -> Tensor:
         """Return float32 logits [n, V] of normed states x [n, C]."""
         if not len(x):
             return x.new_empty(0, self.vocabulary, dtype=torch.float32)
-        return self.math.head(x, self.head)[:, : self.vocabulary]
+        logits = self.math.head(x, self.head)[:, : self.vocabulary]
+        return self.cap * (logits / self.cap).tanh() if self.cap else logits

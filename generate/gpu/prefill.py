@@ -20,6 +20,7 @@ from generate.gpu.attention import TILE, Pieces, PromptAttention, cut
 from generate.gpu.graphs import GraphReplayer, Replayer, recorded
 from generate.gpu.layers import Attend
 from generate.gpu.rows import upload
+from models.architecture import Reach
 from scheduling.sequence import Sequence
 
 BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
@@ -72,8 +73,8 @@ class Prefill:
         ids, positions, cuts, pages = torch.split(numbers, sizes)
         return self._states(ids, positions, functools.partial(self._attend, Pieces(cuts.view(-1, 4), pages)))
 
-    def _attend(self, pieces: Pieces, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        return self.attend(qkv, self._keys[layer], self._values[layer], pieces, scale)
+    def _attend(self, pieces: Pieces, layer: int, qkv: Tensor, scale: float, reach: Reach) -> Tensor:
+        return self.attend(qkv, self._keys[layer], self._values[layer], pieces, scale, reach)
 
 
 def _tiles_of(bucket: int) -> int:

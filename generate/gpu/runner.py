@@ -29,6 +29,7 @@ from generate.packing import add_embeddings, pack, sample_outputs
 from generate.params import GREEDY
 from generate.runner import Runner
 from generate.sampling import NotFinite, inverse_temperature
+from models.architecture import Reach
 from models.gpt2 import GPT
 from models.network import Network as Weights
 from scheduling.iteration import Plan
@@ -64,9 +65,9 @@ class GpuRunner(Runner):
     def _choose(self, model: Weights, capacity: int, strict: bool) -> None:
         """Choose the implementation of each part, after one comparison with plain PyTorch."""
         pages = -(-self.config.block_size // self.page_size)
-        pool, heads, target = self.keys.shape[1:], model.config.n_head, (self.dtype, self.device)
-        self.attend = choose.make_decode(capacity, pages, heads, pool, *target)
-        attend_prompts = choose.make_prompts(heads, pool, *target)
+        pool, target = self.keys.shape[1:], (self.dtype, self.device)
+        self.attend = choose.make_decode(capacity, pages, model.config, pool, *target)
+        attend_prompts = choose.make_prompts(model.config, pool, *target)
         if strict and self.device.type == "cuda" and "torch" in (self.attend.name, attend_prompts.name):
             raise RuntimeError(
                 "--batch-invariant needs Triton's kernels, but they do not run on this machine; see the log. "
@@ -77,6 +78,13 @@ class GpuRunner(Runner):
         self.prefill = Prefill(self.network.states, attend_prompts, self.keys, self.values, pages)
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The implementation of each part that has a fast one."""
+        ways = ["graphs" if hasattr(part.replayer, "graphs") else "launched" for part in (self.decoder, self.prefill)]
+        return {"decode": self.attend.name, "prompts": self.prefill.attend.name, "layers": self.network.math.name,
+                "decode steps": ways[0], "prompt steps": ways[1]}  # fmt: skip
 
     @torch.inference_mode()
     def warm_up(self) -> bool:
@@ -170,8 +178,8 @@ class GpuRunner(Runner):
         attend = functools.partial(self._attend_rows, DecodeRows(context_lens, rows.block_tables[:size]))
         return self.network.logits(self.network.states(rows.token[:size], (context_lens - 1).clamp(min=0), attend))
 
-    def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale)
+    def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float, reach: Reach) -> Tensor:
+        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale, reach)
 
     def _draw_prompts(
         self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]]

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from generate.gpu.attention import DecodeRows
+from models.architecture import FULL, Reach
 
 # Keys at once; a page is a multiple of it, or smaller. With 64 keys of 128 values the registers of a group would spill.
 BLOCK, GROUP_BLOCK = 64, 32
@@ -28,18 +29,26 @@ SMALLEST = 16  # of each side of a product of tensor cores
 
 
 @triton.jit
+def capped(x, CAP: tl.constexpr):
+    """Return CAP * tanh(x / CAP), or x for 0."""
+    if CAP > 0:
+        x = CAP * (2 * tl.sigmoid(2 * x / CAP) - 1)
+    return x
+
+
+@triton.jit
 def _attend_past(
-    KEYS, VALUES, q, tile, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr
+    KEYS, VALUES, q, tile, start, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
-    """Add the first `end` tokens of a page to the running softmax (peak, sum of weights, weighted sum of values)."""
-    for start in range(0, end, BN):
-        t = start + tl.arange(0, BN)
-        is_past = t < end
+    """Add tokens `start` to `end` of a page to the running softmax (peak, sum of weights, weighted sum of values)."""
+    for block in range(start // BN * BN, end, BN):
+        t = block + tl.arange(0, BN)
+        is_past = (t >= start) & (t < end)
         at = tile + t[:, None] * D + d[None, :]  # [BN, BD]
         mask = is_past[:, None] & wide[None, :]
         k = tl.load(KEYS + at, mask=mask, other=0.0)
         v = tl.load(VALUES + at, mask=mask, other=0.0)  # before k is used, so that both loads are in flight
-        x = tl.where(is_past, tl.sum(q[None, :] * k.to(tl.float32), 1), -float("inf"))
+        x = tl.where(is_past, capped(tl.sum(q[None, :] * k.to(tl.float32), 1), CAP), -float("inf"))
         higher = tl.maximum(peak, tl.max(x, 0))
         weight = tl.exp(x - higher)
         fade = tl.exp(peak - higher)
@@ -51,18 +60,19 @@ def _attend_past(
 
 @triton.jit
 def _attend_past_group(
-    KEYS, VALUES, q, scale, tile, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr
+    KEYS, VALUES, q, scale, tile, start, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr,
+    CAP: tl.constexpr,
 ):  # fmt: skip
     """`_attend_past` for q [BG, BD] of a group: peak and total [BG], mix [BG, BD]. The scale comes after the product."""
-    for start in range(0, end, BN):
-        t = start + tl.arange(0, BN)
-        is_past = t < end
+    for block in range(start // BN * BN, end, BN):
+        t = block + tl.arange(0, BN)
+        is_past = (t >= start) & (t < end)
         at = tile + t[:, None] * D + d[None, :]  # [BN, BD]
         mask = is_past[:, None] & wide[None, :]
         k = tl.load(KEYS + at, mask=mask, other=0.0)
         v = tl.load(VALUES + at, mask=mask, other=0.0)
         x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BG, BN]
-        x = tl.where(is_past[None, :], x, -float("inf"))
+        x = tl.where(is_past[None, :], capped(x, CAP), -float("inf"))
         higher = tl.maximum(peak, tl.max(x, 1))
         weight = tl.exp(x - higher[:, None])
         fade = tl.exp(peak - higher)
@@ -90,13 +100,15 @@ def _join_parts(parts, count, d, wide, D: tl.constexpr, BP: tl.constexpr):
 def _attend(
     QKV, KEYS, VALUES, BLOCK_TABLES, CONTEXT_LENS, OUT, PARTS, ARRIVED, scale, MAX_PAGES,
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
-    MP: tl.constexpr, BP: tl.constexpr,
+    MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """As many heads of queries as of keys. MP: the most parts of a row, BP: a power of two that is at least MP."""
     # Parts are the fastest dimension: programs without work then run beside those with work, not all at the end.
     part, h, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(CONTEXT_LENS + row)  # with the new token; 0 for an unused row
-    pages = tl.cdiv(n, P)
+    end_page = tl.cdiv(n, P)
+    seen = tl.maximum(n - WINDOW, 0) if WINDOW else n * 0  # the first key in the window
+    pages = end_page - seen // P
     C: tl.constexpr = H * D
     d = tl.arange(0, BD)
     wide = d < D
@@ -109,20 +121,23 @@ def _attend(
         peak = -float("inf")
         total = 0.0
         mix = tl.zeros([BD], tl.float32)
-        for page in range(part, pages.to(tl.int32), MP):
+        for page in range((seen // P + part).to(tl.int32), end_page.to(tl.int32), MP):
             tile = (tl.load(BLOCK_TABLES + row * MAX_PAGES + page).to(tl.int64) * H + h) * P * D
             end = tl.minimum(n - 1 - page * P, P).to(tl.int32)  # tokens of the past in this page
-            if page == pages - 1:
+            start = tl.maximum(seen - page * P, 0).to(tl.int32)
+            if page == end_page - 1:
                 k = tl.load(new + C, mask=wide, other=0.0)
                 v = tl.load(new + 2 * C, mask=wide, other=0.0)
                 tl.store(KEYS + tile + end * D + d, k, mask=wide)
                 tl.store(VALUES + tile + end * D + d, v, mask=wide)
-                x = tl.sum(q * k.to(tl.float32), 0)
+                x = capped(tl.sum(q * k.to(tl.float32), 0), CAP)
                 higher = tl.maximum(peak, x)
                 mix = mix * tl.exp(peak - higher) + tl.exp(x - higher) * v.to(tl.float32)
                 total = total * tl.exp(peak - higher) + tl.exp(x - higher)
                 peak = higher
-            peak, total, mix = _attend_past(KEYS, VALUES, q, tile, end, d, wide, peak, total, mix, D, BN)
+            peak, total, mix = _attend_past(
+                KEYS, VALUES, q, tile, start, end, d, wide, peak, total, mix, D, BN, CAP
+            )  # fmt: skip
         if pages == 1:
             tl.store(out, mix / total, mask=wide)
         else:
@@ -143,12 +158,14 @@ def _attend(
 def _attend_group(
     QKV, KEYS, VALUES, BLOCK_TABLES, CONTEXT_LENS, OUT, PARTS, ARRIVED, scale, MAX_PAGES,
     KV: tl.constexpr, G: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
-    BN: tl.constexpr, MP: tl.constexpr, BP: tl.constexpr,
+    BN: tl.constexpr, MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """`_attend` for groups of G query heads, padded to BG rows of a product."""
     part, h, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(CONTEXT_LENS + row)
-    pages = tl.cdiv(n, P)
+    end_page = tl.cdiv(n, P)
+    seen = tl.maximum(n - WINDOW, 0) if WINDOW else n * 0  # the first key in the window
+    pages = end_page - seen // P
     d, g = tl.arange(0, BD), tl.arange(0, BG)
     wide = d < D
     inside = (g < G)[:, None] & wide[None, :]
@@ -163,15 +180,16 @@ def _attend_group(
         peak = tl.full([BG], -float("inf"), tl.float32)
         total = tl.zeros([BG], tl.float32)
         mix = tl.zeros([BG, BD], tl.float32)
-        for page in range(part, pages.to(tl.int32), MP):
+        for page in range((seen // P + part).to(tl.int32), end_page.to(tl.int32), MP):
             tile = (tl.load(BLOCK_TABLES + row * MAX_PAGES + page).to(tl.int64) * KV + h) * P * D
             end = tl.minimum(n - 1 - page * P, P).to(tl.int32)
-            if page == pages - 1:
+            start = tl.maximum(seen - page * P, 0).to(tl.int32)
+            if page == end_page - 1:
                 k = tl.load(new, mask=wide, other=0.0)
                 v = tl.load(new + KV * D, mask=wide, other=0.0)
                 tl.store(KEYS + tile + end * D + d, k, mask=wide)
                 tl.store(VALUES + tile + end * D + d, v, mask=wide)
-                x = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale  # [BG]
+                x = capped(tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale, CAP)  # [BG]
                 higher = tl.maximum(peak, x)
                 weight = tl.exp(x - higher)
                 fade = tl.exp(peak - higher)
@@ -179,7 +197,7 @@ def _attend_group(
                 total = total * fade + weight
                 peak = higher
             peak, total, mix = _attend_past_group(
-                KEYS, VALUES, q, scale, tile, end, d, wide, peak, total, mix, D, BN
+                KEYS, VALUES, q, scale, tile, start, end, d, wide, peak, total, mix, D, BN, CAP
             )  # fmt: skip
         if pages == 1:
             tl.store(out + at, mix / total[:, None], mask=inside)
@@ -210,7 +228,9 @@ class TritonDecode:
         self.parts = torch.empty(shape, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         """See `attention.DecodeAttention`."""
         _, KV, P, D = keys.shape
         n, pages = rows.block_tables.shape
@@ -218,7 +238,14 @@ class TritonDecode:
         out = torch.empty(n, H * D, dtype=qkv.dtype, device=qkv.device)
         most = min(pages, MOST_PARTS)
         tensors = qkv, keys, values, rows.block_tables, rows.context_lens, out, self.parts, self.arrived
-        sizes = {"P": P, "D": D, "MP": most, "BP": max(2, triton.next_power_of_2(most))}
+        sizes = {
+            "P": P,
+            "D": D,
+            "MP": most,
+            "BP": max(2, triton.next_power_of_2(most)),
+            "WINDOW": reach.window,
+            "CAP": reach.cap,
+        }
         BD, block = triton.next_power_of_2(D), triton.next_power_of_2(P)
         if H == KV:
             BN = min(BLOCK, block)

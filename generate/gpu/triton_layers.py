@@ -20,24 +20,24 @@ HEADS, COLUMNS = 4, 1024  # of one program of `turn` and of `silu_gate`
 
 @triton.jit
 def _add_norm(
-    R, X, W, B, Y, eps, C: tl.constexpr, BC: tl.constexpr, ADD: tl.constexpr, RMS: tl.constexpr
+    R, X, W, B, Y, eps, stride, C: tl.constexpr, BC: tl.constexpr, ADD: tl.constexpr, RMS: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BC)
     inside = c < C
-    x = tl.load(R + row * C + c, mask=inside, other=0.0)
+    x = tl.load(R + row * stride + c, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(X + row * C + c, mask=inside, other=0.0).to(tl.float32)
-        tl.store(R + row * C + c, x, mask=inside)
+        tl.store(R + row * stride + c, x, mask=inside)
     w = tl.load(W + c, mask=inside, other=0.0).to(tl.float32)
-    if RMS:  # the weight after the cast
+    if RMS:  # in the weight's dtype
         y = x * tl.rsqrt(tl.sum(x * x, 0) / C + eps)
-        y = y.to(Y.dtype.element_ty).to(tl.float32) * w
+        y = y.to(W.dtype.element_ty).to(tl.float32) * w
     else:
         z = tl.where(inside, x - tl.sum(x, 0) / C, 0.0)
         y = z * tl.rsqrt(tl.sum(z * z, 0) / C + eps)
         y = y * w + tl.load(B + c, mask=inside, other=0.0)
-    tl.store(Y + row * C + c, y.to(Y.dtype.element_ty), mask=inside)
+    tl.store(Y + row * stride + c, y.to(Y.dtype.element_ty), mask=inside)
 
 
 def add_norm(
@@ -50,10 +50,18 @@ def add_norm(
     n, C = residual.shape
     y = torch.empty(n, C, dtype=dtype, device=residual.device)
     _add_norm[(n,)](
-        residual, residual if x is None else x, weight, weight if bias is None else bias, y, eps,
+        residual, residual if x is None else x, weight, weight if bias is None else bias, y, eps, C,
         C=C, BC=triton.next_power_of_2(C), ADD=x is not None, RMS=bias is None,
     )  # fmt: skip
     return y
+
+
+def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
+    """Replace the rows of x [n, C], which may be a part of wider ones, by their RMS norms."""
+    n, C = x.shape
+    _add_norm[(n,)](
+        x, x, weight, weight, x, eps, x.stride(0), C=C, BC=triton.next_power_of_2(C), ADD=False, RMS=True
+    )  # fmt: skip
 
 
 @triton.jit
@@ -69,13 +77,13 @@ def _turn(
     at = QKV + row * ((H + 2 * KV) * D) + h[:, None] * D + d[None, :]
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
-    if NORM:  # the weight after the cast, and a cast after the weight
+    if NORM:  # in the weight's dtype, and a cast after the weight
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / D + eps)[:, None]
         weight = W + (h >= H).to(tl.int32)[:, None] * D + d[None, :]
         w = tl.load(weight, mask=inside, other=0.0).to(tl.float32)
-        first = (first * scale).to(QKV.dtype.element_ty).to(tl.float32) * w
+        first = (first * scale).to(W.dtype.element_ty).to(tl.float32) * w
         w = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)
-        second = (second * scale).to(QKV.dtype.element_ty).to(tl.float32) * w
+        second = (second * scale).to(W.dtype.element_ty).to(tl.float32) * w
         first = first.to(QKV.dtype.element_ty).to(tl.float32)
         second = second.to(QKV.dtype.element_ty).to(tl.float32)
     cosine = tl.load(R + row * D + d, mask=d < half, other=0.0)[None, :]
@@ -87,7 +95,7 @@ def _turn(
 def turn(qkv: Tensor, rotation: Tensor, heads: int, kv_heads: int, norms: Tensor | None, eps: float) -> Tensor:
     """Norm the heads of queries and keys of qkv [n, (heads + 2 kv_heads) * D] in place, if there are weights; rotate them.
 
-    rotation: float32 [n, 2, D/2], cosine and sine. norms: [2, D], of queries and keys.
+    rotation: float32 [n, 2, D/2], cosine and sine. norms: [2 * D], of queries and keys.
     """
     n = len(qkv)
     D = qkv.shape[1] // (heads + 2 * kv_heads)

@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from generate.gpu.attention import TILE, Pieces
+from generate.gpu.triton_attention import capped
+from models.architecture import FULL, Reach
 
 BLOCK = 64  # keys at once; a page is a multiple of it, or smaller
 SMALLEST = 16  # of each side of a product
@@ -41,7 +43,7 @@ def _write(
 def _attend(
     QKV, KEYS, VALUES, TILES, PAGES, OUT, scale,
     H: tl.constexpr, KV: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    BN: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     tile, h = TILES + tl.program_id(0) * 4, tl.program_id(1)
     first, count, position, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
@@ -54,7 +56,8 @@ def _attend(
         total = tl.zeros([BM], tl.float32)
         mix = tl.zeros([BM, BD], tl.float32)
         end = (position + count).to(tl.int32)
-        for block in range(0, end, BN):
+        seen = tl.maximum(position - WINDOW + 1, 0) if WINDOW else position * 0  # the first key in the tile's windows
+        for block in range((seen // BN * BN).to(tl.int32), end, BN):
             t = block + n
             page = tl.load(PAGES + start + block // P)
             at = ((page * KV + h // (H // KV)) * P + block % P) * D + n[:, None] * D + d[None, :]  # [BN, BD]
@@ -62,10 +65,13 @@ def _attend(
             k = tl.load(KEYS + at, mask=mask, other=0.0)
             v = tl.load(VALUES + at, mask=mask, other=0.0)
             x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BM, BN]
-            x = tl.where(t[None, :] <= (position + m)[:, None], x, -float("inf"))  # each row sees key 0, in block 0
+            behind = (position + tl.minimum(m, count - 1))[:, None] - t[None, :]  # unused rows repeat the last
+            visible = (behind >= 0) & (behind < WINDOW) if WINDOW else behind >= 0
+            x = tl.where(visible, capped(x, CAP), -float("inf"))
             higher = tl.maximum(peak, tl.max(x, 1))
-            weight = tl.exp(x - higher[:, None])
-            fade = tl.exp(peak - higher)
+            least = tl.maximum(higher, -1e38)  # of a row that sees no key yet: infinity less infinity is NaN
+            weight = tl.exp(x - least[:, None])
+            fade = tl.exp(peak - least)
             mix = tl.dot(weight.to(v.dtype), v, mix * fade[:, None], input_precision="ieee")
             total = total * fade + tl.sum(weight, 1)
             peak = higher
@@ -78,7 +84,9 @@ class TritonPrompts:
 
     name = "triton"
 
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scale: float) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, keys: Tensor, values: Tensor, pieces: Pieces, scale: float, reach: Reach = FULL
+    ) -> Tensor:
         """See `attention.PromptAttention`."""
         _, KV, P, D = keys.shape
         H = qkv.shape[1] // D - 2 * KV
@@ -90,5 +98,7 @@ class TritonPrompts:
         BD, warps = max(SMALLEST, triton.next_power_of_2(D)), 8 if is_float32 else 4
         sizes = {"H": H, "KV": KV, "P": P, "D": D, "BD": BD, "BM": TILE, "num_warps": warps}
         _write[(len(pieces.tiles), KV)](qkv, keys, values, *pieces, **sizes)
-        _attend[(len(pieces.tiles), H)](qkv, keys, values, *pieces, out, scale, BN=BN, **sizes)
+        _attend[(len(pieces.tiles), H)](
+            qkv, keys, values, *pieces, out, scale, BN=BN, WINDOW=reach.window, CAP=reach.cap, **sizes
+        )
         return out

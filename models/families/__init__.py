@@ -15,6 +15,13 @@ from typing import Any
 from models.architecture import Architecture
 from models.family import Config, ConfigError, Family, shortened
 
+# What no family here computes, by the setting of a config.json that turns it on.
+OUT_OF_SCOPE = {
+    "vision_config": "a vision tower", "audio_config": "an audio tower", "kv_lora_rank": "multi-head latent attention",
+    "mamba_d_state": "state space layers", "state_size": "state space layers", "num_experts": "experts",
+    "linear_num_value_heads": "linear attention", "num_local_experts": "experts",
+}  # fmt: skip
+
 
 @functools.cache
 def by_model_type() -> dict[str, Family]:
@@ -31,6 +38,7 @@ def family_of(raw: Mapping[str, Any]) -> Family:
     if family is None:
         missing = model_type is None
         what = "has no model_type" if missing else f"has model_type {shortened(model_type)}, which is not supported"
+        what += next((f" ({key} sets {part})" for key, part in OUT_OF_SCOPE.items() if raw.get(key)), "")
         raise ConfigError(f"{what}. Use a model of type {', '.join(by_model_type())}")
     return family
 
@@ -40,4 +48,7 @@ def architecture_of(raw: Mapping[str, Any]) -> Architecture:
 
     Raises ConfigError for sizes that do not fit and for each switch that is on and has no meaning here.
     """
-    return family_of(raw).read(Config(raw))
+    config = Config(raw)
+    architecture = family_of(raw).read(config)
+    config.refuse_rest()
+    return architecture

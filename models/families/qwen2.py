@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from models.architecture import Architecture
-from models.families.llama import LAYOUT, refuse_window, sizes
+from models.families.llama import LAYOUT, sizes
+from models.families.mistral import windows
 from models.family import Config, ConfigError, Family
+
+FIRST_WINDOW = 28  # Qwen2Config's default for a missing max_window_layers
 
 
 def read(config: Config) -> Architecture:
     """Read a Qwen2Config."""
-    architecture = Architecture(family="qwen2", qkv_bias=True, **sizes(config))
-    config.take("attention_bias")  # the three biases are there whatever it says
-    refuse_windows(config, architecture)
-    config.refuse_rest()
-    return architecture
+    shape = sizes(config) | {"qkv_bias": True, "proj_bias": False}  # whatever attention_bias says
+    return Architecture(family="qwen2", **shape, **optional_windows(config, shape))
 
 
-def refuse_windows(config: Config, architecture: Architecture) -> None:
-    """Refuse Qwen's sliding window, which is in use only where use_sliding_window says so."""
-    window = config.take("sliding_window")
-    if config.flag("use_sliding_window", False):
-        refuse_window(window or 0, architecture.block_size)
-    layer_types = config.take("layer_types", default=[])
-    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
-        raise ConfigError(
-            "has layer_types other than 'full_attention', which are not supported. Use a model without them"
-        )
+def optional_windows(config: Config, shape: dict[str, Any], layers: Iterable[int] | None = None) -> dict[str, Any]:
+    """Return Qwen's window, used where use_sliding_window says so, in `layers` or in those from max_window_layers on."""
+    first, kinds = config.take("max_window_layers", default=FIRST_WINDOW), config.take("layer_types")
+    if not isinstance(first, int) or first < 0:
+        raise ConfigError(f"sets max_window_layers to {first!r}. Use a whole number from 0")
+    layers = range(first, shape["n_layer"]) if layers is None else layers
+    return windows(config, shape, layers, kinds, config.flag("use_sliding_window", False))
 
 
 FAMILY = Family(("qwen2",), read, LAYOUT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
-from models.families.qwen2 import refuse_windows
+from models.families.qwen2 import optional_windows
 from models.family import Config, Family
 
 HEAD_DIM = 128  # Qwen3Config's default, whatever the width
@@ -12,13 +12,9 @@ HEAD_DIM = 128  # Qwen3Config's default, whatever the width
 
 def read(config: Config) -> Architecture:
     """Read a Qwen3Config."""
-    raw = {**config.raw, "head_dim": config.raw.get("head_dim") or HEAD_DIM}
-    config = Config(raw)
-    biases = config.flag("attention_bias", False)
-    architecture = Architecture(family="qwen3", qk_norm=True, qkv_bias=biases, proj_bias=biases, **sizes(config))
-    refuse_windows(config, architecture)
-    config.refuse_rest()
-    return architecture
+    config.assume(head_dim=HEAD_DIM)
+    shape = sizes(config)
+    return Architecture(family="qwen3", qk_norm=True, **shape, **optional_windows(config, shape))
 
 
 FAMILY = Family(("qwen3",), read, LAYOUT)

@@ -27,17 +27,30 @@ def kernels(dtype: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any]]]
     attend |= {"scale": "fp32", "MAX_PAGES": "i32"}
     pieces = {**dict.fromkeys(("QKV", "KEYS", "VALUES", "OUT"), x), "TILES": "*i64", "PAGES": "*i64", "scale": "fp32"}
     gpt2 = {"H": 16, "KV": 16, "P": 128, "D": 64, "BD": 64, "BM": 64}
-    layer_norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32"}
+    layer_norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32", "stride": "i32"}
     product = {"X": x, "W": x, "B": x, "Y": x, "M": "i32", "N": "i32"}
-    llama = {"KV": 8, "G": 4, "P": 128, "D": 128, "BG": 16, "BD": 128, "BN": 32, "MP": 64, "BP": 64}
+    llama = {
+        "KV": 8,
+        "G": 4,
+        "P": 128,
+        "D": 128,
+        "BG": 16,
+        "BD": 128,
+        "BN": 32,
+        "MP": 64,
+        "BP": 64,
+        "WINDOW": 0,
+        "CAP": 0.0,
+    }
     return {
         "attend": (triton_attention._attend, attend,
-                   {"H": 16, "P": 128, "D": 64, "BD": 64, "BN": 64, "MP": 8, "BP": 8}),
+                   {"H": 16, "P": 128, "D": 64, "BD": 64, "BN": 64, "MP": 8, "BP": 8, "WINDOW": 0, "CAP": 0.0}),
         "attend group": (triton_attention._attend_group, attend, llama),
+        "attend window": (triton_attention._attend_group, attend, {**llama, "WINDOW": 512, "CAP": 50.0}),
         "write pieces": (triton_prompts._write, pieces, gpt2),
-        "attend pieces": (triton_prompts._attend, pieces, {**gpt2, "BN": 64}),
+        "attend pieces": (triton_prompts._attend, pieces, {**gpt2, "BN": 64, "WINDOW": 0, "CAP": 0.0}),
         "attend pieces of a Llama": (triton_prompts._attend, pieces,
-                                     {"H": 32, "KV": 8, "P": 128, "D": 128, "BD": 128, "BM": 64, "BN": 64}),
+                                     {"H": 32, "KV": 8, "P": 128, "D": 128, "BD": 128, "BM": 64, "BN": 64, "WINDOW": 512, "CAP": 50.0}),
         "norm": (triton_layers._add_norm, layer_norm, {"C": 1024, "BC": 1024, "ADD": True, "RMS": False}),
         "rms norm": (triton_layers._add_norm, {**layer_norm, "W": x, "B": x},
                      {"C": 4096, "BC": 4096, "ADD": True, "RMS": True}),

@@ -42,8 +42,9 @@ def test_the_kernel_fuses_residual_and_gelu() -> None:
     plain = F.linear(x.float(), weight.float(), bias.float())
     added = KernelLinear(weight, bias).add(x, residual).float()
     assert torch.allclose(added, plain + residual.float(), atol=0.02, rtol=0.01)
-    active = KernelLinear(weight, bias, "gelu_new")(x).float()
-    assert torch.allclose(active, F.gelu(plain, approximate="tanh"), atol=0.01, rtol=0.01)
+    for activation, form in (("gelu_new", "tanh"), ("gelu", "none")):
+        active = KernelLinear(weight, bias, activation)(x).float()
+        assert torch.allclose(active, F.gelu(plain, approximate=form), atol=0.01, rtol=0.01)
     other = KernelLinear(weight, bias, "relu")(x).float()
     assert torch.allclose(other, plain.relu(), atol=0.02, rtol=0.01)
 
@@ -83,9 +84,20 @@ def test_gelu_is_right_at_its_ends_and_keeps_values_that_are_not_finite(value: f
     weight = torch.zeros(64, 2).bfloat16()
     weight[:, 0] = 1
     x = torch.tensor([[value, 0.0]]).bfloat16()
-    found = KernelLinear(weight, None, "gelu_new")(x).float()
-    expected = F.gelu(x[:, :1].float(), approximate="tanh").expand(1, 64)
-    assert torch.allclose(found, expected, rtol=0.01, equal_nan=True)
+    for activation, form in (("gelu_new", "tanh"), ("gelu", "none")):
+        found = KernelLinear(weight, None, activation)(x).float()
+        expected = F.gelu(x[:, :1].float(), approximate=form).expand(1, 64)
+        assert torch.allclose(found, expected, rtol=0.01, equal_nan=True)
+
+
+@needs_kernel
+def test_gelus_erf_form_is_right_to_the_last_bits() -> None:
+    x = torch.linspace(-6, 6, 4096).bfloat16()
+    weight = torch.zeros(64, 2).bfloat16()
+    weight[:, 0] = 1
+    found = KernelLinear(weight, None, "gelu")(F.pad(x[:, None], (0, 1)))[:, 0].float()
+    expected = F.gelu(x.double())
+    assert ((found - expected).abs() <= 2**-8 * expected.abs() + 4e-7).all()
 
 
 @needs_kernel

@@ -13,11 +13,11 @@ from models.text.chat_template import TemplateError
 from models.text.ranks import TokenizerError
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
-from tests.support.tokenizers import CHATML, CONTROL, LLAMA3, MISTRAL, QWEN3, strings, write
+from tests.support.tokenizers import CHATML, CONTROL, GEMMA, LLAMA3, MISTRAL, QWEN3, strings, write
 
 TEMPLATES = {
     "chatml": ("smollm", CHATML), "llama3": ("llama-bpe", LLAMA3), "qwen3": ("qwen2", QWEN3),
-    "mistral": ("sentencepiece", MISTRAL), "metaspace": ("metaspace", MISTRAL),
+    "gemma": ("gemma", GEMMA), "mistral": ("sentencepiece", MISTRAL), "metaspace": ("metaspace", MISTRAL),
 }  # fmt: skip
 USER = {"role": "user", "content": "Hi"}
 

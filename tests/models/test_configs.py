@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from models.architecture import Architecture, Llama3Scaling
-from models.families import architecture_of
+from models.families import architecture_of, by_model_type
 from models.family import ConfigError
 from tests.support.checkpoints import transformers
 
@@ -15,18 +15,39 @@ SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hid
          "num_attention_heads": 6, "max_position_embeddings": 160}  # fmt: skip
 LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
 
+OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
+    "smollm3": {"num_key_value_heads": 2, "rope_theta": 5e6, "no_rope_layers": [1, 0], "tie_word_embeddings": True},
+    "gemma3_text": {"rope_theta": 1e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 500.0,
+                    "sliding_window_pattern": 2, "sliding_window": 32, "num_key_value_heads": 2, "head_dim": 8},
+    "gemma2": {"sliding_window": 32, "num_key_value_heads": 2, "head_dim": 8, "final_logit_softcapping": None},
+    "granite": {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "residual_multiplier": 0.2},
+    "olmo2": {"rope_theta": 5e5, "rope_scaling": None, "num_key_value_heads": 3},
+    "phi3": {
+        "rope_theta": 5e5, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3},
+        "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "sliding_window": 160,
+        "tie_word_embeddings": True,
+    },
+    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 5e5, "use_parallel_residual": False},
+    "falcon": {"rope_theta": 1e4, "num_kv_heads": 3, "new_decoder_architecture": True, "intermediate_size": 192},
+}  # fmt: skip
+
 
 def read(model_type: str = "llama", **changes: Any) -> Architecture:
     return architecture_of({"model_type": model_type, **SHAPE, **changes})
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("model_type", [*by_model_type()])
 def test_every_key_that_transformers_writes_is_understood(model_type: str) -> None:
-    changes = {"sliding_window": None} if model_type == "mistral" else {}
-    raw = transformers().AutoConfig.for_model(model_type, **changes)
+    raw = transformers().AutoConfig.for_model(model_type)
     config = architecture_of(raw.to_dict())
     assert (config.vocab_size, config.n_layer) == (raw.vocab_size, raw.num_hidden_layers)
     assert config.norm_epsilon == getattr(raw, "rms_norm_eps", 1e-5)
+
+
+def test_switches_are_read_as_versions_4_and_5_of_transformers_write_them() -> None:
+    for model_type, old in OLD.items():
+        raw = transformers().AutoConfig.for_model(model_type, **{**SHAPE, **old}).to_dict()
+        assert architecture_of({"model_type": model_type, **SHAPE, **old}) == architecture_of(raw)
 
 
 def test_rotations_are_read_as_versions_4_and_5_of_transformers_write_them() -> None:
@@ -61,15 +82,46 @@ def test_a_switch_that_is_off_or_changes_nothing_is_no_obstacle() -> None:
     assert read(**off) == read()
     unused = {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1}
     assert read("qwen2", **unused) == read("qwen2")
-    assert read("mistral", sliding_window=160) == read("mistral", sliding_window=None)
+    assert read("mistral", sliding_window=160).reach_of(0) == read("mistral", sliding_window=None).reach_of(0)
+
+
+def test_a_window_is_in_the_layers_that_the_config_names() -> None:
+    optional = {"use_sliding_window": True, "sliding_window": 32}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    for model_type, changes, window, layers in (
+        ("gemma2", {}, 4096, {0}),
+        ("gemma3_text", {"num_hidden_layers": 7}, 4096, {0, 1, 2, 3, 4, 6}),
+        ("mistral", {"sliding_window": 32}, 32, {0, 1}),
+        ("mistral", {"max_position_embeddings": 8192}, 4096, {0, 1}),
+        ("qwen2", {**optional, "max_window_layers": 1}, 32, {1}),
+        ("qwen2", {**optional, "max_window_layers": 0}, 32, {0, 1}),
+        ("qwen3", {**optional, **kinds}, 32, {0}),
+        ("qwen3", {**optional, "sliding_window": None, "max_window_layers": 0}, 0, set()),
+        ("phi3", {"original_max_position_embeddings": 160, "sliding_window": 47}, 47, {0, 1}),
+        ("smollm3", {**optional, "no_rope_layers": [1, 0]}, 32, {1}),
+    ):
+        config = read(model_type, **changes)
+        assert (config.window, config.windowed) == (window, layers)
+
+
+def test_what_published_files_say_beside_is_no_obstacle() -> None:
+    remote = {"auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "full_attn_mod": 1, "interpolate_factor": 1}
+    assert read("phi3", **remote, lm_head_bias=False) == read("phi3")
+    assert read("smollm3", num_key_value_heads=2, pretraining_tp=2) == read("smollm3", num_key_value_heads=2)
+    assert read("gpt_neox", attention_probs_dropout_prob=0, hidden_act="gelu_fast").activation == "gelu_fast"
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "sliding_window": ("mistral", {"sliding_window": 32}),
-    "sliding_window of 4096": ("mistral", {"max_position_embeddings": 8192}),
-    "a sliding_window": ("qwen3", {"use_sliding_window": True, "sliding_window": 32}),
+    "sliding_window to 0": ("mistral", {"sliding_window": 0}),
+    "max_window_layers": ("qwen2", {"max_window_layers": -1}),
+    "other than full_attention for each layer": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
     "sets sliding_window": ("llama", {"sliding_window": 32}),
-    "layer_types": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "layer_types": ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}),
+    "sets layer_types to": ("mistral", {"layer_types": ["sliding_attention"] * 2}),
+    "use_bidirectional_attention": ("gemma3_text", {"use_bidirectional_attention": True}),
+    "rope_parameters": ("gemma3_text", {"rope_parameters": {"rope_theta": 1e6}}),
+    "attn_logit_softcapping": ("gemma3_text", {"attn_logit_softcapping": 50.0}),
+    "final_logit_softcapping to 0": ("gemma2", {"final_logit_softcapping": 0.0}),
     "'yarn'": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
     "'dynamic'": ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
     "attention_factor": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 2.0}}),
@@ -81,6 +133,19 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "num_experts": ("qwen3", {"num_experts": 128}),
     "quantization_config": ("llama", {"quantization_config": {"quant_method": "awq"}}),
     "final_logit_softcapping": ("llama", {"final_logit_softcapping": 30.0}),
+    "no_rope_layers": ("smollm3", {"no_rope_layers": [1]}),
+    "of 4 numbers": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+        },
+    ),
+    "sets long_factor": (
+        "phi3",
+        {"original_max_position_embeddings": 64, "rope_scaling": {"type": "su", "long_factor": ["1"]}},
+    ),
+    "alibi": ("falcon", {"alibi": True}),
     "new_switch": ("llama", {"new_switch": "on"}),
     "hidden_act to 'mish'": ("llama", {"hidden_act": "mish"}),
     "num_key_value_heads 4": ("llama", {"num_key_value_heads": 4}),
@@ -91,7 +156,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "rms_norm_eps to 2": ("llama", {"rms_norm_eps": 2}),
     "no max_position_embeddings": ("llama", {"max_position_embeddings": None}),
     "tie_word_embeddings": ("llama", {"tie_word_embeddings": "yes"}),
-    "model_type 'gemma3'": ("gemma3", {}),
+    "vision_config sets a vision tower": ("gemma3", {"vision_config": {"image_size": 896}}),
+    "kv_lora_rank sets multi-head latent": ("deepseek_v3", {"kv_lora_rank": 512, "n_routed_experts": 256}),
+    "mamba_d_state sets state space": ("jamba", {"mamba_d_state": 16}),
+    "linear_num_value_heads sets linear": ("qwen3_next", {"linear_num_value_heads": 32}),
 }
 
 

@@ -97,12 +97,16 @@ def reference_of(model_type: str, **changes: Any) -> Any:
         shape["sliding_window"] = None
     if model_type == "qwen2":
         del shape["head_dim"]
-    auto = transformers()
-    hf = auto.AutoModelForCausalLM.from_config(auto.AutoConfig.for_model(model_type, **{**shape, **changes}))
+    return randomized(transformers().AutoConfig.for_model(model_type, **{**shape, **changes}))
+
+
+def randomized(config: Any) -> Any:
+    """Return the model of this configuration with random tensors."""
+    hf = transformers().AutoModelForCausalLM.from_config(config)
     for name, parameter in hf.named_parameters():
         # A tied head of large numbers would repeat the last token for ever.
         parameter.data.normal_(std=0.03 if "embed" in name and hf.config.tie_word_embeddings else 0.15)
-        if "norm" in name:
+        if "norm" in name or ".ln_" in name:
             parameter.data += 1
     return hf.eval()
 

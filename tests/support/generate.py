@@ -20,7 +20,7 @@ from generate.memory import kv_row_size
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
 from model import GPT, GPTConfig
-from models.architecture import Architecture, Llama3Scaling, Rope
+from models.architecture import FULL, Architecture, Llama3Scaling, Rope
 from models.network import Block, Network, Norm, Projection
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
@@ -41,6 +41,22 @@ ARCHITECTURES = {
     ),
     "qwen2": replace(LLAMA, family="qwen2", qkv_bias=True),
     "qwen3": replace(LLAMA, family="qwen3", n_head=4, n_kv_head=2, qk_norm=True, rope=Rope(theta=1e6)),
+    "smollm3, a layer without positions": replace(LLAMA, unrotated=frozenset({0})),
+    "olmo2": replace(LLAMA, norm_after=True, qk_norm=True, whole_qk_norm=True),
+    "mistral, a window of 20": replace(LLAMA, window=20, windowed=frozenset({0, 1})),
+    "qwen2, a layer with a window": replace(LLAMA, qkv_bias=True, window=70, windowed=frozenset({1})),
+    "gpt_neox": replace(
+        LLAMA,
+        norm="layer",
+        activation="gelu_new",
+        gated=False,
+        qkv_bias=True,
+        proj_bias=True,
+        mlp_bias=True,
+        n_kv_head=6,
+        parallel=True,
+        rope=Rope(part=0.25),
+    ),
     "layer norms, gelu, rotated, biases": replace(
         LLAMA, norm="layer", activation="gelu_new", gated=False, qkv_bias=True, proj_bias=True, mlp_bias=True
     ),
@@ -60,6 +76,8 @@ SHAPES = {
 
 class World:
     """Pools full of NaN, sequences whose pages lie in random order, and a scripted way to feed their tokens."""
+
+    reach = FULL
 
     def __init__(
         self,
@@ -105,7 +123,7 @@ class World:
             self.block_tables[list(new)].contiguous(),
         )
         qkv, scale = torch.cat(parts), self.D**-0.5
-        out = attention(qkv, self.keys, self.values, rows, scale)
+        out = attention(qkv, self.keys, self.values, rows, scale, self.reach)
         assert out.shape == (len(qkv), self.H * self.D)
         assert out.dtype == self.dtype
         assert out[cu_seqlens[-1] :].isfinite().all()
@@ -173,13 +191,15 @@ def random_network(
         return Projection(random(rows, columns), random(rows) if has_bias else None)
 
     C, D, inner = config.n_embd, config.head_size, config.inner_size
+    whole = config.n_head * D, config.n_kv_head * D
+    norms = () if not config.qk_norm else whole if config.whole_qk_norm else (D, D)
     blocks = [
         Block(
             norm(C), projection(config.qkv_size, C, config.qkv_bias),
             projection(C, config.n_head * D, config.proj_bias),
             norm(C), projection(inner * (1 + config.gated), C, config.mlp_bias),
             projection(C, inner, config.mlp_bias),
-            *((Norm(random(D, mean=1.0)), Norm(random(D, mean=1.0))) if config.qk_norm else ()),
+            *(Norm(random(width, mean=1.0)) for width in norms),
         )
         for _ in range(config.n_layer)
     ]  # fmt: skip

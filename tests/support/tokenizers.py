@@ -22,7 +22,8 @@ CORPUS = [
 ] * 8
 SPELLINGS = ["'s", "'LL", "’s", "  ", "\n\n", "\t", "\r\n", "1", "2024", "½", "९", "e\u0301", "é", "東", "🙂", "👩‍👩‍👧", "\u00a0", "ſ", "İ",
              "the", " The", "in", "def f(x):\n    return", "{}", "...", "¿", "ß", "\u200d", "\ufeff", "<think>", *CONTROL]  # fmt: skip
-KINDS = ("gpt2", "smollm", "llama-bpe", "qwen2", "sentencepiece", "metaspace", "other")
+KINDS = ("gpt2", "smollm", "llama-bpe", "qwen2", "sentencepiece", "metaspace", "gemma", "other")
+SENTENCEPIECE = ("sentencepiece", "metaspace", "gemma")
 
 
 def strings(count: int, seed: int = 5) -> list[str]:
@@ -42,7 +43,7 @@ def strings(count: int, seed: int = 5) -> list[str]:
 
 def train(kind: str) -> Tokenizer:
     """Return a trained tokenizer of one of `KINDS`."""
-    if kind in ("sentencepiece", "metaspace"):
+    if kind in SENTENCEPIECE:
         return _sentencepiece(kind)
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind in ("gpt2", "smollm"))
@@ -70,7 +71,7 @@ def train(kind: str) -> Tokenizer:
 
 
 def _sentencepiece(kind: str) -> Tokenizer:
-    """Return a tokenizer in the form of Llama 2 (`sentencepiece`) or of newer conversions (`metaspace`)."""
+    """Return a tokenizer in the form of Llama 2 (`sentencepiece`), of newer conversions (`metaspace`), or of Gemma."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, show_progress=False))
@@ -80,10 +81,14 @@ def _sentencepiece(kind: str) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if kind == "sentencepiece":
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    else:
+    elif kind == "metaspace":
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", split=False)
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence(steps)
+    else:
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("\n\n", "\t\t", "<table>")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * (kind != "gemma"))
     special = [AddedToken(text, normalized=False, special=True) for text in ("<unk>", "<s>", "</s>", *CONTROL)]
     tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
@@ -94,7 +99,7 @@ def write(folder: Path, kind: str, **config: Any) -> Path:
     """Write the tokenizer files of a model into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     train(kind).save(str(folder / "tokenizer.json"))
-    is_spm = kind in ("sentencepiece", "metaspace")
+    is_spm = kind in SENTENCEPIECE
     named = {"bos_token": "<s>", "eos_token": "</s>"} if is_spm else {"bos_token": CONTROL[0], "eos_token": CONTROL[2]}
     content = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(content))
@@ -190,6 +195,32 @@ MISTRAL = """{%- if messages[0]["role"] == "system" %}
         {{- " " + message["content"] | trim + eos_token }}
     {%- endif %}
 {%- endfor %}
+"""
+
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<|im_start|>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}{{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}{{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}
+        {%- endfor -%}
+    {%- else -%}{{ raise_exception("Invalid content type") }}{%- endif -%}
+    {{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}
 """
 
 # Templates with tools, in the shape of the published ones.

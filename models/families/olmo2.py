@@ -1,0 +1,20 @@
+"""OLMo 2: Llama with norms behind attention and MLP, and over all queries and keys (OLMo team, 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from models.architecture import Architecture
+from models.families.llama import LAYOUT, sizes
+from models.family import Config, Family
+
+NORMS = {"norm_1": ("post_attention_layernorm",), "norm_2": ("post_feedforward_layernorm",)}
+
+
+def read(config: Config) -> Architecture:
+    """Read an Olmo2Config."""
+    config.assume(rms_norm_eps=1e-5)
+    return Architecture(family="olmo2", norm_after=True, qk_norm=True, whole_qk_norm=True, **sizes(config))
+
+
+FAMILY = Family(("olmo2",), read, replace(LAYOUT, parts={**LAYOUT.parts, **NORMS}))

@@ -1,0 +1,142 @@
+"""Families that differ from Llama in where they normalize, rotate and add: each computes what transformers computes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from generate.cpu.adapters import AdapterRows, PreparedAdapter
+from generate.gpu.runner import GpuRunner
+from generate.params import GREEDY
+from generate.runner import ModelRunner
+from models import adapters, families, weights
+from models.network import Network
+from models.sources import catalog
+from scheduling.sequence import Sequence
+from tests.support.checkpoints import judged, merged, randomized, save, transformers, write_adapter
+from tests.support.generate import logits_of, run
+
+SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+         "num_attention_heads": 6, "max_position_embeddings": 320}  # fmt: skip
+UNKNOWN = {"falcon": ("intermediate_size",)}
+MANY_TO_ONE = {"num_attention_heads": 4, "num_key_value_heads": 1}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 0.5,
+}
+LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.5, 2.0, 2.5], "partial_rotary_factor": 1.0,
+        "long_factor": [1.0, 3.0, 9.0, 27.0], "original_max_position_embeddings": 64}  # fmt: skip
+GEMMA = {"sliding_window": 16, "query_pre_attn_scalar": 20}
+LOCAL = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm3": ("smollm3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
+    "smollm3, untied, heads of 6": ("smollm3", {**MANY_TO_ONE, "head_dim": 6, "tie_word_embeddings": False}),
+    "smollm3, biases, own layers": ("smollm3", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0]}),
+    "mistral, a window of 16": ("mistral", {"num_key_value_heads": 2, "sliding_window": 16}),
+    "mistral, a window of 256, heads of 6": ("mistral", {**MANY_TO_ONE, "head_dim": 6, "sliding_window": 256}),
+    "phi3, a window of 16": ("phi3", {"num_key_value_heads": 2, "sliding_window": 16}),
+    "mistral, a window of 1": ("mistral", {"num_key_value_heads": 6, "sliding_window": 1}),
+    "qwen2, windows from layer 1": ("qwen2", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen3, a window in layer 1": ("qwen3", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 100, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    "smollm3, windows": ("smollm3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5}),
+    "gemma3, heads of 10, every second layer": ("gemma3_text", {**GEMMA, "head_dim": 10, "num_key_value_heads": 2, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    "gemma3, untied, window of 5, linear": ("gemma3_text", {**GEMMA, **MANY_TO_ONE, "head_dim": 12, "tie_word_embeddings": False, "sliding_window": 5, "rope_parameters": LOCAL}),
+    "gemma3, biases, capped logits, no layer without a window": ("gemma3_text", {**GEMMA, "head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 3, "attention_bias": True, "final_logit_softcapping": 2.0}),
+    "gemma2": ("gemma2", {**GEMMA, "head_dim": 8, "num_key_value_heads": 2, "attn_implementation": "eager"}),
+    "gemma2, sharp caps": ("gemma2", {**GEMMA, **MANY_TO_ONE, "head_dim": 6, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0, "attn_implementation": "eager"}),
+    "gemma2, no caps, wide window": ("gemma2", {**GEMMA, "head_dim": 6, "num_key_value_heads": 6, "attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 256}),
+    "granite": ("granite", {**GRANITE, "num_key_value_heads": 2}),
+    "granite, tied": ("granite", {**GRANITE, **MANY_TO_ONE, "tie_word_embeddings": True}),
+    "granite, biases, heads of 10": ("granite", {**GRANITE, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),
+    "olmo2": ("olmo2", {"num_key_value_heads": 2}),
+    "olmo2, tied": ("olmo2", {**MANY_TO_ONE, "tie_word_embeddings": True}),
+    "olmo2, biases, heads of 10": ("olmo2", {"head_dim": 10, "num_key_value_heads": 3, "attention_bias": True}),
+    "phi3": ("phi3", {"num_key_value_heads": 2, "sliding_window": 320}),
+    "phi3, short factors, tied": ("phi3", {"rope_parameters": {**LONG, "original_max_position_embeddings": 320},
+                                           "tie_word_embeddings": True}),
+    "phi3, heads in part, long factors": ("phi3", {**MANY_TO_ONE, "rope_parameters": {**LONG, "partial_rotary_factor": 0.7}}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, sequential, tanh": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new",
+                                                "tie_word_embeddings": True}),
+    "gpt_neox, no biases, half": ("gpt_neox", {
+        "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    }),
+    "falcon, 7B": ("falcon", {}),
+    "falcon, 40B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": False}),
+    "falcon, 11B, biases": ("falcon", {
+        "new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "bias": True
+    }),
+    "falcon, sequential": ("falcon", {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 72}),
+}  # fmt: skip
+LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257)
+PROMPTS = [[random.Random(n).randrange(211) for _ in range(n)] for n in LENGTHS]
+PAGES, PAGE_SIZE, ANSWER = 60, 64, 6
+
+
+def build(shape: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Network]:
+    """Return transformers' model, and ours of the files that transformers saved."""
+    model_type, changes = SHAPES[shape]
+    torch.manual_seed(len(shape))
+    known = {key: value for key, value in SHAPE.items() if key not in UNKNOWN.get(model_type, ())}
+    config = transformers().AutoConfig.for_model(
+        model_type, **{**known, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **changes}
+    )
+    hf = randomized(config)
+    return hf, weights.load(catalog.resolve(str(save(folder, hf, max_shard_size="60KB"))), dtype)
+
+
+def answers(runner: Any, slots: int) -> list[list[int]]:
+    """Return the greedy answers to PROMPTS, served in pieces."""
+    sequences = [Sequence(prompt, ANSWER, id=str(i), sampling=GREEDY) for i, prompt in enumerate(PROMPTS)]
+    return run(None, sequences, slots=slots, budget=96, pages=PAGES, runner=runner)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_probabilities_and_greedy_answers_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
+    hf, network = build(shape, tmp_path)
+    gpu = GpuRunner(network, PAGES, PAGE_SIZE)  # before the CPU's runner takes the blocks out
+    runner = ModelRunner(network, PAGES, PAGE_SIZE)
+    served = answers(runner, slots=8)
+    assert served == [[token for token, _ in judged(hf, *pair)] for pair in zip(PROMPTS, served)]
+    assert answers(runner, slots=1) == answers(gpu, slots=8) == served
+    together = logits_of(runner, PROMPTS)
+    for prompt, among in zip(PROMPTS, together):
+        assert torch.equal(logits_of(runner, [prompt])[0], among)
+    with torch.inference_mode():
+        expected = hf(torch.tensor([PROMPTS[-1]])).logits[0].log_softmax(-1)
+    torch.testing.assert_close(together[-1].log_softmax(-1), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("shape", [*SHAPES][::3])
+def test_formats_of_16_and_8_bits_are_near(shape: str, quantize: str, tmp_path: Path) -> None:
+    hf, network = build(shape, tmp_path, torch.bfloat16)
+    runner = ModelRunner(network, PAGES, PAGE_SIZE, quantize=quantize)
+    with torch.inference_mode():
+        expected = hf(torch.tensor([PROMPTS[-1]])).logits[0].softmax(-1)
+    together = logits_of(runner, PROMPTS)
+    assert torch.equal(logits_of(runner, [PROMPTS[4]])[0], together[4])
+    assert (together[-1].softmax(-1) - expected).abs().sum(-1).mean() < (0.05 if quantize == "none" else 0.15)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES][2::3])
+def test_adapters_are_those_of_the_merged_model(shape: str, tmp_path: Path) -> None:
+    hf, network = build(shape, tmp_path / "model")
+    layers = [name for name, module in hf.named_modules() if isinstance(module, torch.nn.Linear) and "head" not in name]
+    folder = write_adapter(tmp_path / "adapter", hf, targets=tuple({name.rpartition(".")[2] for name in layers}))
+    config, layout = network.config, families.by_model_type()[SHAPES[shape][0]].layout
+    adapter = PreparedAdapter(adapters.load(folder, config, layout), config, torch.float32)
+    rows = AdapterRows.of([(adapter, 257)], 257)
+    found = logits_of(ModelRunner(network, PAGES, PAGE_SIZE), [PROMPTS[-1]], rows)[0]
+    with torch.inference_mode():
+        expected = merged(hf, folder)(torch.tensor([PROMPTS[-1]])).logits[0]
+    torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=1e-3)
