@@ -113,8 +113,7 @@ class Engine(Parts):
     @property
     def slots(self) -> int:
         """The slots of the engine; the active policy may use fewer."""
-        policy = self.manager.policy
-        return self.manager.max_batch_size if policy is None else policy.slots
+        return self.manager.slots
 
     @property
     def sequences_that_fit(self) -> dict[int, int]:

@@ -25,7 +25,8 @@ from front.asked import Asked, Means
 from front.counted import Counter
 from front.errors import Failed
 from front.sites import Site, Sites
-from front.upstream import Turn, Upstream
+from front.upstream import Turn
+from front.upstreams import Upstreams
 from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from serving.inference import Inference, InferenceError
 
@@ -48,7 +49,7 @@ class Wires:
     longest silence of an upstream in seconds.
     """
 
-    upstream: Upstream
+    upstream: Upstreams
     sites: Sites
     session: aiohttp.ClientSession
     idle: float
@@ -98,7 +99,8 @@ class Relay:
 
     def expect(self, inference: Inference) -> None:
         """Take the inference that waits in the queue for this request."""
-        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn))
+        routed = Routed(bodies.blocks(str(self.asked.prompt)), self.asked.session or self.asked.client)
+        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), routed)
         self._wires.upstream.expect(self.turn)
 
     def on_end(self) -> None:
@@ -137,14 +139,9 @@ class Relay:
 
     async def _attempt(self) -> web.StreamResponse | None:
         """Return an upstream's answer; None if none takes it now, and it waits for its next turn."""
-        sites, now = self._wires.sites, self._loop.time()
-        site = sites.choose(Routed(bodies.blocks(str(self.asked.prompt)), self.asked.session or self.asked.client))
-        if site is None:
-            self._wait_again(sites.pause, mine=0)
-            return None
+        site, now = self.turn.at.site, self._loop.time()
         self._first_try = now if self._first_try is None else self._first_try
         site.open += 1
-        self.turn.where = site.name
         try:
             while True:
                 notes: set[str] = set()
@@ -161,7 +158,8 @@ class Relay:
             if is_closed:
                 site.down_since = site.down_since or time.time()
             if is_closed and now - self._first_try < PATIENCE_SECONDS and self.turn.inference.error is None:
-                self._wait_again(sites.rest(site, {}))  # nothing has reached it, so nothing is done twice
+                self._wires.sites.rest(site, {})
+                self._wires.upstream.refuse(self.turn)  # nothing has reached it, so nothing is done twice
                 return None
             reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, BROKE))
             self._wires.upstream.end(self.turn, "abort", reason)
@@ -175,17 +173,6 @@ class Relay:
         )
         return InferenceError("timeout_error", silent) if isinstance(error, asyncio.TimeoutError) else other
 
-    def _wait_again(self, seconds: float, mine: int = 1) -> None:
-        """Go back to the head of the queue; no request is let through until an upstream can take one.
-
-        `mine` is how often this request counts as open.
-        """
-        upstream, sites = self._wires.upstream, self._wires.sites
-        upstream.limit(max(0, sites.cap - mine))
-        for pause in (seconds, sites.longest_pause):
-            self._loop.call_later(pause, lambda: upstream.limit(sites.cap))
-        upstream.refuse(self.turn)
-
     async def _exchange(self, site: Site, notes: set[str]) -> web.StreamResponse | None:
         headers = self._wires.headers(self.request)
         if self.asked.streams:
@@ -197,7 +184,7 @@ class Relay:
                 assert self._first_try is not None
                 seconds = self._wires.sites.rest(site, answer.headers)
                 if self._loop.time() + seconds - self._first_try < PATIENCE_SECONDS:
-                    self._wait_again(seconds)
+                    self._wires.upstream.refuse(self.turn)
                     return None
             self._answer = answer
             return await self._copy(answer, site)

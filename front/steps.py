@@ -8,6 +8,7 @@ each answer gets a token in each step. A step is passed on when all that ran in 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -105,6 +106,26 @@ class Steps:
             for i in free if total else ():
                 steps[i] *= max(0.1, due) / total
         return steps
+
+
+class StepsOfEach:
+    """The steps of each upstream, from the records of all their bursts."""
+
+    def __init__(self, tell: Callable[[Iteration | None, list[Inference]], None]) -> None:
+        self._each: defaultdict[tuple[int, int] | None, Steps] = defaultdict(lambda: Steps(tell))
+        self._rows: dict[str, tuple[int, int] | None] = {}  # of the upstream of each request that runs
+
+    def observe(self, burst: Iteration | None, left: list[Inference]) -> None:
+        """Take in a burst and the requests that left; called in the loops' thread."""
+        if burst is not None:
+            self._rows.update(dict.fromkeys(burst.joined, burst.rows))
+        gone: dict[tuple[int, int] | None, list[Inference]] = {}
+        for one in left:
+            gone.setdefault(self._rows.pop(one.id, None), []).append(one)
+        if burst is not None:
+            self._each[burst.rows].observe(burst, gone.pop(burst.rows, []))
+        for rows, some in gone.items():
+            self._each[rows].observe(None, some)
 
 
 def _end(burst: Iteration) -> float:

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
 import aiohttp
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
+from werkzeug.sansio.utils import host_is_trusted
 
 from front.receiving import ClientLeft
 
@@ -23,6 +25,7 @@ HOP = frozenset({
 # network. The kernel asks it instead: IDLE + PROBES * EVERY seconds without an answer break the connection.
 IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
 CONNECT_SECONDS = 5.0
+KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
 REUSED = "reused"
 SHORTEST_SECRET = 8  # characters: a shorter key is in other headers by chance
 
@@ -38,6 +41,11 @@ def passed(headers: Headers, secret: str = "", ours: Iterable[str] = ()) -> CIMu
     return CIMultiDict((name, value) for name, value in kept if len(secret) < SHORTEST_SECRET or secret not in value)
 
 
+def is_for(request: web.BaseRequest, hosts: list[str] | None) -> bool:
+    """Return whether a request names one of these hosts; None: any will do."""
+    return hosts is None or host_is_trusted(request.host, hosts)
+
+
 async def to_client(sending: Awaitable[T]) -> T:
     """Await a write to the client; ClientLeft if it has closed its connection."""
     try:
@@ -46,15 +54,15 @@ async def to_client(sending: Awaitable[T]) -> T:
         raise ClientLeft from None
 
 
-def session(kept_seconds: float) -> aiohttp.ClientSession:
-    """Return a session that passes requests and answers as they are, and keeps idle connections for so long.
+def session() -> aiohttp.ClientSession:
+    """Return a session that passes requests and answers as they are, and keeps idle connections for KEPT_SECONDS.
 
     It notes in the `trace_request_ctx` of a request, a set, if the request got a connection that was used before.
     """
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=kept_seconds, socket_factory=probing),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS, socket_factory=probing),
         cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         auto_decompress=False,

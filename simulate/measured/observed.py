@@ -59,10 +59,21 @@ class Observed:
             drafter = RecordedDrafter({str(i): Recorded.of(seen.drafts) for i, seen in enumerate(trace.seen)})
             return None if drafts == 0 else Speculator(drafter, drafts)
 
-        engine = Engine(slots, tokens_per_step, pages * page_size, page_size, speculator=speculator)
+        engine = Engine(
+            slots,
+            tokens_per_step,
+            pages * page_size,
+            page_size,
+            speculator=speculator,
+            engines=tuple(ask.get("engines", ())),
+        )
         served = Chosen(*ask["served"])
         scenario = Scenario((served,), engine, cost, host, trace, (served.policy(slots),))
-        stretches = [Stretch(*row) for row in rows.get("stretches", ())]
+        stretches = sorted((Stretch(*row) for row in rows.get("stretches", ())), key=lambda stretch: stretch.t)
+        if engine.engines:  # each has numbered its own
+            number = 1
+            for stretch in stretches:
+                stretch.n, number = number, number + stretch.steps
         return cls(scenario, timed, basis, ask["cost"], rows.get("ids", []), stretches)
 
 

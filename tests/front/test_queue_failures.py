@@ -268,7 +268,7 @@ def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back() -> No
             if i % 8 < 3:
                 assert answer.status == 200
         await front.until(lambda: front.idle)
-        assert not front.queue.upstream._turns
+        assert not front.queue.manager._turns
         assert [site.open for site in front.queue.sites.all] == [0, 0]
 
     before(test, "dynamic+vtc", count=2, slots=4, step=0.001, settings=Settings(idle=5.0))
