@@ -107,11 +107,15 @@ def batch_runner(app: App, service: Service) -> Runner:
 
 
 def start(
-    app: Flask, on_failure: Callable[[], None] = lambda: None, on_death: Callable[[str], None] = lambda reason: None
+    app: Flask,
+    on_failure: Callable[[Exception], None] = lambda error: None,
+    on_death: Callable[[str], None] = lambda reason: None,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> threading.Thread:
     """Load the model and run the loop, once, in the background; until then the app answers 503.
 
-    `on_failure` is called when the model cannot be loaded, and `on_death` with the reason when the loop fails later.
+    `on_failure` is called with the error when the model cannot be loaded, `on_ready` when it is, and `on_death` with the
+    reason when the loop fails later.
     """
     service: Service = app.extensions["service"]
 
@@ -125,7 +129,7 @@ def start(
                 log.exception("loading the model failed with an unexpected error")
             service.failure = str(error) or type(error).__name__
             banner.fail(service.failure)
-            on_failure()
+            on_failure(error)
             return
         Watchdog(engine.manager, service.stall_seconds).start()
         limit = min(TEXT_SECONDS, service.stall_seconds)
@@ -136,6 +140,7 @@ def start(
         if service.config.demo:
             begin_demo(service, engine)
         banner.show(service.config, engine, time.perf_counter() - began)
+        on_ready()
 
     thread = threading.Thread(target=load, name="load-model", daemon=True)
     started: threading.Thread = app.extensions.setdefault("load-model", thread)  # atomic: the first caller's stays

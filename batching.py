@@ -110,12 +110,8 @@ class BatchingManager:
     def run(self, policy: Policy) -> None:
         """Run the loop with `policy` until `stop`."""
         try:
-            self.scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step, speculator=self.speculator)
-            loop = Loop(
-                self.scheduler, self.inbox, self.deadlines, self.recovery, self.observers, self._clock, self.dedup,
-                self.fallback,
-            )  # fmt: skip
-            while loop.step():
+            step = self.assemble(policy)
+            while step():
                 pass
         except BaseException as error:  # whatever it is, no request may wait for a loop that has ended
             log.critical("the batching loop failed; all open requests end with an error", exc_info=True)
@@ -125,6 +121,17 @@ class BatchingManager:
                 raise
         finally:
             self._close()
+
+    def assemble(self, policy: Policy) -> Callable[[], bool]:
+        """Set `scheduler`; return what runs an iteration, and returns False to end the loop."""
+        self.scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step, speculator=self.speculator)
+        return self.loop(self.scheduler, self.recovery).step
+
+    def loop(self, scheduler: Scheduler, recovery: Recovery) -> Loop:
+        """Return the loop of a scheduler."""
+        return Loop(
+            scheduler, self.inbox, self.deadlines, recovery, self.observers, self._clock, self.dedup, self.fallback
+        )
 
     def _end_all(self, inferences: list[Inference]) -> None:
         """End these inferences with the reason why the loop ended."""
@@ -192,7 +199,7 @@ class BatchingManager:
     def waited(self, inference: Inference) -> dict[str, tuple[int, float]]:
         """Return the iterations and seconds that an inference has waited so far, by reason."""
         seq, scheduler = inference.sequence, self.scheduler
-        return seq.waited if scheduler is None else scheduler.waited(seq, self._clock())
+        return seq.waited if scheduler is None else scheduler.wait_clock.so_far(seq, self._clock())
 
     @property
     def policy(self) -> Policy | None:
@@ -202,7 +209,15 @@ class BatchingManager:
     @property
     def max_batch_size(self) -> int:
         """The slots of the active policy."""
-        return self._max_batch_size if self.policy is None else self.policy.max_batch_size
+        return self._slots(self._max_batch_size if self.policy is None else self.policy.max_batch_size)
+
+    @property
+    def slots(self) -> int:
+        """The slots of all engines; the active policy may use fewer."""
+        return self._slots(self._max_batch_size if self.policy is None else self.policy.slots)
+
+    def _slots(self, most: int) -> int:
+        return most if self.scheduler is None else self.scheduler.sharing.slots(most)
 
     @property
     def max_queue(self) -> int:
@@ -216,7 +231,7 @@ class BatchingManager:
 
     @property
     def running(self) -> int:
-        return len(self.scheduler.running) if self.scheduler else 0
+        return len(self.scheduler.sharing.running) if self.scheduler else 0
 
     @property
     def frame(self) -> FrameType | None:
@@ -241,8 +256,9 @@ class BatchingManager:
     @property
     def slot_cap(self) -> int:
         """The limit on running requests: the policy's slots, or fewer after memory ran out."""
-        cap = self.max_batch_size if self.scheduler is None else self.scheduler.slot_cap
-        return min(self.max_batch_size, cap)
+        if self.scheduler is None:
+            return self.max_batch_size
+        return sum(min(len(one.batch.slots), one.slot_cap) for one in self.scheduler.sharing)
 
     @property
     def policy_name(self) -> str:

@@ -27,6 +27,8 @@ VERSION = "0.1.0"
 GROUPS = {"policy_option": "batching", "model": "model", "host": "server"}  # the first setting of each
 LISTS = ("policy_option", "adapter", "adapter_folder")  # settings of which a command line may have several
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
+RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
+DEVICE_ERROR = "EB_INTERNAL_DEVICE_ERROR"  # of the engine before, for which this one does without fast kernels
 RESERVE = 32  # HTTP threads in addition to those of open requests
 # What --demo sets, where flags, environment and .env do not: about 20 steps a second, as slow as a person can follow.
 DEMO = {"policy": "dynamic", "max_batch_size": 8, "model": "mock:distserve-opt13b@0.4"}

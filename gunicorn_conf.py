@@ -10,11 +10,13 @@ gc.disable()  # imports make much that stays, and little garbage
 
 import logging
 import math
+import mmap
 import os
 import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from gunicorn import util
@@ -26,7 +28,9 @@ from launch import banner, status_line
 from launch.faults import faults
 from launch.shutdown import QUICK_SECONDS
 from launch.worker.connections import limit_blocking, write_error
+from launch.worker.handover import Handover
 from observe.queued_log import QueuedHandler, QueuedLog
+from serving.recovery import blames_kernels
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 
 gc.enable()
@@ -34,7 +38,8 @@ ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
 SILENT_SECONDS = 10.0  # between two heartbeats of a worker, which has one in each second
 
 _config = settings.load().config
-_restart_limiter = RestartLimiter()  # created in the master, so that its workers share it
+# Created in the master, so that its workers share them.
+_restart_limiter, _handover, _device_error = RestartLimiter(), Handover(), mmap.mmap(-1, 1024)
 
 bind = _config.address
 workers = 1
@@ -135,6 +140,9 @@ def post_worker_init(worker: Any) -> None:
     on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     service.serves = not on_terminal  # where a person looks, a status line takes the place of the access log
     service.deaths = lambda: _restart_limiter.count
+    worker.handover = _handover
+    if failed := _device_error[:].rstrip(b"\0").decode("utf-8", "replace"):
+        os.environ.update({"EB_KERNELS": "off", settings.DEVICE_ERROR: failed})
     # A reader that does not drain stderr must not block the loop when it logs.
     armed = faults.read(os.environ)
     errors = QueuedLog(armed.stream(sys.stderr))
@@ -147,16 +155,35 @@ def post_worker_init(worker: Any) -> None:
     service.completer.start()
     logging.basicConfig(handlers=[QueuedHandler(errors)], level=logging.WARNING)
 
-    def give_up() -> None:
+    def give_up(error: Exception) -> None:
+        again = _does_without_kernels(error, errors)
+        if failed and not again:  # no engine will answer what was handed over
+            worker.method_queue.defer(worker.adopt)
+            time.sleep(ANSWER_SECONDS)
         errors.flush()
-        os._exit(3)  # gunicorn does not retry: a model that cannot be loaded will not load the next time either
+        os._exit(70 if again else 3)  # 3: no retry, as a model that cannot be loaded will not load the next time either
 
-    application.start(worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, errors, reason))
+    application.start(
+        worker.app.callable, give_up, partial(_end, worker, errors), lambda: worker.method_queue.defer(worker.adopt)
+    )
 
 
-def _end(service: Service, errors: QueuedLog, reason: str) -> None:
+def _does_without_kernels(error: BaseException | None, errors: QueuedLog) -> bool:
+    """Return whether fast kernels may be at fault, so that the next worker shall do without them."""
+    if not blames_kernels(error):
+        return False
+    text = str(error).strip().splitlines()[0].encode()[: len(_device_error)]
+    _device_error[: len(text)] = text
+    errors.write("warning: the engine starts again without fast kernels (EB_KERNELS=off), which is much slower")
+    return True
+
+
+def _end(worker: Any, errors: QueuedLog, reason: str) -> None:
     """Exit after the engine has failed: gunicorn restarts the worker, unless there were too many failures."""
-    too_often = _restart_limiter.add()
+    service: Service = worker.app.callable.extensions["service"]
+    engine = service.engine
+    again = engine is not None and _does_without_kernels(engine.manager.recovery.fatal, errors)
+    too_often = _restart_limiter.add() and not again
     errors.write(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
     end = time.monotonic() + ANSWER_SECONDS
     time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
@@ -167,6 +194,7 @@ def _end(service: Service, errors: QueuedLog, reason: str) -> None:
             f"error: the engine failed {MAX_FAILURES} times within {FAILURE_SECONDS:g} s, so it is not restarted. "
             "See the errors above"
         )
+    worker.handover.send()
     errors.flush()
     os._exit(3 if too_often else 70)
 

@@ -10,9 +10,11 @@ if [ "${1:-}" = doctor ]; then
       echo "usage: $doctor [POLICY|MODEL] [OPTIONS]
 
 Check that this machine has what a server with these settings needs: Python,
-PyTorch, device, compiler, disk, open files, port, weights and tokenizer. Each
-has a line, with the remedy for what is missing. The check starts no server and
-downloads no model, but its first use installs the packages of the server.
+PyTorch, GPU, device, compiler, disk, open files, port, weights and tokenizer.
+Each has a line, with the remedy for what is missing. On a GPU each fast part is
+tried, and tokens per second are measured with random weights. The check starts
+no server and downloads no model, but its first use installs the packages of
+the server.
 
 Policy and options are those of the server ($serve --help). For example:
 

@@ -113,8 +113,7 @@ class Engine(Parts):
     @property
     def slots(self) -> int:
         """The slots of the engine; the active policy may use fewer."""
-        policy = self.manager.policy
-        return self.manager.max_batch_size if policy is None else policy.slots
+        return self.manager.slots
 
     @property
     def sequences_that_fit(self) -> dict[int, int]:
@@ -142,6 +141,7 @@ class Service:
         self.policies = policies  # the package `policies`, which this one must not import
         self.draining = False
         self.serves = False  # True under gunicorn, if it writes an access log
+        self.outage: Callable[[], tuple[str, str | None]] = lambda: ("ok", None)  # of the servers behind a queue
         self.deaths: Callable[[], int] = lambda: 0  # engines that failed for good, in all worker processes
         self.feed = Feed(show_text=config.dashboard_show_text)
         self.access_log = QueuedLog(sys.stdout)
@@ -177,11 +177,16 @@ class Service:
             return "stalled", self.texts.stall
         return "ok", None
 
+    def health(self) -> tuple[str, str | None]:
+        """Return the status, and for a queue `down` if none of its upstreams can be reached; its own routes work then."""
+        status, reason = self.status()
+        return (status, reason) if status != "ok" else self.outage()
+
     def readiness(self) -> tuple[str, str | None]:
         """Return ok when the server accepts new requests, otherwise its state and the reason."""
         if self.draining:
             return "draining", "the server is shutting down"
-        status, reason = self.status()
+        status, reason = self.health()
         if status == "ok" and self.engine is not None and self.engine.manager.recovery.is_suspect:
             return "recovering", "a step failed; probing the engine"
         return status, reason

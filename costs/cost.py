@@ -197,7 +197,8 @@ class Host:
     sigma for each turn of the loop; an idle loop looks for work every `poll` seconds, at once when that is 0, and begins `wake`
     later, with all requests that have come meanwhile. The very first
     step takes `first_step` more, as a server compiles or records then. A step takes `receive` more for each request that is
-    seen while it runs: threads that read and tokenize it take the processor from the step.
+    seen while it runs: threads that read and tokenize it take the processor from the step. Where `late` is 1, a request that
+    joins others is computed one step later: it is still on its way when the next one begins.
     """
 
     alpha0: float = 0.0
@@ -208,6 +209,7 @@ class Host:
     first_step: float = 0.0
     receive: float = 0.0
     wake: float = 0.0
+    late: float = 0.0
 
     def seconds(self, tokens: int) -> float:
         """Return what the host adds to a step that hands out `tokens` tokens."""

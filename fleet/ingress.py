@@ -19,7 +19,7 @@ from aiohttp import web
 
 from fleet import bodies, merged
 from fleet.pool import Fleet, Replica
-from fleet.relay import KEPT_SECONDS, Refused, Relay
+from fleet.relay import Refused, Relay
 from fleet.routers import Asked
 from fleet.switched import Switched
 from front import errors, wire
@@ -40,10 +40,14 @@ Answers = dict[str, tuple[int, bytes, Mapping[str, str]]]  # status, body and he
 
 
 class Ingress(Door):
-    """The routes. The replicas check the key; the ingress knows it only to do less for requests without it."""
+    """The routes. The replicas check the key; the ingress knows it only to do less for requests without it.
 
-    def __init__(self, fleet: Fleet, limits: Limits, key: str = "") -> None:
+    `hosts` are the names by which clients may call it; None: any.
+    """
+
+    def __init__(self, fleet: Fleet, limits: Limits, key: str = "", hosts: list[str] | None = None) -> None:
         super().__init__(limits, key)
+        self.hosts = hosts
         self.fleet, self.pool = fleet, fleet.pool
         self.switched = Switched()
         self.session: aiohttp.ClientSession
@@ -67,12 +71,17 @@ class Ingress(Door):
         return app
 
     async def _connections(self, app: web.Application) -> Any:
-        self.session = wire.session(KEPT_SECONDS)
+        self.session = wire.session()
         yield
         await self.session.close()
 
     async def _body(self, request: web.Request) -> bytes:
         """Return the body of a request; b"" without the key, since a replica refuses it in its own words anyway."""
+        if not wire.is_for(request, self.hosts):
+            text = (
+                f"the Host header is {request.host[:100]!r}, which is not in --trusted-hosts. Use a name of that list"
+            )
+            raise Failed(400, text)
         return await receive(request, self.limits) if self.may_ask(request) else b""
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
@@ -143,12 +152,11 @@ class Ingress(Door):
         async def ask(replica: Replica) -> tuple[int, bytes, Mapping[str, str]]:
             relay = Relay(request, body, self.session, method=method)
             try:
-                answer = await asyncio.wait_for(relay.attempt(replica), CHECK_SECONDS)
-            except Refused as refused:
-                answer = refused.answer or errors.response(unavailable("no answer"))
+                answer = await asyncio.wait_for(relay.whole(replica), CHECK_SECONDS)
+            except Refused:
+                answer = errors.response(unavailable("no answer"))
             except asyncio.TimeoutError:
                 answer = errors.response(unavailable(f"no answer within {CHECK_SECONDS:g} s"))
-            assert isinstance(answer, web.Response)
             return answer.status, bytes(answer.body or b""), answer.headers  # type: ignore[arg-type]
 
         answers = await asyncio.gather(*map(ask, replicas))

@@ -157,6 +157,8 @@ def _environment(loaded: settings.Loaded, replicas: int, is_local: bool) -> dict
     variables = loaded.config.to_environment()
     if loaded.origin["access_log"] == "default":
         variables["EB_ACCESS_LOG"] = "off"
+    if not is_local:
+        variables["EB_TRUSTED_HOSTS"] = ""  # the ingress checks them, and asks replicas by their addresses
     if is_local and not loaded.config.compute_threads:
         variables["EB_COMPUTE_THREADS"] = str(max(1, cores() // replicas))
     return variables

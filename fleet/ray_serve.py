@@ -166,7 +166,7 @@ class IngressActor:
 
     def __init__(self, handle: Any, plan: Plan) -> None:
         self._stop = asyncio.Event()
-        front = Ingress(RayFleet(handle, plan.router), plan.limits, plan.config.api_key)
+        front = Ingress(RayFleet(handle, plan.router), plan.limits, plan.config.api_key, plan.config.hosts)
         sock = options.bind(plan.config.host, plan.config.port)
         self._serving = asyncio.create_task(serve_http(front, sock, self._stop, plan.config.request_timeout))
 

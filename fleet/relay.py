@@ -1,11 +1,12 @@
 """One client's request: tried at one replica after the other until the first token, and copied to the client.
 
-A stream is copied in whole events, everything else in one piece, so that an attempt that breaks before the first token
-leaves no trace and can be repeated elsewhere. This module must not know how replicas are chosen.
+A stream is copied in whole events, everything else as it comes, so that an attempt that breaks before the first token leaves
+no trace and can be repeated elsewhere. This module must not know how replicas are chosen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,8 @@ from fleet import bodies
 from fleet.pool import Replica
 from front import errors, wire
 
-KEPT_SECONDS = 30.0  # for which an idle connection to a replica is kept
+REFUSALS = (429, 503, 529)  # statuses with which a replica may refuse
+STREAM = "text/event-stream"
 REPLICA = "X-Replica"  # the header of an answer that names the replica
 BROKEN = "the replica failed in the middle of this answer. Send the request again"
 
@@ -62,59 +64,80 @@ class Relay:
         self._begun = False  # a token has been sent
 
     async def attempt(self, replica: Replica) -> web.StreamResponse:
-        """Return the answer of a replica, sent as far as it is a stream; raise Refused before the first token."""
-        headers = wire.passed(self.request.headers)  # with Host, which the replicas compare with --trusted-hosts
-        url = URL(replica.url + self.path, encoded=True)
+        """Return the answer of a replica, sent to the client as it comes; raise Refused before its first token."""
         try:
-            async with self._session.request(
-                self.method, url, data=self.body or None, headers=headers, allow_redirects=False
-            ) as answer:
-                if answer.content_type == "text/event-stream" and self.method != "HEAD":
-                    return await self._copy(answer, replica.name)
-                return await self._whole(answer, replica.name)
+            async with self._ask(replica) as answer:
+                # After the head of a stream, whose first try ended without a token, only an event can tell an error.
+                if answer.status in REFUSALS or (self._stream is not None and answer.content_type != STREAM):
+                    return await self._refused(await _read(answer, replica.name))
+                return await self._copy(answer, replica.name)
         except aiohttp.ClientError:
-            if self._begun:
+            if not self._begun:
+                raise Refused(None) from None
+            assert self._stream is not None
+            if self._stream.content_type == STREAM:
                 generates = bodies.generates(self.method, self._route)
                 return await (self.fail(BROKEN) if generates else self._end(b""))
+            if self.request.transport is not None:
+                self.request.transport.abort()  # so that the client cannot mistake the answer for a complete one
+            return self._stream
+
+    async def whole(self, replica: Replica) -> web.Response:
+        """Return the answer of a replica in one piece; raise Refused if there is none."""
+        try:
+            async with self._ask(replica) as answer:
+                return await _read(answer, replica.name)
+        except aiohttp.ClientError:
             raise Refused(None) from None
 
-    async def _whole(self, answer: aiohttp.ClientResponse, name: str) -> web.StreamResponse:
-        body = await answer.read()
-        headers = _headers(answer, name)
-        if self.method == "HEAD" and "Content-Length" in answer.headers:
-            headers["Content-Length"] = answer.headers["Content-Length"]
-        response = web.Response(status=answer.status, reason=answer.reason, body=body, headers=headers)
-        if refused := refusal(answer.status, body):
+    def _ask(self, replica: Replica) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        headers = wire.passed(self.request.headers)
+        headers.popall("Host", None)
+        url = URL(replica.url + self.path, encoded=True)
+        return self._session.request(self.method, url, data=self.body or None, headers=headers, allow_redirects=False)
+
+    async def _refused(self, response: web.Response) -> web.StreamResponse:
+        body = bytes(response.body or b"")  # type: ignore[arg-type]
+        if refused := refusal(response.status, body):
             refused.answer = response
             raise refused
         if self._stream is None:
             return response
-        return await self._end(self._event(bodies.read(body)))  # an error after the head of a stream
+        return await self._end(self._event(bodies.read(body)))
 
     async def _copy(self, answer: aiohttp.ClientResponse, name: str) -> web.StreamResponse:
-        rest = b""
+        """Copy an answer: a stream in whole events, any other as it comes."""
+        rest, is_stream = b"", answer.content_type == STREAM
         async for chunk in answer.content.iter_any():
-            events, _, rest = (rest + chunk).rpartition(b"\n\n")
-            if events:
-                await self._send(events + b"\n\n", answer, name)
+            ready, _, rest = (rest + chunk).rpartition(b"\n\n") if is_stream else (chunk, b"", b"")
+            if ready:
+                await self._send(ready + b"\n\n" if is_stream else ready, answer, name)
         if self._stream is None:
-            raise Refused(None)
+            if is_stream and self.method != "HEAD":
+                raise Refused(None)
+            await self._begin(answer, name)
         return await self._end(rest)
 
-    async def _send(self, events: bytes, answer: aiohttp.ClientResponse, name: str) -> None:
+    async def _send(self, data: bytes, answer: aiohttp.ClientResponse, name: str) -> None:
         if not self._begun:
             # Comments keep the connection alive and are no token: until the first one, another replica may answer.
-            first = next((event for event in events.split(b"\n\n") if event and not event.startswith(b":")), b"")
+            first = next((event for event in data.split(b"\n\n") if event and not event.startswith(b":")), b"")
             is_error = first.startswith((b'data: {"error"', b'data:{"error"', b"event: error"))
             if is_error and refusal(503, first.partition(b"data:")[2]):
                 raise Refused(None)
             self._begun = bool(first)
         if self._stream is None:
-            self._stream = web.StreamResponse(status=answer.status, headers=_headers(answer, name))
-            if self.request.version < HttpVersion11:
-                self._stream.force_close()  # its end shows only in that of the connection
-            await wire.to_client(self._stream.prepare(self.request))
-        await wire.to_client(self._stream.write(events))
+            await self._begin(answer, name)
+        assert self._stream is not None
+        await wire.to_client(self._stream.write(data))
+
+    async def _begin(self, answer: aiohttp.ClientResponse, name: str) -> None:
+        self._stream = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_headers(answer, name))
+        if "Content-Length" in answer.headers:
+            self._stream.content_length = int(answer.headers["Content-Length"])
+        if self.request.version < HttpVersion11:
+            self._stream.force_close()  # its end shows only in that of the connection
+        await wire.to_client(self._stream.prepare(self.request))
 
     async def _end(self, data: bytes) -> web.StreamResponse:
         assert self._stream is not None
@@ -140,3 +163,8 @@ def _headers(answer: aiohttp.ClientResponse, name: str) -> CIMultiDict[str]:
     headers = wire.passed(answer.headers)
     headers[REPLICA] = name
     return headers
+
+
+async def _read(answer: aiohttp.ClientResponse, name: str) -> web.Response:
+    body = await answer.read()
+    return web.Response(status=answer.status, reason=answer.reason, body=body, headers=_headers(answer, name))

@@ -77,7 +77,7 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
         await loop.run_in_executor(None, ray_serve.stop, plan)
         fail(str(error), 3)
     config = plan.config
-    ingress = Ingress(ray_serve.RayFleet(handle, plan.router), plan.limits, config.api_key)
+    ingress = Ingress(ray_serve.RayFleet(handle, plan.router), plan.limits, config.api_key, config.hosts)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)

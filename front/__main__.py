@@ -32,16 +32,25 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 async def _serve(plan: Plan, queue: Queue, sock: socket.socket) -> None:
-    stop = asyncio.Event()
+    service, stop = queue.service, asyncio.Event()
+    service.serves = not sys.stdout.isatty()
+    service.access_log.start()
+    sys.stdout = sys.stderr  # what a policy prints is no access log
+
+    def drain() -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends at once
+        if queue.open:
+            print(f"finishing {queue.open} open requests. Press Ctrl-C to end at once", file=sys.stderr, flush=True)  # noqa: T201
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, drain)
     names = ", ".join(f"{site.name} ({site.slots} at once)" for site in plan.sites.all)
-    for text in (
-        *plan.notes,
-        f"queueing at http://{plan.config.address}/ for {names} under {queue.manager.policy_name}",
-    ):
+    where = f"queueing at http://{plan.config.address}/ for {names} under {queue.manager.policy_name}"
+    for text in (*plan.notes, where):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
     await serve(queue, sock, stop, plan.config.request_timeout)
+    service.access_log.flush()
 
 
 def _die(reason: str) -> None:

@@ -53,7 +53,7 @@ def asked(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, clie
         streams=bool(fields.get("stream")),
         client=_client(fields, headers, peer, client_by),
         priority=int(_number(headers.get(PRIORITY), fields.get("priority"), MOST_PRIORITY) or 0),
-        slo_s=_positive(_number(headers.get(SLO), fields.get("slo_s"), 1e6)),
+        slo_s=max(0.0, _number(headers.get(SLO), fields.get("slo_s"), 1e6) or 0.0) or None,
         session=headers.get(SESSION, "")[:LONGEST_NAME],
         model=model[:LONGEST_NAME] if isinstance(model, str) else "",
     )
@@ -91,11 +91,8 @@ def _client(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, cl
     if client_by == "header" and isinstance(named, str) and named:
         return named[:LONGEST_NAME]
     key = next((headers[name] for name in KEYS if headers.get(name)), "")
-    return (
-        f"key-{blake2b(key.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
-        if key and client_by != "address"
-        else peer
-    )
+    digest = blake2b(key.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    return f"key-{digest}" if key and client_by != "address" else peer
 
 
 def _number(header: str | None, field: Any, most: float) -> float | None:
@@ -106,28 +103,24 @@ def _number(header: str | None, field: Any, most: float) -> float | None:
     return max(-most, min(number, most)) if math.isfinite(number) else None
 
 
-def _positive(number: float | None) -> float | None:
-    return number if number is not None and number > 0 else None
-
-
 def _whole(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
-class Overhead:
-    """How many tokens prompts of a model have beyond their pieces of text, such as those of its chat template."""
+class Means:
+    """What is usual for each model, such as the tokens that prompts have beyond their text; the latest 64 are kept."""
 
     def __init__(self) -> None:
         self._means: OrderedDict[str, float] = OrderedDict()
 
-    def of(self, model: str) -> int:
-        """Return the tokens to expect beside a prompt's pieces."""
-        return max(0, round(self._means.get(model, 0.0)))
+    def of(self, model: str) -> float:
+        """Return the mean of a model, 0 before anything is known of it."""
+        return self._means.get(model, 0.0)
 
-    def learn(self, model: str, difference: int) -> None:
-        """Note how many more tokens than pieces the upstream counted in a prompt."""
-        mean = self._means.pop(model, float(difference))
-        self._means[model] = mean + 0.1 * (difference - mean)
+    def learn(self, model: str, value: float) -> None:
+        """Note the value of one more answer of a model."""
+        mean = self._means.pop(model, value)
+        self._means[model] = mean + 0.1 * (value - mean)
         if len(self._means) > 64:
             self._means.popitem(last=False)
 

@@ -92,6 +92,7 @@ class Client(web.RequestHandler):
         self._is_silent = True  # since the last request
         self.is_half_closed = False
         self._unsent = 0
+        self.notes: dict[str, Any] = {}  # on the present request, for the access log
         self._restart(clients.limits.receive)
 
     def _restart(self, limit: float) -> None:
@@ -138,6 +139,7 @@ class Client(web.RequestHandler):
     def begin(self, request: web.BaseRequest, generates: bool) -> None:
         """Give a request the time that its handler takes, which is called in this task."""
         self._request, self._generates, self._handler = request, generates, asyncio.current_task()
+        self.notes = {}
         self._is_silent, self._limit = False, math.inf
         self._clients.wait(self, False)
         self._cut_body(request)

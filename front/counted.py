@@ -1,7 +1,8 @@
 """How many tokens of an answer have passed, counted from outside while its bytes go on unchanged. Pure.
 
 An event of a stream that carries text is one token until the upstream's own count arrives, which wins: `usage` of
-OpenAI's dialect, `eval_count` of Ollama's. An answer in one piece has its count in it, else four bytes of text are a token.
+OpenAI's dialect, `eval_count` of Ollama's. Where earlier answers of a model had more tokens than events, the length of the text
+tells how many there are. An answer in one piece has its count in it, else four characters are a token.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ PROMPTS = ("prompt_tokens", "input_tokens", "prompt_eval_count", "tokens_evaluat
 CONTAINERS = ("choices", "delta", "message", "tool_calls", "function", "token", "content_block", "usage", "response",
               "details", "output", "content", "item", "timings")  # fmt: skip
 LAST = ("message_stop", "response.completed")  # types of events
+MORE, SURE = 1.05, 0.8  # tokens per event from which lengths count, and the part of such an estimate that is reported
 DEEPEST, LONGEST = 10, 64  # nested values, and items of a list, that are read
 
 
 class Counter:
-    """Reads the body of one answer, in the pieces in which it arrives; `tokens` never falls."""
+    """Reads the body of one answer, in the pieces in which it arrives; `tokens` never falls.
 
-    def __init__(self, content_type: str, status: int) -> None:
+    `token_length` are the characters that a token usually has, 0 if each event has one token.
+    """
+
+    def __init__(self, content_type: str, status: int, token_length: float = 0.0) -> None:
         self.is_stream = content_type.partition(";")[0].strip().lower() in STREAMS
         self.tokens = 0
         self.prompt_tokens: int | None = None
@@ -32,6 +37,7 @@ class Counter:
         self.is_error = status >= 400
         self.is_over = False  # the upstream's last event has come
         self._told: int | None = None  # the upstream's own count
+        self._events, self._length, self._token_length = 0, 0, token_length
         self._rest = bytearray()
         self._is_lost = False  # a part was too large to read
 
@@ -58,7 +64,7 @@ class Counter:
         elif rest:
             length = self._read(_json(rest))
             self.tokens += -(-length // 4) if self._told is None and not self.is_error else 0
-        self.tokens = max(self.tokens, self._told or 0)
+        self.tokens = max(self.tokens, self._told or round(self._guess))
         return self.tokens - before
 
     def _line(self, line: bytes) -> None:
@@ -67,11 +73,19 @@ class Counter:
         self.is_over = self.is_over or line == b"[DONE]"
         if not line.startswith(b"{"):
             return
-        has_text = self._read(_json(line)) > 0
-        if (self._told or 0) > self.tokens:
-            self.tokens = self._told or 0  # also where each event says how many there are
-        elif has_text:
-            self.tokens += 1
+        length, told = self._read(_json(line)), self._told or 0
+        self._events, self._length = self._events + (length > 0), self._length + length
+        self.tokens = max(self.tokens, self._events, int(SURE * self._guess), told)
+
+    @property
+    def _guess(self) -> float:
+        is_guess = self._token_length and (self._told or 0) <= 1  # some tell at the beginning that there will be tokens
+        return self._length / self._token_length if is_guess else 0.0
+
+    @property
+    def token_length(self) -> float | None:
+        """The characters per token of a stream that had more tokens than events, once the upstream has told its count."""
+        return self._length / self._told if self._told and self._told > MORE * self._events > 0 else None
 
     def _read(self, value: Any, depth: int = 0) -> int:
         """Note counts and reasons in a JSON value; return how many characters of text it carries."""

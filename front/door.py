@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
+import time
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -39,9 +40,21 @@ class Door:
         """Return whether a request generates text."""
         return bodies.generates(request.method, bodies.route(request.path))
 
+    def answered(self, request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> None:
+        """Note the end of a request, with 499 if the client has left, and what was noted of it."""
+
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count open requests, and answer errors of this server as other servers of this project answer theirs."""
+        began, status = time.perf_counter(), GONE
+        try:
+            answer = await self._answer(request, handler)
+            status = answer.status
+            return answer
+        finally:
+            self.answered(request, cast(Client, request.protocol).notes, status, time.perf_counter() - began)
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         generates = self.generates(request)
         client = cast(Client, request.protocol)
         client.begin(request, generates or not self.limits.half_closed)
@@ -68,6 +81,7 @@ class Door:
         finally:
             self.open -= 1
             client.end()
+        client.notes["error"] = failed.type
         answer = errors.response(failed, request.method, bodies.route(request.path))
         # What is left of a body would be read as the next request.
         if not request.content.is_eof():

@@ -48,9 +48,14 @@ REFUSED = {
 class Menu:
     """What a server asks the package `policies`."""
 
-    check_name, form_of, is_closed = (
-        staticmethod(f) for f in (policies.check_name, policies.form_of, policies.is_closed)
-    )
+    form_of, is_closed = staticmethod(policies.form_of), staticmethod(policies.is_closed)
+    start = "./eb queue"  # the command that loads a policy's file
+
+    def check_name(self, name: str, *, own: bool = True) -> None:
+        """Raise ValueError if there is no such policy, or if it means something else before an upstream."""
+        if (order := name.rpartition("+")[2]) in REFUSED and "+" in name:
+            raise ValueError(REFUSED[order].format(order))
+        policies.check_name(name, own=own, hidden=REFUSED)
 
     def names(self) -> list[str]:
         """Return the names of the loops, those that mean something first."""
@@ -72,8 +77,7 @@ class Menu:
         self, name: str, max_batch_size: int = 32, options: Mapping[str, object] | None = None, **more: Any
     ) -> Policy:
         """Return a policy; ValueError for one that means something else before an upstream."""
-        if (order := name.rpartition("+")[2]) in REFUSED and "+" in name:
-            raise ValueError(REFUSED[order].format(order))
+        self.check_name(name, own=more.get("own", True))
         return adapted(policies.get_policy(name, max_batch_size, options, **more))
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
-
 import config as settings
+from client import places
+from client.send import ask
 from config import Config
 from fleet.options import split
 from fleet.routers import ROUTERS
@@ -31,14 +31,14 @@ INTRO = """Hold requests for servers that are not ours, and let them through in 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 USUAL: dict[str, Any] = {"policy": "dynamic", "host": LOCAL[0], "port": 8600}  # where a server's setting is another
 SERVES = ("policy", "policy_option", "max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "host", "port",
-          "max_connections", "receive_timeout", "send_timeout", "trusted_hosts", "cors_origins", "api_key")  # fmt: skip
+          "max_connections", "access_log", "receive_timeout", "send_timeout", "trusted_hosts", "cors_origins", "api_key")  # fmt: skip
 ASK_SECONDS = 3.0
 UNKNOWN_SLOTS = 16  # up to which `adaptive` may find the number of an upstream's slots
 
 QUEUE = [
     Option("--upstream", "server to queue for: http://HOST:PORT, or http://HOST:PORT#SLOTS; repeat the flag for more",
            Read(read_site, "URL"), repeat=True),
-    Option("--slots", "requests that each upstream may have at once; 0: one more than its slots (llama.cpp reports them)", Number(0, 4096), default=0),
+    Option("--slots", "requests that each upstream may have at once; 0: one more than its slots, where it reports them (llama.cpp, SGLang, TGI, this server, vLLM in its development mode)", Number(0, 4096), default=0),
     Option("--router", f"how an upstream is chosen among those with a free slot: {', '.join(ROUTERS)}", Choice(ROUTERS, "NAME"),
            default="least-loaded"),
     Option("--upstream-key-env", "variable with the upstream's API key, which replaces the clients' own", default=""),
@@ -129,16 +129,8 @@ async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
 
 async def _ask_slots(site: Site, key: str) -> int:
     """Return the number of slots that an upstream tells, 0 if it tells none, -1 if it does not answer."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{site.url}/slots", headers=headers) as answer,
-        ):
-            slots = await answer.json() if answer.status == 200 else None
-    except (aiohttp.ClientConnectionError, asyncio.TimeoutError):
+    facts = await asyncio.to_thread(ask.facts, site.url, key, ASK_SECONDS)
+    slots = places.number(facts.get("slots"))
+    if not any(": HTTP " in how for how in facts["asked"]):
         return -1
-    except (aiohttp.ClientError, ValueError):
-        return 0
-    return len(slots) if isinstance(slots, list) else 0
+    return int(slots) if slots >= 1 else 0

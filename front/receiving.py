@@ -52,6 +52,8 @@ def _check(request: web.BaseRequest, most: int, encoded: bool) -> None:
     coding = ",".join(request.headers.getall("Transfer-Encoding", ())).strip()
     if coding and coding.lower() != "chunked":
         raise Failed(501, f"Unsupported transfer coding: {_shown(coding)}. Send a plain HTTP/1.1 request")
+    if coding and request.version < HttpVersion11:  # whose recipients may ignore it
+        raise Failed(400, "HTTP/1.0 has no chunks. Send a Content-Length, or HTTP/1.1")
     encoding = ",".join(request.headers.getall("Content-Encoding", ())).strip()
     if encoding.lower() not in ("", "identity") and not encoded:
         text = f"Content-Encoding {_shown(encoding)} is not supported. Send the body as plain, uncompressed JSON"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import HttpVersion11, web
@@ -20,11 +21,12 @@ from fleet import bodies
 from fleet.routers import Asked as Routed
 from front import asked as asking
 from front import errors
-from front.asked import Asked
+from front.asked import Asked, Means
 from front.counted import Counter
 from front.errors import Failed
 from front.sites import Site, Sites
-from front.upstream import Turn, Upstream
+from front.upstream import Turn
+from front.upstreams import Upstreams
 from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from serving.inference import Inference, InferenceError
 
@@ -47,21 +49,17 @@ class Wires:
     longest silence of an upstream in seconds.
     """
 
-    upstream: Upstream
+    upstream: Upstreams
     sites: Sites
     session: aiohttp.ClientSession
     idle: float
     key: str = ""
     own_key: str = ""
+    token_lengths: Means = field(default_factory=Means)
 
     def headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
         """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
-        ours, key = asking.HINTS | {"host"}, self.own_key
-        headers = CIMultiDict(
-            (name, value)
-            for name, value in passed(request.headers).items()
-            if name.lower() not in ours and not (key and key in value)
-        )
+        headers = passed(request.headers, self.own_key, asking.HINTS | {"host"})
         if self.key or self.own_key:
             for name in asking.KEYS:
                 headers.popall(name, None)
@@ -101,7 +99,8 @@ class Relay:
 
     def expect(self, inference: Inference) -> None:
         """Take the inference that waits in the queue for this request."""
-        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn))
+        routed = Routed(bodies.blocks(str(self.asked.prompt)), self.asked.session or self.asked.client)
+        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), routed)
         self._wires.upstream.expect(self.turn)
 
     def on_end(self) -> None:
@@ -140,14 +139,9 @@ class Relay:
 
     async def _attempt(self) -> web.StreamResponse | None:
         """Return an upstream's answer; None if none takes it now, and it waits for its next turn."""
-        sites, now = self._wires.sites, self._loop.time()
-        site = sites.choose(Routed(bodies.blocks(str(self.asked.prompt)), self.asked.session or self.asked.client))
-        if site is None:
-            self._wait_again(sites.pause, mine=0)
-            return None
+        site, now = self.turn.at.site, self._loop.time()
         self._first_try = now if self._first_try is None else self._first_try
         site.open += 1
-        self.turn.where = site.name
         try:
             while True:
                 notes: set[str] = set()
@@ -161,8 +155,11 @@ class Relay:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             site.failures += 1
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+            if is_closed:
+                site.down_since = site.down_since or time.time()
             if is_closed and now - self._first_try < PATIENCE_SECONDS and self.turn.inference.error is None:
-                self._wait_again(sites.rest(site, {}))  # nothing has reached it, so nothing is done twice
+                self._wires.sites.rest(site, {})
+                self._wires.upstream.refuse(self.turn)  # nothing has reached it, so nothing is done twice
                 return None
             reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, BROKE))
             self._wires.upstream.end(self.turn, "abort", reason)
@@ -171,23 +168,10 @@ class Relay:
             site.open -= 1
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
-        if isinstance(error, asyncio.TimeoutError):
-            text = (
-                f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
-            )
-            return InferenceError("timeout_error", text)
-        return other
-
-    def _wait_again(self, seconds: float, mine: int = 1) -> None:
-        """Go back to the head of the queue; no request is let through until an upstream can take one.
-
-        `mine` is how often this request counts as open.
-        """
-        upstream, sites = self._wires.upstream, self._wires.sites
-        upstream.limit(max(0, sites.cap - mine))
-        for pause in (seconds, sites.longest_pause):
-            self._loop.call_later(pause, lambda: upstream.limit(sites.cap))
-        upstream.refuse(self.turn)
+        silent = (
+            f"the upstream sent nothing for {self._wires.idle:g} s. Send the request again, or raise --idle-timeout"
+        )
+        return InferenceError("timeout_error", silent) if isinstance(error, asyncio.TimeoutError) else other
 
     async def _exchange(self, site: Site, notes: set[str]) -> web.StreamResponse | None:
         headers = self._wires.headers(self.request)
@@ -195,11 +179,12 @@ class Relay:
             headers["Accept-Encoding"] = "identity"  # tokens cannot be counted in compressed bytes
         url = site.url + self.request.rel_url.raw_path_qs
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
+            site.down_since = None
             if answer.status in (429, 503):
                 assert self._first_try is not None
                 seconds = self._wires.sites.rest(site, answer.headers)
                 if self._loop.time() + seconds - self._first_try < PATIENCE_SECONDS:
-                    self._wait_again(seconds)
+                    self._wires.upstream.refuse(self.turn)
                     return None
             self._answer = answer
             return await self._copy(answer, site)
@@ -207,7 +192,8 @@ class Relay:
     async def _copy(self, answer: aiohttp.ClientResponse, site: Site) -> web.StreamResponse:
         """Pass an answer on as it comes, and count what is in it."""
         is_plain = answer.headers.get("Content-Encoding", "identity").lower() == "identity"
-        counter = Counter(answer.content_type if is_plain else "", answer.status)
+        lengths, model = self._wires.token_lengths, self.asked.model
+        counter = Counter(answer.content_type if is_plain else "", answer.status, lengths.of(model))
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=self._head(answer, site))
         if "Content-Length" in answer.headers:
             response.content_length = int(answer.headers["Content-Length"])
@@ -232,6 +218,8 @@ class Relay:
         if count := counter.end():
             upstream.tokens(turn, count)
         self.output_tokens, self.prompt_tokens = counter.tokens, counter.prompt_tokens
+        if counter.token_length is not None:
+            lengths.learn(model, counter.token_length)
         if counter.is_error and not counter.tokens:
             upstream.end(turn, "abort", PASSED_ON)
         else:
@@ -240,7 +228,7 @@ class Relay:
         return response
 
     def _head(self, answer: aiohttp.ClientResponse, site: Site) -> CIMultiDict[str]:
-        seq, headers = self.turn.inference.sequence, passed(answer.headers)
+        seq, headers = self.turn.inference.sequence, passed(answer.headers, self._wires.key)
         waited = (seq.scheduled_at or seq.arrived_at) - seq.arrived_at
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import time
 import uuid
@@ -16,7 +17,6 @@ from typing import Any, NoReturn, cast
 
 import aiohttp
 from aiohttp import web
-from werkzeug.sansio.utils import host_is_trusted
 
 from api.admin import operations, policy
 from api.application import assemble, connect
@@ -25,13 +25,13 @@ from api.hooks.middleware import ID
 from api.http.deferral import App
 from api.pages import dashboard, events
 from api.service import Engine, Service
-from batching import BatchingManager
 from config import Config
 from fleet import bodies
+from front import access, health, wire
 from front import asked as asking
-from front import wire
-from front.asked import Allowance, Asked, Overhead
+from front.asked import Allowance, Asked, Means
 from front.bridge import Bridge
+from front.clients import Client
 from front.door import Door, expect
 from front.errors import Failed, unavailable
 from front.limits import Limits
@@ -39,15 +39,16 @@ from front.menu import Menu
 from front.receiving import receive
 from front.relay import Relay, Wires, failed
 from front.sites import Site, Sites
-from front.upstream import Upstream
+from front.steps import StepsOfEach
+from front.upstreams import Upstreams
 from observe.replay.question import Server as Asking
 from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
+from serving.inbox import MAX_RETRY_SECONDS
 from serving.inference import Inference, InferenceError
 
 LARGEST = 32 << 20  # bytes of a body: prompts with pictures
 ASK_SECONDS = 30.0  # for an upstream's answer about itself
-KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
 # The upstream's routes that compute, and those that only tell. All others, such as those that pull or delete models or
 # load adapters, would let any client change the upstream.
 QUEUED = frozenset({
@@ -97,24 +98,29 @@ class Queue(Door):
         limits = Limits(config.receive_timeout, config.send_timeout, config.connections, half_closed=0.0)
         super().__init__(limits, config.api_key)
         self.sites, self.settings, self.menu = sites, settings, Menu()
-        self.upstream, slots = Upstream(), config.max_batch_size
+        slots = sites.most
+        config = dataclasses.replace(config, max_batch_size=slots)  # of a policy, for each upstream
         chosen = self.menu.get_policy(config.policy, slots, config.policy_options)
-        self.manager = self.upstream.manager = BatchingManager(
-            self.upstream, max_batch_size=slots, max_queue=config.max_queue, max_queue_tokens=config.max_queue_tokens,
+        self.manager = Upstreams(
+            sites, max_queue=config.max_queue, max_queue_tokens=config.max_queue_tokens,
             max_tokens_per_step=1 << 40, make_policy=self.menu.get_policy, make_inference=_generates,
             on_death=on_death,
         )  # fmt: skip
         recording = Recording()
         self.manager.listeners.append(recording.on_arrival)
-        self.manager.observers.append(recording.observe)
+        self.manager.observers.append(StepsOfEach(recording.observe).observe)
         names = " + ".join(site.name for site in sites.all)
         engine = Engine(
-            model=self.upstream, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
+            model=self.manager.model, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
             context=settings.context, vocabulary=1 << 32, width=0, n_pages=0, page_size=1, tokens_per_step=1 << 40,
-            manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
-            what_if=WhatIf(Asking(self.manager, recording, served=config.policy, slots=slots), settings.context),
+            facts={"upstreams": self.manager.named}, manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
+            what_if=WhatIf(
+                Asking(self.manager, recording, served=config.policy, slots=slots, late=True, engines=self.manager.engines),
+                settings.context,
+            ),
         )  # fmt: skip
         self.service = Service(config, self.menu)
+        self.service.outage = lambda: health.state(self.sites.all)
         app = App("queue", static_folder=None)
         assemble(app, self.service, (native, operations, policy, events, dashboard))
         connect(self.service, engine)
@@ -122,7 +128,7 @@ class Queue(Door):
         if chosen.name != "dynamic":
             self.manager.inbox.switch(chosen)
         self._bridge = Bridge(app)
-        self._overhead = Overhead()
+        self._overhead = Means()  # tokens of prompts beside their pieces of text, as of a chat template
         self._allowance = Allowance(settings.client_tokens, time.monotonic)
         self.wires: Wires
 
@@ -136,12 +142,17 @@ class Queue(Door):
         return app
 
     async def _connections(self, app: web.Application) -> AsyncIterator[None]:
-        session = wire.session(KEPT_SECONDS)
+        session = wire.session()
         key, own = self.settings.key, self.service.config.api_key
-        self.wires = Wires(self.upstream, self.sites, session, self.settings.idle, key, own)
+        self.wires = Wires(self.manager, self.sites, session, self.settings.idle, key, own)
         yield
         self.service.stop()
         await session.close()
+
+    def answered(self, request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> None:
+        """Write a line of the access log; the pages' own hooks write theirs."""
+        if self.service.config.access_log and self.service.serves and "is_page" not in notes:
+            self.service.access_log.write(access.record(request, notes, status, seconds))
 
     def generates(self, request: web.Request) -> bool:
         """Return whether a request is queued."""
@@ -165,8 +176,11 @@ class Queue(Door):
         if path.startswith(("/v1/", "/api/")):
             text = f"{request.method} {path} is not passed on. Use POST with one of: {', '.join(sorted(QUEUED))}"
             raise Failed(404, text, "not_found_error")
+        if path in (*operations.HEALTH, *operations.READY, "/"):
+            await health.look(self.sites.all)
         body = await receive(request, self.limits)
         self.service.draining = self.draining
+        cast(Client, request.protocol).notes["is_page"] = True
         self.open -= 1  # an open page must not keep the queue from shutting down
         try:
             return await self._bridge.handle(request, body)
@@ -175,8 +189,7 @@ class Queue(Door):
 
     def _check(self, request: web.Request) -> None:
         """Refuse who has no key, and pages of other sites, in whose browsers this address may be open."""
-        hosts = self.service.config.hosts
-        is_foreign = hosts is not None and not host_is_trusted(request.host, hosts)
+        is_foreign = not wire.is_for(request, self.service.config.hosts)
         if is_foreign or (request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site"):
             text = "requests of other sites are not allowed. Use a client other than a browser"
             raise Failed(403, text, "permission_error")
@@ -188,7 +201,12 @@ class Queue(Door):
         """Hold a request until its turn, and answer it by an upstream."""
         body = await receive(request, self.limits, LARGEST, encoded=True)
         asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
-        meters, inference = self.service.meters, None
+        if asked.choices > (slots := max(site.slots for site in self.sites.all)):
+            raise Failed(
+                400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Send n up to {slots}"
+            )
+        notes, meters, inference = cast(Client, request.protocol).notes, self.service.meters, None
+        notes["asked"] = asked
         status, rejected = 499, None
         meters.arrived()
         try:
@@ -196,10 +214,10 @@ class Queue(Door):
                 most, seconds = self.settings.client_tokens, math.ceil(wait)
                 text = f"client {asked.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
                 raise InferenceError("overloaded", text, seconds)
-            relay = Relay(request, body, asked, self.wires)
+            relay = notes["relay"] = Relay(request, body, asked, self.wires)
             inference = self._inference(request, asked, relay)
             relay.expect(inference)
-            self.manager.enqueue_all([inference])
+            self._enqueue(inference)
             response = await relay.run()
             status = response.status
             if relay.prompt_tokens is not None:
@@ -207,7 +225,7 @@ class Queue(Door):
             return response
         except InferenceError as error:
             if inference is not None:
-                self.upstream.forget(relay.turn)
+                self.manager.forget(relay.turn)
             status, rejected = failed(error).status, "queue_full" if error.kind == "overloaded" else None
             raise failed(error) from None
         except Failed as error:
@@ -219,9 +237,19 @@ class Queue(Door):
                 self._allowance.pay(asked.client, len(inference.sequence.prompt_ids) + outputs[0])
             meters.answered(request.path, status, rejected, 0, outputs, True)
 
+    def _enqueue(self, inference: Inference) -> None:
+        """Queue an inference; where the queue is full, tell the client how long those take that would join before it."""
+        try:
+            self.manager.enqueue_all([inference])
+        except InferenceError as error:
+            if error.kind == "overloaded":
+                seconds = self.manager.before(inference.sequence)[1]
+                error.retry_after = max(1, min(MAX_RETRY_SECONDS, math.ceil(seconds)))
+            raise
+
     def _inference(self, request: web.Request, asked: Asked, relay: Relay) -> Inference:
         """Return what waits in the queue for a request."""
-        prompt = [0] * self._overhead.of(asked.model) + asked.prompt
+        prompt = [0] * round(self._overhead.of(asked.model)) + asked.prompt
         limit = asked.limit or max(1, self.settings.context - len(prompt))
         name = request.headers.get("X-Request-Id", "")
         is_free = ID.fullmatch(name) and self.service.registry.find(name) is None
@@ -235,20 +263,20 @@ class Queue(Door):
         return inference
 
     async def position(self, request: web.Request) -> web.Response:
-        """Tell how many wait before a request, in order of arrival, and the seconds in which these are computed."""
+        """Tell how many wait before a request, in the policy's order, and the seconds in which these are computed."""
         self._check(request)
         id, scheduler = request.query.get("id", ""), self.manager.scheduler
         waiting = [] if scheduler is None else list(scheduler.waiting)
         waiting += [inference.sequence for inference in list(self.manager.inbox.arrived)]
-        place = next((place for place, seq in enumerate(waiting) if seq.id == id), None)
-        known = {"state": "waiting"} if place is not None else self.service.registry.find(id)
+        seq = next((seq for seq in waiting if seq.id == id), None)
+        before, seconds = ([], 0.0) if seq is None else self.manager.before(seq)
+        known = {"state": "waiting"} if seq is not None else self.service.registry.find(id)
         if known is None:
             text = f"request {id[:100]!r} is unknown. Use the X-Request-Id with which it was sent"
             raise Failed(404, text, "not_found_error")
-        seconds = self.manager.inbox.rate.seconds_for(sum(seq.total for seq in waiting[:place]))
         return web.json_response(
-            {"id": id, "state": known["state"], "before": place, "waiting": len(waiting), "policy": self.manager.policy_name,
-             "expected_wait_s": round(seconds, 3) if place is not None and math.isfinite(seconds) else None}
+            {"id": id, "state": known["state"], "before": None if seq is None else len(before), "waiting": len(waiting), "policy": self.manager.policy_name,
+             "expected_wait_s": round(seconds, 3) if seq is not None and math.isfinite(seconds) else None}
         )  # fmt: skip
 
     async def look(self, request: web.Request) -> web.StreamResponse:
@@ -274,4 +302,6 @@ class Queue(Door):
 
     async def _ask(self, request: web.Request, url: str) -> web.Response:
         async with self.wires.ask(request.method, url, self.wires.headers(request)) as answer:
-            return web.Response(status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers))
+            return web.Response(
+                status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers, self.settings.key)
+            )

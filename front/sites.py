@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ class Site:
     rests_until: float = 0.0
     refusals: int = 0
     failures: int = 0
+    down_since: float | None = None  # time.time() of the first try that did not reach it
 
 
 @dataclass
@@ -44,36 +45,20 @@ class Sites:
     def slots(self) -> int:
         return sum(site.slots for site in self.all)
 
-    def choose(self, asked: Asked) -> Site | None:
-        """Return the best upstream for a request; None while none can take it."""
-        now = self.clock()
-        able = [site for site in self.all if site.open < site.slots and site.rests_until <= now]
-        if not able:
-            return None
-        view = Replicas([site.name for site in able], [site.open for site in able])
-        return able[next(iter(self._route(view, asked)))]
+    @property
+    def most(self) -> int:
+        """The slots of the upstream with the most."""
+        return max(site.slots for site in self.all)
+
+    def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
+        """Yield the places of the upstreams that can take a request, the best first; `load` is how many each has."""
+        return self._route(Replicas([site.name for site in able], load), asked)
 
     def rest(self, site: Site, headers: Mapping[str, str]) -> float:
         """Send an upstream nothing for as long as its refusal asks for; return the seconds until one can take a request."""
         site.refusals += 1
         site.rests_until = self.clock() + retry_after(headers)
-        return self.pause
-
-    @property
-    def pause(self) -> float:
-        """Seconds until an upstream rests no more."""
         return max(SHORTEST_REST, min(site.rests_until for site in self.all) - self.clock())
-
-    @property
-    def longest_pause(self) -> float:
-        """Seconds until no upstream rests."""
-        return max(SHORTEST_REST, max(site.rests_until for site in self.all) - self.clock())
-
-    @property
-    def cap(self) -> int:
-        """How many requests may be open now: those that are, and those that upstreams take that do not rest."""
-        now = self.clock()
-        return sum(max(site.open, site.slots) if site.rests_until <= now else site.open for site in self.all)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

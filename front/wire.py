@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
 import aiohttp
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
+from werkzeug.sansio.utils import host_is_trusted
 
 from front.receiving import ClientLeft
 
@@ -23,13 +25,25 @@ HOP = frozenset({
 # network. The kernel asks it instead: IDLE + PROBES * EVERY seconds without an answer break the connection.
 IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
 CONNECT_SECONDS = 5.0
+KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
 REUSED = "reused"
+SHORTEST_SECRET = 8  # characters: a shorter key is in other headers by chance
 
 
-def passed(headers: Headers) -> CIMultiDict[str]:
-    """Return the headers that are not about one connection, of which `Connection` may name more."""
+def passed(headers: Headers, secret: str = "", ours: Iterable[str] = ()) -> CIMultiDict[str]:
+    """Return the headers without `ours`, those with a secret, and those about one connection, which `Connection` names, too.
+
+    Some servers read `Content_Length` as `Content-Length`.
+    """
     named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in HOP | named)
+    ends = HOP.union(named, ours)
+    kept = ((name, value) for name, value in headers.items() if name.lower().replace("_", "-") not in ends)
+    return CIMultiDict((name, value) for name, value in kept if len(secret) < SHORTEST_SECRET or secret not in value)
+
+
+def is_for(request: web.BaseRequest, hosts: list[str] | None) -> bool:
+    """Return whether a request names one of these hosts; None: any will do."""
+    return hosts is None or host_is_trusted(request.host, hosts)
 
 
 async def to_client(sending: Awaitable[T]) -> T:
@@ -40,15 +54,15 @@ async def to_client(sending: Awaitable[T]) -> T:
         raise ClientLeft from None
 
 
-def session(kept_seconds: float) -> aiohttp.ClientSession:
-    """Return a session that passes requests and answers as they are, and keeps idle connections for so long.
+def session() -> aiohttp.ClientSession:
+    """Return a session that passes requests and answers as they are, and keeps idle connections for KEPT_SECONDS.
 
     It notes in the `trace_request_ctx` of a request, a set, if the request got a connection that was used before.
     """
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=kept_seconds, socket_factory=probing),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS, socket_factory=probing),
         cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         auto_decompress=False,

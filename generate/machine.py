@@ -14,6 +14,7 @@ import torch
 from generate import memory
 from generate.cores import cores
 from generate.cpu import kernels, linear
+from generate.gpu import card
 from models.architecture import Architecture
 
 PAGE_SIZE = 64
@@ -27,14 +28,11 @@ class MachineError(ValueError):
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Return the device for auto, cpu or cuda."""
-    has_cuda = torch.cuda.is_available()
-    if wanted == "cuda" and not has_cuda:
-        raise MachineError(
-            f"--device cuda, but torch {torch.__version__} sees no GPU. "
-            "Install a CUDA build of torch or use --device cpu"
-        )
-    return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
+    """Return the device for auto, cpu or cuda; auto is a GPU where one computes."""
+    problem = "" if wanted == "cpu" else card.problem()
+    if wanted == "cuda" and problem:
+        raise MachineError(f"--device is cuda, but {problem}. Correct that, or use --device cpu")
+    return torch.device("cpu" if wanted == "cpu" or problem else "cuda")
 
 
 def choose_dtype(wanted: str, device: torch.device, trained: str | None = None, quantize: str = "none") -> torch.dtype:
@@ -46,7 +44,7 @@ def choose_dtype(wanted: str, device: torch.device, trained: str | None = None, 
     """
     if wanted == "auto":
         if device.type == "cuda":
-            return torch.bfloat16 if trained == "bfloat16" and gpu_has_bfloat16() else torch.float16
+            return torch.bfloat16 if trained == "bfloat16" and card.has_bfloat16() else torch.float16
         return torch.bfloat16 if quantize != "none" or bfloat16_is_faster() else torch.float32
     if wanted == "float16" and device.type == "cpu":
         raise MachineError("--dtype float16 is for GPUs. Use bfloat16 or float32 on a CPU")
@@ -80,11 +78,6 @@ def bfloat16_is_faster() -> bool:
         return widens and os.environ.get("EB_KERNELS") != "off" and bool(kernels.find_compiler())
     except kernels.KernelError:
         return False
-
-
-def gpu_has_bfloat16() -> bool:
-    """Return whether the GPU multiplies bfloat16 numbers in hardware."""
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def prepare(dtype: torch.dtype, quantize: str) -> None:

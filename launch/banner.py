@@ -6,7 +6,8 @@ import contextlib
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from config import VERSION, Config, address
 
@@ -111,8 +112,15 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
                   f"context {engine.context:,}{cut}"),
         *([("sampling", f"{sampling}, where a completion or chat names no other (the model's own)")] if sampling else []),
         ("device", f"{engine.device}, {_formats(engine)}, {facts.get('compute_threads', 0)} threads"),
+        *([("kernels", kernels(facts))] if facts.get("kernels") else []),
         ("KV memory", ", ".join(filter(None, [f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB", engine.kv_dtype, fits]))),
     ]  # fmt: skip
+
+
+def kernels(facts: Mapping[str, Any]) -> str:
+    """Return the implementation of each part of a GPU's engine, and why one is slower than it could be."""
+    parts = ", ".join(f"{part} {name}" for part, name in facts["kernels"].items())
+    return "; ".join([parts, *(f"SLOWER: {reason}" for reason in facts.get("fallbacks", ()))])
 
 
 def _formats(engine: Engine) -> str:

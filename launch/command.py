@@ -16,12 +16,11 @@ from pathlib import Path
 
 import config as settings
 import policies
-from config import Config, ConfigError
+from config import RESOLVED, Config, ConfigError
 from costs import mock
 from launch import banner, preflight
 from terminal.shell import printing
 
-RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
 PROCESS = {
     # Otherwise glibc gives each thread its own heap, which never shrinks below its largest request.
     "MALLOC_ARENA_MAX": "2",

@@ -5,15 +5,19 @@ The checks change nothing and download no model. This module may import every pa
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from config import Config
 from costs import mock
-from launch import preflight
+from launch import banner, preflight
 from models.sources import catalog
 
 GIB = 1 << 30
@@ -28,8 +32,8 @@ class Missing(ValueError):
 def examine(config: Config) -> bool:
     """Print a line for each check; return whether all checks pass."""
     checks: dict[str, Callable[[Config], str]] = {
-        "python": _python, "torch": _torch, "device": _device, "compiler": _compiler, "disk": _disk,
-        "open files": _open_files, "port": _port, "weights": _weights, "tokenizer": _tokenizer,
+        "python": _python, "torch": _torch, "gpu": _gpu, "device": _device, "compiler": _compiler,
+        "disk": _disk, "open files": _open_files, "port": _port, "weights": _weights, "tokenizer": _tokenizer,
     }  # fmt: skip
     passed = True
     for name, check in checks.items():
@@ -58,10 +62,34 @@ def _device(config: Config) -> str:
     from generate import machine
 
     device = machine.choose_device(config.device)
-    if device.type == "cuda" and config.dtype == "auto":
-        return f"computes on {device} in bfloat16 or float16, as the model was trained"
+    if device.type == "cuda":
+        return f"computes on {device}: {_speed(config)}"
     dtype = str(machine.choose_dtype(config.dtype, device, quantize=config.quantize)).removeprefix("torch.")
     return f"computes on {device} in {dtype}"
+
+
+def _gpu(config: Config) -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "no NVIDIA driver"
+    query = "--query-gpu=name,driver_version,memory.free,memory.total,compute_cap"
+    done = subprocess.run(["nvidia-smi", query, "--format=csv"], capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise Missing(f"nvidia-smi fails: {(done.stdout or done.stderr).strip()}. Install or restart the driver")
+    return "\n    ".join(done.stdout.splitlines())
+
+
+def _speed(config: Config) -> str:
+    """Load a model with random weights, which prints what is found of each fast part; return parts and tokens/s."""
+    from launch import load_model
+
+    logging.basicConfig(stream=sys.stdout, format="    %(message)s")
+    logging.getLogger("generate.gpu").setLevel(logging.INFO)
+    slots = config.max_batch_size
+    name = config.model if config.model and catalog.is_here(config.model, "dummy") else catalog.DEFAULT
+    parts = load_model.load_model(dataclasses.replace(config, model=name, load_format="dummy"), slots)
+    speeds = ", ".join(f"{load_model.warm_up(parts.model, n, 100):,.0f} with {n}" for n in (1, slots))
+    found = "; ".join([banner.kernels(parts.facts), *parts.facts["warnings"]])
+    return f"{found}; tokens/s of {parts.model_name}: {speeds} requests"
 
 
 def _compiler(config: Config) -> str:

@@ -5,39 +5,79 @@ Part of the composition root. Torch is imported inside the functions that load a
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+import time
+from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING
 
 from api.service import Parts
 from batching import Model
-from config import Config
+from config import DEVICE_ERROR, RESOLVED, Config
 from costs import mock
 from launch.adapters import reader
-from launch.command import RESOLVED
+from observe import card as gauges
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
+from serving.recovery import is_out_of_memory
 
 if TYPE_CHECKING:
     from generate.runner import Runner
     from models.network import Network
     from models.sources.resolved import ResolvedModel
 
+# Shares of the usual pages, and of the rows of a launch, with which a GPU is tried until its memory suffices.
+SMALLER = ((1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (0.25, 0.25), (0.1, 0.1))
+
 
 def load_model(config: Config, slots: int) -> Parts:
     """Load a model with KV pages for the whole contexts of `slots` sequences, or as many as fit into memory.
 
-    Where not even one whole context fits, the context is shortened to the pages there are.
+    Where not even one whole context fits, the context is shortened to the pages there are. If a GPU lacks memory for
+    what it needs beside the pages, it gets fewer pages, and then fewer rows in a launch, which take turns.
     """
+    import torch
+
+    from generate import machine
+    from generate.gpu import card
+
+    for share, part in SMALLER:
+        try:
+            return _load(config, max(1, int(slots * part)), share)
+        except Exception as error:
+            if not is_out_of_memory(error) or config.device == "cpu" or not torch.cuda.is_available():
+                raise
+            reason = card.first_line(error)
+        gc.collect()  # what was loaded is part of reference cycles
+        torch.cuda.empty_cache()
+    raise machine.MachineError(
+        f"the GPU has too little memory: {reason}. Stop other programs that use it, or use a smaller --model"
+    )
+
+
+def _load(config: Config, slots: int, share: float) -> Parts:
+    """Load a model, with a share of the usual pages."""
+    import torch
+
     from generate import machine, quantize
     from generate.cpu.linear import linear_name
+    from generate.gpu import card
     from models import sampling_defaults, weights
     from models.text.tokenizer import load_tokenizer
 
     resolved = _resolved(config)
     device = machine.choose_device(config.device)
     dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype, config.quantize)
-    if device.type == "cpu":
+    remarks = card.remarks(device, dtype) if (on_gpu := device.type == "cuda") else []
+    if not on_gpu:
         machine.prepare(dtype, config.quantize)
+        if config.device == "auto" and card.DRIVER.exists():
+            remarks.append(f"there is an NVIDIA driver, but {card.problem()}. The CPU computes instead")
+    if reason := os.environ.get(DEVICE_ERROR):
+        remarks.append(
+            f"the engine before failed: {reason}. This one has no fast kernels until the server is restarted"
+        )
     quantize.check(config.quantize, dtype, device)
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)
@@ -48,13 +88,25 @@ def load_model(config: Config, slots: int) -> Parts:
     if config.quantize == quantize.AS_STORED:
         linear = "+".join(quantize.kinds_of(model)).lower()
     shape, parameters = model.config, model.parameters  # of the whole context
-    n_pages = machine.kv_pages(shape, kv_dtype, device, config.kv_memory, slots)
+    kv_memory = config.kv_memory
+    if share < 1:
+        kv_memory = int((kv_memory or machine.free_memory(device) * machine.GPU_SHARE) * share)
+        remarks.append(
+            f"the GPU's memory ran out, so keys and values get {share:.0%} of their share, and a launch has at most {slots} "
+            "requests. Stop other programs that use it, or lower --kv-memory or --max-batch-size"
+        )
+    n_pages = machine.kv_pages(shape, kv_dtype, device, kv_memory, slots)
     context = machine.longest_context(shape, n_pages, device)
-    warnings = [resolved.warning, tokenizer.warning]
+    warnings = [resolved.warning, tokenizer.warning, *remarks]
     if context < shape.block_size:
         warnings.append(machine.short_context_warning(shape, context, kv_dtype))
         model = model.shortened(context)
-    runner = make_runner(model, n_pages, slots, config)
+    records, logger = BufferingHandler(100), logging.getLogger("generate.gpu")
+    logger.addHandler(records)  # each part that falls back to plain PyTorch says why
+    try:
+        runner = make_runner(model, n_pages, slots, config)
+    finally:
+        logger.removeHandler(records)
     warm_up(runner)
     return Parts(
         model=runner,
@@ -70,13 +122,16 @@ def load_model(config: Config, slots: int) -> Parts:
         n_pages=n_pages,
         page_size=runner.page_size,
         window=shape.memory,
-        tokens_per_step=2048 if device.type == "cuda" else 256,
+        tokens_per_step=2048 if on_gpu else 256,
         sampling=sampling,
         facts={
             "parameters": parameters,
             "family": resolved.config.get("model_type"),
             "revision": resolved.revision,
             "attention": runner.attention,
+            "kernels": getattr(runner, "kernels", {}),
+            "gauges": gauges.reader(f"GPU-{torch.cuda.get_device_properties(device).uuid}") if on_gpu else dict,
+            "fallbacks": [each.getMessage() for each in records.buffer if each.levelno >= logging.WARNING],
             "linear": linear,
             "compute_threads": threads,
             "kv_bytes": runner.keys.nbytes * 2,
@@ -114,23 +169,25 @@ def make_runner(model: Network, n_pages: int, slots: int, config: Config) -> Run
     return gpu.make_runner(model, n_pages, size, slots, config.batch_invariant, any_format)
 
 
-def warm_up(model: Model) -> None:
-    """Compute a short prompt and two tokens in the page of padding, and discard them.
+def warm_up(model: Model, rows: int = 1, steps: int = 2) -> float:
+    """Compute short prompts and `steps` tokens of each in the page of padding, and discard them; return tokens/s.
 
     The first step touches new memory and runs new code, which takes a hundred times as long as the second. No
     scheduler sees these steps, so no counter counts them.
     """
     from generate.params import SamplingParams
 
-    seq = Sequence([0, 0], max_tokens=3, sampling=SamplingParams(), pages=[0])
-    members, counts = [seq], [1]
-    for number in range(-2, 1):  # the numbers of real steps begin at 1
-        prompt = number == -2
-        token = model.forward(Plan(number, 0.0, members, [seq.pending] if prompt else counts))[0]
-        if not isinstance(token, int):  # the logits are not finite, which each request will report
-            return
-        seq.computed = seq.length
-        seq.output_ids.append(token)
+    members = [Sequence([0, 0], steps + 1, sampling=SamplingParams(), pages=[0]) for _ in range(rows)]
+    began = 0.0
+    for number in range(-steps, 1):  # the numbers of real steps begin at 1
+        began = time.perf_counter() if number <= 1 - steps else began
+        outputs = model.forward(Plan(number, 0.0, members, [seq.pending for seq in members]))
+        for seq, token in zip(members, outputs):
+            if not isinstance(token, int):  # the logits are not finite, which each request will report
+                return 0.0
+            seq.computed = seq.length
+            seq.output_ids.append(token)
+    return rows * steps / (time.perf_counter() - began)
 
 
 def load_mock(config: Config, slots: int) -> Parts:

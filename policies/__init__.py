@@ -8,7 +8,7 @@ here is a new policy, and a user's own policy is named by its file (`path/to/my_
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -55,10 +55,11 @@ def get_eviction(name: str) -> Eviction:
     return made
 
 
-def check_name(name: str, *, own: bool = True) -> None:
+def check_name(name: str, *, own: bool = True, hidden: Collection[str] = ()) -> None:
     """Raise ValueError with the nearest match when there is no such policy.
 
-    With `own=False`, only the policies of this package are known, and no user's file or module is imported.
+    With `own=False`, only the policies of this package are known, and no user's file or module is imported. Errors do not
+    offer the `hidden` orders.
     """
     loop, order = _split(name, own)
     loops, orders = names(), order_names()
@@ -77,7 +78,8 @@ def check_name(name: str, *, own: bool = True) -> None:
         )
     _check(loop, "policy", loops, own)
     if order:
-        _check(order, "order", orders, own)
+        offered = [known for known in orders if known not in hidden or known == order]
+        _check(order, "order", offered, own)
 
 
 def absolute(name: str) -> str:

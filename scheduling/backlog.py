@@ -27,10 +27,14 @@ OPEN_ENDED = 64  # tokens of an answer of which the client named no length
 
 
 class Backlog:
-    """The law of one engine's steps, and the estimates that it allows; none before it is known."""
+    """The law of one engine's steps, and the estimates that it allows; none before it is known.
 
-    def __init__(self) -> None:
+    `batches` are those of the engines on one queue, which are taken for equal and for one with rows for all.
+    """
+
+    def __init__(self, batch: RunningBatch) -> None:
         self.law = StepLaw()
+        self.batches = [batch]
         self._ended = 0.0  # when the last step ended
         self._queues: dict[tuple[object, ...], _Queue] = {}  # without and with the last sequence that came
 
@@ -46,9 +50,7 @@ class Backlog:
         # Explicitly, since the state that the queues are found by may be the same again when another sequence has joined.
         self._queues.clear()
 
-    def estimate(
-        self, seq: Sequence, waiting: OrderedDict[Sequence, None], batch: RunningBatch, policy: Policy
-    ) -> Estimate | None:
+    def estimate(self, seq: Sequence, waiting: OrderedDict[Sequence, None], policy: Policy) -> Estimate | None:
         """Return when a new sequence will join and end; None before the law is known."""
         if self.law.steps < FITTED:
             return None
@@ -56,12 +58,13 @@ class Backlog:
         def prompt(one: Sequence) -> int:
             return one.pending - policy.cached_tokens(one)  # tokens that it computes when it joins
 
-        running, slots = batch.running, batch.free_slots + len(batch.running)
+        running, engines = [one for batch in self.batches for one in batch.running], len(self.batches)
+        slots = sum(batch.free_slots for batch in self.batches) + len(running)
         # The queue that the last arrival left behind is this one's, unless someone came, joined or left meanwhile.
         state = (slots, len(running), len(waiting), next(reversed(waiting), None))
         queue = self._queues.get(state)
         if queue is None:
-            queue = _Queue(slots, running, cache(lambda rows: self.law.seconds(rows, 0.0)))
+            queue = _Queue(slots, running, cache(lambda rows: self.law.seconds(-(-rows // engines), 0.0)))
             for one in waiting:
                 queue.add(prompt(one), _steps(one))
         longer, steps = queue.copy(), _steps(seq)

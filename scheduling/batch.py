@@ -13,20 +13,24 @@ from scheduling.sequence import Sequence
 
 
 class RunningBatch:
-    """`running` is in order of admission; `slot_cap` bounds it below the number of slots."""
+    """`running` is in order of admission; `slot_cap` bounds it below the number of slots, whose numbers are `slots`.
 
-    def __init__(self, pool: PagePool | None) -> None:
+    `numbers` are those that it may have, if other batches have the others.
+    """
+
+    def __init__(self, pool: PagePool | None, numbers: range | None = None) -> None:
         self.running: list[Sequence] = []
         self.pages = Reservations(pool)
         self.slot_cap = ENDLESS
-        self._slots = 0
+        self.numbers = range(ENDLESS) if numbers is None else numbers
+        self.slots = self.numbers[:0]
         self._free_slots: list[int] = []  # a heap: the lowest is taken first
 
     def resize(self, slots: int) -> None:
         """Change the number of slots; sequences in higher slots keep them until they leave."""
         taken = {seq.slot for seq in self.running}
-        self._slots = slots
-        self._free_slots = [i for i in range(slots) if i not in taken]
+        self.slots = self.numbers[:slots]
+        self._free_slots = [i for i in self.slots if i not in taken]
 
     @property
     def free_slots(self) -> int:
@@ -78,7 +82,7 @@ class RunningBatch:
         self.running[:] = kept
         for seq in leaving:
             # If a policy with fewer slots took over since this one was given out, it ends with its sequence.
-            if seq.slot < self._slots:
+            if seq.slot in self.slots:
                 heapq.heappush(self._free_slots, seq.slot)
             self.pages.release(seq)
 

@@ -156,7 +156,8 @@ class Iteration:
     `preempted` sequences lost their slots before it and wait again. `drafts` counts the drafts of each member with some. A
     step that `repeats` has the members of the one before, each of which decodes one token. `blocked_by` is why those that
     waited when it was planned did not join, None if all of them did. In `mask_seconds` of its time it waited for the token
-    masks of constrained sequences.
+    masks of constrained sequences. `rows` are the numbers of its engine's slots, from and to, where several engines share
+    them.
     """
 
     n: int
@@ -176,6 +177,7 @@ class Iteration:
     drafts: list[Drafted] = field(default_factory=list)
     mask_seconds: float = 0.0
     experts: Experts | None = None
+    rows: tuple[int, int] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -194,11 +196,13 @@ class Iteration:
         drafts = {"drafts": [drafted._asdict() for drafted in self.drafts]} if self.drafts else {}
         masks = {"mask_seconds": self.mask_seconds} if self.mask_seconds else {}
         experts = {"experts": self.experts._asdict()} if self.experts else {}
+        rows = {"rows": self.rows} if self.rows else {}
         return {
             "n": self.n,
             "t": self.t,
             "seconds": self.seconds,
             **masks,
+            **rows,
             "policy": self.policy,
             "queue": self.queue,
             **blocked,

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scheduling.advance import Errors, Output, Token, TokenRun, advance, keep
+from scheduling.advance import Output, Token, TokenRun, advance, keep
 from scheduling.backlog import Backlog
 from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
@@ -32,6 +32,7 @@ from scheduling.iteration import Iteration, Plan, SlotSteps, members_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.sequence import Sequence
+from scheduling.sharing import Sharing
 from scheduling.speculation import Speculator
 from scheduling.wait_queue import WaitQueue
 
@@ -43,48 +44,44 @@ class Scheduler:
 
     `max_tokens_per_step` bounds the tokens of one step for policies that are not padded; prompts are cut to it.
     With `record=False` the records of steps have no members, which saves time in a simulation of millions of steps. A
-    `speculator` lets decoding sequences get several tokens in a step.
+    `speculator` lets decoding sequences get several tokens in a step. `slots` numbers its slots where others share its queue.
 
     If a hook raises an error, each sequence still waits, runs, or has left, so that another policy can go on (`switch`).
-    Errors of hooks that only take note, and of `release`, are kept in `errors` if that is a list, and then the step goes
+    Errors of hooks that only take note, and of `release`, are kept in `sharing.errors` if that is a list, and then the step goes
     on; all others are raised.
     """
 
     def __init__(
         self, policy: Policy, pages: PagePool | None = None, max_tokens_per_step: int = 2048, *,
-        record: bool = True, speculator: Speculator | None = None,
+        record: bool = True, speculator: Speculator | None = None, slots: range | None = None,
     ) -> None:  # fmt: skip
-        self.pages = pages
-        self.record = record
-        self.speculator = speculator
+        self.pages, self.record, self.speculator = pages, record, speculator
         self.number = 0
-        self.batch = RunningBatch(pages)
+        self.batch = RunningBatch(pages, slots)
+        self.rows = None if slots is None else (slots.start, slots.stop)
+        self.sharing = Sharing([self])  # all schedulers on this queue
         self.queue = WaitQueue(self.batch)
-        self.backlog = Backlog()
+        self.backlog = Backlog(self.batch)
         self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
         self.refused: list[Sequence] = []  # those that the last `plan` turned away, after they had waited
-        self.errors: Errors = None
         self._least_tokens_per_step = max_tokens_per_step
         self._preempted: list[Sequence] = []  # since the last plan
         self._repeat: Plan | None = None  # the last plan, if the next one equals it
-        self._use(policy)
+        self.use(policy)
 
-    def _use(self, policy: Policy) -> None:
+    def use(self, policy: Policy) -> None:
         """Make `policy` the active one."""
         self.policy, self.hooks = policy, Hooks.of(policy)
         self.max_tokens_per_step = max(self._least_tokens_per_step, policy.max_batch_size)
         if self.pages is not None:
             policy.cached_tokens, policy.page_size = self.batch.pages.cached_tokens, self.batch.pages.page_size
         self.batch.resize(policy.max_batch_size)
+        self._slots = len(self.batch.numbers[: policy.slots])
         self._repeat = None
 
     @property
     def is_idle(self) -> bool:
         return not self.waiting and not self.running
-
-    def waited(self, seq: Sequence, now: float) -> dict[str, tuple[int, float]]:
-        """Return by reason for how many iterations and seconds a sequence has waited, until now if it still does."""
-        return self.wait_clock.so_far(seq, now)
 
     @property
     def token_budget(self) -> int:
@@ -109,7 +106,7 @@ class Scheduler:
         if self.policy.draining:
             self.policy.draining = False
         if self.policy.estimates and self.speculator is None:
-            seq.estimate = self.backlog.estimate(seq, self.waiting, self.batch, self.policy)
+            seq.estimate = self.backlog.estimate(seq, self.waiting, self.policy)
         if self.hooks.refuses and self.policy.refuse(seq, seq.arrived_at):
             seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", seq.arrived_at
             return False
@@ -118,10 +115,13 @@ class Scheduler:
         return True
 
     def share_queue(self, other: Scheduler) -> None:
-        """Serve the queue of another scheduler, with its policy, from now on; both are idle."""
+        """Serve the queue of another idle scheduler, with its policy, from now on; each plans its own steps."""
         self.queue.share(other.queue)
         self.waiting, self.wait_clock = self.queue.waiting, self.queue.clock
-        self._use(other.policy)
+        self.backlog, self.sharing = other.backlog, other.sharing
+        self.backlog.batches.append(self.batch)
+        self.sharing.append(self)
+        self.use(other.policy)
 
     def _arrive(self, seq: Sequence) -> None:
         """Let a waiting sequence arrive at the policy."""
@@ -143,15 +143,16 @@ class Scheduler:
         before, expiries = self.policy, self.queue.expiries.copy()
         policy.draining = before.draining
         try:
-            self._use(policy)
-            for seq in self.running:
+            self.sharing.use(policy)
+            for seq in self.sharing.running:
                 policy.on_admit(seq, now)
             self.queue.expiries.clear()
             for seq in self.waiting:
                 self._arrive(seq)
-            return self._release([s for s in policy.release(self.running) if s.is_finished], now)
+            done = [[seq for seq in policy.release(one.running) if seq.is_finished] for one in self.sharing]
+            return [seq for one, some in zip(self.sharing, done) for seq in one.leave(some, now)]
         except Exception:
-            self._use(before)
+            self.sharing.use(before)
             self.queue.expiries[:] = expiries
             raise
 
@@ -231,7 +232,7 @@ class Scheduler:
         try:
             hook(subject, now)
         except Exception as error:
-            keep(error, self.errors)
+            keep(error, self.sharing.errors)
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
         """Take in the outputs of a step that was computed; return its record.
@@ -242,9 +243,9 @@ class Scheduler:
         """
         self.backlog.forget()
         # How slots were spent, and who computed a prompt, can only be told before sequences advance.
-        slot_steps = SlotSteps.of(plan, self.policy.slots)
+        slot_steps = SlotSteps.of(plan, self._slots)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
-        result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.errors)
+        result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.errors)
         if self.policy.estimates:
             self.backlog.learn(plan, now)
         self._repeat = plan if result.steady and self.hooks.repeats else None
@@ -255,13 +256,13 @@ class Scheduler:
             slot_steps = slot_steps._replace(useful=slot_steps.useful - result.rejected, rejected=result.rejected)
         if self.hooks.on_step is not None:
             self._notify(self.hooks.on_step, plan, now)
-        answered = self._release(result.failed, now) if result.failed else []
+        answered = self.leave(result.failed, now) if result.failed else []
         if result.finished and self.policy.early:
             answered += self._answer(result.finished, now)
         # Without a `release` of its own, a policy lets go of finished sequences only, so a step that finishes none
         # needs no call.
         if result.finished or self.hooks.overrides_release:
-            answered += self._let_go(now)
+            answered += self.let_go(now)
         self.batch.pages.release_unseen(plan.sequences)
         pages_used, pages_total = self.batch.pages.usage
         return Iteration(
@@ -270,27 +271,27 @@ class Scheduler:
             joined=[seq.id for seq in plan.joined], left=[(s.id, s.finish_reason or "abort") for s in answered],
             slot_steps=slot_steps, pages_used=pages_used, pages_total=pages_total,
             preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
-            drafts=result.drafts, mask_seconds=plan.mask_seconds, experts=plan.experts,
+            drafts=result.drafts, mask_seconds=plan.mask_seconds, experts=plan.experts, rows=self.rows,
         )  # fmt: skip
 
-    def _let_go(self, now: float) -> list[Sequence]:
+    def let_go(self, now: float) -> list[Sequence]:
         """Release what the policy lets go; if it fails, the next `switch` does."""
         try:
-            return self._release(self.policy.release(self.running), now)
+            return self.leave(self.policy.release(self.running), now)
         except Exception as error:
-            keep(error, self.errors)
+            keep(error, self.sharing.errors)
             return []
 
-    def _release(self, leaving: list[Sequence], now: float) -> list[Sequence]:
+    def leave(self, leaving: list[Sequence], now: float) -> list[Sequence]:
         """Free the slots of finished sequences; return those that are answered by it."""
         for seq in leaving:
             if seq.finish_reason is None:
                 raise PolicyError(f"release: {seq.id} does not have all its tokens yet")
         leaving = list(leaving)
-        self._vacate(leaving)
+        self.vacate(leaving)
         return self._answer(leaving, now)
 
-    def _vacate(self, leaving: list[Sequence]) -> None:
+    def vacate(self, leaving: list[Sequence]) -> None:
         if leaving:
             self.batch.vacate(leaving)
             self._forget(leaving)
@@ -320,7 +321,7 @@ class Scheduler:
             seq.preempt()
         for seq in sequences:
             self._notify(self.policy.on_cancel, seq, now)
-        return self._let_go(now)
+        return self.sharing.let_go(now)
 
     def remove_all(self, sequences: list[Sequence], now: float, reason: str = "abort") -> list[Sequence]:
         """Take sequences out in one pass, between two steps; return the sequences that leave, these first.
@@ -335,7 +336,7 @@ class Scheduler:
         for seq in leaving:
             seq.finish_reason, seq.state, seq.finished_at = reason, "finished", now
             self._notify(self.policy.on_cancel, seq, now)
-        return leaving + self._let_go(now)
+        return leaving + self.sharing.let_go(now)
 
     def _take_out(self, sequences: list[Sequence], now: float) -> list[Sequence]:
         """Take sequences out of the queue and the batch; return those that had a slot."""
@@ -344,5 +345,5 @@ class Scheduler:
         if waiting:
             self.wait_clock.tick(now, self.number)
         self.queue.withdraw(waiting, now)
-        self._vacate(running)
+        self.sharing.vacate(running)
         return running

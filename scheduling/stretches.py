@@ -42,6 +42,7 @@ class Stretch:
     drafts: list[Drafted] = field(default_factory=list)
     mask_seconds: float = 0.0  # of all its steps
     experts: Experts | None = None  # read by all its steps together
+    rows: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, step: Iteration) -> Stretch:
@@ -49,7 +50,7 @@ class Stretch:
         return cls(
             step.n, step.t, step.t + step.seconds, 1, step.policy, step.queue, list(step.joined), list(step.left),
             list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total,
-            step.blocked_by, flat(step.members), step.drafts, step.mask_seconds, step.experts,
+            step.blocked_by, flat(step.members), step.drafts, step.mask_seconds, step.experts, step.rows,
         )  # fmt: skip
 
     def extend(self, step: Iteration) -> bool:
@@ -57,7 +58,7 @@ class Stretch:
         if (
             self.left or step.joined or step.preempted or step.drafts or self.drafts
             or self.queue != step.queue or step.n != self.n + self.steps
-            or self.slot_steps != step.slot_steps or self.policy != step.policy or self.blocked_by != step.blocked_by
+            or self.slot_steps != step.slot_steps or (self.policy, self.rows) != (step.policy, step.rows) or self.blocked_by != step.blocked_by
         ):  # fmt: skip
             return False
         if not step.repeats or "prefill" in self.members[2::WIDTH]:  # compare the members, which takes longer
@@ -90,6 +91,7 @@ class Stretch:
             preempted=self.preempted, blocked_by=self.blocked_by,
             drafts=[Drafted(*drafted) for drafted in self.drafts], mask_seconds=self.mask_seconds / self.steps,
             experts=self.experts and Experts(self.experts.read / self.steps, self.experts.of),
+            rows=self.rows,
         )  # fmt: skip
         return step.to_dict() | {"repeat": self.steps}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
+from copy import deepcopy
 from itertools import count
 from math import inf
 
@@ -33,11 +34,30 @@ class WaitQueue:
     def share(self, other: WaitQueue) -> None:
         """Have the same sequences wait here and there."""
         self.waiting, self.clock, self.expiries = other.waiting, other.clock, other.expiries
+        self._numbers = other._numbers
 
     def arrive(self, seq: Sequence) -> None:
         """Put a sequence at the end of the queue."""
         self.waiting[seq] = None
         self.clock.arrive(seq, seq.arrived_at)
+
+    def in_order(self, policy: Policy, running: Iterable[Sequence], also: Sequence, now: float) -> list[Sequence]:
+        """Return those that wait and `also`, the next to join first, as the policy sorts them; any thread may call it.
+
+        A copy of the policy is asked, since an order may change what it remembers. If it fails, or another thread changes it
+        meanwhile, and for those that it keeps back, the order of arrival counts.
+        """
+        waiting = dict.fromkeys(self.waiting)
+        is_new = also not in waiting
+        try:
+            policy = deepcopy(policy, {id(one): one for one in (self.batch.pages, also, *waiting, *running)})
+            if is_new:
+                waiting[also] = None
+                policy.on_arrival(also, now)
+            first = [seq for seq in policy.order(waiting, now) if seq in waiting]
+        except Exception:
+            first = []
+        return list(dict.fromkeys([*first, *waiting, also]))
 
     def requeue(self, sequences: list[Sequence], now: float) -> None:
         """Put sequences that lost their slots before all that wait, the first to arrive first."""

@@ -70,14 +70,16 @@ def _timed_out_in_queue(seconds: float) -> InferenceError:
 
 
 class Rate:
-    """Tokens per second of work, averaged over the last seconds with work."""
+    """Tokens per second of work, averaged over the last seconds with work; `parallel` engines work at once."""
 
     def __init__(self) -> None:
+        self.parallel = 1
         self._tokens = 0.0
         self._seconds = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
         """Record one step."""
+        seconds /= self.parallel
         decay = math.exp(-seconds / MEMORY_SECONDS)
         self._tokens = self._tokens * decay + tokens
         self._seconds = self._seconds * decay + seconds

@@ -57,11 +57,11 @@ class Fallback:
     def switch(self, scheduler: Scheduler, policy: Policy, now: float) -> list[Sequence]:
         """Switch to `policy`; return the sequences that leave. Nothing changes if it raises an error."""
         before = scheduler.policy.renew()  # without what the old one remembers, which is void when it comes back
-        errors, scheduler.errors = scheduler.errors, scheduler.errors or []
+        errors, scheduler.sharing.errors = scheduler.sharing.errors, scheduler.sharing.errors or []
         try:
             left = scheduler.switch(policy, now)
         except Exception:
-            scheduler.errors = errors
+            scheduler.sharing.errors = errors
             raise
         self._before.append(before)
         del self._before[1 : -MOST_BEFORE + 1]  # that of the start stays
@@ -75,7 +75,7 @@ class Fallback:
         failed = scheduler.policy
         while self._before:
             policy = self._before.pop()
-            scheduler.errors = [] if self._before else None  # the policy of the start fails at once
+            scheduler.sharing.errors = [] if self._before else None  # the policy of the start fails at once
             try:
                 left = scheduler.switch(policy, now)
             except Exception as other:

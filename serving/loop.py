@@ -34,8 +34,9 @@ MAX_IDLE_SECONDS = 1.0  # between two heartbeats
 
 @dataclass(slots=True)
 class Loop:
-    """The loop of one thread: each iteration computes one step of the sequences that the policy admits.
+    """The loop of one scheduler: each iteration computes one step of the sequences that the policy admits.
 
+    Where several share a queue, one thread runs their loops in turn; `waits` is false then, and that thread waits itself.
     It shares only the inbox with other threads. After each step it calls the observers with the step's record and the
     inferences that left.
     """
@@ -49,6 +50,7 @@ class Loop:
     dedup: Dedup | None = None  # None: each inference is computed
     fallback: Fallback = field(default_factory=Fallback)
     background: Background = field(default_factory=Background)
+    waits: bool = True  # for work, in an iteration after one without any
     is_idle: bool = False  # whether the last iteration had nothing to compute
 
     def step(self) -> bool:
@@ -70,8 +72,8 @@ class Loop:
             self._publish_tokens(plan)
             finished = [seq for seq in chain(plan.sequences, plan.held) if seq.state == "finished"]
             self._complete(finished, iteration)
-        if self.scheduler.errors:
-            self._go_back(self.scheduler.errors[0])
+        if self.scheduler.sharing.errors:
+            self._go_back(self.scheduler.sharing.errors[0])
         if self.recovery.is_suspect:
             self.recovery.probe()
         return True
@@ -89,15 +91,19 @@ class Loop:
                 return plan
             self._go_back(error)
 
+    @property
+    def _slots(self) -> int:
+        return self.scheduler.sharing.slots(self.scheduler.policy.max_batch_size)
+
     def _go_back(self, error: Exception) -> None:
         """Return to the policy before the one that raised an error; raise it if there is none."""
-        slots = self.scheduler.policy.max_batch_size
+        slots = self._slots
         self._follow(slots, self.fallback.go_back(self.scheduler, error, self.clock()))
         self.is_idle = False  # the other policy may let requests join at once
 
     def _switch(self, policy: Policy) -> None:
         """Switch to another policy; raise InferenceError, without a switch, if it fails at once."""
-        slots = self.scheduler.policy.max_batch_size
+        slots = self._slots
         try:
             left = self.fallback.switch(self.scheduler, policy, self.clock())
         except Exception as error:
@@ -107,15 +113,15 @@ class Loop:
     def _follow(self, slots: int, left: list[Sequence]) -> None:
         """Let as many requests wait as under the old policy, which had `slots`, and complete the sequences that left."""
         # Only the loop's thread changes the limit. It may fall below what is taken; then nobody enters for a while.
-        self.inbox.places.limit += self.scheduler.policy.max_batch_size - slots
+        self.inbox.places.limit += self._slots - slots
         self._complete(left)
         notify(self.fallback.listeners)
 
     def _drain_inbox(self) -> None:
         """Pass arrivals, cancellations and policy switches to the scheduler. An idle loop waits for them."""
         self.inbox.heartbeat = now = self.clock()
-        if self.is_idle:
-            self.inbox.wait(self._idle_seconds(now))
+        if self.is_idle and self.waits:
+            self.inbox.wait(self.idle_seconds(now))
             self.inbox.heartbeat = now = self.clock()
         # Arrivals first: an inference may have been canceled before the loop knew it, and must be known to be removed.
         arrived, ended = self.inbox.take()
@@ -133,7 +139,7 @@ class Loop:
         if self.background.waiting or self.background.admitted:
             self._complete(self.background.yield_slots(self.scheduler, now, self._add))
 
-    def _idle_seconds(self, now: float) -> float:
+    def idle_seconds(self, now: float) -> float:
         """Return the seconds until the policy's next deadline, a request's, or the next heartbeat."""
         moments = (self._wake_at(now), self.deadlines.next_at(), now + MAX_IDLE_SECONDS)
         return max(0.0, min(at for at in moments if at is not None) - now)

@@ -7,6 +7,7 @@ the loop's thread calls this. This module must not know HTTP, tensors, or how an
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +31,8 @@ OUT_OF_MEMORY_PHRASES = ("out of memory", "can't allocate memory", "cannot alloc
 FATAL_PHRASES = ("device-side assert", "illegal memory access", "illegal instruction", "misaligned address",
                  "unspecified launch failure", "uncorrectable ecc", "cuda error: unknown error", "launch timed out",
                  "hardware stack error", "invalid program counter", "nvlink")  # fmt: skip
+
+DEVICE_PHRASES = ("cuda error", "[cuda]", "cublas", "cudnn", *FATAL_PHRASES)  # Triton writes "Triton Error [CUDA]"
 
 
 class Model(Protocol):
@@ -61,11 +64,18 @@ def is_fatal(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in text for phrase in FATAL_PHRASES)
 
 
+def blames_kernels(error: BaseException | None) -> bool:
+    """Return whether a GPU failed, other than for lack of memory, so that a process without fast kernels may succeed."""
+    has_phrase = any(phrase in str(error).lower() for phrase in DEVICE_PHRASES)
+    is_of_device = isinstance(error, RuntimeError) and has_phrase and not is_out_of_memory(error)
+    return is_of_device and os.environ.get("EB_KERNELS") != "off"
+
+
 class Recovery:
     """Computes plans and recovers from errors.
 
     `make_probe` returns a sequence of one token that belongs to no request. `is_suspect` is true from the first
-    failure until this token has been computed.
+    failure until this token has been computed. `fatal` is the device's error that ended it.
     """
 
     def __init__(
@@ -80,6 +90,7 @@ class Recovery:
         self.steps_failed = 0
         self.steps_retried = 0
         self.out_of_memory = 0
+        self.fatal: BaseException | None = None
         self._ran_out_with = 0  # requests, since when a warning is due
         self._mask_seconds = 0.0  # of all tries of a step, whole and in parts
         self._make_probe = make_probe
@@ -136,6 +147,7 @@ class Recovery:
 
     def _raise_if_fatal(self, error: BaseException) -> None:
         if is_fatal(error):
+            self.fatal = error
             raise EngineBroken("the device is in a state that only a new process can recover from") from error
 
     def _count_probe_failure(self, error: BaseException) -> None:
@@ -144,6 +156,7 @@ class Recovery:
         while now - self._probe_failures[0] > PROBE_FAILURE_SECONDS:
             self._probe_failures.popleft()
         if "cuda error" in str(error).lower():
+            self.fatal = error
             raise EngineBroken("the device no longer computes") from error
         if len(self._probe_failures) >= MAX_PROBE_FAILURES:
             raise EngineBroken(

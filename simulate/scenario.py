@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeVar
 
 import policies
@@ -16,7 +17,8 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from simulate.simulator import Run, simulate
+from simulate.fleet.instances import serve, together
+from simulate.simulator import Run
 from simulate.swap import SwapSpace
 
 
@@ -38,7 +40,8 @@ class Engine:
 
     Without `kv_tokens` memory is unlimited. `speculator` makes what proposes draft tokens. `swap` says how the pages of a
     preempted request move to the host's memory and how many tokens fit there; without it they are computed again. `prepare` is
-    called with the empty pages.
+    called with the empty pages. `engines` are the slots of each of several engines, with unlimited memory, that serve one
+    queue; `slots` are the most of one.
     """
 
     slots: int
@@ -50,9 +53,10 @@ class Engine:
     prepare: Callable[[PagePool], object] = lambda pages: None
     speculator: Callable[[], Speculator | None] = lambda: None
     swap: tuple[Transfer, int] | None = None
+    engines: tuple[int, ...] = ()
 
     def scheduler(self, chosen: Chosen, pool: type[PagePool] = PagePool) -> Scheduler:
-        """Return a new scheduler with a new policy; `pool` keeps its pages."""
+        """Return a new scheduler with a new policy, the first of several on its queue; `pool` keeps its pages."""
         pages = None
         if self.kv_tokens:
             evict = policies.get_eviction(self.evict)
@@ -60,6 +64,10 @@ class Engine:
             pages = pool(count, self.page_size, prefix_cache=self.prefix_cache, evict=evict)
             self.prepare(pages)
         policy, speculator = chosen.policy(self.slots), self.speculator()
+        if self.engines:
+            ends = [*accumulate(self.engines)]
+            ranges = [range(end - slots, end) for end, slots in zip(ends, self.engines)]
+            return together(Scheduler(policy, None, self.tokens_per_step, slots=slots) for slots in ranges)
         scheduler = Scheduler(policy, pages, self.tokens_per_step, speculator=speculator)
         if self.swap is not None:
             scheduler.batch.pages = SwapSpace(pages, *self.swap)
@@ -102,4 +110,4 @@ class Scenario(Generic[R]):
 
     def serve(self, chosen: Chosen, *, records: bool = False) -> Run:
         """Serve the requests with one policy; with `records`, keep the Iteration of each step."""
-        return simulate(*self.fresh(chosen), self.cost, self.host, records=records)
+        return serve(*self.fresh(chosen), self.cost, self.host, records=records)

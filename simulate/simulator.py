@@ -202,8 +202,8 @@ class Simulation(Driver):
         # Steps are equal only without a swap, which this step waits for, and records need each step on its own.
         if self._fast_forward and not self.records and not swapping:
             self._pass_equal_steps(plan)
-        outputs = tokens_due(plan)
         seconds = step_seconds(self.cost, self.host, plan) + swapping + (0.0 if result.steps else self.host.first_step)
+        outputs = tokens_due(plan)
         for seq in self.arrivals if self.host.receive else ():
             if seq.arrived_at > self.now + seconds:
                 break

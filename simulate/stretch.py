@@ -53,7 +53,10 @@ def _equally_long(now: float, spent: float, most: int, until: float) -> tuple[li
 
 
 def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
-    """Return how long one step takes."""
+    """Return how long one step takes, without those that come too late for it: they are taken out."""
+    if host.late and len(late := plan.joined) < len(plan.sequences):
+        plan.remove(late)
+        plan.joined, plan.paused = late, plan.paused + late
     due = sum(output is not None for output in tokens_due(plan)) if host.alpha2 else 0
     return cost(plan) + host.seconds(due)
 

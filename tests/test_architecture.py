@@ -31,7 +31,7 @@ CORE: dict[str, set[str]] = {
     "generate": {"llguidance", "model", "models", "numpy", "scheduling", "torch", "triton"},
     "serving": {"scheduling"},
     "batching": {"scheduling", "serving"},
-    "observe": {"scheduling", "serving"},
+    "observe": {"pynvml", "scheduling", "serving"},
     "observe/replay": {"batching", "costs", "observe", "scheduling", "serving"},
     "config": {"dotenv", "terminal"},
     "stats": {"observe"},
@@ -42,7 +42,7 @@ CORE: dict[str, set[str]] = {
 LABORATORY: dict[str, set[str]] = {
     "client": {"aiohttp", "batch_files", "click", "dotenv", "matplotlib", "numpy", "requests", "rich", "terminal"},
     "fleet": {"aiohttp", "client", "config", "front", "generate", "multidict", "ray", "terminal", "yarl"},
-    "front": {"aiohttp", "api", "batching", "config", "fleet", "multidict", "observe", "policies", "scheduling", "serving",
+    "front": {"aiohttp", "api", "batching", "client", "config", "fleet", "multidict", "observe", "policies", "scheduling", "serving",
               "terminal", "werkzeug", "yarl"},
     "simulate": {"batch_files", "client", "config", "costs", "fleet", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy",
                  "terminal"},

@@ -5,6 +5,7 @@
   const EB = (root.EB = root.EB || {});
   const SAME = 0.05; // smaller differences, and those within the simulator's own error, mean nothing
   const USUAL = ["nobatch", "static", "dynamic"];
+  const QUEUES = ["dynamic", "dynamic+sjf", "dynamic+vtc"]; // before an upstream, which batches by itself
   const GUESS = "a guess: steps of such sizes were not measured here";
   const ENOUGH = 12; // steps on the page before it offers to simulate
 
@@ -176,6 +177,16 @@
         this.simulate(this.of.value);
       });
       return form;
+    }
+
+    // Offer what makes a difference in a queue, which sends no load itself.
+    fitQueue() {
+      const load = this.of.querySelector("[value=load]");
+      if (!load) return;
+      load.remove();
+      for (const box of this.boxes.values()) box.parentElement.remove();
+      this.boxes.clear();
+      for (const name of QUEUES) this.addPolicy(this.form, name, true);
     }
 
     addPolicy(form, name, on) {

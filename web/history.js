@@ -63,14 +63,14 @@
     for (let i = from; i < columns.length && columns[i].n <= (request.leftAt ?? Infinity); i++) {
       const column = columns[i];
       const slot = column.who.indexOf(request.number);
-      if (slot < 0) continue; // it was preempted, and waits again
+      if (slot < 0 || column.has(slot, EB.OTHER)) continue; // it was preempted, and waits again, or another engine's step
       own++;
       steps[EB.NAMES[column.kind(slot)]]++;
       if (column.kind(slot) === EB.KIND.HELD) held += column.seconds;
       if (column.n === request.joinedAt) before = leaver(model, columns[i - 1], slot);
       for (let other = 0; other < column.slots; other++) {
         const number = column.who[other];
-        if (number && number !== request.number) shared.set(number, (shared.get(number) ?? 0) + 1);
+        if (number && number !== request.number && !column.has(other, EB.OTHER)) shared.set(number, (shared.get(number) ?? 0) + 1);
       }
     }
     const neighbors = [...shared].map(([number, together]) => ({ request: model.requests.get(number), number, together }));

@@ -20,6 +20,7 @@
   let mine = ""; // the id of the request that the prompt box sent last
   let clockOffset = 0; // the loop's clock minus ours, in seconds
   let connection = "connecting";
+  let lost = "", outage = ""; // why the page, and why a queue, gets no answers
   let drawn = null, budget = 0, refreshed = 0, charted = 0, before = performance.now();
   const frames = []; // how long the last ones took to draw
 
@@ -57,8 +58,10 @@
       facts = {
         policy: state.policy, slots: state.slots, maxQueue: state.max_queue, model: state.model, epoch: state.epoch,
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
-        chats: state.chats, demo: state.demo,
+        chats: state.chats, demo: state.demo, queues: state.device === "upstream",
       };
+      document.body.classList.toggle("queue", facts.queues);
+      if (facts.queues) card.fitQueue();
       live.connected(state);
       playground.fit(state);
       if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall
@@ -90,25 +93,52 @@
     gap: () => live.gap(),
     status(name, text) {
       connection = name;
-      $("banner").hidden = !text || !player.isLive;
-      EB.put("banner", text);
+      lost = text;
+      showBanner();
       $("key-form").hidden = name !== "locked";
       if (name === "locked" && document.activeElement === document.body) $("key").focus();
       showStatus();
     },
   }, { key: () => key });
 
+  // What NVML tells of the card, every five seconds; nothing without it.
+  let gauges = "";
+  setInterval(async () => {
+    if (!facts.device?.startsWith("cuda") || document.hidden || !player.isLive) return;
+    const reply = await fetch("stats", { headers: headers({}) }).catch(() => null);
+    const gpu = (reply?.ok && (await reply.json()).engine?.gpu) || {};
+    const value = (name, by, unit) => (`eb_gpu_${name}` in gpu ? `${Math.round(gpu[`eb_gpu_${name}`] * by)} ${unit}` : null);
+    const shown = [value("utilization_ratio", 100, "%"), value("memory_used_bytes", 2 ** -30, "GiB"),
+      value("power_watts", 1, "W"), value("temperature_celsius", 1, "°C")].filter(Boolean);
+    gauges = shown.length ? `, GPU ${shown.join(", ")}` : "";
+    showFacts();
+  }, 5000);
+
+  function showBanner() {
+    $("banner").hidden = !(lost || outage) || !player.isLive;
+    EB.put("banner", lost || outage);
+  }
+
+  // The feed of a queue goes on while its upstreams are down, so ask for its health.
+  setInterval(async () => {
+    if (!facts.queues || connection !== "live") return;
+    const reply = await fetch("health").catch(() => null);
+    outage = (await reply?.json().catch(() => null))?.reason ?? "";
+    showBanner();
+  }, 5000);
+
   function showFacts() {
     EB.put("policy", facts.policy || "…");
     EB.showShadow(shadow);
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
     const where = facts.device === "none" ? "" : ` on ${facts.device}${facts.dtype && `, ${facts.dtype}`}`; // a mock computes nowhere
-    EB.put("facts", facts.model ? `${facts.model}${size}${where}, ${EB.count(facts.slots)} slots` : "");
+    const what = facts.queues ? `queue before ${facts.model}` : `${facts.model}${size}${where}`;
+    EB.put("facts", facts.model ? `${what}, ${EB.count(facts.slots)} slots${gauges}` : "");
     document.title = `${facts.policy || ""} · effective-batching`;
     const bearer = key ? " -H 'Authorization: Bearer KEY'" : "";
-    const [path, example] = facts.chats
+    const [path, example] = facts.chats || facts.queues
       ? ["v1/chat/completions -H 'Content-Type: application/json'",
-         '{"temperature":0,"messages":[{"role":"user","content":"What is the capital of France?"}]}']
+         `{${facts.queues ? '"model":"MODEL",' : ""}"temperature":0,"messages":[{"role":"user","content":"What is the capital of France?"}]}`]
       : ["inference", '{"prompt":"ROMEO:","num_tokens":40}'];
     EB.put("curl", `curl -X POST ${location.origin}/${path}${bearer} -d '${example}'`);
   }
@@ -354,7 +384,7 @@
     player.open(model);
     const { isLive } = player;
     $("replay").hidden = isLive;
-    $("banner").hidden = !isLive || connection === "live";
+    showBanner();
     EB.put("replay-name", name);
     EB.showShadow(isLive ? shadow : null);
     if (isLive) {

@@ -6,7 +6,7 @@
   const NAMES = ["idle", "prefill", "decode", "held", "paused"];
   const STEPS = ["useful", "padding", "held", "idle", "recomputed", "rejected"];
   const PHASE = { prefill: KIND.PREFILL, decode: KIND.DECODE, held: KIND.HELD, idle: KIND.PAUSED };
-  const JOINED = 8, HIT = 16, LEFT = 32;
+  const JOINED = 8, HIT = 16, LEFT = 32, OTHER = 64;
   const HUES = 8;
   // One step. The typed arrays have an element per slot: 3,000 steps of 64 slots stay small.
   class Column {
@@ -19,6 +19,7 @@
       this.queue = record.queue;
       this.blocked = record.blocked_by ?? ""; // why those that waited when it was planned did not join
       this.slots = slots;
+      this.rows = record.rows ?? [0, slots]; // the slots of its engine; the others show what their engines did last (OTHER)
       this.pages = record.pages || { used: 0, total: 0 };
       this.steps = STEPS.map((name) => record.slot_steps[name] || 0);
       this.bits = new Uint8Array(slots); // the kind, and the flags above it
@@ -65,6 +66,7 @@
       this.served = new Map(); // the server's numbers of requests that are not seen yet, the same on every page
       this.next = 1 + Math.max(0, ...(this.given?.values() ?? []));
       this.slots = 0;
+      this.engines = new Map(); // of several on one queue: their names by their first slot
       this.lastGap = false;
       this.dropped = 0;
       this.version = (this.version || 0) + 1;
@@ -100,7 +102,8 @@
     }
 
     // The server's numbers and queue at the time when a page connects.
-    connected({ numbers = {}, waiting }) {
+    connected({ numbers = {}, waiting, upstreams }) {
+      for (const [name, first] of upstreams ?? []) this.engines.set(first, name);
       for (const [id, number] of Object.entries(numbers)) this.number(id, number);
       for (const arrival of waiting) this.arrival(arrival);
     }
@@ -155,10 +158,15 @@
       if (last && record.n <= last.n) return;
       let slots = Math.round(STEPS.reduce((sum, name) => sum + (record.slot_steps[name] || 0), 0));
       for (const member of record.members) slots = Math.max(slots, member.slot + 1);
+      if (record.rows) {
+        slots = Math.max(this.slots, record.rows[1]);
+        if (!this.engines.has(record.rows[0])) this.engines.set(record.rows[0], "");
+      }
       this.slots = Math.max(this.slots, slots);
       const column = new Column(record, slots);
       column.gapBefore = this.lastGap;
       this.lastGap = false;
+      if (record.rows && last) this.carry(last, column);
       const padded = column.steps[1] > 0;
       const joined = new Set(record.joined);
       const wrong = new Map((record.drafts ?? []).map((own) => [own.id, own.drafted - own.accepted])); // draft tokens
@@ -196,6 +204,19 @@
       this.columns.push(column);
       this.version++;
       if (this.columns.length > this.keep + 256) this.forget();
+    }
+
+    // Other engines are in the middle of their own steps.
+    carry(last, column) {
+      for (let slot = 0; slot < last.slots; slot++) {
+        const isOwn = slot >= column.rows[0] && slot < column.rows[1];
+        const request = this.requests.get(last.who[slot]);
+        if (isOwn || !request || last.has(slot, LEFT) || (request.leftAt !== null && request.leftAt <= last.n)) continue;
+        column.who[slot] = last.who[slot];
+        column.done[slot] = last.done[slot];
+        column.bits[slot] = last.kind(slot) | OTHER;
+        request.seen = column.n;
+      }
     }
 
     // The number of steps to keep: fewer when there are many slots.
@@ -320,8 +341,9 @@
         output += column.output;
         for (const gap of column.gaps) gaps.push(gap);
         for (const first of column.firsts) firsts.push(first);
-        rows += column.slots - column.steps[3];
-        most += column.slots;
+        const own = column.rows[1] - column.rows[0];
+        rows += own - column.steps[3];
+        most += own;
         busy += column.seconds;
         decodes += column.decodes;
         for (const drafts of column.drafts.values()) {
@@ -330,13 +352,14 @@
         }
       }
       const span = Math.max(end - this.columns[from].t, 1e-9);
+      busy /= Math.max(1, this.engines.size);
       const running = this.running(now, at !== null);
       const { steps } = this.count(from, index + 1);
       const all = STEPS.reduce((sum, name) => sum + steps[name], 0) || 1;
       return {
         running, waiting: now.queue, slots: now.slots, steps: index - from + 1, span,
         tokensPerSecond: output / span, busy: busy / span, fill: most ? rows / most : 0,
-        stepSeconds: busy / (index - from + 1),
+        stepSeconds: (busy * Math.max(1, this.engines.size)) / (index - from + 1),
         itl50: percentile(gaps, 50), itl99: percentile(gaps, 99),
         ttft50: percentile(firsts, 50), ttft99: percentile(firsts, 99), answered: firsts.length,
         waste: Object.fromEntries(STEPS.map((name) => [name, steps[name] / all])),
@@ -407,6 +430,6 @@
   }
 
   const EB = (root.EB = root.EB || {});
-  Object.assign(EB, { KIND, NAMES, STEPS, JOINED, HIT, LEFT, HUES, Model, percentile });
+  Object.assign(EB, { KIND, NAMES, STEPS, JOINED, HIT, LEFT, OTHER, HUES, Model, percentile });
   if (typeof module === "object" && module.exports) module.exports = EB;
 })(globalThis);

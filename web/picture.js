@@ -119,6 +119,7 @@
       const selected = this.shows(model, view.selected) ? view.selected : 0;
       for (let slot = 0; slot < this.rows; slot++) this.drawRow(model, slot, { ...view, selected });
       this.drawGrid(view);
+      this.drawEngines(model);
       if (this.queue) this.drawQueue(model);
       EB.drawMarks(this, model, view);
       context.restore();
@@ -151,6 +152,24 @@
         context.fillStyle = this.faint;
         const text = `slots ${this.rows} to ${model.slots - 1}: idle, not drawn`;
         context.fillText(text, this.left, this.bottom + NOTE / 2 + 1);
+      }
+    }
+
+    // Where several engines share the slots, a line above the first slot of each, and its name.
+    drawEngines(model) {
+      const { context, tall } = this;
+      context.font = `10px ${this.font}`;
+      context.textAlign = "left";
+      for (const [first, name] of model.engines) {
+        if (first >= this.rows) continue;
+        const y = TOP + first * tall;
+        context.fillStyle = this.ink;
+        if (first) context.fillRect(this.left, y - 1, this.right - this.left, 1.5);
+        if (!name) continue;
+        context.fillStyle = this.paper;
+        context.fillRect(this.left, y + 1, context.measureText(name).width + 6, 12);
+        context.fillStyle = this.ink;
+        context.fillText(name, this.left + 3, y + 7);
       }
     }
 

@@ -11,6 +11,7 @@
     chunked: "Long prompts are read in pieces, so that the others go on writing (Sarathi-Serve, Agrawal et al. 2024).",
     "dynamic+sjf": "As dynamic, but the request with the shortest answer is next (SSJF, Qiu et al. 2024).",
   };
+  const QUEUES = ["dynamic", "dynamic+sjf", "dynamic+vtc", "dynamic+edf", "adaptive+vtc"]; // to begin with before an upstream
   const DEFAULT_ORDER = "fcfs";
   const UNLIMITED = 2 ** 53; // a default beyond it means no limit, and is longer than a box
 
@@ -110,8 +111,9 @@
   }
 
   class PolicyMenu {
-    // headers(more) returns a request's headers with the API key.
-    constructor(badge, menu, headers) {
+    // headers(more) returns a request's headers with the API key, queues() whether the server is a queue before others.
+    constructor(badge, menu, headers, queues = () => false) {
+      this.queues = queues;
       this.badge = badge;
       this.menu = menu;
       this.headers = headers;
@@ -158,9 +160,10 @@
           `${known.policy} is not in this list, because it was named at the start: only a restart brings it back.`));
       }
       if (known.last_failure) parts.push(EB.element("p", "problem", failureText(known.last_failure)));
-      parts.push(group("", "first", Object.entries(FIRST), known.policy));
+      const first = this.queues() ? QUEUES.map((name) => [name, this.does(name)]) : Object.entries(FIRST);
+      parts.push(group("", "first", first, known.policy));
       const all = EB.element("details");
-      all.open = !(known.policy in FIRST);
+      all.open = !first.some(([name]) => name === known.policy);
       all.append(EB.element("summary", "", `All ${loops.length} loops and ${orders.length} orders`));
       const search = all.appendChild(EB.element("input"));
       Object.assign(search, { type: "search", placeholder: "search, such as fair or deadline" });
@@ -188,6 +191,14 @@
       }
       const checked = [...this.form.querySelectorAll("input:checked")].find((input) => input.checkVisibility());
       checked?.focus({ preventScroll: true });
+    }
+
+    // What a policy does, in the words of the queue.
+    does(policy) {
+      const { loop, order } = partsOf(policy);
+      const parts = order === DEFAULT_ORDER || loop !== "dynamic" ? [this.known.policies[loop]] : [];
+      if (order !== DEFAULT_ORDER) parts.push(this.known.orders[order]);
+      return parts.join("; ");
     }
 
     // Choose a loop and an order.

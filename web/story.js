@@ -15,7 +15,7 @@
       box: $("story"), opener: $("tour-open"), headers, live,
       slots: () => facts().slots || live.slots || 8, isShared: () => !facts().demo, axis,
     });
-    new EB.PolicyMenu($("policy"), $("policy-menu"), headers);
+    new EB.PolicyMenu($("policy"), $("policy-menu"), headers, () => facts().queues);
     let at = 0, measured = 0, shown = false, invited = false;
 
     function show(on) {

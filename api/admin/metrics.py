@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from api.service import Service
 from batch_files.store import STATUSES
+from observe.card import GAUGES
 from observe.meters import Histogram
 
 Values = Mapping[str, float]
@@ -177,6 +178,8 @@ class Exposition(Collector):
         formats = {name: getattr(engine, name, "") for name in ("device", "dtype", "quantize", "kv_dtype")}
         formats["linear"] = str(engine.facts.get("linear", "")) if engine else ""
         yield gauge("eb_info", "Device and number formats of the engine.", formats, 1)
+        for name, value in (engine.facts.get("gauges", dict)() if engine else {}).items():
+            yield gauge(name, GAUGES[name][0], {}, value)
         yield gauge("eb_engine_up", "1 if the batching loop is alive.", {}, float(service.status()[0] == "ok"))
         age = service.heartbeat_age()
         help = "Seconds since the last iteration of the batching loop."

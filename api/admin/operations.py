@@ -68,7 +68,7 @@ def blueprint(service: Service) -> Blueprint:
     exposition = Exposition(service)
 
     def health() -> Response:
-        return _state(service, *service.status())
+        return _state(service, *service.health())
 
     def ready() -> Response:
         return _state(service, *service.readiness())
@@ -149,7 +149,7 @@ def _slots(service: Service, fail: str) -> list[dict[str, Any]]:
         raise ApiError(f"fail_on_no_slot is {shown(fail)}, but must be 0 or 1. Send 0 or 1", param="fail_on_no_slot")
     engine = service.engine
     scheduler = None if engine is None else engine.manager.scheduler
-    by_slot = {} if scheduler is None else {seq.slot: seq for seq in list(scheduler.running)}
+    by_slot = {} if scheduler is None else {seq.slot: seq for seq in scheduler.sharing.running}
     total = engine.manager.max_batch_size if engine is not None else 0
     if fail == "1" and len(by_slot) >= total:
         raise ApiError(

@@ -146,7 +146,7 @@ def _create(known: Any, name: str, slots: int, options: dict[str, Any]) -> Any:
         if any(part.endswith(".py") or "." in part for part in name.split("+")):
             text = (
                 f"unknown policy {shown(name)}: a file or module is loaded at the start only. "
-                f"Restart with it, as in ./server.sh {name}, or use one of: {', '.join(known.names())}"
+                f"Restart with it, as in {getattr(known, 'start', './server.sh')} {name}, or use one of: {', '.join(known.names())}"
             )
         raise ApiError(text, param="policy") from None
     try:

@@ -183,5 +183,6 @@ def statistics(service: Service) -> dict[str, Any]:
                    "policy_options": policy.state(engine)["options"],
                    "faults": {"steps_failed": recovery.steps_failed, "steps_retried": recovery.steps_retried,
                               "out_of_memory": recovery.out_of_memory, "deaths": service.deaths()},
-                   **service.stats.engine(), "kv": kv},
+                   **service.stats.engine(), "kv": kv,
+                   "gpu": engine.facts.get("gauges", dict)()},
     }  # fmt: skip

@@ -192,6 +192,8 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "kv_dtype": engine.kv_dtype,
         "attention_backend": engine.facts.get("attention"),
         "linear_backend": engine.facts.get("linear"),
+        "kernels": engine.facts.get("kernels", {}),
+        "kernel_fallbacks": engine.facts.get("fallbacks", []),
         "speculate": 0 if manager.speculator is None else manager.speculator.most,
         "kv_pages": None if pages is None else pages.total,
         "page_size": engine.page_size,

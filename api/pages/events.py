@@ -157,6 +157,7 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "max_queue": manager.max_queue,
         "model": engine.model_name,
         "parameters": engine.facts.get("parameters"),
+        "upstreams": engine.facts.get("upstreams"),
         "device": engine.device,
         "dtype": engine.dtype,
         "context": engine.context,

@@ -23,6 +23,7 @@ from serving.headroom import check_headroom
 
 log = logging.getLogger(__name__)
 LIMIT = 1 << 20  # bytes
+BODY = "effective_batching.body"  # in the WSGI environment: the body, for an engine that begins the request anew
 DEPTH = 32  # nested brackets
 MOST_VALUES = 1 << 17  # in a body: 64 prompts of 1,024 token ids are half of it
 MOST_KEYS = 1 << 14  # with lists and objects, which cost more to build than plain values
@@ -55,7 +56,8 @@ def read(request: Request) -> bytes:
         raise ApiError(
             f"the body ended after {len(body):,} of {expected:,} bytes. Send as many bytes as Content-Length states"
         )
-    return bytes(body)
+    whole = request.environ[BODY] = bytes(body)
+    return whole
 
 
 def _too_large() -> ApiError:

@@ -7,13 +7,13 @@ and a warning, but never changes a text. It must not know layers or requests.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from generate.gpu import card
 from generate.gpu.attention import (
     TILE,
     DecodeAttention,
@@ -85,17 +85,19 @@ def make_math(strict: bool, config: Architecture, dtype: torch.dtype, device: to
 def agreed(make: Callable[[], tuple[T, float]], dtype: torch.dtype, part: str) -> T | None:
     """Return the result of `make` if it runs and its error is within the tolerance, else log a warning.
 
-    `EB_KERNELS=off` in the environment selects plain PyTorch.
+    Raises what `card.raise_if_lost` does; then plain PyTorch cannot serve either.
     """
-    if os.environ.get("EB_KERNELS") == "off":
+    if card.is_plain():
         return None
     try:
         fast, error = make()
     # Triton's compiler raises errors of many types; the plain implementation still serves.
     except Exception as failure:
+        card.raise_if_lost(failure)
         log.warning("%s falls back to plain PyTorch, which is much slower: %s", part, failure)
         return None
     if error < TOLERANCE[dtype]:  # false for NaN
+        log.info("%s: the fast kernel is off by %.1e, at most %.1e", part, error, TOLERANCE[dtype])
         return fast
     log.warning("%s falls back to plain PyTorch: the fast kernel is off by %.2g", part, error)
     return None

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generate.gpu import sampling
+from generate.gpu import card, sampling
 from generate.gpu.graphs import GraphReplayer, Replayer, buckets_up_to, recorded
 from generate.gpu.rows import Rows
 from scheduling.sequence import Sequence
@@ -86,8 +86,9 @@ class Decoder:
         self.context = context
         self.row_logits = row_logits
         on_gpu = rows.device.type == "cuda"
+        records = on_gpu and not card.is_plain()
         buckets = buckets_up_to(rows.capacity)
-        self.replayer: Replayer = (GraphReplayer if on_gpu else Replayer)(self._step, buckets, sampling.DRAWINGS)
+        self.replayer: Replayer = (GraphReplayer if records else Replayer)(self._step, buckets, sampling.DRAWINGS)
         self.drawn = torch.zeros(rows.capacity, dtype=torch.int64, device=rows.device)
         # A buffer is used again BUFFERS launches later. Its tokens were read long before: at most two steps are in flight.
         self._buffers = torch.zeros(BUFFERS, rows.capacity, dtype=torch.int64, pin_memory=on_gpu)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from generate.gpu import card
+
 log = logging.getLogger(__name__)
 
 # No bucket of one row: for one row torch adds biases and computes GELU in separate kernels, a hundred more in a step of
@@ -82,6 +84,7 @@ def recorded(replayer: Replayer, steps: str) -> Replayer:
     try:
         replayer.record()
     except RuntimeError as error:
-        log.warning("%s run without CUDA graphs, which is slower: %s", steps, error)
+        card.raise_if_lost(error)
+        log.warning("%s run without CUDA graphs, which is slower: %s", steps, card.first_line(error))
         return Replayer(replayer.step, replayer.buckets, *replayer.choices)
     return replayer

@@ -79,6 +79,13 @@ class GpuRunner(Runner):
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
 
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The implementation of each part that has a fast one."""
+        ways = ["graphs" if hasattr(part.replayer, "graphs") else "launched" for part in (self.decoder, self.prefill)]
+        return {"decode": self.attend.name, "prompts": self.prefill.attend.name, "layers": self.network.math.name,
+                "decode steps": ways[0], "prompt steps": ways[1]}  # fmt: skip
+
     @torch.inference_mode()
     def warm_up(self) -> bool:
         """Record the steps and compute a prompt; return whether its logits are finite, as 16 bits may overflow."""

@@ -87,6 +87,14 @@ class Sticky(Step):
     lasts = True
 
 
+class BadKernels(Sticky):
+    message = "CUDA error: an illegal memory access was encountered. An armed fault"
+    at_start: bool = False  # the model cannot even be loaded
+
+    def is_due(self, step: int, plan: Plan) -> bool:
+        return super().is_due(step, plan) and os.environ.get("EB_KERNELS") != "off"
+
+
 class Slow(Step):
     ms: float = Field(ge=0)
 
@@ -153,6 +161,7 @@ class Faults(BaseModel):
     oom_above: OutOfMemoryAbove | None = None
     oom_for: OutOfMemoryFor | None = None
     sticky: Sticky | None = None  # as a GPU that needs a new process
+    bad_kernels: BadKernels | None = None  # as sticky, but EB_KERNELS=off repairs it
     raise_in_loop: RaiseInLoop | None = None  # an exception that `except Exception` does not catch
     hang_loop: Hang | None = None
     hold_gil: HoldGil | None = None
@@ -170,9 +179,11 @@ class Faults(BaseModel):
         return sorted(self.model_fields_set)
 
     def load(self) -> None:
-        """Delay loading."""
+        """Delay loading, or fail it."""
         if self.slow_load is not None:
             time.sleep(self.slow_load.seconds)
+        if self.bad_kernels is not None and self.bad_kernels.at_start and os.environ.get("EB_KERNELS") != "off":
+            raise RuntimeError(self.bad_kernels.message)
 
     def model(self, model: Any, decode: Callable[[list[int]], str]) -> Any:
         """Return the model with the faults of steps; `decode` returns the text of a prompt."""

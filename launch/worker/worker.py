@@ -12,11 +12,13 @@ The stock gthread worker does none of that. It
 from __future__ import annotations
 
 import errno
+import itertools
 import selectors
 import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -26,13 +28,16 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from api.hooks.admission import PLACE
 from api.http.deferral import DeferredRequest
+from api.schemas.body import BODY
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
 from launch.worker.callbacks import Callbacks, Outcome
 from launch.worker.connections import ClosingConnections, peek_request, send_response
 from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
+from launch.worker.handover import Handover
 from serving.deadlines import TokenBucket
 from serving.places import Place, Places
+from serving.recovery import blames_kernels
 
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out
 REJECTIONS_PER_SECOND = 50
@@ -53,6 +58,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     _paused_until = 0.0
     _was_exhausted = False
     _needs_room = False
+    handover: Handover  # set by `gunicorn_conf.py`
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -208,6 +214,19 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Make the main thread keep or close a connection whose request has been answered."""
         self.method_queue.defer(self.finish_request, conn, Outcome(result))
 
+    def adopt(self) -> None:
+        """Answer the requests that the worker before has handed over; called in the main thread."""
+        for client, request in self.handover.receive():
+            try:
+                conn = TConn(self.cfg, client, client.getpeername(), client.getsockname())
+            except OSError:  # the client has disconnected
+                client.close()
+                continue
+            conn.init()
+            conn.parser.unreader.unread(request)
+            self.nr_conns += 1
+            self.tpool.submit(self._serve, conn)
+
     def handle_request(self, req: Any, conn: TConn) -> Any:
         """Answer a request; PENDING when its answer is not known yet. It holds no thread until then."""
         for name, value in req.headers:
@@ -221,13 +240,14 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             resp.force_close()  # the client's next connection may reach another server
         environ[PLACE] = conn.place
         exchange = DeferredRequest(self.wsgi, environ, resp.start_response)
+        send = partial(self._send, req, environ, resp)
         work = exchange.begin()
         if work is not None:
             # The completer's thread owns the connection from here on, and may have answered before this returns.
-            self._service.completer.wait(work, partial(self._complete, conn, exchange, resp))
+            self._service.completer.wait(work, partial(self._complete, conn, exchange, resp, send))
             return PENDING
         try:
-            unsent = exchange.answer(partial(send_response, resp))
+            unsent = exchange.answer(send)
         except OSError:  # of the client's socket: gunicorn handles it
             raise
         except Exception:
@@ -235,16 +255,30 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 raise
             self.log.exception("a response failed after it began")  # a second response would corrupt it
             return False
+        if unsent is None:
+            return PENDING
         if unsent:
             conn.sock.sendall(unsent)
         return not resp.should_close()
 
-    def _complete(self, conn: TConn, exchange: DeferredRequest, resp: Any) -> None:
+    def _send(self, req: Any, environ: Any, resp: Any, pieces: Iterable[bytes]) -> bytes | None:
+        """Send a response, see `send_response`; None if it is the error of fast kernels: the next engine has none."""
+        pieces = iter(pieces)
+        first = next(pieces, b"")
+        is_lost = BODY in environ and (resp.status_code == 503 or resp.response_length is None)
+        if is_lost and (engine := self._service.engine) and blames_kernels(engine.manager.recovery.fatal):
+            self.handover.keep(req, resp.sock, environ[BODY])
+            return None
+        return send_response(resp, itertools.chain([first], pieces))
+
+    def _complete(self, conn: TConn, exchange: DeferredRequest, resp: Any, send: Any) -> None:
         """Send the answer of a request that was PENDING; called in the completer's thread, which must not block."""
         if self._service.draining:
             resp.force_close()
         try:
-            unsent = exchange.answer(partial(send_response, resp))
+            unsent = exchange.answer(send)
+            if unsent is None:  # the connection stays open until this process ends
+                return
             keeps = not resp.should_close()
             if unsent:
                 self.method_queue.defer(self.tpool.submit, self._send_rest, conn, unsent, keeps)

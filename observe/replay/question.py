@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
 from typing import Any
 
 from batching import BatchingManager
@@ -19,17 +20,20 @@ ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
 class Server:
     """What a simulation must know about a server.
 
-    `served` is the name under which the manager's policy can be created again, if that is not its own name.
+    `served` is the name under which the manager's policy can be created again, if that is not its own name. If it is `late`,
+    requests reach what computes them a step after they joined. `engines` are the slots of each engine, if several serve its
+    queue.
     """
 
     def __init__(
-        self, manager: BatchingManager, recording: Recording, *, served: str = "", slots: int = 0, cost: str = ""
-    ) -> None:
+        self, manager: BatchingManager, recording: Recording, *, served: str = "", slots: int = 0, cost: str = "",
+        late: bool = False, engines: Many[int] = (),
+    ) -> None:  # fmt: skip
         self.manager = manager
         self.recording = recording
         self.slots = slots or manager.max_batch_size
         self._first = (manager.policy_name, served or manager.policy_name)
-        self._cost = cost
+        self._cost, self._late, self._engines = cost, late, list(engines)
 
     def question(self, requests: Iterable[Served], more: Iterable[str] = (), **ask: Any) -> Iterator[str]:
         """Yield the lines of a question: the requests and measured steps, then `more`, then the question itself."""
@@ -57,4 +61,6 @@ class Server:
             "machine": [self.slots, manager.max_tokens_per_step, *kv, drafts],
             "sigma": self.recording.mean_gap(),
             "cost": self._cost,
+            "late": self._late,
+            "engines": self._engines,
         }

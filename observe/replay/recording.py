@@ -84,7 +84,9 @@ class Recording:
         self._measured = {True: -1.0, False: -1.0}  # when, by whether requests joined in the step
         self._stretches = Stretches(MAX_STRETCHES)
         self._gaps: deque[float] = deque(maxlen=STEPS_PER_SIZE)
-        self._ended: float | None = None  # when the last step ended, if requests stayed in the batch
+        self._ended: dict[
+            tuple[int, int] | None, float
+        ] = {}  # by engine: when its last step ended, if requests stayed in it
         self._is_blind = False
 
     def on_arrival(self, inference: Inference) -> None:
@@ -120,10 +122,10 @@ class Recording:
             self.policy = iteration.policy
             self._done.clear()
             self._stretches.kept.clear()
-        if self._ended is not None:
-            self._gaps.append(max(0.0, iteration.t - self._ended))
-        stays = len(iteration.members) > len(iteration.left)
-        self._ended = iteration.t + iteration.seconds if stays else None
+        if (ended := self._ended.pop(iteration.rows, None)) is not None:
+            self._gaps.append(max(0.0, iteration.t - ended))
+        if len(iteration.members) > len(iteration.left):
+            self._ended[iteration.rows] = iteration.t + iteration.seconds
         self._stretches.add(iteration)
         computed = {member.id: member.computed for member in iteration.members} if iteration.drafts else {}
         for id, drafted, accepted in iteration.drafts:

@@ -27,7 +27,8 @@ import numpy as np
 from costs.cost import Cost, Host
 from scheduling.sequence import Sequence
 from simulate.best.clairvoyant import Again
-from simulate.simulator import Run, simulate
+from simulate.fleet.instances import serve
+from simulate.simulator import Run
 
 PARTS = ("wait_ms", "run_ms")
 MOST_REQUESTS = 400  # of a run in which each is left out once
@@ -109,14 +110,14 @@ def of(
     `again` makes a fresh scheduler and all requests; `run` is the run of all of them, if it is known. `progress` is called
     with the number of requests that were left out. A request that a replay does not answer has no blame from it.
     """
-    everyone = run or simulate(*again(), cost, host)
+    everyone = run or serve(*again(), cost, host)
 
     def times(ids: Collection[str]) -> dict[str, np.ndarray]:
         """Return the seconds of both parts of each request when these requests are the only ones."""
         served = everyone
         if len(ids) < len(everyone.sequences):
             scheduler, sequences = again()
-            served = simulate(scheduler, [seq for seq in sequences if seq.id in ids], cost, host)
+            served = serve(scheduler, [seq for seq in sequences if seq.id in ids], cost, host)
         return {seq.id: parts_of(seq) for seq in served.done}
 
     together_in: dict[str, set[str]] = {}  # by request: the ids of its busy period

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from client.flags import base_url
+from client.send import ask
 from costs import cost as costs
 from simulate.commands.arguments import Sections, pairs
-from simulate.engines import ask, known
+from simulate.engines import known
 from simulate.engines.known import Kind
 from simulate.fitting import fit as fitting
 from simulate.fitting.fitted import Fitted, measured, save

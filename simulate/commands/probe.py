@@ -11,13 +11,13 @@ import numpy as np
 from rich.console import Console
 
 from client.flags import TIMEOUT, base_url
+from client.send import ask
 from client.send.dialects import APIS, Dialect
 from client.send.target import KeyRefused, ServerUnreachable, Target, fetch_context
 from client.send.target import known as with_model
 from client.workloads.corpus import USUAL_CONTEXT
 from simulate.commands.arguments import Sections
 from simulate.commands.fit import fit, report
-from simulate.engines import ask
 from simulate.engines import known as engines
 from simulate.fitting.fitted import save
 from simulate.fitting.probe import Phase, Probe, plan

@@ -79,12 +79,12 @@ class Fleet:
     """The replicas and the events. Each replica has the cost and the host overheads of an engine of its own.
 
     `gaps` says whether the times between tokens are kept, 8 bytes for each token. `names` are those of the replicas, by
-    which `session-sticky` sorts sessions.
+    which `session-sticky` sorts sessions. With `records`, the result has the Iteration of each step, in the order of their ends.
     """
 
     def __init__(
         self, schedulers: Iterable[Scheduler], cost: Cost, host: Host | None = None, *, gaps: bool = True,
-        names: Many[str] = (),
+        names: Many[str] = (), records: bool = False,
     ) -> None:  # fmt: skip
         self._names = names
         self.host = host or Host()
@@ -98,6 +98,7 @@ class Fleet:
         self._numbers: dict[Sequence, int] = {}  # of the requests inside, in order of arrival
         self.result = FleetRun("", [], self.host)
         self._gaps = self.result.gaps if gaps else None
+        self._records = self.result.iterations if records else None
         for scheduler in schedulers:
             self.pool.join(self.start(scheduler, 0.0))
 
@@ -109,7 +110,7 @@ class Fleet:
     def start(self, scheduler: Scheduler, now: float) -> Replica:
         """Return a new replica, which costs something from now on and gets no requests yet."""
         number = len(self.replicas)
-        replica = Replica(number, scheduler, self._cost, self.host, self._gaps)
+        replica = Replica(number, scheduler, self._cost, self.host, self._gaps, self._records)
         replica.since = now
         if number < len(self._names):
             replica.name = self._names[number]

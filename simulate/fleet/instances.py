@@ -1,7 +1,7 @@
 """Engines that serve one queue, as the instances of a model in Triton do: an idle one takes the next batch.
 
-There is no router, and one policy for all, which must be closed: what it remembers belongs to the queue, not to a batch. With
-its `preserve_ordering`, an answer waits until all earlier requests have theirs; its engine does not.
+There is no router, and one policy for all: what it remembers belongs to the queue, not to a batch. Without records it must be
+closed, since a request that arrives ends no stretch of equal steps. With its `preserve_ordering`, an answer waits until all earlier requests have theirs; its engine does not.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from scheduling.sequence import Sequence
 from simulate.fleet.fleet import Asks, Fleet, Pool
 from simulate.fleet.fleet_run import FleetRun
 from simulate.fleet.replica import Replica
+from simulate.simulator import Run, simulate
 
 
 class Instances(Fleet):
     """Engines with one queue."""
 
     def __init__(
-        self, schedulers: Iterable[Scheduler], cost: Cost, host: Host | None = None, *, gaps: bool = True
+        self,
+        schedulers: Iterable[Scheduler],
+        cost: Cost,
+        host: Host | None = None,
+        *,
+        gaps: bool = True,
+        records: bool = False,
     ) -> None:
-        first, *others = schedulers
-        for other in others:
-            other.share_queue(first)
-        super().__init__([first, *others], cost, host, gaps=gaps)
+        first = together(schedulers)
+        super().__init__(first.sharing, cost, host, gaps=gaps, records=records)
         self._ordered = getattr(first.policy, "preserve_ordering", False)
         self._done: dict[Sequence, bool] = {}  # for each request inside: whether it has its answer
 
@@ -60,3 +65,26 @@ class Instances(Fleet):
                 seq.finished_at = self.result.ended
             del self._done[seq]
             self.answer(replica, seq)
+
+
+def together(schedulers: Iterable[Scheduler]) -> Scheduler:
+    """Let schedulers share the queue of the first, unless they do already; return that one."""
+    first, *others = schedulers
+    for other in others:
+        if other not in first.sharing:
+            other.share_queue(first)
+    return first
+
+
+def serve(
+    scheduler: Scheduler, arrivals: Iterable[Sequence], cost: Cost, host: Host | None = None, *, records: bool = False
+) -> Run:
+    """Serve all arrivals as `simulate` does, by all schedulers on this one's queue."""
+    if len(scheduler.sharing) == 1:
+        return simulate(scheduler, arrivals, cost, host, records=records)
+    sequences = list(arrivals)
+    run = Instances(scheduler.sharing, cost, host, records=True).run(sequences)
+    run.sequences = sequences
+    for number, record in enumerate(run.iterations, 1):
+        record.n = number  # those of each engine are numbered from 1
+    return run

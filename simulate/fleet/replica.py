@@ -14,7 +14,7 @@ from costs.cost import Cost, Host
 from fleet.autoscalers import Load
 from scheduling.driver import tokens_due
 from scheduling.fast_forward import fast_forward, identical_steps_ahead
-from scheduling.iteration import Plan
+from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.simulator import FRUITLESS, asks_forever
@@ -22,12 +22,13 @@ from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
 
 
 class Replica:
-    """A scheduler on the fleet's clock. Where `gaps` is given, the times between tokens are appended to it."""
+    """A scheduler on the fleet's clock. Times between tokens and records of steps are appended to `gaps` and `records`, if given."""
 
     def __init__(
-        self, number: int, scheduler: Scheduler, cost: Cost, host: Host, gaps: array[float] | None = None
-    ) -> None:
-        scheduler.record = False
+        self, number: int, scheduler: Scheduler, cost: Cost, host: Host, gaps: array[float] | None = None,
+        records: list[Iteration] | None = None,
+    ) -> None:  # fmt: skip
+        scheduler.record = records is not None
         self.number = number
         self.name = f"replica-{number}"
         self.scheduler = scheduler
@@ -36,7 +37,7 @@ class Replica:
         self.steps = self.batches = 0
         self.busy = 0.0
         self.since, self.until = 0.0, math.inf  # when it began to cost something, and when it was gone
-        self._cost, self._host, self._gaps = cost, host, gaps
+        self._cost, self._host, self._gaps, self._records = cost, host, gaps, records
         self._plan: Plan | None = None
         self._ends: list[float] = []
         self._seconds: list[float] = []
@@ -61,7 +62,7 @@ class Replica:
             return False
         self._fruitless = 0
         self.batches += bool(plan.joined)
-        most = identical_steps_ahead(self.scheduler, plan)
+        most = identical_steps_ahead(self.scheduler, plan) if self._records is None else 1
         if most > 1:
             self._ends, self._seconds = step_ends(self._cost, self._host, plan, now, most)
         else:
@@ -101,7 +102,10 @@ class Replica:
         self.busy += self._seconds[0]
         inside = self.scheduler.running[:]
         self._plan, self._ends = None, []
-        if not self.scheduler.commit(plan, outputs, now).left:
+        record = self.scheduler.commit(plan, outputs, now)
+        if self._records is not None:
+            self._records.append(record)
+        if not record.left:
             return []
         return [seq for seq in inside if seq.state == "finished" and seq.finished_at == now]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from client.places import NAN
 from simulate.logs.log import Log, Note, Request
-from simulate.places import NAN
 
 FEWEST, FEW = 3, 20  # whole answers: fewer are refused; fewer make the intervals wider
 SLACK = 1e-4  # seconds by which rounded times may contradict each other

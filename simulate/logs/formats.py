@@ -1,6 +1,6 @@
 """The formats of logs: how a file is opened, and where it has the fields of a request. A further one is an entry of FORMATS.
 
-A place is as in `simulate/places.py`, with a factor that makes it seconds. Beside the fields of `Request`, `ttft`, `e2e` and `gaps`
+A place is as in `client/places.py`, with a factor that makes it seconds. Beside the fields of `Request`, `ttft`, `e2e` and `gaps`
 (between chunks) are seconds after `base`, or after `sent` without one.
 """
 
@@ -12,10 +12,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from client.places import find, number
 from client.report import store
 from simulate.logs import steps
 from simulate.logs.log import Note, Request
-from simulate.places import find, number
 
 Row = Mapping[str, Any]
 Opened = tuple[Iterable[Row], Row]  # objects that describe requests; settings of the server, and `notes`

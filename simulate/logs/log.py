@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulate.places import NAN
+from client.places import NAN
 from simulate.trace import Seen, Trace
 
 PAGE = 16  # tokens, where the log does not say

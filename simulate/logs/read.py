@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from client.send import ask
 from client.send.target import Target
-from simulate.engines import ask
 from simulate.logs.checks import checked
 from simulate.logs.formats import FORMATS, PROBE, WHAT_IF
 from simulate.logs.log import Log

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from costs.drafting import Recorded, RecordedDrafter
@@ -52,16 +52,28 @@ class Observed:
         trace = Trace([Seen(*row) for row in rows["requests"]])
         timed = [(Step(*row[:-1]), row[-1]) for row in rows["steps"]]
         cost, host, basis = law(timed, ask["sigma"], ask["cost"])
+        host = replace(host, late=ask.get("late", False))
         slots, tokens_per_step, pages, page_size, drafts = ask["machine"]
 
         def speculator() -> Speculator | None:
             drafter = RecordedDrafter({str(i): Recorded.of(seen.drafts) for i, seen in enumerate(trace.seen)})
             return None if drafts == 0 else Speculator(drafter, drafts)
 
-        engine = Engine(slots, tokens_per_step, pages * page_size, page_size, speculator=speculator)
+        engine = Engine(
+            slots,
+            tokens_per_step,
+            pages * page_size,
+            page_size,
+            speculator=speculator,
+            engines=tuple(ask.get("engines", ())),
+        )
         served = Chosen(*ask["served"])
         scenario = Scenario((served,), engine, cost, host, trace, (served.policy(slots),))
-        stretches = [Stretch(*row) for row in rows.get("stretches", ())]
+        stretches = sorted((Stretch(*row) for row in rows.get("stretches", ())), key=lambda stretch: stretch.t)
+        if engine.engines:  # each has numbered its own
+            number = 1
+            for stretch in stretches:
+                stretch.n, number = number, number + stretch.steps
         return cls(scenario, timed, basis, ask["cost"], rows.get("ids", []), stretches)
 
 

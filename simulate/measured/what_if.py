@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,9 +49,14 @@ def slowness(scenario: Scenario[Trace], steps: Many[Stretch]) -> float:
     for step in steps:
         taken += step.ended - step.t
         simulated += seconds_of(step, scenario.cost, padded) + step.steps * scenario.host.sigma
-    for step, later in pairwise(steps):
+    last: dict[int, Stretch] = {}  # by engine
+    for later in steps:
+        engine = later.rows[0] if later.rows else 0
+        step, last[engine] = last.get(engine, later), later
         between = later.t - step.ended
-        if len(step.first_members()) > len(step.left) or (step.queue and between < LONGEST_WAKE):
+        if step is not later and (
+            len(step.first_members()) > len(step.left) or (step.queue and between < LONGEST_WAKE)
+        ):
             taken += between
     return taken / simulated if simulated else 1.0
 
@@ -87,13 +91,18 @@ def as_it_was(server: Observed) -> Scenario[Trace]:
     have slowed any policy. A burst would begin with a batch of one request if an idle loop did not take a moment to wake.
     """
     scenario, trace = server.scenario, server.scenario.rows.seen
-    at = seen((one.at for one in trace), ((step.t, step.ended) for step in server.stretches), LONGEST_WAKE)
+    steps = (
+        [] if scenario.engine.engines else server.stretches
+    )  # several engines share a loop that is never between steps
+    at = seen((one.at for one in trace), ((step.t, step.ended) for step in steps), LONGEST_WAKE)
     scenario = replace(scenario, rows=Trace([one._replace(at=time) for one, time in zip(trace, at)]))
     return scenario if server.cost else slowed(scenario, slowness(scenario, server.stretches))
 
 
 def bound(scenario: Scenario[Trace]) -> dict[str, Any] | None:
     """Return how far the served policy is from the lower bound of the mean latency, as simulated; None without a bound."""
+    if scenario.engine.engines:
+        return None
     again = partial(scenario.fresh, *scenario.policies)
     scheduler, sequences = again()
     run = simulate(scheduler, sequences, scenario.cost, scenario.host)
@@ -232,7 +241,8 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
         error = {name: again[name] / real[name] - 1 for name in COMPARED}
     return {
         "served": scenario.asked[0].name,
-        "slots": scenario.engine.slots,
+        "slots": sum(scenario.engine.engines) or scenario.engine.slots,
+        "engines": len(scenario.engine.engines) or 1,
         "requests": [
             {"id": id, "t": round(one.at - zero, 6), "prompt_tokens": one.prompt, "output_tokens": one.tokens}
             for id, one in zip(ids, trace.seen)

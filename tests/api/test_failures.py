@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_loaded_is_said_and_not_waited_for(
 ) -> None:
     app = create_app(Config(model=str(tmp_path)))
     failed: list[bool] = []
-    thread = start(app, on_failure=lambda: failed.append(True))
+    thread = start(app, on_failure=lambda error: failed.append(True))
     assert start(app) is thread
     thread.join()
     assert failed == [True]

@@ -119,7 +119,7 @@ def master_has_begun(server: Watched) -> bool:
     """Whether the master has closed its listening socket: until then a second signal could be one with the first."""
     folder = Path(f"/proc/{server.process.pid}/fd")
     try:
-        return not any(os.readlink(fd).startswith("socket:") for fd in folder.iterdir())
+        return sum(os.readlink(fd).startswith("socket:") for fd in folder.iterdir()) == 2  # those of `Handover`
     except FileNotFoundError:  # a file was closed between its listing and its reading: look again
         return False
 

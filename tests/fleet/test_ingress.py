@@ -33,23 +33,55 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingress, "PAUSE_SECONDS", 0.01)
 
 
-def test_a_request_and_its_answer_pass_unchanged() -> None:
+def test_a_request_and_its_answer_pass_unchanged_but_for_the_host() -> None:
+    own: list[str] = []
+
     async def echo(request: web.Request) -> web.Response:
-        seen = {"method": request.method, "path": request.raw_path, "host": request.headers["Host"],
+        seen = {"method": request.method, "path": request.raw_path, "own_host": request.headers["Host"] == own[0],
                 "own": request.headers["X-Own"], "body": (await request.read()).decode()}  # fmt: skip
         return web.json_response(seen, status=418, headers={"X-Request-Id": "r-1", "Set-Cookie": "a=b"})
 
     async def test(front: Front) -> None:
+        own.append(front.ingress.fleet.replicas[0].url[7:])  # type: ignore[attr-defined]
         url = front.url + "/v1/some%2Fpath?x=%20y"
         async with front.session.put(url, data=b"{bad", headers={"X-Own": "1"}) as answer:
             seen = await answer.json()
             assert answer.status == 418
             assert (answer.headers["X-Request-Id"], answer.headers["X-Replica"]) == ("r-1", "a")
         assert seen == {
-            "method": "PUT", "path": "/v1/some%2Fpath?x=%20y", "host": front.url[7:], "own": "1", "body": "{bad",
+            "method": "PUT", "path": "/v1/some%2Fpath?x=%20y", "own_host": True, "own": "1", "body": "{bad",
         }  # fmt: skip
 
     behind(test, echo)
+
+
+def test_a_long_answer_passes_in_pieces_and_is_cut_where_its_replica_breaks() -> None:
+    async def half(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "2000"})
+        await answer.prepare(request)
+        await answer.write(b"[" + b"1," * 499 + b"1")
+        await asyncio.sleep(0.2)
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    async def test(front: Front) -> None:
+        async with front.session.post(front.url + "/inference", json=ASK) as answer:
+            assert (answer.status, await answer.content.readexactly(1000)) == (200, b"[" + b"1," * 499 + b"1")
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+
+    behind(test, half, says(GOOD))
+
+
+def test_only_trusted_hosts_are_answered() -> None:
+    async def test(front: Front) -> None:
+        front.ingress.hosts = ["fleet.example", "127.0.0.1"]
+        assert (await front.post("/inference", ASK, Host="fleet.example"))[0] == 200
+        status, body = await front.post("/inference", ASK, Host="evil.example")
+        assert (status, "--trusted-hosts" in json.loads(body)["error"]["message"]) == (400, True)
+
+    behind(test, says(GOOD))
 
 
 def test_a_stream_passes_event_by_event() -> None:

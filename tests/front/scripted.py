@@ -81,6 +81,8 @@ class Scripted:
             return web.Response(text="<html>bad gateway</html>", content_type="text/html", status=502)
         if fault == "redirect":
             return web.Response(status=307, headers={"Location": "http://10.0.0.1/"})
+        if fault == "echo":
+            return web.Response(status=401, headers={"X-Echo": request.headers.get("Authorization", "")})
         if fault == "close" or self.closes_next:
             self.closes_next = False
             assert request.transport is not None
@@ -112,8 +114,8 @@ class Scripted:
         if not asks.get("stream"):
             for i in range(count):
                 await tokens.get()
-                if fault == "cut" and i == 1:
-                    return await self._cut(request)
+                if fault in ("cut", "cuthang") and i == 1:
+                    return await self._cut(request, hangs=fault == "cuthang")
             usage = {"prompt_tokens": 7, "completion_tokens": count}
             return web.json_response({"choices": [{"message": {"content": "t " * count}}], "usage": usage})
         if request.path.startswith("/api/"):
@@ -155,10 +157,12 @@ class Scripted:
         await response.write_eof()
         return response
 
-    async def _cut(self, request: web.Request) -> web.StreamResponse:
+    async def _cut(self, request: web.Request, hangs: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "1000"})
         await response.prepare(request)
         await response.write(b'{"choices": ')
+        if hangs:
+            await asyncio.sleep(1000)
         assert request.transport is not None
         request.transport.close()
         return response
@@ -256,10 +260,11 @@ async def scripted(slots: int, step: float, port: int = 0) -> AsyncIterator[Scri
 
 @asynccontextmanager
 async def queueing(
-    upstreams: list[Scripted], policy: str, slots: int, settings: Settings, options: dict[str, Any]
+    upstreams: list[Scripted], policy: str, slots: int | tuple[int, ...], settings: Settings, options: dict[str, Any]
 ) -> AsyncIterator[Front]:
-    sites = Sites([Site(f"u{i}", upstream.url, slots) for i, upstream in enumerate(upstreams)])
-    config = Config(policy=policy, host="127.0.0.1", max_batch_size=sites.slots, **options)
+    each = slots if isinstance(slots, tuple) else (slots,) * len(upstreams)
+    sites = Sites([Site(f"u{i}", one.url, own) for i, (one, own) in enumerate(zip(upstreams, each))])
+    config = Config(policy=policy, host="127.0.0.1", max_batch_size=sites.most, **options)
     queue = Queue(config, sites, settings)
     sock = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -281,14 +286,15 @@ async def connected(front: Front) -> AsyncIterator[tuple[asyncio.StreamReader, a
 
 
 def before(
-    test: Callable[[Front], Awaitable[None]], policy: str = "dynamic", *, slots: int = 1, step: float = 0.005,
+    test: Callable[[Front], Awaitable[None]], policy: str = "dynamic", *, slots: int | tuple[int, ...] = 1, step: float = 0.005,
     count: int = 1, settings: Settings = USUAL, **options: Any,
 ) -> None:  # fmt: skip
     """Run a test with a queue in front of scripted upstreams."""
 
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            upstreams = [await stack.enter_async_context(scripted(slots, step)) for _ in range(count)]
+            most = slots if isinstance(slots, int) else max(slots)
+            upstreams = [await stack.enter_async_context(scripted(most, step)) for _ in range(count)]
             await test(await stack.enter_async_context(queueing(upstreams, policy, slots, settings, options)))
 
     run_async(asyncio.wait_for(run(), 20))

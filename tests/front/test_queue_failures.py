@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import json
+import tracemalloc
 
+import aiohttp
 import pytest
 from scripted import CHAT, Answer, Front, before, connected, queueing, scripted
 
@@ -116,10 +120,12 @@ def test_an_answer_in_ollamas_dialect_is_counted_and_its_errors_are_lines_of_it(
     before(test)
 
 
-def test_a_body_with_a_length_that_breaks_is_taken_for_whole_by_nobody() -> None:
+@pytest.mark.parametrize("fault", ["cut", "cuthang"])
+def test_a_body_with_a_length_that_breaks_or_stops_is_taken_for_whole_by_nobody(fault: str) -> None:
     async def test(front: Front) -> None:
-        answer = await front.ask(fault="cut", stream=False, **ONE)
+        answer = await front.ask(fault=fault, stream=False, **ONE)
         assert answer.error
+        assert (await front.ask(**ONE)).status == 200
         await front.until(lambda: front.idle)
 
     before(test)
@@ -197,11 +203,16 @@ def test_the_limits_on_time_hold_in_the_queue_and_in_the_middle_of_an_answer() -
     before(test, queue_timeout=0.3, request_timeout=0.8)
 
 
-def test_a_large_answer_passes_in_pieces() -> None:
+def test_an_answer_of_100_mb_passes_in_pieces() -> None:
     async def test(front: Front) -> None:
-        answer = await front.ask(fault="big", pieces=8, stream=False)
-        assert len(answer.text) == 8 << 20
-        assert front.queue.manager.running <= 1
+        tracemalloc.start()
+        try:
+            async with front.session.post(front.url + CHAT, json={"fault": "big", "pieces": 100}) as answer:
+                size = sum([len(piece) async for piece in answer.content.iter_any()])
+            assert size == 100 << 20
+            assert tracemalloc.get_traced_memory()[1] < 24 << 20  # of upstream, queue and client
+        finally:
+            tracemalloc.stop()
 
     before(test)
 
@@ -257,7 +268,49 @@ def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back() -> No
             if i % 8 < 3:
                 assert answer.status == 200
         await front.until(lambda: front.idle)
-        assert not front.queue.upstream._turns
+        assert not front.queue.manager._turns
         assert [site.open for site in front.queue.sites.all] == [0, 0]
 
     before(test, "dynamic+vtc", count=2, slots=4, step=0.001, settings=Settings(idle=5.0))
+
+
+def test_an_upstream_that_is_killed_and_comes_back_loses_only_what_it_was_computing() -> None:
+    async def run() -> None:
+        async with (
+            scripted(4, 0.005) as alive,
+            contextlib.AsyncExitStack() as first,
+            contextlib.AsyncExitStack() as second,
+        ):
+            killed = await first.enter_async_context(scripted(4, 0.005))
+            port = int(killed.url.rpartition(":")[2])
+            async with queueing([alive, killed], "dynamic+vtc", 4, Settings(idle=5.0), {}) as front:
+
+                async def one(i: int) -> str:
+                    body = {"messages": [], "tag": i, "user": "ab"[i % 2], "stream": i % 3 > 0, "max_tokens": 3 + i % 9}
+                    try:
+                        async with front.session.post(front.url + CHAT, json=body) as answer:
+                            text = b""
+                            async for piece in answer.content.iter_any():
+                                text += piece
+                                await asyncio.sleep(0.005 * (i % 10 == 3))  # a slow reader
+                                if i % 10 == 1:
+                                    return "left"
+                    except aiohttp.ClientError:
+                        return "cut"
+                    is_whole = text.endswith(b"data: [DONE]\n\n" if body["stream"] else b"}")
+                    return "whole" if answer.status == 200 and is_whole and b'"error"' not in text else "failed"
+
+                asked = [asyncio.create_task(one(i)) for i in range(200)]
+                await front.until(lambda: len(killed.seen) > 20)
+                await first.aclose()
+                await asyncio.sleep(0.3)
+                back = await second.enter_async_context(scripted(4, 0.005, port))
+                outcomes = collections.Counter(await asyncio.gather(*asked))
+                assert outcomes["left"] == 20
+                assert outcomes["cut"] + outcomes["failed"] <= 4  # the slots of the killed one
+                assert outcomes.total() == 200
+                assert back.seen
+                await front.until(lambda: front.idle)
+                assert [site.open for site in front.queue.sites.all] == [0, 0]
+
+    run_async(asyncio.wait_for(run(), 30))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -74,6 +77,31 @@ def test_an_upstream_that_tells_its_slots_gets_one_more(monkeypatch: pytest.Monk
     assert (plan.sites.slots, plan.config.policy, plan.notes) == (5, "dynamic", ())
 
 
+@pytest.mark.parametrize(
+    ("path", "answer", "slots"),
+    [
+        ("/props", {"total_slots": 4}, 5),
+        ("/stats", {"policy": "dynamic", "engine": {"max_batch_size": 8}}, 9),
+        ("/server_info", {"max_running_requests": 48, "max_total_num_tokens": 9}, 49),
+        ("/props", {"total_slots": "many"}, options.UNKNOWN_SLOTS),
+    ],
+)
+def test_an_upstream_is_asked_for_its_slots_in_the_way_of_its_kind(path: str, answer: Any, slots: int) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == path else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        plan = options.parse(["--upstream", f"http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+    assert plan.sites.slots == slots
+
+
 @pytest.mark.parametrize(("words", "policy"), [([], "adaptive"), (["dynamic+sjf"], "dynamic+sjf")])
 def test_slots_that_nobody_tells_are_found_by_adaptive(
     monkeypatch: pytest.MonkeyPatch, words: list[str], policy: str
@@ -109,7 +137,7 @@ def test_the_command_serves_until_it_is_told_to_end_though_a_page_is_open() -> N
     command = [sys.executable, "-m", "front", "dynamic+vtc", *URL, "--slots", "2", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_until(lambda: answers(f"http://127.0.0.1:{port}/ready") or process.poll() is not None)
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health/live") or process.poll() is not None)
             page = urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=5)
         finally:
             process.send_signal(signal.SIGTERM)

@@ -150,6 +150,31 @@ def test_a_policy_that_means_something_else_there_is_refused_with_a_sentence(ord
     before(test)
 
 
+@pytest.mark.parametrize(
+    ("policy", "named", "unnamed"),
+    [("dynamic+srp", "vtc-pred", "srpt"), ("mine.py", "./eb queue mine.py", "./server.sh")],
+)
+def test_an_unknown_policy_is_refused_with_what_a_queue_offers(policy: str, named: str, unnamed: str) -> None:
+    async def test(front: Front) -> None:
+        body = f'{{"policy": "{policy}"}}'.encode()
+        answer = await front.send("PUT", "/policy", {"Content-Type": "application/json"}, body)
+        assert answer.status == 400
+        assert named in answer.text
+        assert unnamed not in answer.text
+
+    before(test)
+
+
+def test_more_answers_at_once_than_there_are_slots_are_refused() -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(n=3, max_tokens=2)
+        assert (answer.status, front.upstream.seen) == (400, [])
+        assert "n up to 2" in answer.text
+        assert (await front.ask(n=2, max_tokens=2)).status == 200
+
+    before(test, slots=2)
+
+
 def test_a_policy_that_raises_gives_way_to_dynamic_and_no_request_is_lost() -> None:
     async def test(front: Front) -> None:
         policy = front.queue.manager.policy

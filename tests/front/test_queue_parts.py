@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from front.asked import Allowance, Overhead, asked, pieces
+from front.asked import Allowance, Means, asked, pieces
 from front.counted import LARGEST, Counter
 from front.sites import LONGEST_REST, REST_SECONDS, retry_after
 
@@ -80,6 +80,40 @@ def test_the_counts_do_not_depend_on_how_bytes_are_cut(kind: str, body: bytes, t
         assert found == counter.tokens == tokens
 
 
+def stream(texts: list[str], told: int | None = None) -> list[bytes]:
+    """Return the events of a stream, with the count at its end."""
+    events: list[dict[str, Any]] = [{"choices": [{"delta": {"content": text}}]} for text in texts]
+    events += [{"choices": [], "usage": {"completion_tokens": told}}] if told else []
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
+
+
+def test_several_tokens_in_an_event_are_counted_by_the_length_of_tokens_in_earlier_answers() -> None:
+    first = Counter("text/event-stream", 200)
+    counts = [first.feed(event) for event in stream(["abcd efgh "] * 10, told=20)]
+    assert counts == [*[1] * 10, 10]
+    assert first.token_length == 5
+    later = Counter("text/event-stream", 200, first.token_length)
+    for event in stream(["abcd efgh "] * 10):
+        later.feed(event)
+    assert later.tokens == 16  # rather too few than too many: what has passed cannot be taken back
+    assert later.end() == 4
+    assert later.feed(stream([], told=21)[0]) == 1
+
+
+def test_the_count_of_an_upstream_wins_over_the_length_of_its_text() -> None:
+    counter = Counter("text/event-stream", 200, token_length=5)
+    for event in reversed(stream(["a long piece of text"], told=2)):
+        counter.feed(event)
+    assert (counter.tokens, counter.end()) == (2, 0)
+
+
+def test_a_stream_with_a_token_in_each_event_teaches_nothing() -> None:
+    counter = Counter("text/event-stream", 200)
+    for event in stream(["a long piece of text"] * 10, told=10):
+        counter.feed(event)
+    assert (counter.tokens, counter.token_length) == (10, None)
+
+
 def test_a_huge_answer_is_not_kept() -> None:
     counter = Counter("application/json", 200)
     for _ in range(8):
@@ -103,7 +137,7 @@ def test_a_pause_that_an_upstream_asks_for_has_bounds(text: str, seconds: float)
 
 
 def test_the_length_of_a_chat_template_is_learned() -> None:
-    overhead = Overhead()
+    overhead = Means()
     for _ in range(50):
         overhead.learn("m", 12)
     assert (overhead.of("m"), overhead.of("other")) == (12, 0)

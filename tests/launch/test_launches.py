@@ -203,11 +203,11 @@ def test_the_doctor_has_a_line_for_each_check_and_a_remedy_for_each_failure(
         port = other.getsockname()[1]
         assert not doctor.examine(Config(model="/nowhere", host="127.0.0.1", port=port))
     sick = capsys.readouterr().out.splitlines()
-    names = ["python", "torch", "device", "compiler", "disk", "open files", "port", "weights", "tokenizer"]
+    names = ["python", "torch", "gpu", "device", "compiler", "disk", "open files", "port", "weights", "tokenizer"]
     for lines in (healthy, sick):
         assert [line[4:16].strip() for line in lines] == names
     assert {line[:4] for line in healthy} == {"ok  "}
-    assert [line[4:16].strip() for line in sick if line.startswith("NO ")] == names[6:]
+    assert [line[4:16].strip() for line in sick if line.startswith("NO ")] == names[7:]
     assert all(re.search(r"\. .*(Stop|Use)", line) for line in sick if line.startswith("NO "))
 
 

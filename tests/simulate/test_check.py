@@ -148,9 +148,9 @@ def test_a_planted_fault_is_caught(name: str) -> None:
 
 def test_pages_that_the_scheduler_gives_back_twice_are_noticed() -> None:
     class Twice(Scheduler):
-        def _vacate(self, leaving):
+        def vacate(self, leaving):
             pages = [list(seq.pages) for seq in leaving]
-            super()._vacate(leaving)
+            super().vacate(leaving)
             for freed in pages if self.pages else ():
                 self.pages.release(freed)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from client.send import ask
 from costs.cost import Affine, Host
 from scheduling.sequence import Sequence
-from simulate.engines import ask, known
+from simulate.engines import known
 from simulate.laws.check import check
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
@@ -261,6 +262,8 @@ SGLANG = {
         ({"/metrics": METRICS, "/version": {"version": "0.19.0"}, "/v1/models": {"data": [{"id": "m", "max_model_len": 4096}]}},
          {"engine": "vllm", "kv_tokens": 2588 * 16, "page_size": "16", "prefix_cache": "True", "version": "0.19.0", "model": "m",
           "context": 4096}),
+        ({"/metrics": METRICS, "/server_info?config_format=json": {"vllm_config": {"scheduler_config": {"max_num_seqs": 96}}}},
+         {"engine": "vllm", "kv_tokens": 2588 * 16, "page_size": "16", "prefix_cache": "True", "slots": 96}),
         ({"/metrics": METRICS},
          {"engine": "vllm", "kv_tokens": 2588 * 16, "page_size": "16", "prefix_cache": "True"}),
         ({"/get_server_info": SGLANG},

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from client.places import NAN
 from client.report import store
 from costs.cost import Affine
 from scheduling.sequence import Sequence
@@ -21,7 +22,6 @@ from simulate.logs.formats import FORMATS
 from simulate.logs.log import Request
 from simulate.logs.read import read
 from simulate.measured.lanes import records, stretches
-from simulate.places import NAN
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import simulate
 from tests.support import ROOT

@@ -52,7 +52,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         "report": lambda console, fit: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(f"simulate.commands.probe.{name}", function)
-    monkeypatch.setattr("simulate.engines.ask.facts", lambda url, key: {"page_size": 16})
+    monkeypatch.setattr("client.send.ask.facts", lambda url, key: {"page_size": 16})
     monkeypatch.chdir(tmp_path)
     return logs
 

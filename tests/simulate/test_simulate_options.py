@@ -334,7 +334,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, result in {"read": None, "fetch_context": None, "fit": None, "save": None, "report": None}.items():
         monkeypatch.setattr(f"simulate.commands.probe.{name}", lambda *given, result=result: result)
     monkeypatch.setattr("simulate.commands.probe.Probe", Load)
-    monkeypatch.setattr("simulate.engines.ask.facts", lambda url, key: {"slots": 7, "version": key})
+    monkeypatch.setattr("client.send.ask.facts", lambda url, key: {"slots": 7, "version": key})
     for name, result in {"fit": fit, "report": None, "save": None, "compare": []}.items():
         function = result if callable(result) else lambda *given, result=result: result
         monkeypatch.setattr(f"simulate.commands.fit.{name}", function)

@@ -260,3 +260,13 @@ def test_an_idle_loop_wakes_with_all_requests_that_came_meanwhile() -> None:
 
     assert first(Host()) == pytest.approx([6.0, 7.0])
     assert first(Host(wake=0.02)) == pytest.approx([6.02, 6.02])
+
+
+def test_a_request_that_joins_others_late_misses_a_step() -> None:
+    def ends(host: Host) -> list[float | None]:
+        arrivals = [Sequence([1], 4, arrived_at=0.0), Sequence([2], 1, arrived_at=0.5)]
+        run = simulate(make_scheduler("dynamic", 2), arrivals, Affine(base=1.0), host)
+        return [seq.finished_at for seq in run.sequences]
+
+    assert ends(Host()) == [4.0, 2.0]
+    assert ends(Host(late=1)) == [4.0, 3.0]

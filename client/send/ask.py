@@ -9,8 +9,8 @@ import json
 import re
 from typing import Any
 
-from client.send.target import Target
-from simulate.places import find
+from ..places import find
+from .target import Target
 
 SGLANG = {
     "slots": "max_running_requests|internal_states/0/effective_max_running_requests_per_dp",
@@ -25,6 +25,8 @@ ENGINES: tuple[tuple[str, str, str, dict[str, str]], ...] = (
         "page_size": "engine/kv/page_size", "model": "engine/model"}),
     ("vllm", "/metrics", "vllm:cache_config_info{", {
         "kv_tokens": "num_gpu_blocks*block_size", "page_size": "block_size", "prefix_cache": "enable_prefix_caching"}),
+    # Where VLLM_SERVER_DEV_MODE is set.
+    ("vllm", "/server_info?config_format=json", "", {"slots": "vllm_config/scheduler_config/max_num_seqs"}),
     ("vllm", "/version", "", {"version": "version"}),
     ("vllm", "/v1/models", "", {"model": "data/0/id", "context": "data/0/max_model_len"}),
     ("sglang", "/server_info", '"max_total_num_tokens"', SGLANG),

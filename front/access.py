@@ -1,0 +1,32 @@
+"""The lines of a queue's access log: named as in the server's (`api/hooks/middleware.py`), and the upstream. Never texts."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from aiohttp import web
+
+from front.door import GONE
+
+
+def record(request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> dict[str, Any]:
+    """Return what is logged of a request; `notes` have `asked` once it was read, and `relay` once it was queued."""
+    asked, relay = notes.get("asked"), notes.get("relay")
+    line = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "id": request.headers.get("X-Request-Id", "")[:128], "client": asked.client if asked else request.remote,
+        "method": request.method, "route": request.path[:200], "status": status, "seconds": round(seconds, 6),
+        "bytes_in": request.content_length, **({"error": notes["error"]} if "error" in notes else {}),
+    }  # fmt: skip
+    if asked is None or relay is None:
+        return line
+    turn = relay.turn
+    seq, error = turn.inference.sequence, turn.error or turn.inference.error
+    since = (None if at is None else round(at - seq.arrived_at, 6) for at in (seq.scheduled_at, seq.first_token_at))
+    return line | {
+        "id": seq.id, "prompt_tokens": relay.prompt_tokens or len(asked.prompt), "output_tokens": relay.output_tokens,
+        "choices": asked.choices,
+        "finish_reason": error.kind if error else "cancelled" if status == GONE else turn.ended,
+        **dict(zip(("queue_s", "ttft_s"), since)), "streams": asked.streams, "upstream": turn.where,
+    }  # fmt: skip

@@ -1,0 +1,41 @@
+"""Which upstreams can be reached: known from requests, or from connections that are opened when somebody asks.
+
+Such a connection carries no request, so it costs nothing at a hosted API. This module must not know queues or policies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from yarl import URL
+
+from front.sites import Site
+
+LOOK_SECONDS = 1.0
+
+
+async def look(sites: Sequence[Site]) -> None:
+    """Open a connection to each upstream that answers no request now, and note whether that works."""
+    await asyncio.gather(*(_look(site) for site in sites if not site.open or site.down_since))
+
+
+async def _look(site: Site) -> None:
+    url = URL(site.url)
+    opening = asyncio.open_connection(url.host, url.port, ssl=url.scheme == "https" or None)
+    try:
+        _, writer = await asyncio.wait_for(opening, LOOK_SECONDS)
+    except (OSError, asyncio.TimeoutError):
+        site.down_since = site.down_since or time.time()
+    else:
+        site.down_since = None
+        writer.close()
+
+
+def state(sites: Sequence[Site]) -> tuple[str, str | None]:
+    """Return `down` if no upstream can be reached, else `ok`, and which ones cannot be, since when."""
+    down = [site for site in sites if site.down_since is not None]
+    times = (time.strftime("%F %T UTC", time.gmtime(site.down_since)) for site in down)
+    text = "; ".join(f"{site.name} cannot be reached since {since}" for site, since in zip(down, times))
+    return "down" if len(down) == len(sites) else "ok", text or None

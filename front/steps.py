@@ -1,0 +1,132 @@
+"""The steps of an upstream as they must have been, once it is known how long the answers in them are. Pure.
+
+From outside, an answer in one piece has no tokens until its end, several tokens may come in one event, and those of one step
+in several bursts. So the pause before each burst is divided into as many steps as an answer in it had tokens, on average, and
+each answer gets a token in each step. A step is passed on when all that ran in it have ended.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+from scheduling.iteration import Iteration, Member, SlotSteps
+from serving.inference import Inference
+
+AT_ONCE, MOST = 64, 10_000  # bursts that are taken together, and that are kept for answers that run
+ROUNDS = 8
+AFTER = 1e-6  # seconds, above the error of a sum of times
+
+
+class _Answer:
+    """An answer that has ended; `begin` is when the first token of a stream came, or when another joined."""
+
+    def __init__(self, inference: Inference, late: int, bursts: list[Iteration]) -> None:
+        seq = self.seq = inference.sequence
+        self.inference, self.prompt, self.tokens = inference, len(seq.prompt_ids), len(seq.output_ids)
+        self.joined, first, self.end = seq.scheduled_at or 0.0, seq.first_token_at or 0.0, seq.last_token_at or 0.0
+        # One in one piece comes as two bursts, the first with a token that stands for its prompt.
+        self.streams = sum(first + AFTER < _end(burst) < self.end + AFTER for burst in bursts) > 1
+        self.begin, late = (first, 0) if self.streams else (self.joined, late)
+        self.steps = self.tokens + late - self.streams  # from begin to end
+        self._lengths = iter([*[0] * late, *range(self.prompt, self.prompt + self.tokens)])  # after each step
+
+    def step(self, began: float, ended: float) -> Member | None:
+        """Return its part in a step."""
+        if self.joined > ended - AFTER or self.end < began + AFTER:
+            return None
+        self.steps -= 1
+        if (length := next(self._lengths, None) if self.begin < ended + AFTER else 0) is None:
+            return None
+        phase, count = ("decode", 1) if length > self.prompt else ("prefill", length)
+        return Member(self.seq.id, self.seq.slot, phase, count, length, self.prompt + self.tokens)
+
+
+class Steps:
+    """Takes the records of an upstream's bursts, and passes on records of its steps to `tell`."""
+
+    def __init__(self, tell: Callable[[Iteration | None, list[Inference]], None]) -> None:
+        self._tell, self._number, self._over = tell, 0, 0.0
+        self._bursts: list[Iteration] = []
+        self._answers: list[_Answer] = []
+        self._open: dict[str, tuple[float, int]] = {}  # of each request that runs: the burst before it, if others ran
+
+    def observe(self, burst: Iteration | None, left: list[Inference]) -> None:
+        """Take in a burst and the requests that left; called in the loop's thread."""
+        if burst is not None:
+            before, late = _end(self._bursts[-1]) if self._bursts else 0.0, len(burst.members) > len(burst.joined)
+            self._open.update(dict.fromkeys(burst.joined, (before, int(late))))
+            self._bursts.append(burst)
+        self._answers += [_Answer(one, self._open.pop(one.id, (0.0, 0))[1], self._bursts) for one in left]
+        horizon = min(self._open.values())[0] if self._open and len(self._bursts) < MOST else inf
+        count = bisect_right(self._bursts, horizon, key=_end)
+        if count >= AT_ONCE or not self._open:
+            self._pass_on(count)
+
+    def _pass_on(self, count: int) -> None:
+        """Pass on the steps of the first bursts; a pause of less than half a step belongs to the next."""
+        began, ended, joined, left = 0.0, inf, list[str](), list[tuple[str, str]]()
+        for i, (burst, steps) in enumerate(zip(self._bursts[:count], self._steps())):
+            began, ended, joined, left = began or burst.t, _end(burst), joined + burst.joined, left + burst.left
+            self._over += steps
+            number = max(round(self._over), int(i == count - 1))
+            self._over -= number
+            there = [a for a in self._answers if a.joined < ended and a.end > began]
+            for rest in range(number, 0, -1):
+                seconds = (ended - began) / rest
+                rows = [row for a in there if (row := a.step(began, began + seconds))]
+                step = replace(
+                    burst, n=self._number, t=began, seconds=seconds, members=rows, joined=joined, preempted=[],
+                    left=left if rest == 1 else [], slot_steps=SlotSteps(len(rows), idle=max(0.0, sum(burst.slot_steps) - len(rows))),
+                )  # fmt: skip
+                self._tell(step, [])
+                self._number, began, joined = self._number + 1, began + seconds, []
+            began, left = (0.0, []) if number else (began, left)
+        del self._bursts[:count]
+        self._tell(None, [a.inference for a in self._answers if a.end < ended + AFTER])
+        self._answers = [a for a in self._answers if a.end >= ended + AFTER]
+
+    def _steps(self) -> list[float]:
+        """Return the steps in the pause before each burst: as streams show them, else so that answers in one piece fit."""
+        streams, steps, shown = {a.seq.id for a in self._answers if a.streams}, [], []
+        for burst in self._bursts:
+            rows = [m for m in burst.members if m.id in streams and (m.tokens or m.phase == "idle")]
+            tokens = sum(1 if m.phase == "prefill" else m.tokens for m in rows)
+            steps.append(tokens / len(rows) if rows else burst.seconds)
+            shown.append(bool(rows))
+        ends, whole = [*map(_end, self._bursts)], [a for a in self._answers if not a.streams]
+        for a in whole * ROUNDS:
+            span = range(bisect_right(ends, a.begin + AFTER), bisect_right(ends, a.end + AFTER))
+            free = [i for i in span if not shown[i]]
+            due = a.steps - sum(steps[i] for i in span if shown[i])
+            total = sum(steps[i] for i in free)
+            for i in free if total else ():
+                steps[i] *= max(0.1, due) / total
+        return steps
+
+
+class StepsOfEach:
+    """The steps of each upstream, from the records of all their bursts."""
+
+    def __init__(self, tell: Callable[[Iteration | None, list[Inference]], None]) -> None:
+        self._each: defaultdict[tuple[int, int] | None, Steps] = defaultdict(lambda: Steps(tell))
+        self._rows: dict[str, tuple[int, int] | None] = {}  # of the upstream of each request that runs
+
+    def observe(self, burst: Iteration | None, left: list[Inference]) -> None:
+        """Take in a burst and the requests that left; called in the loops' thread."""
+        if burst is not None:
+            self._rows.update(dict.fromkeys(burst.joined, burst.rows))
+        gone: dict[tuple[int, int] | None, list[Inference]] = {}
+        for one in left:
+            gone.setdefault(self._rows.pop(one.id, None), []).append(one)
+        if burst is not None:
+            self._each[burst.rows].observe(burst, gone.pop(burst.rows, []))
+        for rows, some in gone.items():
+            self._each[rows].observe(None, some)
+
+
+def _end(burst: Iteration) -> float:
+    return burst.t + burst.seconds

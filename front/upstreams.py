@@ -1,0 +1,192 @@
+"""All upstreams of a queue: each has its own slots, scheduler and loop, and one waiting queue under one policy has them all.
+
+One thread runs the loops in turn: it waits until an upstream has sent something, or there is something to decide, so no two
+hooks of the policy are ever called at the same time. What a policy remembers, such as what each client got, is about all
+upstreams; what it is shown as running is one upstream's. Where several could take the next request, a router chooses.
+This module must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import accumulate, takewhile
+from typing import Any
+
+from batching import BatchingManager
+from fleet.routers import Asked
+from front.sites import Sites
+from front.upstream import Turn, Upstream
+from scheduling.policy import Policy
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from serving.inference import InferenceError
+from serving.recovery import Recovery
+
+BEAT = 0.25  # seconds after which the loops look for deadlines even if nothing came
+RARELY = 20  # times as long as the last order took, the next one is not asked for
+
+
+class Upstreams(BatchingManager):
+    """The manager of a queue; `options` are those of every manager."""
+
+    def __init__(self, sites: Sites, clock: Callable[[], float] = time.perf_counter, **options: Any) -> None:
+        self.sites = sites
+        self._turns: dict[Sequence, Turn] = {}
+        self.each = [Upstream(site, self._turns, clock) for site in sites.all]
+        super().__init__(self.each[0], max_batch_size=sites.slots, clock=clock, **options)
+        self.inbox.rate.parallel = len(self.each)
+        self._number = 0  # of the last step of all
+        self._order: list[Sequence] = []  # of those that waited when it was last asked for
+        self._sorts_at = 0.0  # when it may be asked for again
+
+    @property
+    def engines(self) -> list[int]:
+        """The slots of each upstream, if there are several."""
+        return [site.slots for site in self.sites.all] if len(self.each) > 1 else []
+
+    @property
+    def named(self) -> list[tuple[str, int]]:
+        """The name and the first slot of each upstream, if there are several."""
+        names = [site.name for site in self.sites.all]
+        return list(zip(names, accumulate([0, *self.engines]))) if self.engines else []
+
+    def expect(self, turn: Turn) -> None:
+        """Know a request before it is queued."""
+        self._turns[turn.inference.sequence] = turn
+
+    def forget(self, turn: Turn) -> None:
+        """Forget a request that has ended."""
+        self._turns.pop(turn.inference.sequence, None)
+
+    def tokens(self, turn: Turn, count: int) -> None:
+        """Note that tokens of a request have passed."""
+        with self.inbox.changed:
+            turn.unread += count
+            self._tell(turn)
+
+    def end(self, turn: Turn, reason: str, error: InferenceError | None = None) -> None:
+        """Note that a request's answer is complete, or that it failed."""
+        with self.inbox.changed:
+            turn.ended, turn.error = reason, error
+            self._tell(turn)
+
+    def refuse(self, turn: Turn) -> None:
+        """Note that the upstream did not take a request: it goes back to the head of the queue."""
+        with self.inbox.changed:
+            turn.again = True
+            self._tell(turn)
+
+    def _tell(self, turn: Turn) -> None:
+        turn.at.tell(turn)
+        self.inbox.changed.notify()
+
+    def before(self, seq: Sequence) -> tuple[list[Sequence], float]:
+        """Return those that wait and join before a request, as the policy sorts them now, and the seconds they take.
+
+        The request may be one that does not wait yet. An order of a long queue takes a while, so it is reused for a multiple
+        of that: one that it lacks and that does not wait is then the last.
+        """
+        first, now = self.each[0].scheduler, self._clock()
+        if now >= self._sorts_at or (seq in first.waiting and seq not in self._order):
+            self._order = first.queue.in_order(first.policy, first.sharing.running, seq, now)
+            self._sorts_at = now + RARELY * (self._clock() - now)
+        sooner = [one for one in takewhile(lambda one: one is not seq, self._order) if one in first.waiting]
+        return sooner, self.inbox.rate.seconds_for(sum(one.total for one in sooner))
+
+    def assemble(self, policy: Policy) -> Callable[[], bool]:
+        """Make a scheduler and a loop for each upstream; return what runs those that have something to do."""
+        start, many = 0, len(self.each) > 1
+        for one in self.each:
+            slots = range(start, start + one.site.slots) if many else None
+            start += one.site.slots
+            one.scheduler = Scheduler(policy, None, self.max_tokens_per_step, slots=slots)
+            if one is not self.each[0]:
+                one.scheduler.share_queue(self.each[0].scheduler)
+            one.loop = self.loop(one.scheduler, Recovery(one, self._make_probe, self._clock))
+            one.loop.waits = False
+        self.scheduler = self.each[0].scheduler
+        return self._round
+
+    def _round(self) -> bool:
+        """Wait for something to do and do it; return False to end."""
+        due = self._wait()
+        # Who joins where is decided below; a closed loop takes its batch at once, and one upstream needs no router.
+        one_by_one = bool(self.engines) and not self.each[0].scheduler.policy.closed
+        self._open(() if one_by_one else self.each)
+        going = all(self._step(one) for one in due or self.each[:1])
+        while going and (able := self._able()):
+            for one in self._routed(able, one_by_one):
+                count = len(one.scheduler.running)
+                one.scheduler.slot_cap = count + 1 if one_by_one else one.site.slots
+                going = self._step(one)
+                if one_by_one:
+                    one.scheduler.slot_cap = 0
+                if not going or len(one.scheduler.running) > count:
+                    break
+            else:
+                break
+        self._open(self.each)
+        return going
+
+    def _open(self, able: Iterable[Upstream]) -> None:
+        """Let requests through to these upstreams alone, of which none rests."""
+        now = self.sites.clock()
+        for one in self.each:
+            one.scheduler.slot_cap = 0
+        for one in able:
+            one.scheduler.slot_cap = one.site.slots if one.site.rests_until <= now else 0
+
+    def _able(self) -> list[Upstream]:
+        """Return the upstreams that can take one of those that wait."""
+        now = self.sites.clock()
+        return [
+            one for one in self.each
+            if one.scheduler.waiting and one.site.rests_until <= now
+            and len(one.scheduler.running) < min(one.site.slots, len(one.scheduler.batch.slots))
+        ]  # fmt: skip
+
+    def _routed(self, able: list[Upstream], one_by_one: bool) -> Iterable[Upstream]:
+        """Return upstreams, the best for the next request first."""
+        if len(able) < 2:
+            return able
+        turn, first = None, able[0].scheduler
+        if one_by_one:
+            try:
+                seq = next(iter(first.policy.order(first.waiting, self._clock())), None)
+                turn = None if seq is None else self._turns.get(seq)
+            except Exception:  # the loop that asks next handles it
+                return able
+        load = [len(one.scheduler.running) for one in able]
+        return [able[i] for i in self.sites.order([one.site for one in able], load, turn.asked if turn else Asked())]
+
+    def _step(self, one: Upstream) -> bool:
+        """Run an iteration of a loop. Steps of all upstreams are numbered together."""
+        one.scheduler.number = self._number
+        going = one.loop.step()
+        self._number = one.scheduler.number
+        if not one.scheduler.running:
+            one.due = float("inf")  # what came was of requests that have left
+        return going
+
+    def _wait(self) -> list[Upstream]:
+        """Return the upstreams that have a step to take, once there is one or something else to do."""
+        changed, end = self.inbox.changed, self._until()
+        with changed:
+            while True:
+                now = self._clock()
+                due = [one for one in self.each if one.due <= now]
+                if due or self.inbox.arrived or self.inbox.is_urgent or now >= end:
+                    return due
+                changed.wait(min([end, *(one.due for one in self.each)]) - now)
+
+    def _until(self) -> float:
+        """Return when to look at the queue although nothing comes: for a deadline, or when an upstream rests no more."""
+        now, rested = self._clock(), self.sites.clock()
+        times = [now + BEAT]
+        for one in self.each:
+            if one.site.rests_until > rested:
+                times.append(now + one.site.rests_until - rested)
+            elif not one.scheduler.running:
+                times.append(now + one.loop.idle_seconds(now))
+        return min(times)

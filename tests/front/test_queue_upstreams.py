@@ -1,0 +1,174 @@
+"""Several upstreams on one queue: rows, order, failures, switches, and what is simulated of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from scripted import Front, before
+
+from scheduling.iteration import Iteration
+from serving.inference import Inference
+
+JSON = {"Content-Type": "application/json"}
+CASES = [(0, 12), (1, 3), (2, 9), (3, 6), (4, 4), (5, 7), (6, 2), (7, 20)]  # tag and max_tokens
+
+
+def watched(front: Front) -> tuple[list[Inference], list[Iteration]]:
+    """Return the requests and the steps of a queue, as they come."""
+    requests: list[Inference] = []
+    steps: list[Iteration] = []
+    front.queue.manager.listeners.append(requests.append)
+    front.queue.manager.observers.append(lambda step, left: None if step is None else steps.append(step))
+    return requests, steps
+
+
+def joined(requests: list[Inference]) -> list[Inference]:
+    return sorted(requests, key=lambda one: one.sequence.scheduled_at or 0.0)
+
+
+async def occupied(front: Front, count: int) -> list[asyncio.Task[Any]]:
+    """Take all slots, the requests ending one after the other."""
+    tasks = [asyncio.create_task(front.ask(max_tokens=40 + 4 * i, user="z", tag="first")) for i in range(count)]
+    await front.until(lambda: sum(len(one.running) for one in front.upstreams) == count)
+    return tasks
+
+
+def test_a_step_is_of_one_upstream_and_has_its_rows_alone() -> None:
+    async def test(front: Front) -> None:
+        _, steps = watched(front)
+        answers = await front.all(*({"max_tokens": 6, "tag": i} for i in range(12)))
+        assert {answer.status for answer in answers} == {200}
+        assert {step.rows for step in steps} == {(0, 1), (1, 4)}
+        for step in steps:
+            assert step.rows is not None
+            assert all(step.rows[0] <= member.slot < step.rows[1] for member in step.members)
+            assert sum(step.slot_steps) == step.rows[1] - step.rows[0]
+        assert [step.n for step in steps] == list(range(1, len(steps) + 1))
+        assert len((await front.send("GET", "/slots")).json) == 4
+        assert (await front.send("GET", "/policy")).json["max_batch_size"] == 4
+
+    before(test, count=2, slots=(1, 3))
+
+
+@pytest.mark.parametrize(("policy", "order"), [("dynamic", "01234567"), ("dynamic+sjf", "61435207")])
+def test_the_next_request_is_the_first_of_the_one_queue_whichever_upstream_has_a_slot(policy: str, order: str) -> None:
+    async def test(front: Front) -> None:
+        first = await occupied(front, 2)
+        requests, _ = watched(front)
+        await front.all(*({"tag": tag, "max_tokens": tokens} for tag, tokens in CASES), apart=0.002)
+        assert "".join(str(requests.index(one)) for one in joined(requests)) == order
+        await asyncio.gather(*first)
+        await front.until(lambda: front.idle)
+
+    before(test, policy, count=2)
+
+
+def test_what_a_client_got_at_one_upstream_counts_at_the_other() -> None:
+    async def test(front: Front) -> None:
+        first = await occupied(front, 2)
+        requests, _ = watched(front)
+        asks = [{"user": "alice", "max_tokens": 6}] * 8 + [{"user": "bob", "max_tokens": 6}] * 4
+        await front.all(*asks, apart=0.002)
+        clients = [one.sequence.client for one in joined(requests)]
+        assert all(set(clients[i : i + 2]) == {"alice", "bob"} for i in range(0, 8, 2))
+        await asyncio.gather(*first)
+
+    before(test, "dynamic+vtc", count=2)
+
+
+def test_an_upstream_that_is_down_costs_no_request_and_the_other_serves_all() -> None:
+    async def test(front: Front) -> None:
+        asked = asyncio.create_task(front.all(*({"max_tokens": 8, "tag": i} for i in range(16))))
+        await front.until(lambda: front.upstreams[0].running)
+        front.queue.sites.all[0].url = "http://127.0.0.1:9"
+        answers = await asked
+        assert {answer.status for answer in answers} == {200}
+        assert sum(answer.headers["X-Upstream"] == "u1" for answer in answers) >= 12
+        await front.until(lambda: front.idle)
+
+    before(test, count=2, slots=2)
+
+
+def test_a_policy_is_switched_under_load_for_all_upstreams_at_once() -> None:
+    async def test(front: Front) -> None:
+        first = await occupied(front, 4)
+        requests, steps = watched(front)
+        asked = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6, 12, 2))))
+        await front.until(lambda: front.queue.manager.waiting == 5)
+        limit = front.queue.manager.max_queue
+        for policy in ("nobatch", "static", "dynamic+sjf"):
+            answer = await front.send("PUT", "/policy", JSON, json.dumps({"policy": policy}).encode())
+            assert answer.json["max_batch_size"] == (2 if policy == "nobatch" else 4)
+        assert front.queue.manager.max_queue == limit
+        await asyncio.gather(asked, *first)
+        assert [one.num_tokens for one in joined(requests)] == [2, 3, 6, 9, 12]
+        assert {step.policy for step in steps[-5:]} == {"dynamic+sjf"}
+
+    before(test, count=2, slots=2)
+
+
+def test_a_closed_loop_fills_a_batch_at_each_upstream() -> None:
+    async def test(front: Front) -> None:
+        requests, steps = watched(front)
+        answers = await front.all(*({"max_tokens": 4 + i, "tag": i} for i in range(8)))
+        assert {answer.status for answer in answers} == {200}
+        for step in steps:
+            assert not (step.joined and step.left)  # nobody takes the place of one that left before the others
+        assert {one.sequence.slot // 2 for one in requests} == {0, 1}
+
+    before(test, "static", count=2, slots=2)
+
+
+def test_what_if_simulates_as_many_engines_and_says_how_far_it_is_off() -> None:
+    async def test(front: Front) -> None:
+        await front.all(*({"max_tokens": 4 + i % 9, "tag": i} for i in range(24)))
+        await front.until(lambda: front.idle)
+        answer = await front.send("POST", "/what-if", JSON, b'{"policies": ["dynamic+sjf"]}')
+        assert answer.status == 200, answer.text
+        asked = answer.json
+        assert (asked["slots"], asked["engines"], asked["bound"]) == (4, 2, None)
+        assert set(asked["error"]) == {"latency_mean_s", "latency_p99_s", "makespan_s"}
+        measured, again, sjf = asked["lanes"]
+        assert (measured["requests"], again["requests"], sjf["requests"]) == (24, 24, 24)
+        for lane in asked["lanes"]:
+            assert {tuple(record["rows"]) for record in lane["records"]} == {(0, 2), (2, 4)}
+            numbers = [record["n"] for record in lane["records"]]
+            assert numbers == sorted(set(numbers))
+        assert sjf["latency_mean_s"] < again["latency_mean_s"]
+
+    before(test, count=2, slots=2)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_place_in_the_queue_is_that_in_the_order_of_the_policy(count: int) -> None:
+    async def test(front: Front) -> None:
+        first = await occupied(front, count)
+        asks = [{"headers": {"X-Request-Id": f"w{tokens}"}, "max_tokens": tokens} for tokens in (30, 5, 20)]
+        waiting = asyncio.create_task(front.all(*asks, apart=0.001))
+        await front.until(lambda: front.queue.manager.waiting == 3)
+        places = {id: (await front.send("GET", f"/queue/position?id={id}")).json for id in ("w5", "w20", "w30")}
+        assert {id: place["before"] for id, place in places.items()} == {"w5": 0, "w20": 1, "w30": 2}
+        waits = [place["expected_wait_s"] for place in places.values()]
+        assert waits == sorted(waits)
+        assert waits[2] > 2 * waits[1] > 0
+        await asyncio.gather(waiting, *first)
+
+    before(test, "dynamic+sjf", count=count)
+
+
+def test_a_full_queue_tells_a_short_request_to_come_back_sooner_where_it_would_go_first() -> None:
+    async def test(front: Front) -> None:
+        first = await occupied(front, 1)
+        waiting = asyncio.create_task(front.all(*({"max_tokens": 400, "tag": i} for i in range(2))))
+        await front.until(lambda: front.queue.manager.waiting == 2)
+        refused = [await front.ask(max_tokens=tokens) for tokens in (3, 500)]
+        assert [answer.status for answer in refused] == [429, 429]
+        short, long = (int(answer.headers["Retry-After"]) for answer in refused)
+        assert short == 1 < long
+        waiting.cancel()
+        await asyncio.gather(*first)
+
+    before(test, "dynamic+sjf", max_queue=2)
