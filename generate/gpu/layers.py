@@ -193,6 +193,7 @@ class Network:
         self.cap = config.logits_cap
         self.blocks = [Block(block, config, layer) for layer, block in enumerate(model.blocks)]
         self.norm = make_norm(model.norm, config)
+        self.embedding_norm = model.embedding_norm and make_norm(model.embedding_norm, config)
         self.head = math.prepare_head(as_tensor(model.head))
 
     def states(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -202,6 +203,8 @@ class Network:
         residual = (residual if self.embedding_scale == 1 else residual * self.embedding_scale).float()
         if self.positions is not None:
             residual = residual + F.embedding(positions, self.positions)
+        if self.embedding_norm is not None:
+            residual = math.add_norm(residual, None, self.embedding_norm, dtype).float()
         rotations = {rope: table.index_select(0, positions) for rope, table in self.rotations.items()}  # [n, 2, D/2]
         x = None  # each add_norm adds the layer before it to the residual
         for i, block in enumerate(self.blocks):
