@@ -110,6 +110,7 @@ class Architecture:
     qkv_bias: bool = False
     proj_bias: bool = False  # of the projection behind attention
     mlp_bias: bool = False
+    head_bias: bool = False
     tied: bool = True  # the head is the table of tokens
     scales: tuple[tuple[str, float], ...] = ()
     embedding_scale: float = 1.0

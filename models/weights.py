@@ -193,6 +193,7 @@ def _assembled(config: Architecture, found: dict[Place, Tensor], blocks: dict[Pl
         norm=_norm(None, "norm", found),
         head=head,
         embedding_norm=_norm(None, "embedding_norm", found) if config.embedding_norm else None,
+        head_bias=found.pop(HEAD._replace(leaf="bias"), None),
     )
 
 

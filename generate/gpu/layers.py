@@ -194,7 +194,7 @@ class Network:
         self.blocks = [Block(block, config, layer) for layer, block in enumerate(model.blocks)]
         self.norm = make_norm(model.norm, config)
         self.embedding_norm = model.embedding_norm and make_norm(model.embedding_norm, config)
-        self.head = math.prepare_head(as_tensor(model.head))
+        self.head, self.head_bias = math.prepare_head(as_tensor(model.head)), model.head_bias
 
     def states(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return the normed states [n, C] of tokens `ids` at `positions`."""
@@ -238,4 +238,5 @@ class Network:
         if not len(x):
             return x.new_empty(0, self.vocabulary, dtype=torch.float32)
         logits = self.math.head(x, self.head)[:, : self.vocabulary]
+        logits = logits if self.head_bias is None else logits + self.head_bias
         return self.cap * (logits / self.cap).tanh() if self.cap else logits

@@ -79,6 +79,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "bias": True
     }),
     "falcon, sequential": ("falcon", {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 72}),
+    "phi": ("phi", {"partial_rotary_factor": 0.5}),
+    "phi, tied": ("phi", {**MANY_TO_ONE, "tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "phi, shared keys": ("phi", {"num_key_value_heads": 2, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.25}}),
     "bloom": ("bloom", {"seq_length": 320}),
     "bloom, untied": ("bloom", {"seq_length": 320, "n_head": 4, "tie_word_embeddings": False}),
     "bloom, 3 heads": ("bloom", {"seq_length": 320, "n_head": 3}),

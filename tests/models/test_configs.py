@@ -29,6 +29,7 @@ OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
     },
     "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 5e5, "use_parallel_residual": False},
     "falcon": {"rope_theta": 1e4, "num_kv_heads": 3, "new_decoder_architecture": True, "intermediate_size": 192},
+    "phi": {"rope_theta": 5e4, "partial_rotary_factor": 0.25, "layer_norm_eps": 1e-4, "num_key_value_heads": 3},
     "bloom": {"n_embed": 48, "n_layer": 2, "seq_length": 64, "offset_alibi": 100, "pretraining_tp": 4},
 }  # fmt: skip
 
