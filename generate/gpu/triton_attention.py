@@ -114,8 +114,7 @@ def _join_parts(parts, count, d, wide, D: tl.constexpr, BP: tl.constexpr):
 def _attend(
     QKV, KEYS, VALUES, BLOCK_TABLES, CONTEXT_LENS, OUT, PARTS, ARRIVED, scale, MAX_PAGES,
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
-    MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    ALIBI: tl.constexpr,
+    MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """As many heads of queries as of keys. MP: the most parts of a row, BP: a power of two that is at least MP."""
     # Parts are the fastest dimension: programs without work then run beside those with work, not all at the end.
@@ -173,8 +172,7 @@ def _attend(
 def _attend_group(
     QKV, KEYS, VALUES, BLOCK_TABLES, CONTEXT_LENS, OUT, PARTS, ARRIVED, scale, MAX_PAGES,
     KV: tl.constexpr, G: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
-    BN: tl.constexpr, MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    ALIBI: tl.constexpr,
+    BN: tl.constexpr, MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """`_attend` for groups of G query heads, padded to BG rows of a product."""
     part, h, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -255,15 +253,8 @@ class TritonDecode:
         out = torch.empty(n, H * D, dtype=qkv.dtype, device=qkv.device)
         most = min(pages, MOST_PARTS)
         tensors = qkv, keys, values, rows.block_tables, rows.context_lens, out, self.parts, self.arrived
-        sizes = {
-            "P": P,
-            "D": D,
-            "MP": most,
-            "BP": max(2, triton.next_power_of_2(most)),
-            "WINDOW": reach.window,
-            "CAP": reach.cap,
-            "ALIBI": reach.alibi,
-        }
+        sizes = {"P": P, "D": D, "MP": most, "BP": max(2, triton.next_power_of_2(most))}
+        sizes |= {"WINDOW": reach.window, "CAP": reach.cap, "ALIBI": reach.alibi}
         BD, block = triton.next_power_of_2(D), triton.next_power_of_2(P)
         if H == KV:
             BN = min(BLOCK, block)
