@@ -113,7 +113,7 @@ class ModelRunner(Runner):
         check_finite(quantize, "the head", network.head)
         self.attend = make_attention(self.dtype, self.device, self.keys.dtype)
         self.attention = self.attend.name
-        self.head = make_head(network.head, quantize)
+        self.head = make_head(network.head, quantize, network.head_bias)
         self.blocks = make_blocks(network, self.attend, self.keys, self.values, quantize)
         self._mixtures = [block.experts for block in self.blocks.blocks if block.experts]
         self._last: _Decoded | None = None

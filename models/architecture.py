@@ -48,10 +48,14 @@ class Rope:
 
 
 class Reach(NamedTuple):
-    """What a token sees: the last `window` keys, its own among them, or all for 0. A cap is that of scores."""
+    """What a token sees: the last `window` keys, its own among them, or all for 0. A cap is that of scores.
+
+    alibi: 0, or how many heads have the slopes of ALiBi (Press et al., 2022), a power of two; the others' lie between.
+    """
 
     window: int = 0
     cap: float = 0.0
+    alibi: int = 0
 
 
 FULL = Reach()
@@ -69,6 +73,8 @@ class Architecture:
     experts: MLPs of each layer, 0 for a single one; a token goes to the `experts_chosen` that the router rates highest, and
         with `experts_normalized` the shares of these add up to 1.
     parallel: attention and the MLP take the same residual, each behind its norm, or with `one_norm` behind the same.
+    alibi: scores fall with the distance of a key, by a slope of each head of queries.
+    embedding_norm: the embedding is normalized.
     norm_after: what attention and the MLP give is normalized before it is added, and what they take is not; with
         `both_norms` both are, each by its own.
     norm_offset: what is added to the weights of norms when they are loaded.
@@ -104,9 +110,12 @@ class Architecture:
     experts_normalized: bool = False
     parallel: bool = False
     one_norm: bool = False
+    alibi: bool = False
+    embedding_norm: bool = False
     qkv_bias: bool = False
     proj_bias: bool = False  # of the projection behind attention
     mlp_bias: bool = False
+    head_bias: bool = False
     tied: bool = True  # the head is the table of tokens
     scales: tuple[tuple[str, float], ...] = ()
     embedding_scale: float = 1.0
@@ -123,7 +132,8 @@ class Architecture:
 
     def reach_of(self, layer: int) -> Reach:
         """Return what a token sees in `layer`."""
-        return Reach(self.window if layer in self.windowed and self.window < self.block_size else 0, self.attention_cap)
+        window = self.window if layer in self.windowed and self.window < self.block_size else 0
+        return Reach(window, self.attention_cap, 2 ** int(math.log2(self.n_head)) if self.alibi else 0)
 
     @property
     def reaches(self) -> set[Reach]:

@@ -73,7 +73,7 @@ class Block:
 class Network:
     """A whole model. embedding: (V, C). positions: (T, C), None with rotary positions. head: (V, C), tied or own.
 
-    A tied head in blocks has the numbers of the embedding in other bytes.
+    embedding_norm: with `embedding_norm` only. head_bias: (V), with `head_bias` only. A tied head in blocks has the numbers of the embedding in other bytes.
     """
 
     config: Architecture
@@ -82,6 +82,8 @@ class Network:
     blocks: list[Block]
     norm: Norm
     head: Weight
+    embedding_norm: Norm | None = None
+    head_bias: Tensor | None = None
 
     def network(self) -> Network:
         """Return itself; a `GPT` has this method, too."""
@@ -101,7 +103,8 @@ class Network:
             yield self.positions
         for block in self.blocks:
             yield from block.tensors()
-        yield from (tensor for tensor in self.norm if tensor is not None)
+        outside = (*self.norm, *(self.embedding_norm or ()), self.head_bias)
+        yield from (tensor for tensor in outside if tensor is not None)
         if self.head is not self.embedding and not (self.config.tied and isinstance(self.head, BlockMatrix)):
             yield self.head
 
@@ -125,6 +128,8 @@ class Network:
             [_moved(block, target) for block in self.blocks],
             _moved_part(self.norm, target),
             embedding if self.head is self.embedding else self.head.to(target),
+            self.embedding_norm and _moved_part(self.embedding_norm, target),
+            None if self.head_bias is None else self.head_bias.to(target),
         )
 
 

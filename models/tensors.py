@@ -75,6 +75,10 @@ def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
                 start += count
     for leaf in ("weight", "bias") if biased_norm else ("weight",):
         add(layout.norm, Place(None, "norm", leaf), None, 0, C, C)
+        if config.embedding_norm:
+            add(f"{layout.embedding}_layernorm", Place(None, "embedding_norm", leaf), None, 0, C, C)
+    if config.head_bias:
+        add(layout.head, Place(None, "head", "bias"), None, 0, V, V)
     if not config.tied:
         add(layout.head, Place(None, "head", "weight"), C, 0, V, V)
     return found

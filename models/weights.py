@@ -26,7 +26,7 @@ from models.sources.resolved import ResolvedModel
 from models.tensors import Piece, Place
 
 DUMMY_POOL = 2**20 + 7  # odd, so that the rows of a tiled matrix differ
-NORMS = ("norm_1", "norm_2", "q_norm", "k_norm", "attn_norm", "mlp_norm", "norm")
+NORMS = ("norm_1", "norm_2", "q_norm", "k_norm", "attn_norm", "mlp_norm", "norm", "embedding_norm")
 RESIDUAL = ("attn_proj", "mlp_proj")
 LINEAR = ("qkv", "attn_proj", "fc", "mlp_proj", "embedding", "head")
 EMBEDDING, POSITIONS, HEAD = (Place(None, part, "weight") for part in ("embedding", "positions", "head"))
@@ -192,6 +192,8 @@ def _assembled(config: Architecture, found: dict[Place, Tensor], blocks: dict[Pl
         blocks=[_block(config, layer, found, blocks) for layer in range(config.n_layer)],
         norm=_norm(None, "norm", found),
         head=head,
+        embedding_norm=_norm(None, "embedding_norm", found) if config.embedding_norm else None,
+        head_bias=found.pop(HEAD._replace(leaf="bias"), None),
     )
 
 

@@ -87,7 +87,8 @@ class Attention(Protocol):
         layer's pools [pages, KV, P, D], of qkv's dtype, or int8 [pages, KV, P, D + 4], see `quantize`. H is a multiple
         of KV; head h of the queries sees head h // (H / KV) of the keys. Returns [M, H * D]
         with finite values in padding rows. A token at position p sees keys 0..p, or as far back as its `reach`. With a
-        cap, scores x become cap * tanh(x / cap). A token's result depends on its own sequence alone.
+        cap, scores x become cap * tanh(x / cap). With ALiBi, they then fall by the head's slope for each token between.
+        A token's result depends on its own sequence alone.
         """
         ...
 
@@ -111,20 +112,31 @@ def dequantize(rows: Tensor) -> Tensor:
     return rows[..., : -memory.SCALE_BYTES] * scale
 
 
+def slopes(alibi: int, heads: int, device: torch.device) -> Tensor:
+    """Return how far the scores of each head fall with each token of distance, float32 [H], as `Reach.alibi` says."""
+    h = torch.arange(1, heads + 1, device=device)
+    return torch.exp2(-torch.where(h <= alibi, 8 * h, 8 * (h - alibi) - 4) / alibi)
+
+
 def attend_seen(q: Tensor, k: Tensor, v: Tensor, scale: float, reach: Reach = FULL) -> Tensor:
     """Return the attention (1, H, t, D) of the last t of T tokens, each to the keys that it sees.
 
     q: (1, H, t, D). k, v: (1, KV, T, D).
     """
-    (H, new), (KV, whole), (window, cap) = q.shape[1:3], k.shape[1:3], reach
+    (H, new), (KV, whole), (window, cap, alibi) = q.shape[1:3], k.shape[1:3], reach
     mask = None
-    if window or cap or 1 < new < whole:
+    if window or cap or alibi or 1 < new < whole:
         mask = torch.ones(new, whole, dtype=torch.bool, device=q.device).tril(whole - new)
         mask = mask.triu(whole - new - window + 1) if window else mask
+    if alibi and mask is not None:  # (H, t, T)
+        at = torch.arange(whole, device=q.device)
+        fall = slopes(alibi, H, q.device).to(q.dtype)[:, None, None] * (at - at[whole - new :, None])
+        mask = torch.where(mask, fall, -math.inf)
     if cap and mask is not None:
         k, v = (x.repeat_interleave(H // KV, 1) for x in (k, v))
         scores = cap * (q @ k.transpose(2, 3) * (scale / cap)).tanh()  # (1, H, t, T)
-        return scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
+        scores = scores + mask if alibi else scores.masked_fill(~mask, -math.inf)
+        return scores.softmax(-1) @ v
     is_causal = mask is None and new > 1
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=KV < H)
 
@@ -298,7 +310,9 @@ def self_test(attention: Attention, dtype: torch.dtype, kv_dtype: torch.dtype) -
             shape = (6, KV, P, memory.kv_row_size(D, kv_dtype))
             keys, values = (stale(shape, kv_dtype) for _ in range(2))
             outputs = [implementation(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps]
-            results.append([*outputs, implementation(steps[1][1], keys, values, rows, D**-0.5, Reach(7, 2.0)).float()])
+            for reach in (Reach(7, 2.0), Reach(alibi=2)):
+                outputs.append(implementation(steps[1][1], keys, values, rows, D**-0.5, reach).float())
+            results.append(outputs)
         tolerance = 0.03 if dtype == torch.bfloat16 else 1e-3 if kv_dtype == torch.int8 else 1e-4
         for outputs, expected in zip(*results):
             error = (outputs - expected).abs().max().item()

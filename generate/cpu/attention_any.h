@@ -28,6 +28,7 @@ APART float softmax(const Call *c, float *s, Query q, int end, float scale) {
   int n = q.position + 1;
   float m = -INFINITY;
   soften(s, n, scale, c->cap);
+  scale = lean(c, q, s, scale);
 #pragma omp simd reduction(max : m)
   for (int t = q.from; t < n; t++) m = s[t] > m ? s[t] : m;
   float by = scale * 1.44269504f, peak = m * by;

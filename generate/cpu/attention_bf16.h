@@ -11,9 +11,10 @@ INLINE __m512bh pair_of(uint32_t x) { return (__m512bh)_mm512_set1_epi32((int)x)
 APART float softmax_pairs(const Call *call, float *s, Query q, int end, int wide) {
   int n = q.position + 1, whole = n / 16 * 16;
   soften(s, n, call->scale, call->cap);
+  float scale = lean(call, q, s, call->scale);
   for (int t = 0; t < q.from; t++) s[t] = -INFINITY;
   __mmask16 tail = (__mmask16)((1u << (n - whole)) - 1);
-  __m512 m = _mm512_set1_ps(-INFINITY), c = _mm512_set1_ps(call->scale * 1.44269504f), sum = _mm512_setzero_ps();
+  __m512 m = _mm512_set1_ps(-INFINITY), c = _mm512_set1_ps(scale * 1.44269504f), sum = _mm512_setzero_ps();
   for (int t = 0; t < whole; t += 16) m = _mm512_max_ps(m, _mm512_loadu_ps(s + t));
   if (tail) m = _mm512_mask_max_ps(m, tail, m, _mm512_loadu_ps(s + whole));
   __m512 mc = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(m)), c), floor = _mm512_set1_ps(-126.f);

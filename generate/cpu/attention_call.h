@@ -44,6 +44,7 @@ typedef struct {
   float scale;
   int window, unit;   // keys that a token sees, or 0 for all; a multiple of P and of TERMS
   float cap;          // of scores, or 0
+  int alibi;          // heads with the slopes of ALiBi, a power of two, or 0
   uint64_t per_page, inverse;  // blocks of a page, and 2^32 over that, rounded up, since divisions take long
   int shared;                // query heads that see one head of keys: H / KV
   long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
@@ -79,6 +80,15 @@ INLINE int hidden_at(const Call *c, int position) {
 // Cap n scores, which are to be multiplied by `scale`.
 INLINE void soften(float *s, int n, float scale, float cap) {
   for (int t = 0; cap && scale && t < n; t++) s[t] = cap / scale * tanhf(s[t] * scale / cap);
+}
+
+// What a query's scores are to be multiplied by: 1 where they have been, and fell with the distance of their keys.
+INLINE float lean(const Call *c, Query q, float *s, float scale) {
+  if (!c->alibi) return scale;
+  int h = q.head + 1;
+  float slope = exp2f(-(float)(h <= c->alibi ? 8 * h : 8 * (h - c->alibi) - 4) / c->alibi);
+  for (int t = 0; t <= q.position; t++) s[t] = s[t] * scale - slope * (float)(q.position - t);
+  return 1;
 }
 
 INLINE const char *query_values(const Call *c, Query q) {

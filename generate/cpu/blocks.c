@@ -167,6 +167,7 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
   bf16 *mlp = qkv;  // qkv is read before the MLP is written
   Tokens tokens = {model, 0, ids, positions, x};
   share_out(embed_some, &tokens, m, FEW);
+  if (model->embedding_norm) norm(model, x, model->embedding_norm, 0, x, m);
   tokens.x = qkv;
   for (const Block *b = blocks; b < blocks + n_blocks; b++) {
     const int64_t place = 4 * (b - blocks);
@@ -178,7 +179,7 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
     if (b->turns) share_out(rotate_some, &tokens, m, FEW);
     int code = model->attention(qkv, b->keys, b->values, normed, cu_seqlens, context_lens, block_tables, n, (int)m,
                                 model->heads, model->kv_heads, model->head_size, model->page_size, max_pages,
-                                model->pages, b->scale, b->window, 0);
+                                model->pages, b->scale, b->window, 0, b->alibi);
     if (code != OK) return code;
     if (model->norm_after) {
       product(model, adapters, place + 1, &b->attn_proj, normed, 0, mlp, m, PLAIN, &b->fc);

@@ -52,6 +52,7 @@ class CBlocks:
             linear=ctypes.cast(blocks[0].kernels[0].library.packed_linear, ctypes.c_void_p),
             attention=ctypes.cast(attend.entry, ctypes.c_void_p),
             embedding=self._address(model.embedding), positions=self._address(model.positions),
+            embedding_norm=model.embedding_norm and self._norm(model.embedding_norm, config),
             rotation=self._address(rotation), norm=self._norm(model.norm, config), eps=config.norm_epsilon,
             rms=config.norm == "rms", norm_after=config.norm_after, parallel=config.parallel,
             whole_qk_norm=config.whole_qk_norm,
@@ -65,7 +66,7 @@ class CBlocks:
                 *(self._address(weight.float()) if weight is not None else None for weight in block.head_norms),
                 *(layer.struct for layer in block.kernels),
                 keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale, turns=block.turn is not None,
-                window=block.reach.window,
+                window=block.reach.window, alibi=block.reach.alibi,
             )
             for block, k, v in zip(blocks, keys, values)
         ]  # fmt: skip

@@ -14,20 +14,21 @@ enum { OK = 0, BAD_ROWS = 1, BAD_PAGE = 2, NO_MEMORY = 3 };
 // qkv [M, (H + 2*KV)*D] and out [M, H*D] contiguous, H a multiple of KV, pools [pages, KV, P, D] contiguous, cu_seqlens
 // [n+1], context_lens [n], block_tables [n, max_pages]. Rows behind cu_seqlens[n] are padding and come out as zeros.
 // A token at position p sees keys p-window+1..p, or 0..p for window 0; pages that lie 2 P tokens before them may hold
-// anything. With a cap, scores x become cap * tanh(x / cap). Returns OK or a code above.
+// anything. With a cap, scores x become cap * tanh(x / cap). alibi: 0, or how many heads have the slopes 2^(-8 h / alibi)
+// by which their scores then fall with each token of distance; the others' lie between. Returns OK or a code above.
 int paged_attention_f32(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                         const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
-                        int P, int max_pages, int pages, float scale, int window, float cap);
+                        int P, int max_pages, int pages, float scale, int window, float cap, int alibi);
 int paged_attention_bf16(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                          const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
-                         int P, int max_pages, int pages, float scale, int window, float cap);
+                         int P, int max_pages, int pages, float scale, int window, float cap, int alibi);
 // The same for 8-bit pools [pages, KV, P, D + SCALE_BYTES], with a scale for each token and head of keys.
 int paged_attention_f32_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                              const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
-                             int D, int P, int max_pages, int pages, float scale, int window, float cap);
+                             int D, int P, int max_pages, int pages, float scale, int window, float cap, int alibi);
 int paged_attention_bf16_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                               const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
-                              int D, int P, int max_pages, int pages, float scale, int window, float cap);
+                              int D, int P, int max_pages, int pages, float scale, int window, float cap, int alibi);
 // Sets the way of bfloat16 heads of a multiple of 64 from here on and returns 1, or 0 where the processor or the system
 // refuses it: it stays as it was then.
 int paged_attention_use(int way);
@@ -113,7 +114,7 @@ typedef struct {
   void *keys, *values;
   float scale;
   int turns;   // queries and keys are rotated
-  int window;  // of attention, or 0
+  int window, alibi;  // of attention, or 0
 } Block;
 
 typedef struct {
@@ -123,7 +124,7 @@ typedef struct {
   const bf16 *embedding;  // [V, C]
   const bf16 *positions;  // [T, C], or null
   const float *rotation;  // cosine and sine of every angle, [T, 2, D/2], or null; then D is even
-  const float *norm;
+  const float *norm, *embedding_norm;  // the second may be null
   float eps;
   int rms;                // norms are RMS norms, else layer norms
   int norm_after;         // of what attention and MLP give, not of what they take

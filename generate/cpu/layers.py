@@ -101,6 +101,7 @@ class LayeredBlocks:
         self.rotations = rotation_tables(config, model.embedding.device)  # (T, 2, D/2) each
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=model.embedding.dtype).item()
         self.norm = make_norm(model.norm, config)
+        self.embedding_norm = model.embedding_norm and make_norm(model.embedding_norm, config)
         self.blocks, self.attend = blocks, attend
         self.keys, self.values = keys, values
 
@@ -112,6 +113,8 @@ class LayeredBlocks:
         x: Tensor = F.embedding(ids, self.embedding) * self.embedding_scale  # (M, C)
         if self.positions is not None:
             x = x + F.embedding(positions, self.positions)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         rotations = {rope: table[positions] for rope, table in self.rotations.items()}  # (M, 2, D/2) each
         for block, keys, values in zip(self.blocks, self.keys, self.values):
             x = block(x, self.attend, keys, values, rows, rotations)

@@ -227,7 +227,7 @@ def make_gated(weight: Weight, bias: Tensor | None, activation: str, quantize: s
     return Gated(make_linear(weight, bias, quantize=quantize), activation)
 
 
-def make_head(weight: Weight, quantize: str = "none") -> Callable[[Tensor], Tensor]:
+def make_head(weight: Weight, quantize: str = "none", bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """Return a layer with float32 outputs: GPT-2's logits share an offset at which 16 bits are coarse.
 
     Beside weights of 4 bits the head has 8, as in llama.cpp's files: each token's logit depends on it alone.
@@ -235,8 +235,8 @@ def make_head(weight: Weight, quantize: str = "none") -> Callable[[Tensor], Tens
     if quantize == "int4" and isinstance(weight, Tensor):
         weight = BlockMatrix.of(weight, "Q8_0")
     if _kernel_takes(weight, quantize):
-        return KernelLinear(weight, None, wide=True, quantize=quantize)
-    linear = make_linear(as_tensor(weight).float(), None)
+        return KernelLinear(weight, bias, wide=True, quantize=quantize)
+    linear = make_linear(as_tensor(weight).float(), None if bias is None else bias.float())
     return linear if weight.dtype == torch.float32 else lambda x: linear(x.float())
 
 

@@ -267,11 +267,11 @@ static int step(Call *c) {
 #define ENTRY(NAME, HALF_WIDTH, FORMAT)                                                                               \
   int NAME(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,                           \
            const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D, int P,       \
-           int max_pages, int pages, float scale, int window, float cap) {                                            \
+           int max_pages, int pages, float scale, int window, float cap, int alibi) {                                 \
     Call c = {.qkv = qkv, .keys = keys, .values = values, .out = out, .cu_seqlens = cu_seqlens,                       \
               .context_lens = context_lens, .block_tables = block_tables, .n = n, .M = M, .H = H, .KV = KV, .D = D,   \
               .P = P, .max_pages = max_pages, .pages = pages, .scale = scale, .window = window, .cap = cap,           \
-              .shared = H / KV, .half = HALF_WIDTH, .format = FORMAT};                                                \
+              .alibi = alibi, .shared = H / KV, .half = HALF_WIDTH, .format = FORMAT};                                \
     return step(&c);                                                                                                  \
   }
 ENTRY(paged_attention_f32, 0, KV_F32)

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from generate.cpu.attention import attend_seen
+from generate.cpu.attention import attend_seen, slopes
 from models.architecture import FULL, Reach
 
 # Bounds on the memory of plain decodes, which gather whole block tables in float32.
@@ -108,6 +108,9 @@ class TorchDecode:
         groups = q.reshape(n, KV, -1, D).float()  # (n, H, D) -> (n, KV, H / KV, D)
         scores = (past_k @ groups.transpose(2, 3)).transpose(2, 3) * scale  # (n, KV, H / KV, pages * P)
         scores = reach.cap * (scores / reach.cap).tanh() if reach.cap else scores
+        if reach.alibi:
+            fall = (at + 1 - context_lens[:, None])[:, None, None]
+            scores = scores + slopes(reach.alibi, q.shape[1], q.device).view(KV, -1, 1) * fall
         weights = scores.masked_fill(~is_past[:, None, None], -torch.inf).softmax(-1)
         past_v = past_v.masked_fill(~is_past[:, None, :, None], 0)  # a fresh page may hold NaN, and 0 * NaN is NaN
         return (weights @ past_v).reshape(q.shape)  # (n, KV, H / KV, D) -> (n, H, D)

@@ -203,7 +203,8 @@ class Network:
         self.cap = config.logits_cap
         self.blocks = [Block(block, config, layer, math) for layer, block in enumerate(model.blocks)]
         self.norm = make_norm(model.norm, config)
-        self.head = math.prepare_head(as_tensor(model.head))
+        self.embedding_norm = model.embedding_norm and make_norm(model.embedding_norm, config)
+        self.head, self.head_bias = math.prepare_head(as_tensor(model.head)), model.head_bias
 
     def states(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return the normed states [n, C] of tokens `ids` at `positions`."""
@@ -212,6 +213,8 @@ class Network:
         residual = (residual if self.embedding_scale == 1 else residual * self.embedding_scale).float()
         if self.positions is not None:
             residual = residual + F.embedding(positions, self.positions)
+        if self.embedding_norm is not None:
+            residual = math.add_norm(residual, None, self.embedding_norm, dtype).float()
         rotations = {rope: table.index_select(0, positions) for rope, table in self.rotations.items()}  # [n, 2, D/2]
         x = None  # each add_norm adds the layer before it to the residual
         for i, block in enumerate(self.blocks):
@@ -243,4 +246,5 @@ class Network:
         if not len(x):
             return x.new_empty(0, self.vocabulary, dtype=torch.float32)
         logits = self.math.head(x, self.head)[:, : self.vocabulary]
+        logits = logits if self.head_bias is None else logits + self.head_bias
         return self.cap * (logits / self.cap).tanh() if self.cap else logits

@@ -37,10 +37,22 @@ def capped(x, CAP: tl.constexpr):
 
 
 @triton.jit
+def leaning(x, h, distance, ALIBI: tl.constexpr):
+    """Return scores of head h that fall with the distance of their keys, or x for 0; see `cpu.attention.slopes`."""
+    if ALIBI > 0:
+        x -= tl.exp2(tl.where(h < ALIBI, -8.0 * (h + 1), 4.0 - 8 * (h + 1 - ALIBI)) / ALIBI) * distance
+    return x
+
+
+@triton.jit
 def _attend_past(
-    KEYS, VALUES, q, tile, start, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr
+    KEYS, VALUES, q, h, last, tile, start, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr,
+    CAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """Add tokens `start` to `end` of a page to the running softmax (peak, sum of weights, weighted sum of values)."""
+    """Add tokens `start` to `end` of a page to the running softmax (peak, sum of weights, weighted sum of values).
+
+    last: the place of the new token in this page, or behind it.
+    """
     for block in range(start // BN * BN, end, BN):
         t = block + tl.arange(0, BN)
         is_past = (t >= start) & (t < end)
@@ -48,7 +60,8 @@ def _attend_past(
         mask = is_past[:, None] & wide[None, :]
         k = tl.load(KEYS + at, mask=mask, other=0.0)
         v = tl.load(VALUES + at, mask=mask, other=0.0)  # before k is used, so that both loads are in flight
-        x = tl.where(is_past, capped(tl.sum(q[None, :] * k.to(tl.float32), 1), CAP), -float("inf"))
+        x = leaning(capped(tl.sum(q[None, :] * k.to(tl.float32), 1), CAP), h, last - t, ALIBI)
+        x = tl.where(is_past, x, -float("inf"))
         higher = tl.maximum(peak, tl.max(x, 0))
         weight = tl.exp(x - higher)
         fade = tl.exp(peak - higher)
@@ -60,8 +73,8 @@ def _attend_past(
 
 @triton.jit
 def _attend_past_group(
-    KEYS, VALUES, q, scale, tile, start, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr,
-    CAP: tl.constexpr,
+    KEYS, VALUES, q, scale, h, last, tile, start, end, d, wide, peak, total, mix, D: tl.constexpr, BN: tl.constexpr,
+    CAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """`_attend_past` for q [BG, BD] of a group: peak and total [BG], mix [BG, BD]. The scale comes after the product."""
     for block in range(start // BN * BN, end, BN):
@@ -72,7 +85,8 @@ def _attend_past_group(
         k = tl.load(KEYS + at, mask=mask, other=0.0)
         v = tl.load(VALUES + at, mask=mask, other=0.0)
         x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BG, BN]
-        x = tl.where(is_past[None, :], capped(x, CAP), -float("inf"))
+        x = leaning(capped(x, CAP), h[:, None], (last - t)[None, :], ALIBI)
+        x = tl.where(is_past[None, :], x, -float("inf"))
         higher = tl.maximum(peak, tl.max(x, 1))
         weight = tl.exp(x - higher[:, None])
         fade = tl.exp(peak - higher)
@@ -100,7 +114,7 @@ def _join_parts(parts, count, d, wide, D: tl.constexpr, BP: tl.constexpr):
 def _attend(
     QKV, KEYS, VALUES, BLOCK_TABLES, CONTEXT_LENS, OUT, PARTS, ARRIVED, scale, MAX_PAGES,
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
-    MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """As many heads of queries as of keys. MP: the most parts of a row, BP: a power of two that is at least MP."""
     # Parts are the fastest dimension: programs without work then run beside those with work, not all at the end.
@@ -136,7 +150,7 @@ def _attend(
                 total = total * tl.exp(peak - higher) + tl.exp(x - higher)
                 peak = higher
             peak, total, mix = _attend_past(
-                KEYS, VALUES, q, tile, start, end, d, wide, peak, total, mix, D, BN, CAP
+                KEYS, VALUES, q, h, n - 1 - page * P, tile, start, end, d, wide, peak, total, mix, D, BN, CAP, ALIBI
             )  # fmt: skip
         if pages == 1:
             tl.store(out, mix / total, mask=wide)
@@ -158,7 +172,7 @@ def _attend(
 def _attend_group(
     QKV, KEYS, VALUES, BLOCK_TABLES, CONTEXT_LENS, OUT, PARTS, ARRIVED, scale, MAX_PAGES,
     KV: tl.constexpr, G: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
-    BN: tl.constexpr, MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    BN: tl.constexpr, MP: tl.constexpr, BP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """`_attend` for groups of G query heads, padded to BG rows of a product."""
     part, h, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -197,7 +211,8 @@ def _attend_group(
                 total = total * fade + weight
                 peak = higher
             peak, total, mix = _attend_past_group(
-                KEYS, VALUES, q, scale, tile, start, end, d, wide, peak, total, mix, D, BN, CAP
+                KEYS, VALUES, q, scale, h * G + g, n - 1 - page * P, tile, start, end, d, wide, peak, total, mix, D, BN,
+                CAP, ALIBI,
             )  # fmt: skip
         if pages == 1:
             tl.store(out + at, mix / total[:, None], mask=inside)
@@ -239,7 +254,7 @@ class TritonDecode:
         most = min(pages, MOST_PARTS)
         tensors = qkv, keys, values, rows.block_tables, rows.context_lens, out, self.parts, self.arrived
         sizes = {"P": P, "D": D, "MP": most, "BP": max(2, triton.next_power_of_2(most))}
-        sizes |= {"WINDOW": reach.window, "CAP": reach.cap}
+        sizes |= {"WINDOW": reach.window, "CAP": reach.cap, "ALIBI": reach.alibi}
         BD, block = triton.next_power_of_2(D), triton.next_power_of_2(P)
         if H == KV:
             BN = min(BLOCK, block)

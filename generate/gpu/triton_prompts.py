@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from generate.gpu.attention import TILE, Pieces
-from generate.gpu.triton_attention import capped
+from generate.gpu.triton_attention import capped, leaning
 from models.architecture import FULL, Reach
 
 BLOCK = 64  # keys at once; a page is a multiple of it, or smaller
@@ -43,7 +43,7 @@ def _write(
 def _attend(
     QKV, KEYS, VALUES, TILES, PAGES, OUT, scale,
     H: tl.constexpr, KV: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    BN: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     tile, h = TILES + tl.program_id(0) * 4, tl.program_id(1)
     first, count, position, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
@@ -67,7 +67,7 @@ def _attend(
             x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BM, BN]
             behind = (position + tl.minimum(m, count - 1))[:, None] - t[None, :]  # unused rows repeat the last
             visible = (behind >= 0) & (behind < WINDOW) if WINDOW else behind >= 0
-            x = tl.where(visible, capped(x, CAP), -float("inf"))
+            x = tl.where(visible, leaning(capped(x, CAP), h, behind, ALIBI), -float("inf"))
             higher = tl.maximum(peak, tl.max(x, 1))
             least = tl.maximum(higher, -1e38)  # of a row that sees no key yet: infinity less infinity is NaN
             weight = tl.exp(x - least[:, None])
@@ -98,7 +98,6 @@ class TritonPrompts:
         BD, warps = max(SMALLEST, triton.next_power_of_2(D)), 8 if is_float32 else 4
         sizes = {"H": H, "KV": KV, "P": P, "D": D, "BD": BD, "BM": TILE, "num_warps": warps}
         _write[(len(pieces.tiles), KV)](qkv, keys, values, *pieces, **sizes)
-        _attend[(len(pieces.tiles), H)](
-            qkv, keys, values, *pieces, out, scale, BN=BN, WINDOW=reach.window, CAP=reach.cap, **sizes
-        )
+        seen = {"WINDOW": reach.window, "CAP": reach.cap, "ALIBI": reach.alibi}
+        _attend[(len(pieces.tiles), H)](qkv, keys, values, *pieces, out, scale, BN=BN, **seen, **sizes)
         return out

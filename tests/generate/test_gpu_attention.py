@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from generate.cpu.attention import slopes
 from generate.gpu import choose
 from generate.gpu.attention import DecodeRows, Pieces, PromptAttention, TorchDecode, TorchPrompts, causal, cut
 from models.architecture import FULL, Reach
@@ -62,7 +63,7 @@ class Case:
     def run(self, way: TorchDecode | TritonDecode, reach: Reach = FULL) -> Tensor:
         return way(self.qkv, self.keys, self.values, self.rows, self.width**-0.5, reach)
 
-    def exact(self, row: int, window: int = 0, cap: float = math.inf) -> Tensor:
+    def exact(self, row: int, window: int = 0, cap: float = 0.0, alibi: int = 0) -> Tensor:
         """Return the row's attention in float64."""
         H, KV = self.heads, self.kv_heads
         q, k, v = self.qkv[row].double().view(-1, self.width).split([H, KV, KV])
@@ -71,8 +72,10 @@ class Case:
             torch.cat((past, new[None])).repeat_interleave(H // KV, 1) for past, new in ((past_k, k), (past_v, v))
         )  # (t, H, D)
         scores = torch.einsum("hd,thd->ht", q, keys) * self.width**-0.5
-        weights = (scores if cap == math.inf else cap * (scores / cap).tanh()).softmax(1)
-        return torch.einsum("ht,thd->hd", weights, values).flatten()
+        scores = cap * (scores / cap).tanh() if cap else scores
+        if alibi:
+            scores += slopes(alibi, H, CPU).double()[:, None] * torch.arange(1 - len(keys), 1)
+        return torch.einsum("ht,thd->hd", scores.softmax(1), values).flatten()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -116,6 +119,23 @@ def test_a_long_context_is_joined_from_few_parts(way: str, kv_heads: int, monkey
     out = case.run(TorchDecode() if way == "torch" else triton).double()
     for row in range(3):
         assert (out[row] - case.exact(row)).abs().max() < 1e-5
+
+
+def test_slopes_are_those_of_the_paper_and_lie_between_for_other_heads() -> None:
+    assert slopes(8, 8, CPU).tolist() == [2.0**-h for h in range(1, 9)]
+    expected = [2.0**-h for h in (2, 4, 6, 8, 1, 3)]
+    assert slopes(4, 6, CPU).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("heads", [2, 3, 6])
+@pytest.mark.parametrize("way", ["torch", "triton"])
+def test_scores_fall_with_the_distance(way: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("generate.gpu.triton_attention.MOST_PARTS", 2)
+    case = Case([80, 3, 65, 0], width=24, heads=heads, kv_heads=3 if heads > 2 else 1)
+    for reach in (Reach(alibi=2), Reach(40, 0.5, 4)):
+        out = case.run(TorchDecode() if way == "torch" else case.triton(), reach).double()
+        for row in range(3):
+            assert (out[row] - case.exact(row, *reach)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
@@ -178,7 +198,7 @@ def test_pieces_of_prompts_agree_with_plain_pytorch(
     heads: int, kv_heads: int, width: int, size: int, dtype: torch.dtype
 ) -> None:
     pool = torch.Size((9, kv_heads, size, width))
-    for reach in (FULL, Reach(1), Reach(size + 3, 0.7)):
+    for reach in (FULL, Reach(1), Reach(size + 3, 0.7), Reach(0, 0.0, 1), Reach(50, 1.0, 4)):
         error = choose.prompts_error(TritonPrompts(), TorchPrompts(), heads, pool, dtype, CPU, reach)
         assert error < choose.TOLERANCE[dtype]
 

@@ -118,7 +118,8 @@ def test_structs_have_the_compilers_sizes_and_offsets(tmp_path: Path) -> None:
 def test_functions_have_the_headers_types() -> None:
     functions = declarations().functions
     pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-    assert functions["paged_attention_bf16"] == (integer, [pointer] * 7 + [integer] * 8 + [number, integer, number])
+    numbers = [number, integer, number, integer]
+    assert functions["paged_attention_bf16"] == (integer, [pointer] * 7 + [integer] * 8 + numbers)
     assert functions["packed_linear_bytes"] == (ctypes.c_int64, [integer, ctypes.c_int64, ctypes.c_int64])
     assert functions["paged_attention_use"] == (integer, [integer])
     assert functions["use_team"] == (None, [pointer, integer])

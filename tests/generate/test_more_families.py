@@ -22,7 +22,10 @@ from tests.support.generate import logits_of, run
 
 SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
          "num_attention_heads": 6, "max_position_embeddings": 320}  # fmt: skip
-UNKNOWN = {"falcon": ("intermediate_size",)}
+UNKNOWN = {
+    "falcon": ("intermediate_size",),
+    "bloom": ("intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"),
+}
 MANY_TO_ONE = {"num_attention_heads": 4, "num_key_value_heads": 1}
 GRANITE = {
     "embedding_multiplier": 12.0,
@@ -76,6 +79,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "bias": True
     }),
     "falcon, sequential": ("falcon", {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 72}),
+    "phi": ("phi", {"partial_rotary_factor": 0.5}),
+    "phi, tied": ("phi", {**MANY_TO_ONE, "tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "phi, shared keys": ("phi", {"num_key_value_heads": 2, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.25}}),
+    "bloom": ("bloom", {"seq_length": 320}),
+    "bloom, untied": ("bloom", {"seq_length": 320, "n_head": 4, "tie_word_embeddings": False}),
+    "bloom, 3 heads": ("bloom", {"seq_length": 320, "n_head": 3}),
 }  # fmt: skip
 LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257)
 PROMPTS = [[random.Random(n).randrange(211) for _ in range(n)] for n in LENGTHS]

@@ -1,4 +1,4 @@
-"""Layers in which a token sees only a window of the keys before it, and scores with a cap."""
+"""Layers in which a token sees only a window of the keys before it, scores with a cap, and scores that fall with the distance."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def kernel(dtype: torch.dtype, kv_dtype: torch.dtype) -> CAttention:
 
 @EACH
 @pytest.mark.parametrize(("H", "KV", "D", "P"), [(4, 2, 64, 64), (3, 1, 64, 16), (2, 2, 5, 16)])
-@pytest.mark.parametrize(("window", "cap"), [(1, 0.0), (17, 0.0), (64, 3.0), (600, 0.5), (0, 1.0)])
+@pytest.mark.parametrize("reach", [Reach(1), Reach(17), Reach(64, 3.0), Reach(600, 0.5), Reach(0, 1.0),
+                                   Reach(alibi=2), Reach(100, 0.5, 4)], ids=str)  # fmt: skip
 def test_a_window_agrees_with_the_oracle_and_no_neighbor_changes_a_bit(
-    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, H: int, KV: int, D: int, P: int, window: int, cap: float
+    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, H: int, KV: int, D: int, P: int, reach: Reach
 ) -> None:  # fmt: skip
     world = World(LENGTHS, H, D, P, dtype, KV=KV, kv_dtype=kv_dtype)
-    world.reach = Reach(window, cap)
+    world.reach = reach
     whole = world.run(kernel, [dict(enumerate(LENGTHS))], padding=1)
     assert_close(whole, world.run(TorchAttention(), [{0: 650, 1: 65}, {0: 50, 2: 130}]), dtype, kv_dtype)
     singly = world.run(kernel, [{i: 1 for i, n in enumerate(LENGTHS) if t < n} for t in range(max(LENGTHS))])

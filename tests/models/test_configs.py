@@ -31,6 +31,8 @@ OLD: dict[str, dict[str, Any]] = {  # what files of version 4 have
     "mixtral": {"rope_theta": 1e6, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None},
     "qwen3_moe": {"rope_theta": 1e6, "num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
     "falcon": {"rope_theta": 1e4, "num_kv_heads": 3, "new_decoder_architecture": True, "intermediate_size": 192},
+    "phi": {"rope_theta": 5e4, "partial_rotary_factor": 0.25, "layer_norm_eps": 1e-4, "num_key_value_heads": 3},
+    "bloom": {"n_embed": 48, "n_layer": 2, "seq_length": 64, "offset_alibi": 100, "pretraining_tp": 4},
 }  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def _rewrite(folder: Path, change: Any) -> None:
 BROKEN = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "JSON"),
-    "another family": (lambda f: edit(f, model_type="bloom"), "'bloom'.*qwen3"),
+    "another family": (lambda f: edit(f, model_type="opt"), "'opt'.*qwen3"),
     "cross attention": (lambda f: edit(f, add_cross_attention=True), "add_cross_attention"),
     "quantized": (lambda f: edit(f, quantization_config={"bits": 4}), "quantization_config"),
     "unknown activation": (lambda f: edit(f, activation_function="mish"), "mish"),
