@@ -192,9 +192,7 @@ class Config:
             item.metadata["type"].read(getattr(self, item.name), flag(item.name))
         self.adapters  # noqa: B018  it raises
         if self.pinned_prefixes and (self.evict != "lru" or not self.prefix_cache):
-            raise ConfigError(
-                "--pinned-prefixes caches pages and evicts none. Leave out --evict and --prefix-cache, or it"
-            )
+            raise ConfigError("--pinned-prefixes evicts no page. Leave out --evict and --prefix-cache, or it")
         if self.max_connections and self.max_connections < self.threads:
             raise ConfigError(
                 f"--max-connections is {self.max_connections:,}, but --max-queue {self.max_queue:,} and "
@@ -286,12 +284,9 @@ class Loaded:
 
 
 def load(
-    argv: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
-    dotenv: Path | None = None,
-    policies: Mapping[str, str] | None = None,
-    orders: Sequence[str] = (),
-) -> Loaded:
+    argv: Sequence[str] = (), environ: Mapping[str, str] | None = None, dotenv: Path | None = None,
+    policies: Mapping[str, str] | None = None, orders: Sequence[str] = (),
+) -> Loaded:  # fmt: skip
     """Read flags, environment and `.env`; ConfigError for what is wrong.
 
     `policies` maps the name of each policy to a one-line description for `--help`; `orders` are names.
