@@ -193,7 +193,7 @@ class Config:
         self.adapters  # noqa: B018  it raises
         if self.pinned_prefixes and (self.evict != "lru" or not self.prefix_cache):
             raise ConfigError(
-                "--pinned-prefixes caches pages and evicts none. Leave out --evict and --prefix-cache, or it"
+                "--pinned-prefixes never evicts a page. Leave out --evict and --prefix-cache, or leave it out"
             )
         if self.max_connections and self.max_connections < self.threads:
             raise ConfigError(
