@@ -43,7 +43,7 @@ PAUSE = 2.5  # seconds, after which /what-if takes requests for another load
 CASES = [(12, 5, 9, "a"), (3, 1, 8, "a"), (9, 3, 1, "a"), (6, 2, 7, "a"), (4, 4, 3, "b"), (7, 0, 5, "b"), (2, 9, 2, "c"), (20, 8, 4, "c")]  # fmt: skip
 ORDERS = {"dynamic": "01234567", "nobatch": "01234567", "dynamic+drr": "01234567", "dynamic+sjf": "61435207",
           "dynamic+edf": "26475310", "dynamic+priority": "51324076", "dynamic+vtc": "04675123", "dynamic+rpm": "0124567"}  # fmt: skip
-OPTIONS = {"dynamic+rpm": ["--policy-option", "limit=3"], "dynamic+vtc": ["--policy-option", "w_p=0"]}  # answers alone count
+OPTIONS = {"dynamic+rpm": ["--policy-option", "limit=3"], "dynamic+vtc": ["--policy-option", "w_p=0"]}  # answers only
 PARTS = ("throughput", "ttft", "order", "shares", "waits", "mixed")
 
 

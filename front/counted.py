@@ -19,7 +19,7 @@ PROMPTS = ("prompt_tokens", "input_tokens", "prompt_eval_count", "tokens_evaluat
 CONTAINERS = ("choices", "delta", "message", "tool_calls", "function", "token", "content_block", "usage", "response",
               "details", "output", "content", "item", "timings")  # fmt: skip
 LAST = ("message_stop", "response.completed")  # types of events
-MORE, SURE = 1.05, 0.8  # tokens per event above which lengths are used, and the part of that estimate that is reported early
+MORE, SURE = 1.05, 0.8  # tokens per event above which lengths count; the part of the estimate reported early
 DEEPEST, LONGEST = 10, 64  # nested values, and items of a list, that are read
 
 

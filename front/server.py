@@ -203,7 +203,7 @@ class Queue(Door):
         asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
         if asked.choices > (slots := max(site.slots for site in self.sites.all)):
             raise Failed(
-                400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use an n of at most {slots}"
+                400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
             )
         notes, meters, inference = cast(Client, request.protocol).notes, self.service.meters, None
         notes["asked"] = asked
