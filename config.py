@@ -192,7 +192,7 @@ class Config:
             item.metadata["type"].read(getattr(self, item.name), flag(item.name))
         self.adapters  # noqa: B018  it raises
         if self.pinned_prefixes and (self.evict != "lru" or not self.prefix_cache):
-            raise ConfigError("--pinned-prefixes evicts no page. Leave out --evict and --prefix-cache, or it")
+            raise ConfigError("--pinned-prefixes never evicts. Leave out --evict and --prefix-cache, or it")
         if self.max_connections and self.max_connections < self.threads:
             raise ConfigError(
                 f"--max-connections is {self.max_connections:,}, but --max-queue {self.max_queue:,} and "

@@ -157,7 +157,7 @@ def post_worker_init(worker: Any) -> None:
 
     def give_up(error: Exception) -> None:
         again = _does_without_kernels(error, errors)
-        if failed and not again:  # no engine will answer what was handed over
+        if failed and not again:  # no engine will answer the requests that were handed over
             worker.method_queue.defer(worker.adopt)
             time.sleep(ANSWER_SECONDS)
         errors.flush()
@@ -169,7 +169,7 @@ def post_worker_init(worker: Any) -> None:
 
 
 def _does_without_kernels(error: BaseException | None, errors: QueuedLog) -> bool:
-    """Return whether fast kernels may be at fault, so that the next worker shall do without them."""
+    """Return whether fast kernels may be at fault; the next worker then runs without them."""
     if not blames_kernels(error):
         return False
     text = str(error).strip().splitlines()[0].encode()[: len(_device_error)]

@@ -1,6 +1,6 @@
 """The conversations of a ShareGPT file, of which client and server read the first question and its answer.
 
-It must not know what becomes of them.
+It must not know how they are used.
 """
 
 from __future__ import annotations

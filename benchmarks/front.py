@@ -1,4 +1,4 @@
-"""What the queue of `./eb queue` costs, and whether it keeps its promises, before a scripted upstream or any server.
+"""The cost of `./eb queue`, and whether it keeps its promises, before a scripted upstream or any server.
 
     python -m benchmarks.front --json benchmarks/results/front.json
     python -m benchmarks.front throughput ttft order shares waits --url http://127.0.0.1:8080 --slots 4
@@ -43,7 +43,7 @@ PAUSE = 2.5  # seconds, after which /what-if takes requests for another load
 CASES = [(12, 5, 9, "a"), (3, 1, 8, "a"), (9, 3, 1, "a"), (6, 2, 7, "a"), (4, 4, 3, "b"), (7, 0, 5, "b"), (2, 9, 2, "c"), (20, 8, 4, "c")]  # fmt: skip
 ORDERS = {"dynamic": "01234567", "nobatch": "01234567", "dynamic+drr": "01234567", "dynamic+sjf": "61435207",
           "dynamic+edf": "26475310", "dynamic+priority": "51324076", "dynamic+vtc": "04675123", "dynamic+rpm": "0124567"}  # fmt: skip
-OPTIONS = {"dynamic+rpm": ["--policy-option", "limit=3"], "dynamic+vtc": ["--policy-option", "w_p=0"]}  # answers alone count
+OPTIONS = {"dynamic+rpm": ["--policy-option", "limit=3"], "dynamic+vtc": ["--policy-option", "w_p=0"]}  # answers only
 PARTS = ("throughput", "ttft", "order", "shares", "waits", "mixed")
 
 
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
     wait: float = 0.0  # seconds, as the queue says
 
     def until(self, end: float) -> float:
-        """Return the tokens that had come by then, if they came evenly."""
+        """Return the tokens that had arrived by `end`, if they arrived evenly."""
         return self.tokens * min(1.0, max(0.0, end - self.began) / (self.ended - self.began))
 
 
@@ -130,7 +130,7 @@ class Bench(NamedTuple):
             return await answer.json()
 
     async def has(self, url: str, **counts: int) -> bool:
-        """Return whether so many requests are running, or waiting."""
+        """Return whether exactly this many requests are running or waiting."""
         stats = await self.call("GET", f"{url}/stats")
         return all(stats[f"requests-{name}"] == count for name, count in counts.items())
 
@@ -149,7 +149,7 @@ class Bench(NamedTuple):
             process.wait(60)
 
     async def ask(self, url: str, tokens: int, hints: Mapping[str, str] = {}, pause: float = 0, **more: Any) -> Answer:
-        """Send a request, and rest between two reads of the answer."""
+        """Send a request, and pause between reads of the answer."""
         body = {"model": self.args.model, "prompt": "hello", "max_tokens": tokens, "stream": True, "temperature": 0,
                 "ignore_eos": True, "stream_options": {"include_usage": True}, **more}  # fmt: skip
         id, began, data = uuid.uuid4().hex, 0.0, b""

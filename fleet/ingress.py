@@ -40,9 +40,9 @@ Answers = dict[str, tuple[int, bytes, Mapping[str, str]]]  # status, body and he
 
 
 class Ingress(Door):
-    """The routes. The replicas check the key; the ingress knows it only to do less for requests without it.
+    """The routes. The replicas check the key; the ingress knows it only to refuse requests without it early.
 
-    `hosts` are the names by which clients may call it; None: any.
+    `hosts` are the names by which clients may call it; None allows any.
     """
 
     def __init__(self, fleet: Fleet, limits: Limits, key: str = "", hosts: list[str] | None = None) -> None:
@@ -79,7 +79,7 @@ class Ingress(Door):
         """Return the body of a request; b"" without the key, since a replica refuses it in its own words anyway."""
         if not wire.is_for(request, self.hosts):
             text = (
-                f"the Host header is {request.host[:100]!r}, which is not in --trusted-hosts. Use a name of that list"
+                f"the Host header is {request.host[:100]!r}, which is not in --trusted-hosts. Use a name from that list"
             )
             raise Failed(400, text)
         return await receive(request, self.limits) if self.may_ask(request) else b""

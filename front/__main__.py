@@ -41,7 +41,7 @@ async def _serve(plan: Plan, queue: Queue, sock: socket.socket) -> None:
         stop.set()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends at once
         if queue.open:
-            print(f"finishing {queue.open} open requests. Press Ctrl-C to end at once", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"finishing {queue.open} open requests. Press Ctrl-C to stop at once", file=sys.stderr, flush=True)  # noqa: T201
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, drain)

@@ -1,4 +1,4 @@
-"""The lines of a queue's access log: named as in the server's (`api/hooks/middleware.py`), and the upstream. Never texts."""
+"""The lines of a queue's access log: the server's fields (`api/hooks/middleware.py`) and the upstream, never texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from front.door import GONE
 
 
 def record(request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> dict[str, Any]:
-    """Return what is logged of a request; `notes` have `asked` once it was read, and `relay` once it was queued."""
+    """Return the log line of a request; `notes` has `asked` once it was read, and `relay` once it was queued."""
     asked, relay = notes.get("asked"), notes.get("relay")
     line = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

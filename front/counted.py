@@ -1,8 +1,8 @@
 """How many tokens of an answer have passed, counted from outside while its bytes go on unchanged. Pure.
 
 An event of a stream that carries text is one token until the upstream's own count arrives, which wins: `usage` of
-OpenAI's dialect, `eval_count` of Ollama's. Where earlier answers of a model had more tokens than events, the length of the text
-tells how many there are. An answer in one piece has its count in it, else four characters are a token.
+OpenAI's dialect, `eval_count` of Ollama's. If earlier answers of a model had more tokens than events, tokens are estimated from
+the length of the text. An answer in one piece contains its count; without one, four characters are a token.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PROMPTS = ("prompt_tokens", "input_tokens", "prompt_eval_count", "tokens_evaluat
 CONTAINERS = ("choices", "delta", "message", "tool_calls", "function", "token", "content_block", "usage", "response",
               "details", "output", "content", "item", "timings")  # fmt: skip
 LAST = ("message_stop", "response.completed")  # types of events
-MORE, SURE = 1.05, 0.8  # tokens per event from which lengths count, and the part of such an estimate that is reported
+MORE, SURE = 1.05, 0.8  # tokens per event above which lengths count; the part of the estimate reported early
 DEEPEST, LONGEST = 10, 64  # nested values, and items of a list, that are read
 
 
 class Counter:
     """Reads the body of one answer, in the pieces in which it arrives; `tokens` never falls.
 
-    `token_length` are the characters that a token usually has, 0 if each event has one token.
+    `token_length` is the usual number of characters per token, 0 if each event has one token.
     """
 
     def __init__(self, content_type: str, status: int, token_length: float = 0.0) -> None:
@@ -79,12 +79,12 @@ class Counter:
 
     @property
     def _guess(self) -> float:
-        is_guess = self._token_length and (self._told or 0) <= 1  # some tell at the beginning that there will be tokens
+        is_guess = self._token_length and (self._told or 0) <= 1  # some begin with a count of 0 or 1
         return self._length / self._token_length if is_guess else 0.0
 
     @property
     def token_length(self) -> float | None:
-        """The characters per token of a stream that had more tokens than events, once the upstream has told its count."""
+        """The characters per token of a stream with more tokens than events, once the upstream has sent its count."""
         return self._length / self._told if self._told and self._told > MORE * self._events > 0 else None
 
     def _read(self, value: Any, depth: int = 0) -> int:

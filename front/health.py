@@ -1,6 +1,6 @@
-"""Which upstreams can be reached: known from requests, or from connections that are opened when somebody asks.
+"""Which upstreams can be reached, as known from requests or from test connections that `/health` and `/ready` open.
 
-Such a connection carries no request, so it costs nothing at a hosted API. This module must not know queues or policies.
+A test connection carries no request, so it costs nothing at a hosted API. This module must not know queues or policies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOK_SECONDS = 1.0
 
 
 async def look(sites: Sequence[Site]) -> None:
-    """Open a connection to each upstream that answers no request now, and note whether that works."""
+    """Open a connection to each upstream without open requests, and note whether that works."""
     await asyncio.gather(*(_look(site) for site in sites if not site.open or site.down_since))
 
 
@@ -34,7 +34,7 @@ async def _look(site: Site) -> None:
 
 
 def state(sites: Sequence[Site]) -> tuple[str, str | None]:
-    """Return `down` if no upstream can be reached, else `ok`, and which ones cannot be, since when."""
+    """Return `down` if no upstream can be reached, else `ok`; and which ones cannot be reached, and since when."""
     down = [site for site in sites if site.down_since is not None]
     times = (time.strftime("%F %T UTC", time.gmtime(site.down_since)) for site in down)
     text = "; ".join(f"{site.name} cannot be reached since {since}" for site, since in zip(down, times))

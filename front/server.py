@@ -128,7 +128,7 @@ class Queue(Door):
         if chosen.name != "dynamic":
             self.manager.inbox.switch(chosen)
         self._bridge = Bridge(app)
-        self._overhead = Means()  # tokens of prompts beside their pieces of text, as of a chat template
+        self._overhead = Means()  # tokens of prompts beyond their text, such as those of a chat template
         self._allowance = Allowance(settings.client_tokens, time.monotonic)
         self.wires: Wires
 
@@ -203,7 +203,7 @@ class Queue(Door):
         asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
         if asked.choices > (slots := max(site.slots for site in self.sites.all)):
             raise Failed(
-                400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Send n up to {slots}"
+                400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
             )
         notes, meters, inference = cast(Client, request.protocol).notes, self.service.meters, None
         notes["asked"] = asked
@@ -238,7 +238,7 @@ class Queue(Door):
             meters.answered(request.path, status, rejected, 0, outputs, True)
 
     def _enqueue(self, inference: Inference) -> None:
-        """Queue an inference; where the queue is full, tell the client how long those take that would join before it."""
+        """Queue an inference. If the queue is full, tell the client how long the requests ahead of it take."""
         try:
             self.manager.enqueue_all([inference])
         except InferenceError as error:
@@ -263,7 +263,7 @@ class Queue(Door):
         return inference
 
     async def position(self, request: web.Request) -> web.Response:
-        """Tell how many wait before a request, in the policy's order, and the seconds in which these are computed."""
+        """Report how many requests are ahead of one in the policy's order, and about how many seconds they take."""
         self._check(request)
         id, scheduler = request.query.get("id", ""), self.manager.scheduler
         waiting = [] if scheduler is None else list(scheduler.waiting)

@@ -1,8 +1,8 @@
-"""The steps of an upstream as they must have been, once it is known how long the answers in them are. Pure.
+"""Reconstructs an upstream's steps once the lengths of the answers in them are known. Pure.
 
-From outside, an answer in one piece has no tokens until its end, several tokens may come in one event, and those of one step
-in several bursts. So the pause before each burst is divided into as many steps as an answer in it had tokens, on average, and
-each answer gets a token in each step. A step is passed on when all that ran in it have ended.
+From outside, an answer in one piece has no tokens until its end, one event may carry several tokens, and the tokens of one
+step may arrive in several bursts. So the pause before each burst is divided into as many steps as its answers have tokens,
+on average, and each answer gets one token in each step. A step is passed on once all requests in it have ended.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from math import inf
 from scheduling.iteration import Iteration, Member, SlotSteps
 from serving.inference import Inference
 
-AT_ONCE, MOST = 64, 10_000  # bursts that are taken together, and that are kept for answers that run
+AT_ONCE, MOST = 64, 10_000  # bursts processed together, and kept for running answers
 ROUNDS = 8
-AFTER = 1e-6  # seconds, above the error of a sum of times
+AFTER = 1e-6  # seconds, more than the rounding error of a sum of times
 
 
 class _Answer:
-    """An answer that has ended; `begin` is when the first token of a stream came, or when another joined."""
+    """An answer that has ended. `begin` is when its first token came if it is a stream, otherwise when it joined."""
 
     def __init__(self, inference: Inference, late: int, bursts: list[Iteration]) -> None:
         seq = self.seq = inference.sequence
         self.inference, self.prompt, self.tokens = inference, len(seq.prompt_ids), len(seq.output_ids)
         self.joined, first, self.end = seq.scheduled_at or 0.0, seq.first_token_at or 0.0, seq.last_token_at or 0.0
-        # One in one piece comes as two bursts, the first with a token that stands for its prompt.
+        # An answer in one piece comes as two bursts; the first has one token, which stands for its prompt.
         self.streams = sum(first + AFTER < _end(burst) < self.end + AFTER for burst in bursts) > 1
         self.begin, late = (first, 0) if self.streams else (self.joined, late)
         self.steps = self.tokens + late - self.streams  # from begin to end
         self._lengths = iter([*[0] * late, *range(self.prompt, self.prompt + self.tokens)])  # after each step
 
     def step(self, began: float, ended: float) -> Member | None:
-        """Return its part in a step."""
+        """Return its member record in a step; None if it has none."""
         if self.joined > ended - AFTER or self.end < began + AFTER:
             return None
         self.steps -= 1
@@ -67,7 +67,7 @@ class Steps:
             self._pass_on(count)
 
     def _pass_on(self, count: int) -> None:
-        """Pass on the steps of the first bursts; a pause of less than half a step belongs to the next."""
+        """Pass on the steps of the first bursts; a pause shorter than half a step is added to the next."""
         began, ended, joined, left = 0.0, inf, list[str](), list[tuple[str, str]]()
         for i, (burst, steps) in enumerate(zip(self._bursts[:count], self._steps())):
             began, ended, joined, left = began or burst.t, _end(burst), joined + burst.joined, left + burst.left
@@ -90,7 +90,7 @@ class Steps:
         self._answers = [a for a in self._answers if a.end >= ended + AFTER]
 
     def _steps(self) -> list[float]:
-        """Return the steps in the pause before each burst: as streams show them, else so that answers in one piece fit."""
+        """Return how many steps precede each burst: as streams show them, otherwise to fit the answers in one piece."""
         streams, steps, shown = {a.seq.id for a in self._answers if a.streams}, [], []
         for burst in self._bursts:
             rows = [m for m in burst.members if m.id in streams and (m.tokens or m.phase == "idle")]

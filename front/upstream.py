@@ -1,11 +1,11 @@
 """The model of one upstream, a server that is not ours: its `forward` takes what the upstream has sent.
 
-An upstream batches by itself, so its steps are not ours to plan. They can be seen from outside: the tokens of one step
-arrive within a few milliseconds, then there is a pause as long as the next step. Such a burst is a step here, with as many
-rows as got tokens. What is left to decide is who is let through, and when. An upstream that refuses a request before its
-first byte is one whose memory is full: the request goes back to the head of the queue.
+An upstream batches by itself, so its steps are not ours to plan. They are visible from outside: the tokens of one step
+arrive within a few milliseconds, followed by a pause as long as the next step. Such a burst is a step here, with a row for
+each request that got tokens. What is left to decide is which request is let through, and when. A request that the upstream
+refuses before the first byte, as if its memory were full, goes back to the head of the queue.
 
-The loops' thread calls `forward`; the thread of the connections tells what came. Bytes never pass through here.
+The loops' thread calls `forward`; the thread of the connections reports what arrived. Bytes never pass through here.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ LOST = "the connection of this request was lost. Try again"
 
 
 class Turn:
-    """A request: `begin` is called when it is let through; the rest is what came from the upstream since the last look.
+    """A request. `begin` is called when it is let through, and `asked` is what routers know of it.
 
-    `asked` is what routers know of it.
+    The other fields hold what the upstream sent since the last step.
     """
 
     __slots__ = ("again", "asked", "at", "begin", "ended", "error", "inference", "last", "unread", "where")
 
     def __init__(self, inference: Inference, begin: Callable[[], None], asked: Asked) -> None:
         self.inference, self.begin, self.asked = inference, begin, asked
-        self.at: Upstream  # where it is, once it is let through, and the name of that
+        self.at: Upstream  # once it is let through; `where` is that upstream's name
         self.where = ""
         self.unread = 0  # tokens
         self.ended: str | None = None  # stop, length or abort, when its answer is complete
         self.error: InferenceError | None = None
         self.again = False  # the upstream did not take it
-        self.last = 0  # length of its whole answer, once that is known
+        self.last = 0  # length of the whole answer, once known
 
 
 class Upstream:
     """Lets requests through to one site, and reports their tokens to its loop as the outputs of steps.
 
-    `due` is when there is a step to take: at once if a request has ended, whose slot must not wait for others' tokens.
+    `due` is when the next step is: at once if a request has ended, whose slot must not wait for others' tokens.
     """
 
     scheduler: Scheduler  # set with the loop
@@ -72,9 +72,9 @@ class Upstream:
         self.due = min(self.due, 0.0 if turn.ended or turn.again else self._clock() + self._together)
 
     def forward(self, plan: Plan) -> list[Output]:
-        """Let the requests that joined through; return what came, if a step is due, and let `plan` say so.
+        """Send the requests that joined; if a step is due, put what arrived into `plan` and return its outputs.
 
-        If none is, or nothing came, the plan goes on with the next one.
+        If no step is due or nothing arrived, the plan goes on with the next one.
         """
         # No step repeats, and how many tokens a request computes is not the policy's to say: those it pauses are computed.
         plan.repeats = False

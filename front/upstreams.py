@@ -1,9 +1,9 @@
-"""All upstreams of a queue: each has its own slots, scheduler and loop, and one waiting queue under one policy has them all.
+"""All upstreams of a queue: each has its own slots, scheduler and loop; all share one waiting queue and one policy.
 
-One thread runs the loops in turn: it waits until an upstream has sent something, or there is something to decide, so no two
-hooks of the policy are ever called at the same time. What a policy remembers, such as what each client got, is about all
-upstreams; what it is shown as running is one upstream's. Where several could take the next request, a router chooses.
-This module must not know HTTP.
+One thread waits until an upstream has sent something or there is something to decide, and then runs the loops in turn. So
+no two hooks of the policy ever run at the same time. The policy's memory, such as what each client got, spans all
+upstreams, but the running requests that it sees are those of one. If several upstreams could take the next request, a
+router chooses. This module must not know HTTP.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from scheduling.sequence import Sequence
 from serving.inference import InferenceError
 from serving.recovery import Recovery
 
-BEAT = 0.25  # seconds after which the loops look for deadlines even if nothing came
-RARELY = 20  # times as long as the last order took, the next one is not asked for
+BEAT = 0.25  # seconds after which the loops check deadlines even if nothing arrived
+RARELY = 20  # an order is reused for this many times as long as it took to compute
 
 
 class Upstreams(BatchingManager):
@@ -36,9 +36,9 @@ class Upstreams(BatchingManager):
         self.each = [Upstream(site, self._turns, clock) for site in sites.all]
         super().__init__(self.each[0], max_batch_size=sites.slots, clock=clock, **options)
         self.inbox.rate.parallel = len(self.each)
-        self._number = 0  # of the last step of all
-        self._order: list[Sequence] = []  # of those that waited when it was last asked for
-        self._sorts_at = 0.0  # when it may be asked for again
+        self._number = 0  # of the latest step of any upstream
+        self._order: list[Sequence] = []  # the waiting requests, as last sorted
+        self._sorts_at = 0.0  # when they may be sorted again
 
     @property
     def engines(self) -> list[int]:
@@ -52,7 +52,7 @@ class Upstreams(BatchingManager):
         return list(zip(names, accumulate([0, *self.engines]))) if self.engines else []
 
     def expect(self, turn: Turn) -> None:
-        """Know a request before it is queued."""
+        """Register a request before it is queued."""
         self._turns[turn.inference.sequence] = turn
 
     def forget(self, turn: Turn) -> None:
@@ -82,7 +82,7 @@ class Upstreams(BatchingManager):
         self.inbox.changed.notify()
 
     def before(self, seq: Sequence) -> tuple[list[Sequence], float]:
-        """Return those that wait and join before a request, as the policy sorts them now, and the seconds they take.
+        """Return the waiting requests ahead of this one in the policy's order, and the seconds that they take.
 
         The request may be one that does not wait yet. An order of a long queue takes a while, so it is reused for a multiple
         of that: one that it lacks and that does not wait is then the last.
@@ -109,7 +109,7 @@ class Upstreams(BatchingManager):
         return self._round
 
     def _round(self) -> bool:
-        """Wait for something to do and do it; return False to end."""
+        """Wait until there is something to do, and do it; return False to end."""
         due = self._wait()
         # Who joins where is decided below; a closed loop takes its batch at once, and one upstream needs no router.
         one_by_one = bool(self.engines) and not self.each[0].scheduler.policy.closed
@@ -130,7 +130,7 @@ class Upstreams(BatchingManager):
         return going
 
     def _open(self, able: Iterable[Upstream]) -> None:
-        """Let requests through to these upstreams alone, of which none rests."""
+        """Let requests through to these upstreams only; none of them rests."""
         now = self.sites.clock()
         for one in self.each:
             one.scheduler.slot_cap = 0
@@ -138,7 +138,7 @@ class Upstreams(BatchingManager):
             one.scheduler.slot_cap = one.site.slots if one.site.rests_until <= now else 0
 
     def _able(self) -> list[Upstream]:
-        """Return the upstreams that can take one of those that wait."""
+        """Return the upstreams that can take a waiting request."""
         now = self.sites.clock()
         return [
             one for one in self.each
@@ -147,7 +147,7 @@ class Upstreams(BatchingManager):
         ]  # fmt: skip
 
     def _routed(self, able: list[Upstream], one_by_one: bool) -> Iterable[Upstream]:
-        """Return upstreams, the best for the next request first."""
+        """Return these upstreams, best first for the next request."""
         if len(able) < 2:
             return able
         turn, first = None, able[0].scheduler
@@ -166,7 +166,7 @@ class Upstreams(BatchingManager):
         going = one.loop.step()
         self._number = one.scheduler.number
         if not one.scheduler.running:
-            one.due = float("inf")  # what came was of requests that have left
+            one.due = float("inf")  # only requests that have left got something
         return going
 
     def _wait(self) -> list[Upstream]:
@@ -181,7 +181,7 @@ class Upstreams(BatchingManager):
                 changed.wait(min([end, *(one.due for one in self.each)]) - now)
 
     def _until(self) -> float:
-        """Return when to look at the queue although nothing comes: for a deadline, or when an upstream rests no more."""
+        """Return when to check the queue even if nothing arrives: for a deadline, or when an upstream's rest ends."""
         now, rested = self._clock(), self.sites.clock()
         times = [now + BEAT]
         for one in self.each:

@@ -31,7 +31,7 @@ SHORTEST_SECRET = 8  # characters: a shorter key is in other headers by chance
 
 
 def passed(headers: Headers, secret: str = "", ours: Iterable[str] = ()) -> CIMultiDict[str]:
-    """Return the headers without `ours`, those with a secret, and those about one connection, which `Connection` names, too.
+    """Return the headers without `ours`, those with a secret, and hop-by-hop ones, including those that `Connection` names.
 
     Some servers read `Content_Length` as `Content-Length`.
     """
@@ -42,7 +42,7 @@ def passed(headers: Headers, secret: str = "", ours: Iterable[str] = ()) -> CIMu
 
 
 def is_for(request: web.BaseRequest, hosts: list[str] | None) -> bool:
-    """Return whether a request names one of these hosts; None: any will do."""
+    """Return whether a request names one of these hosts; None allows any."""
     return hosts is None or host_is_trusted(request.host, hosts)
 
 

@@ -18,7 +18,7 @@ from models.network import Block
 
 
 def frequencies(rope: Rope, head_size: int, positions: int) -> Tensor:
-    """Return the angle per position of each pair of dimensions that is rotated, float32 [D/2], for so many positions.
+    """Return the angle per position of each pair of dimensions that is rotated, float32 [D/2], for this many positions.
 
     In float32 like transformers: at position 8,000 the last bit of a frequency is a thousandth of a radian.
     """

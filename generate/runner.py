@@ -157,7 +157,7 @@ class ModelRunner(Runner):
         return outputs
 
     def _note(self, plan: Plan) -> None:
-        """Put into the plan what only the model knows of its step."""
+        """Put into the plan what only the model knows about its step."""
         plan.mask_seconds += filling.take()
         if mixtures := self._mixtures:
             plan.experts = Experts(sum(m.read for m in mixtures), len(mixtures) * self.config.experts)

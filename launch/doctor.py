@@ -79,7 +79,7 @@ def _gpu(config: Config) -> str:
 
 
 def _speed(config: Config) -> str:
-    """Load a model with random weights, which prints what is found of each fast part; return parts and tokens/s."""
+    """Load a model with random weights, which prints the result for each fast part; return parts and tokens/s."""
     from launch import load_model
 
     logging.basicConfig(stream=sys.stdout, format="    %(message)s")

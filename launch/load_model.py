@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from models.network import Network
     from models.sources.resolved import ResolvedModel
 
-# Shares of the usual pages, and of the rows of a launch, with which a GPU is tried until its memory suffices.
+# Shares of the usual pages and of the rows in a launch, tried in turn until a GPU's memory suffices.
 SMALLER = ((1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (0.25, 0.25), (0.1, 0.1))
 
 
 def load_model(config: Config, slots: int) -> Parts:
     """Load a model with KV pages for the whole contexts of `slots` sequences, or as many as fit into memory.
 
-    Where not even one whole context fits, the context is shortened to the pages there are. If a GPU lacks memory for
-    what it needs beside the pages, it gets fewer pages, and then fewer rows in a launch, which take turns.
+    If not even one whole context fits, the context is shortened to the available pages. If a GPU lacks memory for what it
+    needs besides the pages, it gets fewer pages, and then fewer rows in a launch, which take turns.
     """
     import torch
 

@@ -24,7 +24,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class LongRope:
-    """Divisors of the frequencies in contexts of up to `original_context` and in longer ones; `stretch` is of all angles' sines."""
+    """Divisors of the frequencies: `short` up to `original_context`, `long` beyond. `stretch` scales all sines and cosines."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
@@ -36,8 +36,8 @@ class LongRope:
 class Rope:
     """Rotary position embedding over whole heads: dimension i is rotated with dimension i + D/2.
 
-    `factor` divides all frequencies (the type "linear"). Only `part` of the dimensions is rotated, rounded down to whole
-    dimensions: these are the first of each half, since `models/tensors.py` reorders heads, and the others stand still.
+    `factor` divides all frequencies (the type "linear"). Only `part` of the dimensions is rotated, rounded down: the first
+    ones of each half, since `models/tensors.py` reorders heads. The others are not rotated.
     """
 
     theta: float = 10_000.0
@@ -48,9 +48,10 @@ class Rope:
 
 
 class Reach(NamedTuple):
-    """What a token sees: the last `window` keys, its own among them, or all for 0. A cap is that of scores.
+    """What a token sees: the last `window` keys, including its own; 0 for all. `cap` bounds the scores; 0 for none.
 
-    alibi: 0, or how many heads have the slopes of ALiBi (Press et al., 2022), a power of two; the others' lie between.
+    alibi: 0, or the power of two of heads whose slopes are ALiBi's (Press et al., 2022); the slopes of further heads lie
+        between those.
     """
 
     window: int = 0
@@ -67,19 +68,19 @@ class Architecture:
 
     inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
     rope: None for a learned table of positions. The layers in `unrotated` have no positions at all.
-    window: the keys that a token sees in the layers `windowed`, itself among them. These rotate by `local_rope`, if any.
-    qk_norm: each head of queries and keys has an RMS norm of its own before the rotation, or with `whole_qk_norm` all
-        heads of queries have one together, and all heads of keys.
-    experts: MLPs of each layer, 0 for a single one; a token goes to the `experts_chosen` that the router rates highest, and
-        with `experts_normalized` the shares of these add up to 1.
-    parallel: attention and the MLP take the same residual, each behind its norm, or with `one_norm` behind the same.
-    alibi: scores fall with the distance of a key, by a slope of each head of queries.
+    window: the number of keys that a token sees in the layers `windowed`, including its own. These layers rotate by
+        `local_rope`, if it is set.
+    qk_norm: each head of queries and keys has an RMS norm before the rotation. With `whole_qk_norm` there are only two: one
+        over all heads of queries and one over all heads of keys.
+    experts: number of MLPs per layer, 0 for a plain MLP. A token goes to the `experts_chosen` that the router rates highest;
+        with `experts_normalized` their shares add up to 1.
+    parallel: attention and the MLP take the same residual, each after its own norm, or with `one_norm` after a common one.
+    alibi: scores fall with the distance of a key, by a slope for each query head.
     embedding_norm: the embedding is normalized.
-    norm_after: what attention and the MLP give is normalized before it is added, and what they take is not; with
-        `both_norms` both are, each by its own.
-    norm_offset: what is added to the weights of norms when they are loaded.
-    attention_cap, logits_cap: scores and logits x become cap * tanh(x / cap), unless it is 0.
-    scales: for each part of `models.network` that is named, what its tensors are multiplied by when they are loaded.
+    norm_after: the outputs of attention and the MLP are normalized instead of their inputs; with `both_norms`, both are.
+    norm_offset: added to the weights of norms when they are loaded.
+    attention_cap, logits_cap: scores and logits x become cap * tanh(x / cap), unless the cap is 0.
+    scales: factors by part of `models.network`, by which its tensors are multiplied when they are loaded.
     """
 
     family: str
@@ -137,7 +138,7 @@ class Architecture:
 
     @property
     def reaches(self) -> set[Reach]:
-        """Those of all layers."""
+        """The distinct reaches of all layers."""
         return {self.reach_of(layer) for layer in range(self.n_layer)}
 
     @property

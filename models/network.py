@@ -38,8 +38,8 @@ class Block:
     attn_proj: (C, H * D).
     fc: (inner, C), or (2 * inner, C) with the gate's rows before the up projection's.
     mlp_proj: (C, inner).
-    attn_norm, mlp_norm: of what attention and the MLP give, with `both_norms` only.
-    router: (experts, C), of a mixture only, whose fc and mlp_proj have the rows of all experts, one after the other.
+    attn_norm, mlp_norm: norms of the outputs of attention and the MLP, with `both_norms` only.
+    router: (experts, C), in a mixture only; its fc and mlp_proj have the rows of all experts, one after the other.
     q_norm, k_norm: (D), with `qk_norm` only; (H * D) and (KV * D) with `whole_qk_norm`.
     """
 
@@ -56,7 +56,7 @@ class Block:
     router: Projection | None = field(default=None, kw_only=True)
 
     def mlps(self) -> list[tuple[Projection, Projection]]:
-        """Return fc and mlp_proj of each expert, or the only ones."""
+        """Return fc and mlp_proj of each expert, or of the plain MLP."""
         if self.router is None:
             return [(self.fc, self.mlp_proj)]
         parts = (as_tensor(part.weight).chunk(self.router.weight.shape[0]) for part in (self.fc, self.mlp_proj))

@@ -29,7 +29,7 @@ OPEN_ENDED = 64  # tokens of an answer of which the client named no length
 class Backlog:
     """The law of one engine's steps, and the estimates that it allows; none before it is known.
 
-    `batches` are those of the engines on one queue, which are taken for equal and for one with rows for all.
+    `batches` are those of the engines on one queue, treated as equal and as one engine with all their rows.
     """
 
     def __init__(self, batch: RunningBatch) -> None:

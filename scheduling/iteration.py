@@ -72,7 +72,7 @@ class Plan:
 
 
 class Experts(NamedTuple):
-    """How many distinct experts of a mixture a step read, of how many that the model has; sums over all layers."""
+    """How many distinct experts of a mixture a step read, of how many in the model, summed over all layers."""
 
     read: float
     of: int

@@ -148,10 +148,10 @@ class PagePool:
                 self._key[page] = key
 
     def pin(self, prompts: Iterable[list[int]], count: int, longest: int) -> list[Sequence]:
-        """Keep the `count` pages with which most of the prompts begin, and cache no others from now on.
+        """Cache the `count` pages with which most of the prompts begin, and no others from now on.
 
-        Of equally common pages, those seen first are kept. Return a sequence for each page, whose next `page_size` tokens
-        are to be computed after those before it. ValueError if a request of `longest` tokens would not fit any more.
+        Of equally common pages, the first seen win. Return a sequence for each page: compute its next `page_size` tokens
+        after the sequences before it. ValueError if a request of `longest` tokens would no longer fit.
         """
         seen: Counter[bytes] = Counter()
         begins: dict[bytes, tuple[list[int], int]] = {}
@@ -159,7 +159,7 @@ class PagePool:
             hashes = self.hashes(prompt[:longest])
             seen.update(hashes)
             begins.update((key, (prompt, depth)) for depth, key in enumerate(hashes, 1))
-        # A page comes after those before it, since these are at least as common and were seen first.
+        # A page sorts after the pages that precede it in a prompt: these are at least as common and were seen first.
         kept = [key for key, _ in seen.most_common(count)]
         if len(kept) > (room := self.total - self.pages_for(longest)):
             raise ValueError(

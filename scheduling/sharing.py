@@ -21,7 +21,7 @@ class Sharing(list[Any]):
         return [seq for one in self for seq in one.running]
 
     def slots(self, most: int) -> int:
-        """Return the number of slots if each has at most so many."""
+        """Return the total number of slots if each scheduler has at most `most`."""
         return sum(len(one.batch.numbers[:most]) for one in self)
 
     def use(self, policy: Policy) -> None:
@@ -30,7 +30,7 @@ class Sharing(list[Any]):
             one.use(policy)
 
     def let_go(self, now: float) -> list[Sequence]:
-        """Release what the policy lets go."""
+        """Release the sequences that the policy lets go."""
         return [seq for one in self for seq in one.let_go(now)]
 
     def vacate(self, leaving: Collection[Sequence]) -> None:

@@ -42,10 +42,10 @@ class WaitQueue:
         self.clock.arrive(seq, seq.arrived_at)
 
     def in_order(self, policy: Policy, running: Iterable[Sequence], also: Sequence, now: float) -> list[Sequence]:
-        """Return those that wait and `also`, the next to join first, as the policy sorts them; any thread may call it.
+        """Return the waiting requests and `also` in the policy's order, next to join first; any thread may call it.
 
-        A copy of the policy is asked, since an order may change what it remembers. If it fails, or another thread changes it
-        meanwhile, and for those that it keeps back, the order of arrival counts.
+        This sorts by a copy of the policy, since an order may change the policy's memory. If that fails, or another thread
+        changes the policy meanwhile, the order is that of arrival, as it is for the requests that the policy holds back.
         """
         waiting = dict.fromkeys(self.waiting)
         is_new = also not in waiting

@@ -65,7 +65,7 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def blames_kernels(error: BaseException | None) -> bool:
-    """Return whether a GPU failed, other than for lack of memory, so that a process without fast kernels may succeed."""
+    """Return whether a GPU failed for a reason other than memory, so that a process without fast kernels may succeed."""
     has_phrase = any(phrase in str(error).lower() for phrase in DEVICE_PHRASES)
     is_of_device = isinstance(error, RuntimeError) and has_phrase and not is_out_of_memory(error)
     return is_of_device and os.environ.get("EB_KERNELS") != "off"

@@ -53,7 +53,7 @@ def _equally_long(now: float, spent: float, most: int, until: float) -> tuple[li
 
 
 def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
-    """Return how long one step takes, without those that come too late for it: they are taken out."""
+    """Return how long one step takes. Requests that come too late for it are removed."""
     if host.late and len(late := plan.joined) < len(plan.sequences):
         plan.remove(late)
         plan.joined, plan.paused = late, plan.paused + late

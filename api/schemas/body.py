@@ -23,7 +23,7 @@ from serving.headroom import check_headroom
 
 log = logging.getLogger(__name__)
 LIMIT = 1 << 20  # bytes
-BODY = "effective_batching.body"  # in the WSGI environment: the body, for an engine that begins the request anew
+BODY = "effective_batching.body"  # in the WSGI environment: the body, for the next engine if this one fails
 DEPTH = 32  # nested brackets
 MOST_VALUES = 1 << 17  # in a body: 64 prompts of 1,024 token ids are half of it
 MOST_KEYS = 1 << 14  # with lists and objects, which cost more to build than plain values

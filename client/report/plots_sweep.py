@@ -64,7 +64,7 @@ def curves(album: Album, prefix: str = "sweep") -> None:
 
 
 def curves_over_slots(album: Album) -> None:
-    """Draw the figures of a sweep over the cache again, over the slots of its servers if they differ."""
+    """Draw the figures of a sweep over the cache over its servers' slots, too, if these differ."""
     summary = album.results.summary
     over = summary["sweep"]["over"]
     known = [run for run in summary["runs"] if over in ("cache", "pinned") and run.get("slots")]

@@ -70,7 +70,7 @@ def check(commands: Iterable[Sequence[str]]) -> None:
 
 
 def _program(*arguments: str) -> list[str]:
-    """Return the command of a server, whose policy may have flags behind it; UsageError if it is not installed here."""
+    """Return the command of a server; flags may follow its policy. UsageError if the server is not installed here."""
     if not APP.is_file():
         raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
     policy, dashes, flags = arguments[0].partition(" --")

@@ -126,7 +126,7 @@ def fixed(draw: Draw, prompt: int = 128, output: int = 64) -> list[Sample]:
 
 
 def llm_mock(draw: Draw, output: int = 0) -> list[Sample]:
-    """llm-mock: prompts U{20..399}, outputs of 50 + min(prompt, 500) / 5 tokens, or N, as in its form with 100."""
+    """llm-mock: prompts U{20..399}, outputs of 50 + min(prompt, 500) / 5 tokens, or N (100 in its other form)."""
     prompts = draw.rng.integers(20, 400, draw.count).tolist()
     return [Sample(draw.corpus.piece(draw.rng, p), output or llm_mock_output(p)) for p in prompts]
 

@@ -19,7 +19,7 @@ from models.network import Block
 
 
 def route(logits: Tensor, config: Architecture) -> tuple[Tensor, Tensor]:
-    """Return of each row its experts and their float32 shares (rows, chosen), by a router's float32 logits (rows, experts)."""
+    """Return the experts of each row and their float32 shares (rows, chosen), from a router's logits (rows, experts)."""
     shares, experts = logits.softmax(-1).topk(config.experts_chosen)
     return experts, shares / shares.sum(-1, keepdim=True) if config.experts_normalized else shares
 

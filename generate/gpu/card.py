@@ -1,4 +1,4 @@
-"""The card: whether it computes, what its owner should know of it, and whether an error leaves it usable.
+"""The card: whether it works, what its owner should know about it, and whether an error leaves it usable.
 
 A poisoned CUDA context cannot be repaired: each later call raises the same error until the process ends. This module
 must not know models or requests.
@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 DRIVER = Path("/proc/driver/nvidia/version")
-TRITON = (7, 0)  # the least compute capability; below it Triton's compiler may end the process
+TRITON = (7, 0)  # the minimum compute capability; below it, Triton's compiler may kill the process
 GIB = 1 << 30
 
 
 def is_plain() -> bool:
-    """Return whether all parts are plain PyTorch: by `EB_KERNELS=off` in the environment, or on a card below Triton's."""
+    """Return whether all parts are plain PyTorch: with `EB_KERNELS=off`, or on a card that is too old for Triton."""
     is_old = torch.cuda.is_available() and torch.cuda.get_device_capability() < TRITON
     return os.environ.get("EB_KERNELS") == "off" or is_old
 
@@ -58,12 +58,12 @@ def remarks(device: torch.device, dtype: torch.dtype) -> list[str]:
         (count > 1, f"there are {count} cards, and this server uses only {name}. CUDA_VISIBLE_DEVICES selects another"),
         # The CUDA context itself takes about half of that.
         (total - free > GIB, f"other programs use {used} of the {total / GIB:.1f} GiB of {name}. nvidia-smi lists them"),
-        ((major, minor) < TRITON, f"{name} has compute capability {major}.{minor}, and Triton needs 7.0: plain PyTorch is slow"),
+        ((major, minor) < TRITON, f"{name} has compute capability {major}.{minor}, but Triton needs 7.0: plain PyTorch serves, slowly"),
         (dtype == torch.bfloat16 and not has_bfloat16(), f"{name} has no bfloat16 in hardware. Use --dtype float16"),
     )  # fmt: skip
     return [text for is_so, text in found if is_so]
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error: CUDA's have advice for developers behind it."""
+    """Return the first line of an error; in CUDA's, advice for developers follows it."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

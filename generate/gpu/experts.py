@@ -1,4 +1,4 @@
-"""A mixture of experts on a GPU: every expert computes every row, and what a row did not choose counts nothing.
+"""A mixture of experts on a GPU: every expert computes every row, and those that a row did not choose get no weight.
 
 So all shapes are known beforehand and a graph can hold it; but a step of any size reads all experts. It must not know
 pages, requests or how an expert computes.

@@ -161,7 +161,7 @@ class Faults(BaseModel):
     oom_above: OutOfMemoryAbove | None = None
     oom_for: OutOfMemoryFor | None = None
     sticky: Sticky | None = None  # as a GPU that needs a new process
-    bad_kernels: BadKernels | None = None  # as sticky, but EB_KERNELS=off repairs it
+    bad_kernels: BadKernels | None = None  # like sticky, but EB_KERNELS=off repairs it
     raise_in_loop: RaiseInLoop | None = None  # an exception that `except Exception` does not catch
     hang_loop: Hang | None = None
     hold_gil: HoldGil | None = None

@@ -1,7 +1,7 @@
-"""Requests of a failed engine of which nothing was answered, handed to the worker that takes its place.
+"""Passes requests of a failed engine whose answers have not begun to the next worker.
 
-A process with a poisoned CUDA context must end. Its clients' sockets stay open meanwhile, on their way between two
-workers through a pair of sockets of gunicorn's master. This module must not know what a request asks for.
+A process with a poisoned CUDA context must exit. Its clients' sockets stay open meanwhile, in transit through a socket pair
+of gunicorn's master. This module must not know what a request asks for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Handover:
         self._kept: list[tuple[socket.socket, str]] = []
 
     def keep(self, req: Any, client: socket.socket, body: bytes) -> None:
-        """Keep gunicorn's request `req`; this worker must not use its socket any more."""
+        """Keep gunicorn's request `req`; from now on, this worker must not use its socket."""
         fields = [f"{name}: {value}" for name, value in req.headers if name not in FRAMING]
         first = f"{req.method} {req.uri} HTTP/{req.version[0]}.{req.version[1]}"
         head = "\r\n".join([first, *fields, f"Content-Length: {len(body)}", "", ""])

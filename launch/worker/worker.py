@@ -215,7 +215,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self.method_queue.defer(self.finish_request, conn, Outcome(result))
 
     def adopt(self) -> None:
-        """Answer the requests that the worker before has handed over; called in the main thread."""
+        """Answer the requests that the previous worker has handed over; called in the main thread."""
         for client, request in self.handover.receive():
             try:
                 conn = TConn(self.cfg, client, client.getpeername(), client.getsockname())
@@ -262,7 +262,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         return not resp.should_close()
 
     def _send(self, req: Any, environ: Any, resp: Any, pieces: Iterable[bytes]) -> bytes | None:
-        """Send a response, see `send_response`; None if it is the error of fast kernels: the next engine has none."""
+        """Send a response, see `send_response`. If fast kernels failed, keep the request for the next engine; return None."""
         pieces = iter(pieces)
         first = next(pieces, b"")
         is_lost = BODY in environ and (resp.status_code == 503 or resp.response_length is None)

@@ -1,7 +1,8 @@
 """Engines that serve one queue, as the instances of a model in Triton do: an idle one takes the next batch.
 
-There is no router, and one policy for all: what it remembers belongs to the queue, not to a batch. Without records it must be
-closed, since a request that arrives ends no stretch of equal steps. With its `preserve_ordering`, an answer waits until all earlier requests have theirs; its engine does not.
+There is no router, and all share one policy, whose memory belongs to the queue, not to a batch. Without records, the policy
+must form closed batches, since an arrival does not end a stretch of equal steps. With its `preserve_ordering`, an answer
+waits until all earlier requests have theirs; its engine does not wait.
 """
 
 from __future__ import annotations
