@@ -14,10 +14,9 @@ import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from functools import partial
-from traceback import walk_stack
 
 import policies
-from scheduling.located import locate
+from scheduling.lasting import LastingCall
 from simulate.laws.cases import make_cases
 from simulate.laws.check import Verdict
 from simulate.laws.laws import Broken
@@ -25,6 +24,7 @@ from simulate.laws.purity import check_purity
 from simulate.laws.trial import try_case
 
 CASES = 40
+LOOK_EVERY = 0.05  # seconds
 
 
 def problem(name: str, seconds: float, options: Mapping[str, object] | None = None) -> str:
@@ -46,12 +46,15 @@ def problem(name: str, seconds: float, options: Mapping[str, object] | None = No
 
     thread = threading.Thread(target=work, daemon=True)  # because a hook may never return
     thread.start()
-    thread.join(seconds)
+    call, looked = LastingCall(), time.monotonic()
+    while not results and looked < end:
+        thread.join(LOOK_EVERY)
+        passed, looked = time.monotonic() - looked, time.monotonic()
+        call.look(sys._current_frames().get(thread.ident or 0), passed)
     if results:
         return results[0]
-    frame = sys._current_frames().get(thread.ident or 0)
-    place = locate(walk_stack(frame)) if frame is not None else None
-    return f"{place}, has not returned for a while" if place else ""
+    # On a slow machine, the time may be over amid the cases: only a call that has lasted is a problem.
+    return f"{call.place}, has not returned for a while" if call.seconds > seconds / 4 else ""
 
 
 if __name__ == "__main__":
