@@ -19,16 +19,25 @@ from terminal.options import UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve; exit with 2 if the command line or the address is wrong."""
+    """Serve; exit with 2 if the command line or the address is wrong, and with 1 if the loop died."""
+    deaths: list[str] = []
+
+    def die(reason: str) -> None:
+        deaths.append(reason)
+        print(f"error: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+        os.kill(os.getpid(), signal.SIGTERM)
+
     try:
         plan = options.parse(sys.argv[1:] if argv is None else argv)
         sock = bind(plan.config.host, plan.config.port)
-        queue = Queue(plan.config, plan.sites, plan.settings, _die)
+        queue = Queue(plan.config, plan.sites, plan.settings, die)
     except (UsageError, ValueError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"cannot listen: {error.strerror or error}. Use another --host or --port")
     asyncio.run(_serve(plan, queue, sock))
+    if deaths:  # so that a supervisor starts it again
+        raise SystemExit(1)
 
 
 async def _serve(plan: Plan, queue: Queue, sock: socket.socket) -> None:
@@ -51,11 +60,6 @@ async def _serve(plan: Plan, queue: Queue, sock: socket.socket) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
     await serve(queue, sock, stop, plan.config.request_timeout)
     service.access_log.flush()
-
-
-def _die(reason: str) -> None:
-    print(f"error: {reason}", file=sys.stderr, flush=True)  # noqa: T201
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _fail(text: str) -> NoReturn:

@@ -80,6 +80,10 @@ def parse(argv: Sequence[str]) -> Plan:
     if not given.upstream:
         raise UsageError("no upstream is named. Use --upstream URL, as in --upstream http://127.0.0.1:11434")
     loaded = settings.load(others)
+    if idle := next((name for name, how in loaded.origin.items() if how == "flag" and name not in SERVES), None):
+        raise UsageError(
+            f"--{idle.replace('_', '-')} means nothing before an upstream. Use the flags of ./eb queue --help"
+        )
     known = {name: value for name, value in USUAL.items() if loaded.origin[name] == "default"}
     key = os.environ.get(given.upstream_key_env, "") if given.upstream_key_env else ""
     if given.upstream_key_env and not key:

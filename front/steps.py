@@ -58,6 +58,8 @@ class Steps:
         """Take in a burst and the requests that left; called in the loop's thread."""
         if burst is not None:
             before, late = _end(self._bursts[-1]) if self._bursts else 0.0, len(burst.members) > len(burst.joined)
+            for id in burst.preempted:  # the upstream did not take it: it may end at another one
+                self._open.pop(id, None)
             self._open.update(dict.fromkeys(burst.joined, (before, int(late))))
             self._bursts.append(burst)
         self._answers += [_Answer(one, self._open.pop(one.id, (0.0, 0))[1], self._bursts) for one in left]

@@ -51,6 +51,13 @@ class Upstreams(BatchingManager):
         names = [site.name for site in self.sites.all]
         return list(zip(names, accumulate([0, *self.engines]))) if self.engines else []
 
+    @property
+    def slot_cap(self) -> int:
+        """Return the slots of the upstreams that do not rest; those of the schedulers change within a round."""
+        now = self.sites.clock()
+        slots = [(len(one.scheduler.batch.slots), one.site) for one in self.each if self.scheduler is not None]
+        return sum(min(count, site.slots) for count, site in slots if site.rests_until <= now)
+
     def expect(self, turn: Turn) -> None:
         """Register a request before it is queued."""
         self._turns[turn.inference.sequence] = turn

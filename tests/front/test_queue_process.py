@@ -10,6 +10,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 from scripted import CHAT, Scripted, scripted
@@ -26,11 +27,13 @@ BODY = {
 
 
 @asynccontextmanager
-async def process(upstream: Scripted, *flags: str) -> AsyncIterator[tuple[Process, str, aiohttp.ClientSession]]:
+async def process(
+    upstream: Scripted, *flags: str, policy: str = "dynamic+vtc"
+) -> AsyncIterator[tuple[Process, str, aiohttp.ClientSession]]:
     """Start a queue before an upstream, with no terminal."""
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-    command = ["-m", "front", "dynamic+vtc", "--upstream", upstream.url, "--slots", "2", "--port", str(port), *flags]
+    command = ["-m", "front", policy, "--upstream", upstream.url, "--slots", "2", "--port", str(port), *flags]
     started = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
     try:
         assert started.stderr is not None
@@ -96,5 +99,21 @@ def test_the_first_ctrl_c_waits_for_open_requests_and_the_second_does_not() -> N
             assert await asyncio.wait_for(queue.wait(), 2) == -signal.SIGINT
             with contextlib.suppress(aiohttp.ClientError):
                 await open
+
+    run_async(asyncio.wait_for(run(), 60))
+
+
+def test_a_loop_that_dies_ends_the_process_with_a_status_that_supervisors_see(tmp_path: Path) -> None:
+    text = "from scheduling import policy\n\n\nclass Policy(policy.Policy):\n    def order(self, waiting, now):\n"
+    (tmp_path / "ends.py").write_text(f"{text}        raise SystemExit(0)\n")
+
+    async def run() -> None:
+        async with (
+            scripted(2, 0.002) as upstream,
+            process(upstream, policy=str(tmp_path / "ends.py")) as (queue, url, session),
+        ):
+            async with session.post(url + CHAT, json=BODY) as answer:
+                assert answer.status == 503
+            assert await asyncio.wait_for(queue.wait(), 10) == 1
 
     run_async(asyncio.wait_for(run(), 60))

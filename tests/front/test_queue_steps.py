@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,14 @@ def test_an_answer_in_one_piece_has_a_token_in_each_step_that_a_stream_shows() -
     assert told.tokens("w") == told.tokens("s") == [PROMPT, 1, 1, 1, 1]
     assert [step.seconds for step in told.steps] == [1, 1, 1, 1, 1]
     assert told.left == ["s", "w"]
+
+
+def test_a_request_that_the_upstream_refuses_holds_no_steps_back() -> None:
+    told = Told()
+    told.observe(burst(0, 1, {"a": PROMPT, "b": 0}, joined="ab"), [])
+    told.observe(replace(burst(1, 2, {"a": 1}), preempted=["b"]), [])
+    told.observe(burst(2, 3, {"a": 1}, left="a"), [answer("a", 0, 1, 3, 3)])
+    assert (told.left, len(told.steps)) == (["a"], 3)
 
 
 def test_answers_in_one_piece_alone_are_spread_over_the_time_that_they_took() -> None:

@@ -110,6 +110,16 @@ def test_a_policy_is_switched_under_load_for_all_upstreams_at_once() -> None:
     before(test, count=2, slots=2)
 
 
+def test_all_slots_are_reported_as_usable_while_requests_join_one_by_one() -> None:
+    async def test(front: Front) -> None:
+        caps: set[int] = set()
+        front.queue.manager.observers.append(lambda step, left: caps.add(front.queue.manager.slot_cap))
+        await front.all(*({"max_tokens": 4, "tag": i} for i in range(8)))
+        assert caps == {4}
+
+    before(test, count=2, slots=2)
+
+
 def test_a_closed_loop_fills_a_batch_at_each_upstream() -> None:
     async def test(front: Front) -> None:
         requests, steps = watched(front)
