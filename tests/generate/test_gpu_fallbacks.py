@@ -144,7 +144,7 @@ def test_a_card_that_computes_is_chosen(gpu: dict[str, Any], monkeypatch: pytest
         ({}, None),
         ({"device_count": 2}, "there are 2 cards, and this server uses only NVIDIA X. CUDA_VISIBLE_DEVICES"),
         ({"mem_get_info": (30 * GIB, 80 * GIB)}, "other programs use 50.0 of the 80.0 GiB"),
-        ({"get_device_capability": (6, 1)}, "compute capability 6.1, and Triton needs 7.0"),
+        ({"get_device_capability": (6, 1)}, "compute capability 6.1, but Triton needs 7.0"),
         ({"is_bf16_supported": False}, "no bfloat16 in hardware"),
     ],
 )
