@@ -13,14 +13,12 @@ from safetensors.torch import load_file, save_file
 from benchmarks.offline import decoding
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
 from generate.cpu.experts import Experts
-from generate.gpu.runner import GpuRunner
 from generate.runner import ModelRunner
-from models import adapters, families, weights
+from models import adapters, families
 from models.network import Network, Projection
-from models.sources import catalog
 from scheduling.iteration import Plan
-from tests.generate.test_more_families import PAGE_SIZE, PAGES, PROMPTS, SHAPE, answers
-from tests.support.checkpoints import judged, merged, randomized, save, transformers, write_adapter
+from tests.support.checkpoints import merged, write_adapter
+from tests.support.families import PAGE_SIZE, PAGES, PROMPTS, build_pair, check_equal, check_near
 from tests.support.generate import logits_of
 
 QWEN = {"moe_intermediate_size": 28, "num_key_value_heads": 2}
@@ -45,40 +43,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(shape: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Network]:
-    """Return transformers' model, and ours of the files that transformers saved."""
-    model_type, changes = SHAPES[shape]
-    torch.manual_seed(len(shape))
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    hf = randomized(transformers().AutoConfig.for_model(model_type, **{**SHAPE, **ids, **changes}))
-    return hf, weights.load(catalog.resolve(str(save(folder, hf, max_shard_size="60KB"))), dtype)
+    return build_pair(*SHAPES[shape], len(shape), folder, dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_probabilities_and_greedy_answers_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
-    hf, network = build(shape, tmp_path)
-    gpu = GpuRunner(network, PAGES, PAGE_SIZE)  # before the CPU's runner takes the blocks out
-    runner = ModelRunner(network, PAGES, PAGE_SIZE)
-    served = answers(runner, slots=8)
-    assert served == [[token for token, _ in judged(hf, *pair)] for pair in zip(PROMPTS, served)]
-    assert answers(runner, slots=1) == answers(gpu, slots=8) == served
-    together = logits_of(runner, PROMPTS)
-    for prompt, among in zip(PROMPTS, together):
-        assert torch.equal(logits_of(runner, [prompt])[0], among)
-    with torch.inference_mode():
-        expected = hf(torch.tensor([PROMPTS[-1]])).logits[0].log_softmax(-1)
-    torch.testing.assert_close(together[-1].log_softmax(-1), expected, rtol=0, atol=1e-4)
+    check_equal(*build(shape, tmp_path))
 
 
 @pytest.mark.parametrize(("quantize", "bound"), [("none", 0.05), ("int8", 0.15), ("int4", 0.4)])
 @pytest.mark.parametrize("shape", ["mixtral", "qwen3_moe"])
 def test_formats_of_16_8_and_4_bits_are_near(shape: str, quantize: str, bound: float, tmp_path: Path) -> None:
-    hf, network = build(shape, tmp_path, torch.bfloat16)
-    runner = ModelRunner(network, PAGES, PAGE_SIZE, quantize=quantize)
-    with torch.inference_mode():
-        expected = hf(torch.tensor([PROMPTS[-1]])).logits[0].softmax(-1)
-    together = logits_of(runner, PROMPTS)
-    assert torch.equal(logits_of(runner, [PROMPTS[4]])[0], together[4])
-    assert (together[-1].softmax(-1) - expected).abs().sum(-1).mean() < bound
+    check_near(*build(shape, tmp_path, torch.bfloat16), quantize, bound)
 
 
 def test_only_experts_that_a_row_chose_are_read_and_counted(tmp_path: Path) -> None:

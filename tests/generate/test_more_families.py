@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,13 @@ import pytest
 import torch
 
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
-from generate.gpu.runner import GpuRunner
-from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import adapters, families, weights
+from models import adapters, families
 from models.network import Network
-from models.sources import catalog
-from scheduling.sequence import Sequence
-from tests.support.checkpoints import judged, merged, randomized, save, transformers, write_adapter
-from tests.support.generate import logits_of, run
+from tests.support.checkpoints import merged, write_adapter
+from tests.support.families import PAGE_SIZE, PAGES, PROMPTS, build_pair, check_equal, check_near
+from tests.support.generate import logits_of
 
-SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
-         "num_attention_heads": 6, "max_position_embeddings": 320}  # fmt: skip
-UNKNOWN = {
-    "falcon": ("intermediate_size",),
-    "bloom": ("intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"),
-}
 MANY_TO_ONE = {"num_attention_heads": 4, "num_key_value_heads": 1}
 GRANITE = {
     "embedding_multiplier": 12.0,
@@ -87,55 +77,21 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom, untied": ("bloom", {"seq_length": 320, "n_head": 4, "tie_word_embeddings": False}),
     "bloom, 3 heads": ("bloom", {"seq_length": 320, "n_head": 3}),
 }  # fmt: skip
-LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257)
-PROMPTS = [[random.Random(n).randrange(211) for _ in range(n)] for n in LENGTHS]
-PAGES, PAGE_SIZE, ANSWER = 60, 64, 6
 
 
 def build(shape: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Network]:
-    """Return transformers' model, and ours of the files that transformers saved."""
-    model_type, changes = SHAPES[shape]
-    torch.manual_seed(len(shape))
-    known = {key: value for key, value in SHAPE.items() if key not in UNKNOWN.get(model_type, ())}
-    config = transformers().AutoConfig.for_model(
-        model_type, **{**known, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **changes}
-    )
-    hf = randomized(config)
-    return hf, weights.load(catalog.resolve(str(save(folder, hf, max_shard_size="60KB"))), dtype)
-
-
-def answers(runner: Any, slots: int) -> list[list[int]]:
-    """Return the greedy answers to PROMPTS, served in pieces."""
-    sequences = [Sequence(prompt, ANSWER, id=str(i), sampling=GREEDY) for i, prompt in enumerate(PROMPTS)]
-    return run(None, sequences, slots=slots, budget=96, pages=PAGES, runner=runner)
+    return build_pair(*SHAPES[shape], len(shape), folder, dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_probabilities_and_greedy_answers_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
-    hf, network = build(shape, tmp_path)
-    gpu = GpuRunner(network, PAGES, PAGE_SIZE)  # before the CPU's runner takes the blocks out
-    runner = ModelRunner(network, PAGES, PAGE_SIZE)
-    served = answers(runner, slots=8)
-    assert served == [[token for token, _ in judged(hf, *pair)] for pair in zip(PROMPTS, served)]
-    assert answers(runner, slots=1) == answers(gpu, slots=8) == served
-    together = logits_of(runner, PROMPTS)
-    for prompt, among in zip(PROMPTS, together):
-        assert torch.equal(logits_of(runner, [prompt])[0], among)
-    with torch.inference_mode():
-        expected = hf(torch.tensor([PROMPTS[-1]])).logits[0].log_softmax(-1)
-    torch.testing.assert_close(together[-1].log_softmax(-1), expected, rtol=0, atol=1e-4)
+    check_equal(*build(shape, tmp_path))
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 @pytest.mark.parametrize("shape", [*SHAPES][::3])
 def test_formats_of_16_and_8_bits_are_near(shape: str, quantize: str, tmp_path: Path) -> None:
-    hf, network = build(shape, tmp_path, torch.bfloat16)
-    runner = ModelRunner(network, PAGES, PAGE_SIZE, quantize=quantize)
-    with torch.inference_mode():
-        expected = hf(torch.tensor([PROMPTS[-1]])).logits[0].softmax(-1)
-    together = logits_of(runner, PROMPTS)
-    assert torch.equal(logits_of(runner, [PROMPTS[4]])[0], together[4])
-    assert (together[-1].softmax(-1) - expected).abs().sum(-1).mean() < (0.05 if quantize == "none" else 0.15)
+    check_near(*build(shape, tmp_path, torch.bfloat16), quantize, 0.05 if quantize == "none" else 0.15)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES][2::3])
