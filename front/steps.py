@@ -7,7 +7,7 @@ on average, and each answer gets one token in each step. A step is passed on onc
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,8 @@ class _Answer:
         self.inference, self.prompt, self.tokens = inference, len(seq.prompt_ids), len(seq.output_ids)
         self.joined, first, self.end = seq.scheduled_at or 0.0, seq.first_token_at or 0.0, seq.last_token_at or 0.0
         # An answer in one piece comes as two bursts; the first has one token, which stands for its prompt.
-        self.streams = sum(first + AFTER < _end(burst) < self.end + AFTER for burst in bursts) > 1
+        until, since = bisect_left(bursts, self.end + AFTER, key=_end), bisect_right(bursts, first + AFTER, key=_end)
+        self.streams = until - since > 1
         self.begin, late = (first, 0) if self.streams else (self.joined, late)
         self.steps = self.tokens + late - self.streams  # from begin to end
         self._lengths = iter([*[0] * late, *range(self.prompt, self.prompt + self.tokens)])  # after each step
