@@ -23,6 +23,8 @@ from scheduling.sequence import Sequence
 from serving.recovery import is_out_of_memory
 
 if TYPE_CHECKING:
+    import torch
+
     from generate.runner import Runner
     from models.network import Network
     from models.sources.resolved import ResolvedModel
@@ -62,22 +64,15 @@ def _load(config: Config, slots: int, share: float) -> Parts:
 
     from generate import machine, quantize
     from generate.cpu.linear import linear_name
-    from generate.gpu import card
     from models import sampling_defaults, weights
     from models.text.tokenizer import load_tokenizer
 
     resolved = _resolved(config)
     device = machine.choose_device(config.device)
     dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype, config.quantize)
-    remarks = card.remarks(device, dtype) if (on_gpu := device.type == "cuda") else []
+    remarks, on_gpu = _remarks(config, device, dtype), device.type == "cuda"
     if not on_gpu:
         machine.prepare(dtype, config.quantize)
-        if config.device == "auto" and card.DRIVER.exists():
-            remarks.append(f"there is an NVIDIA driver, but {card.problem()}. The CPU computes instead")
-    if reason := os.environ.get(DEVICE_ERROR):
-        remarks.append(
-            f"the engine before failed: {reason}. This one has no fast kernels until the server is restarted"
-        )
     quantize.check(config.quantize, dtype, device)
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)
@@ -151,6 +146,20 @@ def _resolved(config: Config) -> ResolvedModel:
     from models.sources import catalog
 
     return catalog.resolve(config.model or None, config.load_format)
+
+
+def _remarks(config: Config, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Return why this start is slower, or has less memory, than it could, as far as that is known before loading."""
+    from generate.gpu import card
+
+    remarks = card.remarks(device, dtype) if device.type == "cuda" else []
+    if device.type != "cuda" and config.device == "auto" and card.DRIVER.exists():
+        remarks.append(f"there is an NVIDIA driver, but {card.problem()}. The CPU computes instead")
+    if reason := os.environ.get(DEVICE_ERROR):
+        remarks.append(
+            f"the engine before failed: {reason}. This one has no fast kernels until the server is restarted"
+        )
+    return remarks
 
 
 def make_runner(model: Network, n_pages: int, slots: int, config: Config) -> Runner:
