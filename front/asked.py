@@ -108,7 +108,7 @@ def _whole(value: Any) -> int | None:
 
 
 class Means:
-    """What is usual for each model, such as the tokens that prompts have beyond their text; the latest 64 are kept."""
+    """A running mean for each of the latest 64 models, such as of the tokens that a prompt has beyond its text."""
 
     def __init__(self) -> None:
         self._means: OrderedDict[str, float] = OrderedDict()

@@ -2,8 +2,8 @@
 
 An upstream batches by itself, so its steps are not ours to plan. They are visible from outside: the tokens of one step
 arrive within a few milliseconds, followed by a pause as long as the next step. Such a burst is a step here, with a row for
-each request that got tokens. What is left to decide is which request is let through, and when. A request that the upstream
-refuses before the first byte, as if its memory were full, goes back to the head of the queue.
+each request that got tokens. What remains to be decided is which request is let through, and when. If the upstream refuses
+a request before the first byte, as an engine does whose memory is full, the request goes back to the head of the queue.
 
 The loops' thread calls `forward`; the thread of the connections reports what arrived. Bytes never pass through here.
 """
@@ -62,7 +62,7 @@ class Upstream:
         clock: Callable[[], float] = time.perf_counter,
         together: float = TOGETHER,
     ) -> None:
-        self.site, self.due, self.steps = site, inf, 0
+        self.site, self.due = site, inf
         self._turns, self._clock, self._together = turns, clock, together
         self._open: Plan | None = None  # the last plan, if nothing came of it
         self._stepped = 0.0  # when the last step ended
@@ -92,7 +92,6 @@ class Upstream:
         if all(taken is not None and _is_nothing(seq, taken) for seq, taken in rows):
             plan.goes_on, self._open = True, plan
             return []
-        self.steps += 1
         began = min((seq.scheduled_at or 0.0 for seq in plan.sequences), default=0.0)
         now = self._clock()
         plan.started_at, self._stepped = max(began, self._stepped), now

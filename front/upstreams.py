@@ -103,10 +103,8 @@ class Upstreams(BatchingManager):
 
     def assemble(self, policy: Policy) -> Callable[[], bool]:
         """Make a scheduler and a loop for each upstream; return what runs those that have something to do."""
-        start, many = 0, len(self.each) > 1
-        for one in self.each:
-            slots = range(start, start + one.site.slots) if many else None
-            start += one.site.slots
+        for one, start in zip(self.each, accumulate([0, *self.engines])):
+            slots = range(start, start + one.site.slots) if self.engines else None
             one.scheduler = Scheduler(policy, None, self.max_tokens_per_step, slots=slots)
             if one is not self.each[0]:
                 one.scheduler.share_queue(self.each[0].scheduler)

@@ -169,9 +169,8 @@ class TorchAttention:
             positions = torch.arange(position, length, device=qkv.device)  # (T)
             for pool, new in ((keys, k[first:last]), (values, v[first:last])):
                 pool[table[positions // P], :, positions % P] = quantize(new) if small else new
-            hidden = (
-                max(0, position + 1 - reach.window) // P if reach.window else 0
-            )  # pages before all windows, which may hold NaN
+            # Pages before all windows may hold NaN.
+            hidden = max(0, position + 1 - reach.window) // P if reach.window else 0
             past_k, past_v = (  # (pages, KV, P, width) -> (1, KV, length - hidden * P, D)
                 dequantize(past) if small else past.float()
                 for past in (

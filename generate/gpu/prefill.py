@@ -1,7 +1,7 @@
 """Pieces of prompts on the device: one packed row of tokens, one copy from the host and one replay.
 
-The row is padded to a bucket whose step is recorded. What differs between steps of a bucket, the tokens, their positions
-and tiles, lies in one buffer at fixed places. A row that no bucket holds is launched kernel by kernel.
+The row is padded to the size of a bucket, whose step is recorded as a graph. A graph reads fixed addresses, so the tokens,
+positions and tiles of each step are copied into one buffer first. A row that fits no bucket is launched kernel by kernel.
 
 It must not know sampling, decodes, policies or how attention is computed.
 """

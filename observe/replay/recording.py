@@ -84,9 +84,8 @@ class Recording:
         self._measured = {True: -1.0, False: -1.0}  # when, by whether requests joined in the step
         self._stretches = Stretches(MAX_STRETCHES)
         self._gaps: deque[float] = deque(maxlen=STEPS_PER_SIZE)
-        self._ended: dict[
-            tuple[int, int] | None, float
-        ] = {}  # by engine: when its last step ended, if requests stayed in it
+        # When the last step of each engine ended in which requests stayed; by its rows.
+        self._ended: dict[tuple[int, int] | None, float] = {}
         self._is_blind = False
 
     def on_arrival(self, inference: Inference) -> None:
