@@ -236,8 +236,10 @@ class Front:
 
     @property
     def idle(self) -> bool:
+        """Whether all requests have ended; each is forgotten last, after it has been counted."""
         manager = self.queue.manager
-        return not manager.running and not manager.waiting and not manager.inbox.open and not manager.inbox.places.taken
+        taken = manager.running or manager.waiting or manager.inbox.open or manager.inbox.places.taken or manager._turns
+        return not taken and not any(site.open for site in self.queue.sites.all)
 
 
 @asynccontextmanager
