@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from random import Random
 from urllib.parse import urlsplit
 
@@ -13,6 +15,7 @@ from fleet.routers import ROUTERS, Asked, Replicas, Router
 
 REST_SECONDS = 1.0  # of an upstream that refuses, if it names no time
 LONGEST_REST, SHORTEST_REST = 60.0, 0.05
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass
@@ -85,3 +88,13 @@ def read_site(text: str) -> Site:
     if own and (not own.isdecimal() or not 1 <= int(own) <= 4096):
         raise ValueError(f"{text!r} ends with {own!r}, but after # stands the number of slots, 1 to 4096. Use {url}#4")
     return Site(address, url.rstrip("/"), int(own or 0))
+
+
+def meaning(url: str) -> tuple[str, int, str]:
+    """Return host, port and path of a URL, equal for all ways to write the same address of this machine or of another."""
+    parts = urlsplit(url)
+    host = str(parts.hostname).rstrip(".")
+    with contextlib.suppress(ValueError):
+        host = ip_address(host).compressed
+    host = LOCAL[0] if host in (*LOCAL, "0.0.0.0", "::") else host
+    return host, parts.port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/")
