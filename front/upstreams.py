@@ -160,7 +160,7 @@ class Upstreams(BatchingManager):
             try:
                 seq = next(iter(first.policy.order(first.waiting, self._clock())), None)
                 turn = None if seq is None else self._turns.get(seq)
-            except Exception:  # the loop that asks next handles it
+            except BaseException:  # the loop that asks next handles it
                 return able
         load = [len(one.scheduler.running) for one in able]
         return [able[i] for i in self.sites.order([one.site for one in able], load, turn.asked if turn else Asked())]

@@ -95,7 +95,7 @@ class RunningBatch:
             for seq in short:
                 while seq not in victims and not self.pages.grow(seq):
                     victims += self._free_pages(choose_victim, now)
-        except Exception:
+        except BaseException:
             # `outgrown` names each of them once, so those that still lack a page must come up again.
             self.pages.look_again([seq for seq in short if seq not in victims])
             raise

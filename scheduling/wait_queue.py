@@ -55,7 +55,7 @@ class WaitQueue:
                 waiting[also] = None
                 policy.on_arrival(also, now)
             first = [seq for seq in policy.order(waiting, now) if seq in waiting]
-        except Exception:
+        except BaseException:
             first = []
         return list(dict.fromkeys([*first, *waiting, also]))
 
