@@ -94,6 +94,7 @@ class Relay:
         self._wakeup = asyncio.Event()
         self._let_through = False
         self._answer: aiohttp.ClientResponse | None = None
+        self._attempting: asyncio.Task[None] | None = None
         self._first_try: float | None = None
         self.turn: Turn
 
@@ -118,8 +119,12 @@ class Relay:
 
     def _on_end(self) -> None:
         self._wakeup.set()
-        if self._answer is not None and self.turn.inference.error is not None:
-            self._answer.close()  # its deadline has passed, or an operator cancelled it
+        if self.turn.inference.error is None:
+            return
+        if self._answer is not None:  # its deadline has passed, or an operator cancelled it
+            self._answer.close()
+        elif self._attempting is not None:  # nothing has come yet
+            self._attempting.cancel()
 
     async def run(self) -> web.StreamResponse:
         """Return the answer, sent to the client as far as it has come."""
@@ -142,6 +147,7 @@ class Relay:
         site, now = self.turn.at.site, self._loop.time()
         self._first_try = now if self._first_try is None else self._first_try
         site.open += 1
+        self._attempting = asyncio.current_task()
         try:
             while True:
                 notes: set[str] = set()
@@ -152,6 +158,10 @@ class Relay:
                     was_idle = REUSED in notes and self._loop.time() - now < STALE_SECONDS
                     if not was_idle or self._answer is not None or self.turn.inference.error is not None:
                         raise
+        except asyncio.CancelledError:
+            if (ended := self.turn.inference.error) is None:  # the client has left
+                raise
+            raise failed(ended) from None
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             site.failures += 1
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
@@ -166,6 +176,7 @@ class Relay:
             raise failed(reason) from None
         finally:
             site.open -= 1
+            self._attempting = None
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
         silent = (

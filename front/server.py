@@ -125,7 +125,7 @@ class Queue(Door):
         assemble(app, self.service, (native, operations, policy, events, dashboard))
         connect(self.service, engine)
         self.manager.start(self.menu.get_policy("dynamic", slots))
-        if chosen.name != "dynamic":
+        if config.policy != "dynamic" or config.policy_options:
             self.manager.inbox.switch(chosen)
         self._bridge = Bridge(app)
         self._overhead = Means()  # tokens of prompts beyond their text, such as those of a chat template

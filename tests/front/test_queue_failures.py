@@ -203,6 +203,16 @@ def test_the_limits_on_time_hold_in_the_queue_and_in_the_middle_of_an_answer() -
     before(test, queue_timeout=0.3, request_timeout=0.8)
 
 
+def test_the_limit_on_time_holds_before_the_first_byte_and_stops_the_upstream() -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(stream=False, max_tokens=4000, tag="whole")
+        assert (answer.status, answer.json["error"]["type"]) == (504, "timeout_error")
+        await front.until(lambda: "whole" in front.upstream.ended)
+        await front.until(lambda: front.idle)
+
+    before(test, request_timeout=0.2, settings=Settings(idle=8.0))
+
+
 def test_an_answer_of_100_mb_passes_in_pieces() -> None:
     async def test(front: Front) -> None:
         tracemalloc.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,3 +190,12 @@ def test_a_policy_that_raises_gives_way_to_dynamic_and_no_request_is_lost() -> N
         assert front.queue.manager.fallback.failures == 1
 
     before(test, "dynamic+sjf")
+
+
+def test_a_file_of_the_user_called_dynamic_is_no_built_in_policy(tmp_path: Path) -> None:
+    (tmp_path / "dynamic.py").write_text("from policies.dynamic import Policy as Base\n\nclass Policy(Base): pass\n")
+
+    async def test(front: Front) -> None:
+        await front.until(lambda: "_own" in type(front.queue.manager.policy).__module__)
+
+    before(test, str(tmp_path / "dynamic.py"))
