@@ -30,7 +30,7 @@ from front.upstreams import Upstreams
 from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from serving.inference import Inference, InferenceError
 
-PATIENCE_SECONDS = 15.0  # for which a request is tried again that no upstream takes
+PATIENCE_SECONDS = 15.0  # for which a request waits while no upstream takes any
 STALE_SECONDS = 0.5  # in which a connection breaks that was closed before it was used
 STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
 LEFT = InferenceError("cancelled", "the client disconnected")
@@ -95,7 +95,7 @@ class Relay:
         self._let_through = False
         self._answer: aiohttp.ClientResponse | None = None
         self._attempting: asyncio.Task[None] | None = None
-        self._first_try: float | None = None
+        self._arrived = self._loop.time()
         self.turn: Turn
 
     def expect(self, inference: Inference) -> None:
@@ -145,7 +145,6 @@ class Relay:
     async def _attempt(self) -> web.StreamResponse | None:
         """Return an upstream's answer; None if none takes it now, and it waits for its next turn."""
         site, now = self.turn.at.site, self._loop.time()
-        self._first_try = now if self._first_try is None else self._first_try
         site.open += 1
         self._attempting = asyncio.current_task()
         try:
@@ -167,16 +166,23 @@ class Relay:
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
             if is_closed:
                 site.down_since = site.down_since or time.time()
-            if is_closed and now - self._first_try < PATIENCE_SECONDS and self.turn.inference.error is None:
+            if is_closed and self.turn.inference.error is None:
                 self._wires.sites.rest(site, {})
-                self._wires.upstream.refuse(self.turn)  # nothing has reached it, so nothing is done twice
-                return None
+                if self._is_patient():
+                    self._wires.upstream.refuse(self.turn)  # nothing has reached it, so nothing is done twice
+                    return None
+                site.rests_until = 0.0  # the next in the queue may have waited long enough, too
             reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, BROKE))
             self._wires.upstream.end(self.turn, "abort", reason)
             raise failed(reason) from None
         finally:
             site.open -= 1
             self._attempting = None
+
+    def _is_patient(self, seconds: float = 0.0) -> bool:
+        """Return whether this request may wait on for so many seconds although no upstream takes requests."""
+        since = max(self._arrived, self._wires.sites.refuse_since)
+        return self._loop.time() + seconds - since < PATIENCE_SECONDS
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
         silent = (
@@ -192,11 +198,11 @@ class Relay:
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
             site.down_since = None
             if answer.status in (429, 503):
-                assert self._first_try is not None
-                seconds = self._wires.sites.rest(site, answer.headers)
-                if self._loop.time() + seconds - self._first_try < PATIENCE_SECONDS:
+                if self._is_patient(self._wires.sites.rest(site, answer.headers)):
                     self._wires.upstream.refuse(self.turn)
                     return None
+            elif self.turn.probes:
+                self._wires.upstream.accept(self.turn)
             self._answer = answer
             return await self._copy(answer, site)
 

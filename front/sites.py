@@ -27,6 +27,7 @@ class Site:
     slots: int
     open: int = 0
     rests_until: float = 0.0
+    refuses_since: float = math.inf  # until it takes a request after a rest
     refusals: int = 0
     failures: int = 0
     down_since: float | None = None  # time.time() of the first try that did not reach it
@@ -53,6 +54,11 @@ class Sites:
         """The slots of the upstream with the most."""
         return max(site.slots for site in self.all)
 
+    @property
+    def refuse_since(self) -> float:
+        """Since when no upstream takes requests, inf if one does."""
+        return max(site.refuses_since for site in self.all)
+
     def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
         """Yield the places of the upstreams that can take a request, the best first; `load` is how many each has."""
         return self._route(Replicas([site.name for site in able], load), asked)
@@ -60,6 +66,7 @@ class Sites:
     def rest(self, site: Site, headers: Mapping[str, str]) -> float:
         """Send an upstream nothing for as long as its refusal asks for; return the seconds until one can take a request."""
         site.refusals += 1
+        site.refuses_since = min(site.refuses_since, self.clock())
         site.rests_until = self.clock() + retry_after(headers)
         return max(SHORTEST_REST, min(site.rests_until for site in self.all) - self.clock())
 
