@@ -258,6 +258,7 @@ class Queue(Door):
             priority=asked.priority, session=asked.session, open_ended=asked.limit is None, deadline=asked.slo_s,
             on_end=relay.on_end,
         )  # fmt: skip
+        inference.sequence.slots = asked.choices
         # For `adapter-affinity`: an upstream that swaps models serves the same one in a row.
         inference.sequence.adapter = asked.model
         return inference

@@ -144,7 +144,7 @@ class Upstreams(BatchingManager):
     def _open(self, able: Iterable[Upstream]) -> None:
         """Let requests through to these upstreams only; none of them rests."""
         for one in self.each:
-            one.scheduler.slot_cap = 0
+            one.scheduler.slot_cap, one.scheduler.batch.most = 0, one.site.slots
         for one in able:
             one.scheduler.slot_cap = self._most(one)
 

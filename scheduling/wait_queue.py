@@ -132,6 +132,8 @@ class WaitQueue:
             if seq not in self.waiting or seq.state != "waiting":
                 raise PolicyError(f"order: {seq.id} is {seq.state}, not in the queue")
             reason = policy.blocked_by(seq, self.batch.running, budget) if hooks.blocks else None
+            if not self.batch.fits(seq):
+                reason = "slots_full"
             if reason is None and not self.batch.join(seq, tokens_to_reserve(policy, seq)):
                 reason = "kv_full"
             if reason is not None:
