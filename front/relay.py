@@ -198,6 +198,7 @@ class Relay:
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
             site.down_since = None
             if answer.status in (429, 503):
+                site.tries += self.turn.probes  # it may refuse this request alone, as for the limit of a client's key
                 if self._is_patient(self._wires.sites.rest(site, answer.headers)):
                     self._wires.upstream.refuse(self.turn)
                     return None

@@ -28,6 +28,7 @@ class Site:
     open: int = 0
     rests_until: float = 0.0
     refuses_since: float = math.inf  # until it takes a request after a rest
+    tries: int = 1  # requests at once that find out whether it does
     refusals: int = 0
     failures: int = 0
     down_since: float | None = None  # time.time() of the first try that did not reach it

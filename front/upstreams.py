@@ -88,7 +88,7 @@ class Upstreams(BatchingManager):
     def accept(self, turn: Turn) -> None:
         """Note that an upstream took a request after it had refused others, which follow now."""
         with self.inbox.changed:
-            turn.probes, turn.at.site.refuses_since = False, inf
+            turn.probes, turn.at.site.refuses_since, turn.at.site.tries = False, inf, 1
             self._tell(turn)
 
     def _tell(self, turn: Turn) -> None:
@@ -151,7 +151,8 @@ class Upstreams(BatchingManager):
     def _most(self, one: Upstream) -> int:
         """Return how many requests an upstream may have now: none while it rests, and then one more than it has taken.
 
-        That one finds out whether it takes requests again, which it does if it does not refuse that one within a moment.
+        That one finds out whether it takes requests again, which it does if it does not refuse that one within a moment. Each
+        time that a request is refused by an upstream that can be reached, another one may try beside it.
         """
         if one.site.rests_until > self.sites.clock():
             return 0
@@ -159,7 +160,7 @@ class Upstreams(BatchingManager):
             return one.site.slots
         since = self._clock() - REST_SECONDS
         turns = [turn for seq in one.scheduler.running if (turn := self._turns.get(seq)) is not None]
-        return min(one.site.slots, 1 + sum(turn.begun_at < since or not turn.probes for turn in turns))
+        return min(one.site.slots, one.site.tries + sum(turn.begun_at < since or not turn.probes for turn in turns))
 
     def _able(self) -> list[Upstream]:
         """Return the upstreams that can take a waiting request."""

@@ -61,12 +61,27 @@ def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(stat
 
 def test_one_request_finds_out_whether_an_upstream_takes_requests_again_and_then_the_others_follow() -> None:
     async def test(front: Front) -> None:
-        answers = await front.all(*({"tag": i, "fault": "429", "times": 6, **ONE} for i in range(4)), apart=0.002)
-        assert {answer.status for answer in answers} == {200}
-        assert front.upstream.tags[4:7] == ["0"] * 3
+        front.queue.sites.rest(front.queue.sites.all[0], {"Retry-After": "0.1"})
+        asks = ({"tag": i, "fault": "429", "times": 1, **ONE} for i in range(4))
+        asked = asyncio.create_task(front.all(*asks, apart=0.001))
+        await front.until(lambda: front.upstream.refusals)
+        assert front.upstream.tags == ["0"]
+        assert {answer.status for answer in await asked} == {200}
         assert front.queue.sites.all[0].refuses_since == inf
 
     before(test, slots=4)
+
+
+def test_a_request_that_alone_is_refused_does_not_keep_the_others_from_the_upstream() -> None:
+    async def test(front: Front) -> None:
+        refused = asyncio.create_task(front.ask(fault="429", after=0.05, times=10_000, **ONE))
+        await front.until(lambda: front.upstream.refusals)
+        answers = await front.all(*({"tag": i, **ONE} for i in range(6)))
+        assert {answer.status for answer in answers} == {200}
+        assert not refused.done()
+        refused.cancel()
+
+    before(test, slots=3)
 
 
 def test_an_answer_in_one_piece_that_is_not_refused_at_once_counts_as_taken(monkeypatch: pytest.MonkeyPatch) -> None:
