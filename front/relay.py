@@ -247,7 +247,7 @@ class Relay:
 
     def _head(self, answer: aiohttp.ClientResponse, site: Site) -> CIMultiDict[str]:
         seq, headers = self.turn.inference.sequence, passed(answer.headers, self._wires.key)
-        waited = (seq.scheduled_at or seq.arrived_at) - seq.arrived_at
+        waited = self.turn.begun_at - seq.arrived_at
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers
 

@@ -58,7 +58,7 @@ class Sites:
     @property
     def refuse_since(self) -> float:
         """Since when no upstream takes requests, inf if one does."""
-        return max(site.refuses_since for site in self.all)
+        return max((site.refuses_since for site in self.all), default=math.inf)
 
     def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
         """Yield the places of the upstreams that can take a request, the best first; `load` is how many each has."""

@@ -54,6 +54,7 @@ def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(stat
         answers = await front.all(*asks, apart=0.02)
         assert [answer.status for answer in answers] == [200] * 3
         assert front.upstream.tags == ["refused"] * 3 + ["0", "1"]
+        assert float(answers[0].headers["X-Queue-Wait"]) > 0.15  # until the upstream took it
         assert front.queue.manager.slot_cap == 1
 
     before(test)
