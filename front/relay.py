@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 import aiohttp
 from aiohttp import HttpVersion11, web
@@ -95,7 +96,7 @@ class Relay:
         self._let_through = False
         self._answer: aiohttp.ClientResponse | None = None
         self._attempting: asyncio.Task[None] | None = None
-        self._arrived = self._loop.time()
+        self._arrived, self._refused_at = self._loop.time(), inf
         self.turn: Turn
 
     def expect(self, inference: Inference) -> None:
@@ -168,6 +169,7 @@ class Relay:
                 site.down_since = site.down_since or time.time()
             if is_closed and self.turn.inference.error is None:
                 self._wires.sites.rest(site, {})
+                site.tries = 1
                 if self._is_patient():
                     self._wires.upstream.refuse(self.turn)  # nothing has reached it, so nothing is done twice
                     return None
@@ -181,7 +183,7 @@ class Relay:
 
     def _is_patient(self, seconds: float = 0.0) -> bool:
         """Return whether this request may wait on for so many seconds although no upstream takes requests."""
-        since = max(self._arrived, self._wires.sites.refuse_since)
+        since = min(self._refused_at, max(self._arrived, self._wires.sites.refuse_since))
         return self._loop.time() + seconds - since < PATIENCE_SECONDS
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
@@ -198,7 +200,9 @@ class Relay:
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
             site.down_since = None
             if answer.status in (429, 503):
-                site.tries += self.turn.probes  # it may refuse this request alone, as for the limit of a client's key
+                # It may refuse this request alone, as for the limit of a client's key. Then one more finds out at a time.
+                self._refused_at = min(self._refused_at, now := self._loop.time())
+                site.tries += self.turn.probes and site.rests_until < now
                 if self._is_patient(self._wires.sites.rest(site, answer.headers)):
                     self._wires.upstream.refuse(self.turn)
                     return None

@@ -151,8 +151,8 @@ class Upstreams(BatchingManager):
     def _most(self, one: Upstream) -> int:
         """Return how many requests an upstream may have now: none while it rests, and then one more than it has taken.
 
-        That one finds out whether it takes requests again, which it does if it does not refuse that one within a moment. Each
-        time that a request is refused by an upstream that can be reached, another one may try beside it.
+        That one finds out whether it takes requests again, which it does if it does not refuse that one within a moment. After
+        each rest that an upstream asks for, one more may try beside it.
         """
         if one.site.rests_until > self.sites.clock():
             return 0
