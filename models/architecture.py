@@ -78,7 +78,6 @@ class Architecture:
     alibi: scores fall with the distance of a key, by a slope for each query head.
     embedding_norm: the embedding is normalized.
     norm_after: the outputs of attention and the MLP are normalized instead of their inputs; with `both_norms`, both are.
-    norm_offset: added to the weights of norms when they are loaded.
     attention_cap, logits_cap: scores and logits x become cap * tanh(x / cap), unless the cap is 0.
     scales: factors by part of `models.network`, by which its tensors are multiplied when they are loaded.
     """
@@ -105,7 +104,6 @@ class Architecture:
     whole_qk_norm: bool = False
     norm_after: bool = False
     both_norms: bool = False
-    norm_offset: float = 0.0
     experts: int = 0
     experts_chosen: int = 0
     experts_normalized: bool = False

@@ -192,6 +192,8 @@ class Layout:
     renamed: other names of parts.
     ignored: names of stored tensors that carry no weights.
     by_kv_head: queries, keys and values are one tensor, in which a head of keys lies behind the queries that share it.
+    interleaved: in heads of queries and keys, the two dimensions that rotate together are neighbors.
+    norm_offset: added to the weights of norms when they are loaded.
     """
 
     prefix: str
@@ -200,10 +202,13 @@ class Layout:
     layer: str
     parts: Mapping[str, tuple[str, ...]]
     positions: str | None = None
+    embedding_norm: str = "word_embeddings_layernorm"
     head: str = "lm_head"
     transposed: bool = False
     ignored: re.Pattern[str] | None = None
     by_kv_head: bool = False
+    interleaved: bool = False
+    norm_offset: float = 0.0
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def plain_name(self, name: str) -> str | None:
@@ -215,14 +220,58 @@ class Layout:
         return name.removeprefix(self.prefix)
 
 
+# The names in GGUF files, whose converter stores gates, experts, queries, keys and values in the order of the engine.
+SEPARATE = Layout(
+    prefix="", embedding="token_embd", positions="position_embd", embedding_norm="token_embd_norm", norm="output_norm",
+    head="output", layer="blk.{}.",
+    parts={
+        "norm_1": ("attn_norm",), "norm_2": ("ffn_norm",), "attn_norm": ("post_attention_norm",),
+        "mlp_norm": ("post_ffw_norm",), "q_norm": ("attn_q_norm",), "k_norm": ("attn_k_norm",),
+        "qkv": ("attn_q", "attn_k", "attn_v"), "attn_proj": ("attn_output",), "fc": ("ffn_gate", "ffn_up"),
+        "mlp_proj": ("ffn_down",), "router": ("ffn_gate_inp",),
+    },
+    ignored=re.compile(r"^rope_(freqs|factors_(long|short))\.weight$"),  # which are read with the metadata
+)  # fmt: skip
+FUSED = replace(SEPARATE, parts={**SEPARATE.parts, "qkv": ("attn_qkv",), "fc": ("ffn_up",)})
+MIXTURE = {"fc": ("ffn_gate_exps.{}", "ffn_up_exps.{}"), "mlp_proj": ("ffn_down_exps.{}",)}
+# Keys of config.json, and those of GGUF files behind the architecture's name.
+SIZES = {
+    "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length", "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+}  # fmt: skip
+KEYS = {**SIZES, "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base"}
+
+
+@dataclass(frozen=True)
+class GGUF:
+    """How GGUF files hold a family's models.
+
+    architecture: the value of `general.architecture`. model_type: that of config.json.
+    needs: a key or a tensor that a file must have; those of the same architecture without it have another form.
+    keys: which of the file's keys, behind the architecture's name, have the values of which keys of config.json.
+    fixed: what the file may not say. derived: what follows from the other values.
+    """
+
+    architecture: str
+    model_type: str
+    layout: Layout = SEPARATE
+    keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
+    needs: str = ""
+
+
 @dataclass(frozen=True)
 class Family:
     """model_types: the values of `model_type` in config.json that `read` understands.
 
+    gguf: the forms of its GGUF files.
     shares_tokenizer: all published models have the same tokenizer, so that a checkpoint may lack its files.
     """
 
     model_types: tuple[str, ...]
     read: Callable[[Config], Architecture]
     layout: Layout
+    gguf: tuple[GGUF, ...] = ()
     shares_tokenizer: bool = False

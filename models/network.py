@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.architecture import Architecture
-from models.gguf.block_matrix import BlockMatrix, Weight, as_tensor
+from models.gguf.block_matrix import BlockMatrix, Weight
 
 
 class Norm(NamedTuple):
@@ -59,7 +59,7 @@ class Block:
         """Return fc and mlp_proj of each expert, or of the plain MLP."""
         if self.router is None:
             return [(self.fc, self.mlp_proj)]
-        parts = (as_tensor(part.weight).chunk(self.router.weight.shape[0]) for part in (self.fc, self.mlp_proj))
+        parts = (part.weight.chunk(self.router.weight.shape[0]) for part in (self.fc, self.mlp_proj))
         return [(Projection(fc), Projection(proj)) for fc, proj in zip(*parts)]
 
     def tensors(self) -> Iterator[Weight]:

@@ -53,11 +53,11 @@ def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
         shape = (count,) if columns is None else (columns, count) if transposed else (count, columns)
         own = [row - start for row in order[start : start + count]] if order and place.part == "qkv" else None
         scale = scales.get(place.part, 1.0)
-        offset = config.norm_offset if columns is None and place.leaf == "weight" else 0.0
+        offset = layout.norm_offset if columns is None and place.leaf == "weight" else 0.0
         found[f"{name}.{place.leaf}"] = Piece(shape, place, start, rows, transposed, scale, own, offset)
 
     add(layout.embedding, Place(None, "embedding", "weight"), C, 0, V, V)
-    if config.rope is None and layout.positions is not None:
+    if config.rope is None and layout.positions is not None and not config.alibi:
         add(layout.positions, Place(None, "positions", "weight"), C, 0, config.block_size, config.block_size)
     for layer in range(config.n_layer):
         for part, (counts, columns, bias) in _block(config).items():
@@ -76,7 +76,7 @@ def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
     for leaf in ("weight", "bias") if biased_norm else ("weight",):
         add(layout.norm, Place(None, "norm", leaf), None, 0, C, C)
         if config.embedding_norm:
-            add(f"{layout.embedding}_layernorm", Place(None, "embedding_norm", leaf), None, 0, C, C)
+            add(layout.embedding_norm, Place(None, "embedding_norm", leaf), None, 0, C, C)
     if config.head_bias:
         add(layout.head, Place(None, "head", "bias"), None, 0, V, V)
     if not config.tied:
@@ -95,6 +95,8 @@ def _head_order(config: Architecture, layout: Layout) -> list[int] | None:
     turned, still = (int(D * config.rope.part) // 2, D // 2) if config.rope else (D // 2, D // 2)
     rest = turned + still
     halves = [*range(turned), *range(2 * turned, rest), *range(turned, 2 * turned), *range(rest, D)]
+    if layout.interleaved:
+        halves = [2 * (i % turned) + i // turned if i < 2 * turned else i for i in halves]
     stored = [*range(heads + 2 * KV)]
     if layout.by_kv_head:
         groups = [stored[first : first + shared + 2] for first in range(0, len(stored), shared + 2)]

@@ -19,6 +19,7 @@ from models.architecture import Architecture
 from models.family import Layout
 from models.gguf import gguf_file
 from models.gguf.block_matrix import BlockMatrix, Weight
+from models.gguf.gguf_file import GGUFFile
 from models.gpt2 import GPT
 from models.network import Block, Network, Norm, Projection
 from models.sources import checkpoint
@@ -42,12 +43,14 @@ def load(
     not hold what the config says.
     """
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    config, layout = resolved.architecture, families.family_of(resolved.config).layout
-    if resolved.path is None:
-        return _assembled(config, _random(config, layout, dtype, seed), {})
+    config, path = resolved.architecture, resolved.path
+    if path is None:
+        return _assembled(config, _random(config, families.family_of(resolved.config).layout, dtype, seed), {})
+    source = gguf_file.read(path) if path.is_file() else path
+    layout = families.family_of(resolved.config).layout if isinstance(source, Path) else gguf_file.layout(source)
     stored: tensors.Shapes = {}
-    found, blocks = _read(config, layout, resolved.path, dtype, stored, as_blocks)
-    checkpoint.check_shapes(stored, resolved.config, resolved.path)
+    found, blocks = _read(config, layout, source, dtype, stored, as_blocks)
+    checkpoint.check_shapes(stored, resolved.config, layout, path)
     return _assembled(config, found, blocks)
 
 
@@ -56,9 +59,8 @@ def stored_kinds(resolved: ResolvedModel, kinds: Collection[str]) -> set[str]:
     path = resolved.path
     if path is None or not path.is_file():
         return set()
-    config, layout = resolved.architecture, families.family_of(resolved.config).layout
-    stored = gguf_file.hf_kinds(gguf_file.read(path))
-    return {stored[full] for full in _kept(path, layout, _pieces(config, layout), kinds)}
+    file = gguf_file.read(path)
+    return set(_kept(file, _pieces(resolved.architecture, gguf_file.layout(file)), kinds).values())
 
 
 def load_gpt(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0) -> GPT:
@@ -69,28 +71,26 @@ def load_gpt(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed
 def _read(
     config: Architecture,
     layout: Layout,
-    path: Path,
+    source: Path | GGUFFile,
     dtype: torch.dtype,
     stored: tensors.Shapes,
     as_blocks: Collection[str],
 ) -> tuple[dict[Place, Tensor], dict[Place, BlockMatrix]]:
-    """Return the engine's tensors from the files at `path`, apart from these the matrices in blocks.
+    """Return the engine's tensors from `source`, apart from these the matrices in blocks.
 
     Notes in `stored` the shape of all that is there.
     """
     pieces = _pieces(config, layout)
-    kept = _kept(path, layout, pieces, as_blocks) if path.is_file() and as_blocks else {}
+    kept = {} if isinstance(source, Path) else _kept(source, pieces, as_blocks)
     found: dict[Place, Tensor] = {}
     blocks: dict[Place, BlockMatrix] = {}
-    for name, tensor in _tensors(path, layout, kept):
+    for name, tensor in _tensors(source, layout, kept):
         piece = pieces.get(name)
-        transposed = piece is not None and piece.transposed
-        shape = tuple(tensor.shape)
-        stored[name] = shape[::-1] if transposed and isinstance(tensor, BlockMatrix) else shape
+        stored[name] = tuple(tensor.shape)
         if piece is None or piece.shape != stored[name]:
             continue  # check_shapes names it, together with all the others
         if isinstance(tensor, BlockMatrix):
-            matrix = replace(tensor, dtype=dtype)
+            matrix = replace(tensor, dtype=dtype, data=tensor.data[slice(None) if piece.order is None else piece.order])
             if piece.place == EMBEDDING:  # tokens are looked up in `dtype`; a tied head stays in blocks
                 found[EMBEDDING] = matrix.dequantized()
                 if config.tied:
@@ -99,15 +99,15 @@ def _read(
                 _fill(blocks, piece, matrix)
             continue
         # Convert before transposing: torch is slow when it does both at once.
-        source = tensor.to(dtype).T if transposed else tensor
+        values = tensor.to(dtype).T if piece.transposed else tensor
         if piece.order is not None:
-            source = source[piece.order]
+            values = values[piece.order]
         if piece.scale != 1 or piece.offset:
-            source = source.float() * piece.scale + piece.offset
+            values = values.float() * piece.scale + piece.offset
         wide = torch.float32 if piece.offset else dtype  # a sum has more digits than its parts
         if piece.place not in found:
-            found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=wide)
-        found[piece.place][piece.start : piece.start + len(source)].copy_(source)
+            found[piece.place] = torch.empty((piece.rows, *values.shape[1:]), dtype=wide)
+        found[piece.place][piece.start : piece.start + len(values)].copy_(values)
     return found, blocks
 
 
@@ -116,25 +116,20 @@ def _pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
     return tensors.pieces(replace(config, tied=False), layout)
 
 
-def _kept(path: Path, layout: Layout, pieces: dict[str, Piece], as_blocks: Collection[str]) -> dict[str, str]:
-    """Return the plain name of each weight that stays in blocks, by its full name.
+def _kept(file: GGUFFile, pieces: dict[str, Piece], as_blocks: Collection[str]) -> dict[str, str]:
+    """Return the kind of each weight that stays in blocks, by its name.
 
     The parts of one matrix, such as queries, keys and values, do so if they have one kind.
     """
     kinds: dict[Place, set[str]] = defaultdict(set)
-    names: dict[str, str] = {}
-    for full, kind in gguf_file.hf_kinds(gguf_file.read(path)).items():
-        plain = layout.plain_name(full)
-        piece = pieces.get(plain) if plain is not None else None
-        if plain is None or piece is None or piece.scale != 1 or piece.order is not None:
-            continue
-        if piece.place.part in LINEAR and piece.place.leaf == "weight":
-            kinds[piece.place].add(kind)
-            names[full] = plain
+    stored = {name: kind for name, kind in gguf_file.kinds(file).items() if name in pieces}
+    for name, kind in stored.items():
+        kinds[pieces[name].place].add(kind)
     return {
-        full: plain
-        for full, plain in names.items()
-        if len(kinds[pieces[plain].place]) == 1 and kinds[pieces[plain].place] <= set(as_blocks)
+        name: kind
+        for name, kind in stored.items()
+        if pieces[name].place.part in LINEAR and pieces[name].place.leaf == "weight" and pieces[name].scale == 1
+        if len(kinds[pieces[name].place]) == 1 and kind in as_blocks
     }
 
 
@@ -149,14 +144,14 @@ def _fill(blocks: dict[Place, BlockMatrix], piece: Piece, part: BlockMatrix) -> 
     blocks[piece.place].data[piece.start : piece.start + len(part.data)].copy_(part.data)
 
 
-def _tensors(path: Path, layout: Layout, kept: Collection[str]) -> Iterator[tuple[str, Weight]]:
-    """Yield plain name and tensor of every weight at `path`.
+def _tensors(source: Path | GGUFFile, layout: Layout, kept: Collection[str]) -> Iterator[tuple[str, Weight]]:
+    """Yield plain name and tensor of every weight of `source`.
 
     Each tensor is read from a mapping of its own: one mapping for all would keep every page that was read resident,
     and the peak would be twice the model.
     """
-    if path.is_file():
-        for name, values in gguf_file.hf_tensors(gguf_file.read(path), kept):
+    if not isinstance(source, Path):
+        for name, values in gguf_file.tensors(source, kept):
             if (plain := layout.plain_name(name)) is None:
                 continue
             if isinstance(values, gguf_file.StoredBlocks):
@@ -164,7 +159,7 @@ def _tensors(path: Path, layout: Layout, kept: Collection[str]) -> Iterator[tupl
             else:
                 yield plain, torch.from_numpy(values)
         return
-    for file in checkpoint.weight_files(path):
+    for file in checkpoint.weight_files(source):
         try:
             for name in [name for name, _, _ in checkpoint.safetensors_headers(file)]:
                 if (plain := layout.plain_name(name)) is not None:

@@ -49,7 +49,7 @@ def write_folder(resolved: ResolvedModel, folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     _write_tokenizer(resolved, folder)
     part = folder / "model.part"
-    stored = {name: tensor.contiguous() for name, tensor in _stored(resolved)}
+    stored = {name: tensor.contiguous() for name, tensor in stored_tensors(resolved)}
     save_file(stored, str(part), metadata={"format": "pt"})
     part.replace(file)
     return folder
@@ -61,14 +61,14 @@ def _config(resolved: ResolvedModel) -> dict[str, Any]:
     return {**defaults, **resolved.config, "architectures": [CLASSES.get(kind, "")], "dtype": "bfloat16"}
 
 
-def _stored(resolved: ResolvedModel) -> Iterator[tuple[str, Tensor]]:
+def stored_tensors(resolved: ResolvedModel, dtype: str = "bfloat16") -> Iterator[tuple[str, Tensor]]:
     """Yield name and values of each tensor of a checkpoint."""
     layout = families.family_of(resolved.config).layout
-    network = weights.load(resolved, "bfloat16")
+    network = weights.load(resolved, dtype)
     for name, piece in tensors.pieces(network.config, layout).items():
         whole = _tensor(network, piece.place)
         rows = piece.shape[-1] if piece.transposed else piece.shape[0]
-        values = whole[piece.start : piece.start + rows] / piece.scale
+        values = (whole[piece.start : piece.start + rows] - piece.offset) / piece.scale
         if piece.order is not None:
             values = values[torch.tensor(piece.order).argsort()]
         full = name if name.startswith(layout.head) else layout.prefix + name

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.architecture import Architecture
-from models.family import Config, ConfigError, Family, shortened
+from models.family import GGUF, Config, ConfigError, Family, shortened
 
 # What no family here computes, by the setting of a config.json that turns it on.
 OUT_OF_SCOPE = {
@@ -29,6 +29,12 @@ def by_model_type() -> dict[str, Family]:
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     families = [importlib.import_module(f"{__name__}.{name}").FAMILY for name in names]
     return {model_type: family for family in families for model_type in family.model_types}
+
+
+def gguf_forms() -> list[GGUF]:
+    """Return all forms of GGUF files, those first that need something."""
+    forms = [form for name, family in by_model_type().items() for form in family.gguf if form.model_type == name]
+    return sorted(forms, key=lambda form: not form.needs)
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:

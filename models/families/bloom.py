@@ -5,7 +5,7 @@ from __future__ import annotations
 from models.architecture import Architecture
 from models.families.falcon import LAYOUT
 from models.families.llama import WIDTH, sizes
-from models.family import Config, Family
+from models.family import FUSED, GGUF, SIZES, Config, Family
 
 HARMLESS = ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi",
             "pretraining_tp", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact")  # fmt: skip
@@ -23,4 +23,5 @@ def read(config: Config) -> Architecture:
     return Architecture(family="bloom", alibi=True, embedding_norm=True, **shape)
 
 
-FAMILY = Family(("bloom",), read, LAYOUT)
+FORM = GGUF("bloom", "bloom", FUSED, {**SIZES, "layer_norm_epsilon": "attention.layer_norm_epsilon"})
+FAMILY = Family(("bloom",), read, LAYOUT, (FORM,))

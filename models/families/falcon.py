@@ -7,7 +7,7 @@ from dataclasses import replace
 from models.architecture import Architecture
 from models.families import gpt_neox
 from models.families.llama import HEADS, WIDTH, sizes
-from models.family import Config, Family
+from models.family import FUSED, GGUF, SIZES, Config, Family
 
 ATTENTION = {"qkv": ("self_attention.query_key_value",), "attn_proj": ("self_attention.dense",)}
 LAYOUT = replace(
@@ -31,4 +31,10 @@ def read(config: Config) -> Architecture:
     return Architecture(family="falcon", parallel=parallel, one_norm=parallel and not (new and norms == 2), **shape)
 
 
-FAMILY = Family(("falcon",), read, LAYOUT)
+KEYS = {**SIZES, "layer_norm_epsilon": "attention.layer_norm_epsilon", "rope_theta": "rope.freq_base"}
+ONE_NORM = GGUF("falcon", "falcon", FUSED, KEYS)
+TWO_NORMS = replace(
+    ONE_NORM, layout=replace(FUSED, parts={**FUSED.parts, "norm_1": ("attn_norm_2",), "norm_2": ("attn_norm",)}),
+    fixed={"new_decoder_architecture": True}, needs="blk.0.attn_norm_2.weight",
+)  # fmt: skip
+FAMILY = Family(("falcon",), read, LAYOUT, (ONE_NORM, TWO_NORMS))

@@ -5,12 +5,14 @@ Gemma 3 has another rotation in layers with a window, and norms of heads; Gemma 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from models.architecture import Architecture, Rope
 from models.families.llama import LAYOUT, sizes
-from models.families.mistral import KINDS, windows
-from models.family import Config, ConfigError, Family, positive
+from models.families.mistral import KINDS, WINDOWED, windows
+from models.family import GGUF, Config, ConfigError, Family, positive
 
 NORMS = {
     "attn_norm": ("post_attention_layernorm",), "norm_2": ("pre_feedforward_layernorm",),
@@ -29,7 +31,7 @@ def read(config: Config) -> Architecture:
     layers = [layer for layer in range(shape["n_layer"]) if (layer + 1) % period]
     return Architecture(
         family="gemma", **shape, **windows(config, shape, layers, config.take("layer_types")), local_rope=local,
-        qk_norm=not second, both_norms=True, norm_offset=1.0, embedding_scale=shape["n_embd"] ** 0.5,
+        qk_norm=not second, both_norms=True, embedding_scale=shape["n_embd"] ** 0.5,
         attention_multiplier=config.number("query_pre_attn_scalar", 256) ** -0.5,
         attention_cap=_cap(config, "attn_logit_softcapping", 50.0) if second else 0.0,
         logits_cap=_cap(config, "final_logit_softcapping", 30.0 if second else None),
@@ -52,4 +54,19 @@ def _cap(config: Config, key: str, default: float | None) -> float:
     return 0.0 if value is None else positive(key, value)
 
 
-FAMILY = Family(("gemma2", "gemma3_text"), read, replace(LAYOUT, parts={**LAYOUT.parts, **NORMS}))
+def _query_scale(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scalar that GGUF files do not name: the models of 27B have another one, and are known by their layers."""
+    large = values["num_hidden_layers"] in (46, 62)
+    size = values["hidden_size"] / values["num_attention_heads"] if large else values["head_dim"]
+    return {"query_pre_attn_scalar": size}
+
+
+CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+SECOND = GGUF("gemma2", "gemma2", keys={**WINDOWED, **CAPS}, derived=_query_scale)
+THIRD = replace(
+    SECOND, architecture="gemma3", model_type="gemma3_text", fixed={"sliding_window": None},
+    keys={**SECOND.keys, "rope_local_base_freq": "rope.freq_base_swa",
+          "sliding_window_pattern": "attention.sliding_window_pattern"},
+)  # fmt: skip
+STORED = replace(LAYOUT, parts={**LAYOUT.parts, **NORMS}, norm_offset=1.0)
+FAMILY = Family(("gemma2", "gemma3_text"), read, STORED, (SECOND, THIRD))

@@ -6,7 +6,7 @@ import re
 
 from models.architecture import Architecture
 from models.families.llama import WIDTH, sizes
-from models.family import Config, Family, Layout
+from models.family import FUSED, GGUF, Config, Family, Layout
 
 
 def read(config: Config) -> Architecture:
@@ -35,6 +35,14 @@ FAMILY = Family(
         },
         transposed=True,
         ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias$"),  # causal masks stored by old versions
+    ),
+    (
+        GGUF("gpt2", "gpt2", FUSED, {
+            "n_embd": "embedding_length", "n_inner": "feed_forward_length", "n_layer": "block_count",
+            "n_head": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+            "n_positions": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        }),
     ),
     shares_tokenizer=True,
 )  # fmt: skip

@@ -6,7 +6,7 @@ import re
 
 from models.architecture import Architecture
 from models.families.llama import sizes
-from models.family import Config, Family, Layout
+from models.family import FUSED, GGUF, SIZES, Config, Family, Layout
 
 LAYOUT = Layout(
     prefix="gpt_neox.", embedding="embed_in", norm="final_layer_norm", head="embed_out", layer="layers.{}.",
@@ -29,4 +29,8 @@ def read(config: Config) -> Architecture:
     return Architecture(family="gpt_neox", parallel=config.flag("use_parallel_residual", True), **shape)
 
 
-FAMILY = Family(("gpt_neox",), read, LAYOUT)
+KEYS = {
+    **SIZES, "layer_norm_eps": "attention.layer_norm_epsilon", "rotary_emb_base": "rope.freq_base",
+    "rotary_pct": "rope.dimension_count", "use_parallel_residual": "use_parallel_residual",
+}  # fmt: skip
+FAMILY = Family(("gpt_neox",), read, LAYOUT, (GGUF("gptneox", "gpt_neox", FUSED, KEYS),))

@@ -7,8 +7,8 @@ long as their epsilon is divided by its square; so the embedding stays as it is,
 from __future__ import annotations
 
 from models.architecture import Architecture
-from models.families.llama import LAYOUT, sizes
-from models.family import Config, Family
+from models.families.llama import INTERLEAVED, LAYOUT, sizes
+from models.family import GGUF, KEYS, Config, Family
 
 
 def read(config: Config) -> Architecture:
@@ -23,4 +23,8 @@ def read(config: Config) -> Architecture:
     )  # fmt: skip
 
 
-FAMILY = Family(("granite",), read, LAYOUT)
+MULTIPLIERS = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
+FAMILY = Family(("granite",), read, LAYOUT, (GGUF("granite", "granite", INTERLEAVED, {**KEYS, **MULTIPLIERS}),))

@@ -7,10 +7,11 @@ on this one.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Literal
 
 from models.architecture import Architecture, Rope
-from models.family import MOST_LAYERS, Config, ConfigError, Family, Layout
+from models.family import GGUF, MOST_LAYERS, SEPARATE, Config, ConfigError, Family, Layout
 
 WIDTH, HEADS = ("hidden_size", "n_embd", "n_embed"), ("num_attention_heads", "n_head")  # names of one size
 
@@ -24,6 +25,8 @@ LAYOUT = Layout(
     },
     ignored=re.compile(r"\.rotary_emb\.inv_freq$"),  # frequencies stored by old versions
 )  # fmt: skip
+
+INTERLEAVED = replace(SEPARATE, interleaved=True)  # in GGUF files
 
 
 def read(config: Config) -> Architecture:
@@ -79,4 +82,4 @@ def _rope(config: Config, head_size: int, partial: bool) -> Rope:
     return rope
 
 
-FAMILY = Family(("llama",), read, LAYOUT)
+FAMILY = Family(("llama",), read, LAYOUT, (GGUF("llama", "llama", INTERLEAVED),))

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from models.architecture import Architecture
-from models.families.llama import LAYOUT, sizes
-from models.family import Config, ConfigError, Family
+from models.families.llama import INTERLEAVED, LAYOUT, sizes
+from models.family import GGUF, KEYS, Config, ConfigError, Family
 
 WINDOW = 4096  # what transformers takes for a missing sliding_window; null means none
+WINDOWED = {**KEYS, "sliding_window": "attention.sliding_window"}  # keys of GGUF files
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -35,4 +36,5 @@ def windows(
     return {"window": config.size("sliding_window", default=WINDOW), "windowed": frozenset(layers)} if used else {}
 
 
-FAMILY = Family(("mistral",), read, LAYOUT)
+FORM = GGUF("llama", "mistral", INTERLEAVED, WINDOWED, needs="attention.sliding_window")
+FAMILY = Family(("mistral",), read, LAYOUT, (FORM,))

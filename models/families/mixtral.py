@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from models.architecture import Architecture
-from models.families.llama import LAYOUT, sizes
+from models.families.llama import INTERLEAVED, LAYOUT, sizes
 from models.families.mistral import windows
-from models.family import Config, ConfigError, Family
+from models.family import GGUF, KEYS, MIXTURE, Config, ConfigError, Family
 
 UNUSED = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # of training
 PARTS = {
@@ -38,4 +38,8 @@ def mixture(config: Config, experts: int, chosen: int) -> dict[str, Any]:
     return {"experts": experts, "experts_chosen": chosen}
 
 
-FAMILY = Family(("mixtral",), read, replace(LAYOUT, parts={**LAYOUT.parts, **PARTS}))
+FORM = GGUF(
+    "llama", "mixtral", replace(INTERLEAVED, parts={**INTERLEAVED.parts, **MIXTURE}),
+    {**KEYS, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}, needs="expert_count",
+)  # fmt: skip
+FAMILY = Family(("mixtral",), read, replace(LAYOUT, parts={**LAYOUT.parts, **PARTS}), (FORM,))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
-from models.family import Config, Family
+from models.family import GGUF, SEPARATE, Config, Family
 
 NORMS = {"norm_1": ("post_attention_layernorm",), "norm_2": ("post_feedforward_layernorm",)}
 
@@ -17,4 +17,6 @@ def read(config: Config) -> Architecture:
     return Architecture(family="olmo2", norm_after=True, qk_norm=True, whole_qk_norm=True, **sizes(config))
 
 
-FAMILY = Family(("olmo2",), read, replace(LAYOUT, parts={**LAYOUT.parts, **NORMS}))
+GGUF_NORMS = {"norm_1": ("post_attention_norm",), "norm_2": ("post_ffw_norm",)}
+FORM = GGUF("olmo2", "olmo2", replace(SEPARATE, parts={**SEPARATE.parts, **GGUF_NORMS}))
+FAMILY = Family(("olmo2",), read, replace(LAYOUT, parts={**LAYOUT.parts, **NORMS}), (FORM,))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from models.architecture import Architecture
 from models.families import llama
-from models.family import Config, Family
+from models.family import FUSED, GGUF, SEPARATE, SIZES, Config, Family
 
 LAYOUT = replace(
     llama.LAYOUT, norm="final_layernorm",
@@ -24,4 +24,10 @@ def read(config: Config) -> Architecture:
     return Architecture(family="phi", parallel=True, one_norm=True, head_bias=True, **shape)
 
 
-FAMILY = Family(("phi",), read, LAYOUT)
+KEYS = {
+    **SIZES, "layer_norm_eps": "attention.layer_norm_epsilon", "rope_theta": "rope.freq_base",
+    "partial_rotary_factor": "rope.dimension_count",
+}  # fmt: skip
+NEW = GGUF("phi2", "phi", replace(SEPARATE, parts={**SEPARATE.parts, "fc": ("ffn_up",)}), KEYS)
+OLD = replace(NEW, layout=FUSED, needs="blk.0.attn_qkv.weight")
+FAMILY = Family(("phi",), read, LAYOUT, (NEW, OLD))

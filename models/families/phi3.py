@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
-from models.families.mistral import windows
-from models.family import Config, Family
+from models.families.mistral import WINDOWED, windows
+from models.family import FUSED, GGUF, Config, Family
 
-FUSED = {"qkv": ("self_attn.qkv_proj",), "fc": ("mlp.gate_up_proj",)}
+PARTS = {"qkv": ("self_attn.qkv_proj",), "fc": ("mlp.gate_up_proj",)}
 
 
 def read(config: Config) -> Architecture:
@@ -20,4 +20,5 @@ def read(config: Config) -> Architecture:
     return Architecture(family="phi3", **shape, **window)
 
 
-FAMILY = Family(("phi3",), read, replace(LAYOUT, parts={**LAYOUT.parts, **FUSED}))
+FORM = GGUF("phi3", "phi3", FUSED, {**WINDOWED, "partial_rotary_factor": "rope.dimension_count"})
+FAMILY = Family(("phi3",), read, replace(LAYOUT, parts={**LAYOUT.parts, **PARTS}), (FORM,))

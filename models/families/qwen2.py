@@ -8,7 +8,7 @@ from typing import Any
 from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
 from models.families.mistral import windows
-from models.family import Config, ConfigError, Family
+from models.family import GGUF, Config, ConfigError, Family
 
 FIRST_WINDOW = 28  # Qwen2Config's default for a missing max_window_layers
 
@@ -28,4 +28,4 @@ def optional_windows(config: Config, shape: dict[str, Any], layers: Iterable[int
     return windows(config, shape, layers, kinds, config.flag("use_sliding_window", False))
 
 
-FAMILY = Family(("qwen2",), read, LAYOUT)
+FAMILY = Family(("qwen2",), read, LAYOUT, (GGUF("qwen2", "qwen2"),))

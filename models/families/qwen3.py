@@ -5,7 +5,7 @@ from __future__ import annotations
 from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
 from models.families.qwen2 import optional_windows
-from models.family import Config, Family
+from models.family import GGUF, Config, Family
 
 HEAD_DIM = 128  # Qwen3Config's default, whatever the width
 
@@ -17,4 +17,4 @@ def read(config: Config) -> Architecture:
     return Architecture(family="qwen3", qk_norm=True, **shape, **optional_windows(config, shape))
 
 
-FAMILY = Family(("qwen3",), read, LAYOUT)
+FAMILY = Family(("qwen3",), read, LAYOUT, (GGUF("qwen3", "qwen3"),))

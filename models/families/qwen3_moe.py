@@ -11,7 +11,7 @@ from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
 from models.families.mixtral import mixture
 from models.families.qwen2 import optional_windows
-from models.family import Config, Family
+from models.family import GGUF, KEYS, MIXTURE, SEPARATE, Config, Family
 
 INNER_SIZE = 768  # Qwen3MoeConfig's default
 PARTS = {
@@ -30,4 +30,12 @@ def read(config: Config) -> Architecture:
     return Architecture(family="qwen3_moe", qk_norm=True, experts_normalized=normalized, **shape)
 
 
-FAMILY = Family(("qwen3_moe",), read, replace(LAYOUT, parts={**LAYOUT.parts, **PARTS}))
+FORM = GGUF(
+    "qwen3moe", "qwen3_moe", replace(SEPARATE, parts={**SEPARATE.parts, **MIXTURE}),
+    {
+        **KEYS, "moe_intermediate_size": "expert_feed_forward_length", "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+    },
+    fixed={"norm_topk_prob": True},
+)  # fmt: skip
+FAMILY = Family(("qwen3_moe",), read, replace(LAYOUT, parts={**LAYOUT.parts, **PARTS}), (FORM,))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from models.architecture import Architecture
-from models.families.llama import LAYOUT, sizes
+from models.families.llama import INTERLEAVED, LAYOUT, sizes
 from models.families.qwen2 import optional_windows
-from models.family import Config, ConfigError, Family
+from models.family import GGUF, Config, ConfigError, Family
 
 THETA, INTERVAL = 2_000_000.0, 4  # SmolLM3Config's defaults
 
@@ -25,4 +25,4 @@ def read(config: Config) -> Architecture:
     return Architecture(family="smollm3", unrotated=unrotated, **shape, **optional_windows(config, shape, unrotated))
 
 
-FAMILY = Family(("smollm3",), read, LAYOUT)
+FAMILY = Family(("smollm3",), read, LAYOUT, (GGUF("smollm3", "smollm3", INTERLEAVED),))

@@ -5,7 +5,7 @@ It must not know files, layers or kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -58,6 +58,10 @@ class BlockMatrix:
     def numel(self) -> int:
         """Return how many numbers it holds."""
         return self.shape.numel()
+
+    def chunk(self, n: int) -> list[BlockMatrix]:
+        """Return its rows in `n` parts."""
+        return [replace(self, data=data) for data in self.data.chunk(n)]
 
     def dequantized(self) -> Tensor:
         """Return the weight in `dtype`."""

@@ -13,24 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from models.families import gguf_forms
+from models.family import GGUF, SIZES
 from models.gguf.gguf_reader import Array, GGUFFile, quoted
 from models.sources.checkpoint import CheckpointError, broken
 
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
-
-# Keys after the architecture's name. Any other one may change the computation and is refused.
+# Keys after the architecture's name, beside those of a family. Any other one may change the computation and is refused.
 UNDERSTOOD = {
-    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count",
-    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_epsilon",
-    "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base",
-    # These two describe a scaling, which is refused itself.
+    "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
+    # These belong to a scaling, which is refused itself where it is not known.
     "rope.scaling.original_context_length", "rope.scaling.finetuned",
 }  # fmt: skip
+NEEDED = {*SIZES.values()} - {"attention.head_count_kv"}
 # Switches that change nothing as long as they have one of these values.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -39,58 +33,85 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.sliding_window": (0,),
     "expert_count": (0,),
     "expert_used_count": (0,),
+    "expert_weights_norm": (True,),
     "pooling_type": (0,),
     "rope.scale_linear": (1,),
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.factor": (0, 1),
     "rope.scaling.type": ("none",),
-    "tensor_data_layout": ("Meta AI original pth",),
+    "tensor_data_layout": ("Meta AI original pth", "jploski"),
     "use_parallel_residual": (False,),
 }
-ROPE_FACTORS = "rope_freqs.weight"
+# What no family here computes, by the key that turns it on.
+OUT_OF_SCOPE = {
+    "attention.kv_lora_rank": "multi-head latent attention", "ssm.state_size": "state space layers",
+    "expert_count": "experts", "vision.block_count": "a vision tower", "audio.block_count": "an audio tower",
+}  # fmt: skip
+ROPE_FACTORS, LONG, SHORT = (f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
+MOST_FACTORS = 1024
 # All Llama 3.x models share these; the converter stores only the factors that follow from them.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def config(file: GGUFFile) -> dict[str, Any]:
     """Return the model's shape with the keys of a Hugging Face config.json. Raises CheckpointError."""
-    architecture = architecture_of(file)
-    _check_switches(file, architecture)
-    shape = _gpt2(file) if architecture == "gpt2" else _llama(file, architecture)
+    form = form_of(file)
+    scaling = _check_switches(file, form)
+    values = {"model_type": form.model_type, **form.fixed}
+    for name, switch in form.keys.items():
+        if (value := _value(file, form, switch)) is not None:
+            values[name] = value
+    if (n_layer := positive(file, f"{form.architecture}.block_count")) > len(file.tensors):  # a lie that costs time
+        raise broken(file.path, f"{form.architecture}.block_count is {n_layer}, with {len(file.tensors)} tensors")
+    values |= _heads(file, form)
+    if "rope_theta" in form.keys:
+        values.setdefault("rope_theta", 10_000.0)
+        values["rope_scaling"] = _rope_scaling(file, values, scaling)
     return {
-        "architectures": [CLASSES[architecture]],
-        "model_type": architecture,
-        **shape,
-        "vocab_size": _vocabulary(file, architecture),
+        **values,
+        **form.derived(values),
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        "vocab_size": _vocabulary(file, form.architecture),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **_special_tokens(file),
     }
 
 
-def architecture_of(file: GGUFFile) -> str:
-    """Return the file's architecture, one of CLASSES. Raises CheckpointError."""
-    architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in CLASSES:
-        raise CheckpointError(
-            f"{file.path} has architecture {quoted(architecture)}, which is not supported. "
-            f"Use a file with one of {', '.join(CLASSES)}"
-        )
-    return architecture
+def form_of(file: GGUFFile) -> GGUF:
+    """Return the form in which the file holds its model. Raises CheckpointError."""
+    architecture, forms = file.metadata.get("general.architecture"), gguf_forms()
+    for form in forms:
+        needs = form.needs
+        if form.architecture == architecture and (
+            not needs or needs in file.tensors or file.metadata.get(f"{architecture}.{needs}")
+        ):
+            return form
+    reason = next(
+        (f" ({key} sets {what})" for key, what in OUT_OF_SCOPE.items() if file.metadata.get(f"{architecture}.{key}")),
+        "",
+    )
+    raise CheckpointError(
+        f"{file.path} has architecture {quoted(architecture)}, which is not supported{reason}. "
+        f"Use a file with one of {', '.join(sorted({form.architecture for form in forms}))}"
+    )
 
 
-def _check_switches(file: GGUFFile, architecture: str) -> None:
-    """Refuse every key that may change the computation in a way that is not known here."""
-    metadata = file.metadata
+def _check_switches(file: GGUFFile, form: GGUF) -> str | None:
+    """Refuse every key that may change the computation in a way that is not known here. Return the rotation's scaling."""
+    metadata, known = file.metadata, UNDERSTOOD | set(form.keys.values())
     if metadata.get("general.type", "model") != "model":
         raise _unsupported(file, "general.type", "Use the file of the model itself")
     if metadata.get("split.count", 1) not in (0, 1):
         raise _unsupported(file, "split.count", "Join the parts with llama-gguf-split --merge")
+    scaling = "longrope" if LONG in file.tensors else metadata.get(f"{form.architecture}.rope.scaling.type")
+    if "rope_theta" in form.keys and scaling in ("linear", "longrope"):
+        known |= {"rope.scaling.type", f"rope.scaling.{'factor' if scaling == 'linear' else 'attn_factor'}"}
     for key, value in metadata.items():
-        switch = key.removeprefix(f"{architecture}.")
-        if switch == key or switch in UNDERSTOOD:
-            continue
-        if value not in NEUTRAL.get(switch, ()):
+        switch = key.removeprefix(f"{form.architecture}.")
+        if switch != key and switch not in known and value not in NEUTRAL.get(switch, ()):
             raise _unsupported(file, key, "Use a file without it")
+    return scaling
 
 
 def _unsupported(file: GGUFFile, key: str, remedy: str) -> CheckpointError:
@@ -99,64 +120,67 @@ def _unsupported(file: GGUFFile, key: str, remedy: str) -> CheckpointError:
     )
 
 
-def _llama(file: GGUFFile, architecture: str) -> dict[str, Any]:
-    """Return the shape of a model of the Llama family."""
-
-    def size(key: str, default: int | None = None) -> int:
-        return positive(file, f"{architecture}.{key}", default)
-
-    width, n_head = size("embedding_length"), size("attention.head_count")
-    head_dim = size("attention.key_length", width // n_head or 1)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if size(key, head_dim) != head_dim:
-            raise _unsupported(file, f"{architecture}.{key}", f"Use a file in which it is the head size, {head_dim}")
-    theta = _number(file, f"{architecture}.rope.freq_base", 10000.0)
-    shape: dict[str, Any] = {
-        "hidden_size": width,
-        "intermediate_size": size("feed_forward_length"),
-        "num_hidden_layers": _layers(file, architecture),
-        "num_attention_heads": n_head,
-        "num_key_value_heads": size("attention.head_count_kv", n_head),
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": size("context_length"),
-        "rms_norm_eps": _number(file, f"{architecture}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": theta,
-        "rope_scaling": _rope_scaling(file, head_dim, theta) if architecture == "llama" else None,
-    }
-    if architecture != "qwen2":  # which always has biases at q, k and v
-        shape["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    if architecture == "llama":
-        shape["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-    return shape
+def _value(file: GGUFFile, form: GGUF, switch: str) -> bool | float | None:
+    """Return what the file says of a switch, None for one that is missing and may be, or is off."""
+    key = f"{form.architecture}.{switch}"
+    value, needed = file.metadata.get(key), switch in NEEDED or switch.endswith("epsilon")
+    if isinstance(value, bool) or (not needed and (value is None or value in NEUTRAL.get(switch, ()))):
+        return value if isinstance(value, bool) else None
+    return positive(file, key) if isinstance(value, int) else _number(file, key)
 
 
-def _gpt2(file: GGUFFile) -> dict[str, Any]:
-    return {
-        "n_embd": positive(file, "gpt2.embedding_length"),
-        "n_inner": positive(file, "gpt2.feed_forward_length"),
-        "n_layer": _layers(file, "gpt2"),
-        "n_head": positive(file, "gpt2.attention.head_count"),
-        "n_positions": positive(file, "gpt2.context_length"),
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": _number(file, "gpt2.attention.layer_norm_epsilon"),
-    }
+def _heads(file: GGUFFile, form: GGUF) -> dict[str, Any]:
+    """Return the size of heads and, for a family in which they may rotate in part, this part."""
+    width, n_head = (
+        positive(file, f"{form.architecture}.{SIZES[name]}") for name in ("hidden_size", "num_attention_heads")
+    )
+    head_dim = positive(file, f"{form.architecture}.attention.key_length", width // n_head or 1)
+    part = next((name for name, switch in form.keys.items() if switch == "rope.dimension_count"), None)
+    for switch in ("attention.value_length", "rope.dimension_count"):
+        size = positive(file, f"{form.architecture}.{switch}", head_dim)
+        if size != head_dim and (part is None or switch != "rope.dimension_count"):
+            raise _unsupported(
+                file, f"{form.architecture}.{switch}", f"Use a file in which it is the head size, {head_dim}"
+            )
+    # The quotient may be rounded down, but the product with the head size is, too.
+    return {"head_dim": head_dim} | (
+        {} if part is None else {part: size / head_dim if size == head_dim else math.nextafter(size / head_dim, 1)}
+    )
 
 
-def _rope_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any] | None:
-    """Return the parameters of Llama 3's scaling, of which the file stores only the factor of each frequency."""
+def _rope_scaling(file: GGUFFile, values: Mapping[str, Any], kind: str | None) -> dict[str, Any] | None:
+    """Return how the rotation is scaled; of Llama 3's scaling, the file stores only the factor of each frequency."""
+    head_dim, keys = values["head_dim"], f"{file.metadata['general.architecture']}.rope.scaling"
+    if kind == "linear":
+        return {"rope_type": kind, "factor": _number(file, f"{keys}.factor")}
+    if kind == "longrope":
+        lists = {
+            name: [_plain(x) for x in _factors(file, key)]
+            for name, key in (("long_factor", LONG), ("short_factor", SHORT))
+        }
+        original = positive(file, f"{keys}.original_context_length")
+        stretch = {"attention_factor": _number(file, f"{keys}.attn_factor", 1.0)}
+        return {"rope_type": kind, "original_max_position_embeddings": original, **lists, **stretch}
     if ROPE_FACTORS not in file.tensors:
         return None
-    factors: Array = np.empty(0, np.float32)
-    if file.tensors[ROPE_FACTORS].shape == (head_dim // 2,):
-        factors = file.tensor(ROPE_FACTORS)
-    if len(factors) and np.isfinite(factors).all() and factors.min() > 0:
+    factors = _factors(file, ROPE_FACTORS)
+    if len(factors) == head_dim // 2 and np.isfinite(factors).all() and factors.min() > 0:
         scaling = {"rope_type": "llama3", "factor": _plain(factors.max()), **LLAMA3}
-        if np.allclose(factors, _llama3_factors(scaling, head_dim, theta), rtol=1e-4, atol=0):
+        if np.allclose(factors, _llama3_factors(scaling, head_dim, values["rope_theta"]), rtol=1e-4, atol=0):
             return scaling
     raise CheckpointError(
         f"{file.path} has {ROPE_FACTORS} with other factors than Llama 3's, which are not supported. "
         "Use the model as a Hugging Face folder"
+    )
+
+
+def _factors(file: GGUFFile, key: str) -> Array:
+    """Return the factors of frequencies, none for a tensor that is missing or is none of factors."""
+    stored = file.tensors.get(key)
+    return (
+        file.tensor(key)
+        if stored and len(stored.shape) == 1 and stored.shape[0] <= MOST_FACTORS
+        else np.empty(0, np.float32)
     )
 
 
@@ -167,14 +191,6 @@ def _llama3_factors(scaling: Mapping[str, Any], head_dim: int, theta: float) -> 
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     return np.asarray(1 / ((1 - smooth) / scaling["factor"] + smooth))
-
-
-def _layers(file: GGUFFile, architecture: str) -> int:
-    """Return the number of blocks; each has tensors, so a larger number is a lie that costs time."""
-    n_layer = positive(file, f"{architecture}.block_count")
-    if n_layer > len(file.tensors):
-        raise broken(file.path, f"{architecture}.block_count is {n_layer}, with {len(file.tensors)} tensors")
-    return n_layer
 
 
 def _vocabulary(file: GGUFFile, architecture: str) -> int:

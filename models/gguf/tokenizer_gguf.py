@@ -16,7 +16,16 @@ from models.text.vocabulary import Vocabulary
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 MOST_CUTS = 1 << 30  # characters that are copied while merges are made of scores; hundreds of times those of Llama 2
 # A GGUF file has room for one end-of-text id, but models end an answer with any of these.
-ENDINGS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "</s>")
+ENDINGS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "</s>",
+)
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _ANOTHER = "Use a file whose tokenizer.ggml.model is gpt2 or llama, or the model's folder with tokenizer.json"
 

@@ -139,7 +139,7 @@ def _folder(folder: Path, requested: str | None, load_format: str) -> ResolvedMo
     config = checkpoint.read_config(folder)
     family = families.family_of(config)
     if load_format == "auto":
-        checkpoint.check_shapes(checkpoint.folder_shapes(folder, family.layout), config, folder)
+        checkpoint.check_shapes(checkpoint.folder_shapes(folder, family.layout), config, family.layout, folder)
     # Without a tokenizer of its own, a model gets one that all of its family share, or for random text any.
     has_tokenizer = any((folder / name).is_file() for name in hub.TOKENIZERS)
     tokenizer = folder if has_tokenizer or not (family.shares_tokenizer or load_format == "dummy") else None
@@ -155,9 +155,9 @@ def _gguf(file: Path, requested: str | None, load_format: str) -> ResolvedModel:
     # The file does not name the format in which the model was trained; that of most models that are converted is bfloat16.
     config = {**gguf_file.config(header), "dtype": "bfloat16"}
     checkpoint.architecture_of(config, file)
-    layout = families.family_of(config).layout
-    stored = {plain: shape for name, shape in gguf_file.hf_shapes(header).items() if (plain := layout.plain_name(name))}
-    checkpoint.check_shapes(stored, config, file)
+    layout = gguf_file.layout(header)
+    stored = {plain: shape for name, shape in gguf_file.shapes(header).items() if (plain := layout.plain_name(name))}
+    checkpoint.check_shapes(stored, config, layout, file)
     path = file if load_format == "auto" else None
     return ResolvedModel(file.stem, requested, load_format, path, None, config, file)
 

@@ -115,9 +115,9 @@ def broken(path: Path, reason: object) -> CheckpointError:
     return CheckpointError(f"{path} is broken or truncated: {reason}. Use a complete file: copy or download it again")
 
 
-def check_shapes(stored: Shapes, raw: Mapping[str, Any], path: Path) -> None:
+def check_shapes(stored: Shapes, raw: Mapping[str, Any], layout: Layout, path: Path) -> None:
     """Raise CheckpointError, naming every missing, unexpected and mis-shaped tensor; `stored` has plain names."""
-    problems = tensors.differences(stored, families.architecture_of(raw), families.family_of(raw).layout)
+    problems = tensors.differences(stored, families.architecture_of(raw), layout)
     if problems:
         raise CheckpointError(
             f"the weights in {path} do not fit its config.json: {problems}. "

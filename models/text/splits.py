@@ -39,8 +39,14 @@ QWEN2 = Split("qwen2", rf"{_QUICK_WORDS}|\p{{N}}|{_QUICK_REST}", (rf"{_WORDS}|\p
 # tokenizer.ggml.pre in GGUF files
 GGUF = {
     "gpt-2": GPT2,
+    "olmo": GPT2,
+    "phi-2": GPT2,
+    "refact": SMOLLM,  # Granite's
     "smollm": SMOLLM,
+    "starcoder": SMOLLM,
+    "dbrx": LLAMA3,
     "llama-bpe": LLAMA3,
+    "smaug-bpe": LLAMA3,
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
     "qwen2": QWEN2,

@@ -77,8 +77,8 @@ def read_all(path: Path) -> None:
     """Do all that serving a file does with it."""
     file = gguf_file.read(path)
     gguf_file.config(file)
-    gguf_file.hf_shapes(file)
-    for _ in gguf_file.hf_tensors(file):
+    gguf_file.shapes(file)
+    for _ in gguf_file.tensors(file):
         pass
 
 

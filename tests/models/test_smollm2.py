@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import policies
+from benchmarks.peers.checkpoint import stored_tensors
 from client.workloads import messages
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import weights
-from models.gguf import gguf_file
 from models.sources import catalog, wheel
 from models.text.tokenizer import load_tokenizer
 from scheduling.pages import PagePool
@@ -86,11 +86,10 @@ def in_float32(runner_of: Runners, prompts: Texts) -> Texts:
 
 def reference(path: Path) -> Any:
     """Return transformers' model with the file's weights, in float32."""
-    file = gguf_file.read(path)
-    config = transformers().LlamaConfig(**{k: v for k, v in gguf_file.config(file).items() if k != "model_type"})
+    resolved = catalog.resolve(str(path))
+    config = transformers().LlamaConfig(**{k: v for k, v in resolved.config.items() if k != "model_type"})
     model = transformers().LlamaForCausalLM(config)
-    state = {name: torch.from_numpy(array.copy()) for name, array in gguf_file.hf_tensors(file)}
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(dict(stored_tensors(resolved, "float32")), strict=False)
     model.tie_weights()
     return model.eval()
 

@@ -21,6 +21,7 @@ from tests.support.generate import logits_of, run
 SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
          "num_attention_heads": 6, "max_position_embeddings": 320}  # fmt: skip
 UNKNOWN = {
+    "gpt2": ("intermediate_size",),
     "falcon": ("intermediate_size",),
     "bloom": ("intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"),
 }

@@ -32,6 +32,12 @@ LLAMA_KEYS = {
 }
 
 
+# general.architecture where it is not config.json's model_type.
+ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "phi": "phi2",
+                 "gpt_neox": "gptneox"}  # fmt: skip
+INTERLEAVED = ("llama", "mistral", "mixtral", "granite", "smollm3")  # in which the converter reorders queries and keys
+
+
 def write(path: Path, architecture: str, keys: Mapping[str, Any], tensors: Tensors) -> Path:
     """Write a GGUF file; a key without a group gets the architecture's, and its value's type becomes GGUF's."""
     writer = gguf.GGUFWriter(path, architecture)
@@ -82,22 +88,43 @@ def converted(
 
     Matrices whose name has a part of `kinds` have that kind, the last one of several.
     """
-    architecture, config = model.config.model_type, model.config
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], 2)
-    tensors = dict(more or {})
+    config, tensors = model.config, dict(more or {})
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-            value = permuted(value, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
-        if architecture == "gpt2" and value.ndim == 2 and ".h." in name:
-            value = value.T
-        stored = str(names.get_name(name, (".weight", ".bias")))
-        matched = [kind for part, kind in (kinds or {}).items() if part in stored] if value.ndim == 2 else []
-        kind = matched[-1] if matched else Kind.F32
-        numbers = value.contiguous().numpy()
-        tensors[stored] = (numbers if kind == Kind.F32 else gguf.quants.quantize(numbers, kind), kind)
+        for full, part in stored_as(name, value, config):
+            stored = str(names.get_name(full, (".weight", ".bias")))
+            matched = [kind for part, kind in (kinds or {}).items() if part in stored] if value.ndim > 1 else []
+            kind = matched[-1] if matched else Kind.F32
+            numbers = part.contiguous().numpy()
+            tensors[stored] = (numbers if kind == Kind.F32 else gguf.quants.quantize(numbers, kind), kind)
     return write(path, architecture, keys, tensors)
+
+
+def stored_as(name: str, value: torch.Tensor, config: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return what llama.cpp's converter makes of a tensor, by names that the gguf package knows."""
+    family, width, n_head = config.model_type, config.hidden_size, config.num_attention_heads
+    if family == "bloom":
+        name = name.removeprefix("transformer.")
+    if family in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
+        value = permuted(value, n_head if "q_proj" in name else config.num_key_value_heads)
+    if family == "gpt2" and value.ndim == 2 and ".h." in name:
+        value = value.T
+    if family.startswith("gemma") and name.endswith("norm.weight"):
+        value = value + 1
+    if "query_key_value" in name:
+        new, alone = (getattr(config, switch, False) for switch in ("new_decoder_architecture", "multi_query"))
+        n_kv = config.num_kv_heads if new else 1 if alone else n_head
+        groups = value.reshape(n_kv, n_head // n_kv + 2, width // n_head, *value.shape[1:])
+        parts = (groups[:, :-2], groups[:, [-2]], groups[:, [-1]])
+        value = torch.cat([part.reshape(-1, *value.shape[1:]) for part in parts])
+    if name.endswith("gate_up_proj") and value.ndim == 3:
+        gate, up = value.chunk(2, 1)
+        return [(name.replace("gate_up_proj", f"{part}_proj.weight"), x) for part, x in (("gate", gate), ("up", up))]
+    return [(f"{name}.weight" if name.endswith("experts.down_proj") else name, value)]
 
 
 def permuted(rows: torch.Tensor, n_head: int) -> torch.Tensor:
