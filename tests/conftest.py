@@ -40,8 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("data")]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Accept Ctrl-C again where a shell started the tests in the background: the children inherit what is ignored."""
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":  # xdist learns of a worker's death when its pipe is closed
+            pipe = plugin.channel.gateway._io.outfile.fileno()
+            os.register_at_fork(after_in_child=lambda: os.close(pipe))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # collecting the tests imports much and frees little
