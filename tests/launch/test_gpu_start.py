@@ -107,6 +107,7 @@ def test_the_doctor_shows_the_card_as_its_driver_does(monkeypatch: pytest.Monkey
 
 
 def test_the_doctor_measures_one_request_and_a_full_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EB_KERNELS", "off")  # Triton's interpreter takes half a minute
     runner = GpuRunner(make_model(SHAPES["heads of 64"]), 9, 128, capacity=8)
     facts = {"kernels": runner.kernels, "fallbacks": [], "warnings": []}
     parts = SimpleNamespace(model=runner, model_name="tiny", facts=facts)
