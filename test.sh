@@ -8,7 +8,8 @@ unset PYTHONDONTWRITEBYTECODE  # or each of some hundred processes compiles the 
 case "${1:-}" in
   --soak)
     minutes="${2:?error: --soak needs a number of minutes. Use ./test.sh --soak 10}"
-    exec .venv/bin/python -m pytest -s -m soak tests/faults/test_soak.py --soak-minutes "$minutes" "${@:3}" ;;
+    exec .venv/bin/python -m pytest -s -m soak tests/faults/test_soak.py --soak-minutes "$minutes" \
+      -o faulthandler_timeout=0 "${@:3}" ;;
   --all)
     tools/setup.sh requirements-ray.txt
     tools/setup_clients.sh || echo "warning: the tests of agents are skipped" >&2
@@ -18,5 +19,7 @@ esac
 status=0
 { .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy; } || status=$?
 # Two workers for each core, because many tests wait for servers. The tests of a file run in one worker and share its servers.
-.venv/bin/python -m pytest -n "$((2 * $(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)))" --dist loadfile "$@" || status=$?
+# A worker that dies is not replaced: what killed it would kill the next one, too.
+.venv/bin/python -m pytest -n "$((2 * $(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)))" \
+  --dist loadfile --max-worker-restart 0 "$@" || status=$?
 exit "$status"

@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -40,8 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("data")]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Accept Ctrl-C again where a shell started the tests in the background: the children inherit what is ignored."""
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":  # xdist learns of a worker's death when its pipe is closed
+            os.register_at_fork(after_in_child=partial(os.close, plugin.channel.gateway._io.outfile.fileno()))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # collecting the tests imports much and frees little

@@ -171,6 +171,6 @@ void sample_tokens(const float *logits, int64_t rows, int64_t n, const float *in
 // team.c
 
 // Starts a team of `size` workers, the caller of team_run among them; helpers spin for `patience_us` before they sleep.
-// Returns how many there are: fewer where the system gives no more threads, more where more were started before.
+// Returns how many there are: fewer where the system gives no more threads. Those of a larger team stay asleep.
 int team_start(int size, int patience_us);
 int openmp_start(int size);

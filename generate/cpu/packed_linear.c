@@ -88,6 +88,6 @@ void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *o
     memset(out, 0xff, (size_t)(m * (mode == SWIGLU ? w->n / 2 : w->n)) * (mode == FLOAT32 ? 4 : 2));  // all NaN
     return;
   }
-  if (m * w->n * w->k < ALONE) alone(panels_of_bands, &t, items, items);
+  if (m * w->n * w->k < ALONE) share_among(1, panels_of_bands, &t, items, items);
   else share_out(panels_of_bands, &t, items, each < 1 ? 1 : each > 4 ? 4 : each);
 }

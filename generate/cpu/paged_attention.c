@@ -230,7 +230,7 @@ static int step(Call *c) {
   double read = 0;  // keys, once for each query
   int longest = 0, wrong = check(c, &longest, &read), bytes = c->half ? 2 : 4, several = 0;
   if (wrong) return wrong;
-  team_fn each = read * c->H * c->D * bytes * 2 < ALONE ? alone : share_out;
+  int size = read * c->H * c->D * bytes * 2 < ALONE ? 1 : workers;
   long row = c->format == KV_INT8 ? c->D + SCALE_BYTES : (long)c->D * bytes;
   c->way = takes_pairs(c) ? way : DOT;
   if (c->way == TILES && c->P % 32) c->way = FMA;
@@ -243,7 +243,7 @@ static int step(Call *c) {
   c->stride = ((long)longest + 63) / 64 * 64 + 16;  // the 16 keep rows of a power of two out of one cache set
   c->items = malloc(sizeof(int) * ((size_t)c->n + 1));
   size_t room = (size_t)c->stride * c->most * sizeof(float);
-  if (!c->items || posix_memalign((void **)&c->scratch, 64, room * workers)) {
+  if (!c->items || posix_memalign((void **)&c->scratch, 64, room * size)) {
     free(c->items);
     return NO_MEMORY;
   }
@@ -254,9 +254,9 @@ static int step(Call *c) {
     c->takes_tiles |= c->way == TILES && new_tokens(c, i) * c->shared > FEW;
     c->items[i + 1] = c->items[i] + pieces * c->KV;
   }
-  int total = c->items[c->n], share = total / (4 * workers);
-  if (several) each(append_some, c, (int64_t)c->n * c->KV, 1);
-  each(attend_some, c, total, share < 1 ? 1 : share > APPENDED ? APPENDED : share);
+  int total = c->items[c->n], share = total / (4 * size);
+  if (several) share_among(size, append_some, c, (int64_t)c->n * c->KV, 1);
+  share_among(size, attend_some, c, total, share < 1 ? 1 : share > APPENDED ? APPENDED : share);
   long C = (long)c->H * c->D, used = c->n ? c->cu_seqlens[c->n] : 0;
   memset(c->out + used * C * bytes, 0, (size_t)(c->M - used) * C * bytes);
   free(c->items);

@@ -83,8 +83,9 @@ static int take_from(int share, int worker) {
   void *job = atomic_load_explicit(&team.job, memory_order_relaxed);
   int64_t n = atomic_load_explicit(&team.n, memory_order_relaxed);
   int64_t grain = atomic_load_explicit(&team.grain, memory_order_relaxed);
-  int64_t end = share_end(n, share, atomic_load_explicit(&team.size, memory_order_relaxed));
-  if (first >= end) return 0;
+  int size = atomic_load_explicit(&team.size, memory_order_relaxed);
+  int64_t end = share_end(n, share, size);
+  if (worker >= size || first >= end) return 0;
   int64_t last = first + grain < end ? first + grain : end;
   uint64_t next = (ticket & ~(uint64_t)0xffffffffu) | (uint64_t)last;
   atomic_thread_fence(memory_order_acquire);
@@ -102,19 +103,19 @@ static int take(int worker) {
   return 0;
 }
 
-static int is_open(void) {
+static int is_open(int worker) {
   int size = atomic_load(&team.size);
   for (int share = 0; share < size; share++) {
     uint32_t first = (uint32_t)atomic_load(&team.shares[share].ticket);
-    if (first != SHUT && first < share_end(atomic_load(&team.n), share, size)) return 1;
+    if (first != SHUT && first < share_end(atomic_load(&team.n), share, size)) return worker < atomic_load(&team.size);
   }
   return 0;
 }
 
-static void sleep_until_open(void) {
+static void sleep_until_open(int worker) {
   pthread_mutex_lock(&sleep_lock);
   atomic_fetch_add(&team.asleep, 1);
-  while (!is_open()) pthread_cond_wait(&wakeup, &sleep_lock);
+  while (!is_open(worker)) pthread_cond_wait(&wakeup, &sleep_lock);
   atomic_fetch_sub(&team.asleep, 1);
   pthread_mutex_unlock(&sleep_lock);
 }
@@ -132,7 +133,7 @@ static void *help(void *number) {
         RELAX();
       }
     }
-    sleep_until_open();
+    sleep_until_open(worker);
   }
   return 0;
 }
@@ -156,13 +157,13 @@ static void wait_for(int64_t n) {
   }
 }
 
-void team_run(job_fn work, void *job, int64_t n, int64_t grain) {
+void team_run(job_fn work, void *job, int64_t n, int64_t grain, int size) {
   if (n <= grain || n >= SHUT || !helpers || pthread_mutex_trylock(&busy)) {
     if (n > 0) work(job, 0, n, 0);
     return;
   }
   atomic_thread_fence(memory_order_release);  // a helper that sees a field below sees that the tickets were shut
-  int size = helpers + 1;
+  if (size > helpers + 1) size = helpers + 1;
   atomic_store_explicit(&team.work, work, memory_order_relaxed);
   atomic_store_explicit(&team.job, job, memory_order_relaxed);
   atomic_store_explicit(&team.n, n, memory_order_relaxed);
@@ -196,16 +197,14 @@ int team_start(int size, int patience_us) {
   }
   pthread_sigmask(SIG_SETMASK, &before, 0);
   pthread_mutex_unlock(&busy);
-  return helpers + 1;
+  return size < helpers + 1 ? size : helpers + 1;
 }
 
 // The same with OpenMP, for steps in which PyTorch's own loops use its threads too: one pool serves both.
-static int openmp_size = 1;
-
-void openmp_run(job_fn work, void *job, int64_t n, int64_t grain) {
+void openmp_run(job_fn work, void *job, int64_t n, int64_t grain, int size) {
   int64_t parts = (n + grain - 1) / grain;
-  (void)openmp_size;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(openmp_size) if (parts > 1)
+  (void)size;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(size) if (parts > 1)
   for (int64_t part = 0; part < parts; part++) {
     int worker = 0;
 #ifdef _OPENMP
@@ -218,7 +217,7 @@ void openmp_run(job_fn work, void *job, int64_t n, int64_t grain) {
 
 int openmp_start(int size) {
 #ifdef _OPENMP
-  openmp_size = size;
+  return size;
 #endif
-  return openmp_size;
+  return 1;
 }

@@ -5,21 +5,26 @@
 
 // Items first up to last of a job, done by the worker of that number.
 typedef void (*job_fn)(void *job, int64_t first, int64_t last, int worker);
-// Does all items 0..n-1, `grain` at a time: each worker its own share from share_end(n, worker - 1, workers) on, in
-// order, then what is left of the others'. Returns when all are done.
-typedef void (*team_fn)(job_fn work, void *job, int64_t n, int64_t grain);
+// Does all items 0..n-1, `grain` at a time, with at most `size` workers, whose numbers are below that. Each does its own
+// share, in order, then what is left of the others'. Returns when all are done.
+typedef void (*team_fn)(job_fn work, void *job, int64_t n, int64_t grain, int size);
 
 static inline int64_t share_end(int64_t n, int worker, int size) { return n * (worker + 1) / size; }
 
-static void alone(job_fn work, void *job, int64_t n, int64_t grain) {
-  (void)grain;
-  if (n > 0) work(job, 0, n, 0);
+static team_fn run_shared;
+static int workers = 1;
+
+// For a job that has memory for `size` workers, taken from `workers` once: others may change that at any time.
+static inline void share_among(int size, job_fn work, void *job, int64_t n, int64_t grain) {
+  if (size > 1) run_shared(work, job, n, grain, size);
+  else if (n > 0) work(job, 0, n, 0);
 }
 
-static team_fn share_out = alone;
-static int workers = 1;  // worker numbers are below it
+static inline void share_out(job_fn work, void *job, int64_t n, int64_t grain) {
+  share_among(workers, work, job, n, grain);
+}
 
 void use_team(team_fn team, int size) {
-  share_out = size > 1 ? team : alone;
+  if (size > 1) run_shared = team;
   workers = size > 1 ? size : 1;
 }

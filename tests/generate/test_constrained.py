@@ -26,6 +26,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from tests.support import points
 from tests.support.schemas import CASES, TEXT, WHOLE, closed, items, text
 
 SCHEMAS = [
@@ -110,7 +111,7 @@ def test_texts_are_the_same_among_others() -> None:
     assert {id: together[id] for id in alone()} == alone()
 
 
-@pytest.mark.parametrize("policy", ["static", "chunked"])
+@pytest.mark.parametrize("policy", points(1, "static", "chunked"))
 def test_texts_are_the_same_under_other_policies(policy: str) -> None:
     assert serve(requests(ALONE), runner(), policy=policy, slots=8) == alone()
 
@@ -140,17 +141,20 @@ def test_texts_are_the_same_without_the_c_sampler(monkeypatch: pytest.MonkeyPatc
 def test_the_runner_of_gpus_masks_on_its_device() -> None:
     greedy = serve(requests(16, temperature=0.0), runner())
     assert serve(requests(16, temperature=0.0), runner(GpuRunner)) == greedy
-    for tokens, seq in zip(serve(requests(32), runner(GpuRunner)).values(), requests(32)):
+    for tokens, seq in zip(serve(requests(12), runner(GpuRunner)).values(), requests(12)):
         if seq.sampling.grammar is not None:
             seq.sampling.grammar.at([token for token in tokens if token not in tokenizer().eos_ids])
 
 
+FILTERS = [{"top_p": 0.8}, {"top_k": 5, "repetition_penalty": 1.3}, {"min_p": 0.05}, {"typical_p": 0.9}]
+
+
 @pytest.mark.parametrize(
-    "sampling", [{"top_p": 0.8}, {"top_k": 5, "repetition_penalty": 1.3}, {"min_p": 0.05}, {"typical_p": 0.9}]
+    ("kind", "sampling"),
+    points(5, *((ModelRunner, each) for each in FILTERS), *((GpuRunner, each) for each in FILTERS[::-1])),
 )
-@pytest.mark.parametrize("kind", [ModelRunner, GpuRunner])
 def test_filtered_and_processed_rows_keep_to_the_form(kind: type[Runner], sampling: dict[str, Any]) -> None:
-    for seq, tokens in zip(requests(16, 1), serve(requests(16, 1, **sampling), runner(kind)).values()):
+    for seq, tokens in zip(requests(8, 1), serve(requests(8, 1, **sampling), runner(kind)).values()):
         ended = tokens[-1] in tokenizer().eos_ids
         assert seq.sampling.grammar.at(tokens[: len(tokens) - ended]).is_accepting() or not ended
 

@@ -16,7 +16,7 @@ from generate.cpu.attention import slopes
 from generate.gpu import choose
 from generate.gpu.attention import DecodeRows, Pieces, PromptAttention, TorchDecode, TorchPrompts, causal, cut
 from models.architecture import FULL, Reach
-from tests.support import ROOT
+from tests.support import ROOT, points
 from tests.support.generate import multiply_in_one_order
 from tests.support.servers import clean_environment
 
@@ -95,7 +95,7 @@ def test_heads_and_pages_may_have_any_size(heads: int, width: int, size: int) ->
         assert (out[row] - case.exact(row)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("dtype", NOT_BFLOAT16, ids=str)
+@pytest.mark.parametrize("dtype", points(1, *NOT_BFLOAT16), ids=str)
 @pytest.mark.parametrize("way", ["torch", "triton"])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 64), (8, 1, 128), (4, 2, 24)])
 def test_query_heads_may_share_keys_and_values(
@@ -127,7 +127,7 @@ def test_slopes_are_those_of_the_paper_and_lie_between_for_other_heads() -> None
     assert slopes(4, 6, CPU).tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("heads", [2, 3, 6])
+@pytest.mark.parametrize("heads", points(1, 6, 3, 2))
 @pytest.mark.parametrize("way", ["torch", "triton"])
 def test_scores_fall_with_the_distance(way: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("generate.gpu.triton_attention.MOST_PARTS", 2)
@@ -138,7 +138,7 @@ def test_scores_fall_with_the_distance(way: str, heads: int, monkeypatch: pytest
             assert (out[row] - case.exact(row, *reach)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("kv_heads", points(1, 1, 2))
 @pytest.mark.parametrize("way", ["torch", "triton"])
 @pytest.mark.parametrize(("window", "cap"), [(1, 0.5), (16, 1.0), (17, 0.5), (40, 2.0), (99, 1.0)])
 def test_a_window_hides_what_is_before_it(
@@ -192,8 +192,14 @@ def test_prompts_see_their_past_and_not_their_future() -> None:
     assert (causal(q[20:], k, v, 0.3) - whole[20:]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("dtype", NOT_BFLOAT16, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "width", "size"), [(2, 2, 64, 128), (4, 2, 24, 16), (2, 1, 128, 64)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "size", "dtype"),
+    points(
+        3,
+        (2, 2, 64, 128, torch.float16), (4, 2, 24, 16, torch.float32), (2, 1, 128, 64, torch.float32),
+        (2, 2, 64, 128, torch.float32), (4, 2, 24, 16, torch.float16), (2, 1, 128, 64, torch.float16),
+    ),
+)  # fmt: skip
 def test_pieces_of_prompts_agree_with_plain_pytorch(
     heads: int, kv_heads: int, width: int, size: int, dtype: torch.dtype
 ) -> None:

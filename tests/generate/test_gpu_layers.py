@@ -16,6 +16,7 @@ from generate.rotary import Turn, rotation_table
 from generate.runner import ModelRunner
 from models.architecture import Architecture, Rope
 from scheduling.sequence import Sequence
+from tests.support import points
 from tests.support.generate import ARCHITECTURES, LLAMA, multiply_in_one_order, ragged, random_network, run
 
 pytest.importorskip("triton", reason="Triton is not there: pip install triton")
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 # Not bfloat16: the interpreter multiplies its bit patterns as if they were integers, and does not round to it.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", points(1, torch.float32, torch.float16), ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_strict_layers_agree_with_pytorchs(name: str, dtype: torch.dtype) -> None:
     error = choose.math_error(StrictMath(), PlainMath(), ARCHITECTURES[name], dtype, CPU)

@@ -28,6 +28,7 @@ void count(int64_t n, int64_t grain, int by) { share_out(mark, &by, n, grain); }
 int at(int i) { return done[i]; }
 int highest(void) { return high; }
 int lowest(void) { return low; }
+void forget(void) { low = 1 << 30, high = -1; }
 int known(void) { return workers; }
 """
 
@@ -47,6 +48,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def team(counter: ctypes.CDLL) -> Iterator[Team]:
     team = Team()
     team.join(counter)
+    counter.forget()
     yield team
     team.use(1, own=True)
 
@@ -61,6 +63,14 @@ def test_every_item_of_many_jobs_is_done_once(team: Team, counter: ctypes.CDLL, 
     expected = [40 * sum(size > i for size in sizes) for i in range(100_000)]
     assert [counter.at(i) - old for i, old in enumerate(before)] == expected
     assert 0 <= counter.lowest() <= counter.highest() < team.size == counter.known()
+
+
+def test_a_larger_team_of_others_gives_no_worker_a_number_without_memory(team: Team, counter: ctypes.CDLL) -> None:
+    team.use(2, own=True)
+    Team().use(4, own=True)
+    for _ in range(100):
+        counter.count(10_000, 1, 1)
+    assert counter.highest() < counter.known() == 2
 
 
 def test_helpers_that_fell_asleep_are_woken(team: Team, counter: ctypes.CDLL) -> None:

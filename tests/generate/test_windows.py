@@ -8,10 +8,15 @@ import torch
 from generate.cpu.attention import ENTRIES, CAttention, TorchAttention
 from generate.cpu.team import team
 from models.architecture import Reach
+from tests.support import points
 from tests.support.generate import NAN, World, assert_close, need_compiler
 
 EACH = pytest.mark.parametrize(("dtype", "kv_dtype"), ENTRIES, ids=str)
 LENGTHS = [700, 65, 130]
+SHAPES = [(4, 2, 64, 64), (3, 1, 64, 16), (2, 2, 5, 16)]  # H, KV, D, P
+REACHES = [Reach(1), Reach(17), Reach(64, 3.0), Reach(600, 0.5), Reach(0, 1.0), Reach(alibi=2), Reach(100, 0.5, 4)]
+ALL = [(reach, *shape) for shape in SHAPES for reach in REACHES]
+QUICK = [*ALL[::3], ALL[4], ALL[13]]  # each reach and each shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,9 +28,9 @@ def kernel(dtype: torch.dtype, kv_dtype: torch.dtype) -> CAttention:
 
 
 @EACH
-@pytest.mark.parametrize(("H", "KV", "D", "P"), [(4, 2, 64, 64), (3, 1, 64, 16), (2, 2, 5, 16)])
-@pytest.mark.parametrize("reach", [Reach(1), Reach(17), Reach(64, 3.0), Reach(600, 0.5), Reach(0, 1.0),
-                                   Reach(alibi=2), Reach(100, 0.5, 4)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("reach", "H", "KV", "D", "P"), points(9, *QUICK, *(case for case in ALL if case not in QUICK))
+)
 def test_a_window_agrees_with_the_oracle_and_no_neighbor_changes_a_bit(
     kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, H: int, KV: int, D: int, P: int, reach: Reach
 ) -> None:  # fmt: skip

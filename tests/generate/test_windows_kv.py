@@ -18,6 +18,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from tests.support import points
 from tests.support.generate import ARCHITECTURES, NAN, random_network
 
 CONFIG = ARCHITECTURES["mistral, a window of 20"]
@@ -62,13 +63,17 @@ def expected() -> tuple[list[Any], int]:
     return serve(ModelRunner(random_network(CONFIG), PAGES, PAGE_SIZE), 0)
 
 
+SERVED: list[dict[str, Any]] = [
+    {"drafts": True, "cache": False}, {"pages": 21}, {}, {"cache": False}, {"policy": "chunked"}, {"policy": "static"},
+    {"pages": 21, "cache": False},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"cache": False}, {}, {"drafts": True, "cache": False}, {"policy": "chunked"}, {"policy": "static"}, {"pages": 21, "cache": False},
-     {"pages": 21}],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("kind", [ModelRunner, GpuRunner])
+    ("kind", "options"),
+    points(9, *((ModelRunner, each) for each in SERVED), *((GpuRunner, each) for each in SERVED)),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_no_token_changes_when_pages_before_the_window_are_given_back(
     kind: type[Runner], options: dict[str, Any], expected: tuple[list[Any], int]
 ) -> None:

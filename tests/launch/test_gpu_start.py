@@ -107,6 +107,9 @@ def test_the_doctor_shows_the_card_as_its_driver_does(monkeypatch: pytest.Monkey
 
 
 def test_the_doctor_measures_one_request_and_a_full_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up = load_model.warm_up
+    # 100 tokens in Triton's interpreter take half a minute.
+    monkeypatch.setattr(load_model, "warm_up", lambda model, requests, tokens: warm_up(model, requests, 3))
     runner = GpuRunner(make_model(SHAPES["heads of 64"]), 9, 128, capacity=8)
     facts = {"kernels": runner.kernels, "fallbacks": [], "warnings": []}
     parts = SimpleNamespace(model=runner, model_name="tiny", facts=facts)

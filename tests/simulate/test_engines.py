@@ -19,6 +19,7 @@ from simulate.engines import known
 from simulate.laws.check import check
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
+from tests.support import sample
 
 SECOND = Affine(base=1.0)  # every step takes one second
 FOUR = Engine(4)
@@ -124,7 +125,7 @@ def test_tgi_lets_requests_join_when_enough_wait_and_pauses_decodes_for_their_pr
 
 @pytest.mark.parametrize("name", OWN)
 def test_an_engine_keeps_the_laws(name: str) -> None:
-    verdict = check(f"simulate.engines.{name}", cases=150, large=1)
+    verdict = check(f"simulate.engines.{name}", cases=sample(150), large=1)
     assert verdict.broken is None, str(verdict)
 
 

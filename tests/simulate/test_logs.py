@@ -93,7 +93,7 @@ def test_a_setting_that_is_off_is_known(tmp_path: Path) -> None:
 def test_a_comparison_is_read_and_its_steps_say_the_same(
     more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_command(capsys, "run", "dynamic", "--num=30", "--rate=30", more, "--out", str(tmp_path / "x"))
+    run_command(capsys, "run", "dynamic", "--num=30", "--rate=30", more, "--no-plots", "--out", str(tmp_path / "x"))
     log, alone = read(tmp_path / "x"), read(tmp_path / "x" / "iterations.jsonl")
     assert log.server["slots"] == 32
     order = np.argsort(alone.first)[np.argsort(np.argsort(log.first))]
@@ -106,7 +106,9 @@ def test_a_comparison_is_read_and_its_steps_say_the_same(
 
 
 def test_a_comparison_of_two_policies_asks_for_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_command(capsys, "run", "dynamic", "static", "--num", "10", "--rate", "5", "--out", str(tmp_path / "x"))
+    run_command(
+        capsys, "run", "dynamic", "static", "--num", "10", "--rate", "5", "--no-plots", "--out", str(tmp_path / "x")
+    )
     for path in (tmp_path / "x", tmp_path / "x" / "requests.csv"):
         with pytest.raises(ValueError, match="2 runs"):
             read(path)
@@ -287,7 +289,11 @@ ODD = st.one_of(
 
 
 @given(name=st.sampled_from(sorted(path.name for path in DATA.iterdir() if path.suffix != ".csv")), data=st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=5 * settings.default.max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_odd_values_anywhere_raise_nothing_but_value_errors(name: str, data: st.DataObject, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (DATA / name).read_text().splitlines()]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -309,7 +315,11 @@ def test_odd_values_anywhere_raise_nothing_but_value_errors(name: str, data: st.
 
 
 @given(data=st.binary(max_size=200))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=5 * settings.default.max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_odd_bytes_raise_nothing_but_value_errors(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(data)
     with pytest.raises(ValueError, match="cannot read"):
