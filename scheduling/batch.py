@@ -65,7 +65,8 @@ class RunningBatch:
         live = [seq for seq in self.running if seq.finish_reason is None]
         held = [seq for seq in self.running if seq.finish_reason is not None] if len(live) < len(self.running) else []
         if policy.padded and not policy.separate_prefill:
-            return Plan(number, now, live, [seq.pending for seq in live], held, policy.padded)
+            counts = [seq.pending for seq in live]
+            return self._share(Plan(number, now, live, counts, held, policy.padded), live[:1], ENDLESS)
         counts = policy.allocate_tokens(live, ENDLESS if policy.padded else token_budget)
         if len(counts) != len(live):
             raise PolicyError(f"allocate_tokens: {len(counts)} numbers for {len(live)} running sequences")
@@ -73,14 +74,29 @@ class RunningBatch:
             for seq, count in zip(live, counts):
                 if not 0 <= count <= seq.pending:
                     raise PolicyError(f"allocate_tokens: {count} tokens for {seq.id}, which has {seq.pending} left")
-        paused: list[Sequence] = []
+        first, paused = live[:1], list[Sequence]()
         if not all(counts):
             paused = [seq for seq, count in zip(live, counts) if not count]
             live = [seq for seq, count in zip(live, counts) if count]
             counts = [count for count in counts if count]
             if not live and not held:
                 raise PolicyError("allocate_tokens: no running request computes a token")
-        return Plan(number, now, live, counts, held, policy.padded, paused=paused)
+        return self._share(Plan(number, now, live, counts, held, policy.padded, paused=paused), first, token_budget)
+
+    def _share(self, plan: Plan, first: list[Sequence], token_budget: int) -> Plan:
+        """Pause those that need pages of a later step; if that are all, compute the `first` that runs, which needs none."""
+        plan.readers, early = self.pages.sharers(plan)
+        if plan.padded and plan.readers:
+            # The rest of a prompt would be padded to the whole one beside it, unless it is computed in the next step.
+            rest = max(seq.pending for seq in plan.readers)
+            if len(plan.counts) * rest < len(plan.readers) * max(plan.counts):
+                early, plan.readers = [*early, *plan.readers], []
+        if early:
+            plan.pause(early)
+            if not plan.sequences:
+                plan.sequences, plan.counts = first, [min(seq.pending, token_budget) for seq in first]
+                plan.paused = [seq for seq in plan.paused if seq not in first]
+        return plan
 
     def vacate(self, leaving: Collection[Sequence]) -> None:
         """Free slots and pages; raise PolicyError when a sequence is named twice or is not running."""
@@ -96,6 +112,7 @@ class RunningBatch:
                 heapq.heappush(self._free_slots, seq.slot)
             self.pages.release(seq)
             self._extra -= seq.slots - 1
+        self.pages.hand_over(self.running)
 
     def grow(
         self, choose_victim: Callable[[list[Sequence], float], Sequence], now: float, victims: list[Sequence]

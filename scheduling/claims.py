@@ -21,7 +21,6 @@ class Claims:
     # Tokens of requests that arrived later and may join before one that waits, beyond what `guard` (what joins until
     # then) and `overtakes` (what arrives within it) except. A policy without an `order` of its own claims 0.
     overtaking_tokens: float = inf
-    computes_once: bool = False  # no two running requests compute the same block of their prompts
     patience: float = 0.0  # seconds that the oldest may wait for others in an idle engine; inf: until arrivals end
     refuses: bool = False  # `refuse` and `expires_at` may turn requests away
     refuses_only_late: bool = False  # what `refuse` turned away would have ended after its deadline

@@ -30,6 +30,9 @@ class Plan:
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
     drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all
+    readers: list[Sequence] = field(
+        default_factory=list
+    )  # that read pages which rows before theirs compute in this step
     mask_seconds: float = 0.0  # that the step waited for the masks of answers that have a form
     experts: Experts | None = None  # set by a model that is a mixture of them
     goes_on: bool = (
@@ -52,11 +55,20 @@ class Plan:
         self.preempted = self.preempted + [seq for seq in sequences if seq not in had_joined]
         self.repeats = False
 
-    def drop_drafts(self) -> None:
-        """Compute the pending tokens alone: no request may fail because of a draft token."""
+    def pause(self, sequences: list[Sequence]) -> None:
+        """Let members compute nothing in this step."""
+        gone = set(sequences)
+        self._keep([i for i, seq in enumerate(self.sequences) if seq not in gone])
+        self.paused = self.paused + sequences
+
+    def stand_alone(self) -> None:
+        """Compute what needs nothing of the others: no request may fail because of a draft token, or of a page to come."""
         if self.drafts:
             self.counts = [count - len(drafts) for count, drafts in zip(self.counts, self.drafts)]
             self.drafts = []
+        if self.readers:
+            self.pause(self.readers)
+            self.readers = []
 
     def part(self, kept: slice) -> Plan:
         """Return the plan of a step for some of its sequences alone, without those that are held."""

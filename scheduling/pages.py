@@ -1,8 +1,8 @@
 """The pool of KV pages and its prefix cache: bookkeeping of numbers, no tensors.
 
 A sequence gets pages when it joins, and more as it grows. Full pages, of prompts and of answers, are published under a
-hash chain of their tokens, and a later sequence that begins with the same tokens shares them. Page 0 is never reserved:
-padding rows point at it.
+hash chain of their tokens, and a later sequence that begins with the same tokens shares them. Those of a prompt are found
+as soon as a sequence has joined that will compute them. Page 0 is never reserved: padding rows point at it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class PagePool:
         self._references = [0] * n_pages
         self._key: list[bytes | None] = [None] * n_pages
         self._by_key: dict[bytes, int] = {}
+        self.writers: dict[int, Sequence] = {}  # of pages that are found, but not known to be computed yet
         self.evict = evict or Eviction()
         self._ranks = evict is not None and evict.ranks and prefix_cache
         self._worth = [UNKNOWN] * n_pages
@@ -97,11 +98,14 @@ class PagePool:
         return len(self._match(hashes)) * self.page_size
 
     def _match(self, hashes: list[bytes]) -> list[int]:
-        pages = []
+        pages: list[int] = []
+        is_coming = False
         for key in hashes:
             page = self._by_key.get(key)
-            if page is None:
+            # Pages to come are the last of those found: who computes the last of them waits for the others.
+            if page is None or (is_coming and page not in self.writers):
                 break
+            is_coming = page in self.writers
             pages.append(page)
         return pages
 
@@ -147,6 +151,15 @@ class PagePool:
             if page and self._key[page] is None and self._by_key.setdefault(key, page) == page:
                 self._key[page] = key
 
+    def announce(self, pages: list[int], hashes: list[bytes], writer: Sequence) -> None:
+        """Let later sequences find `pages` that `writer` will compute, up to the first whose content is known."""
+        if self._is_fixed or not self.prefix_cache:
+            return
+        for page, key in zip(pages, hashes):
+            if self._by_key.setdefault(key, page) != page:
+                return
+            self._key[page], self.writers[page] = key, writer
+
     def pin(self, prompts: Iterable[list[int]], count: int, longest: int) -> list[Sequence]:
         """Cache the `count` pages with which most of the prompts begin, and no others from now on.
 
@@ -186,6 +199,8 @@ class PagePool:
             assert self._references[page] > 0, f"page {page} is freed twice"
             self._references[page] -= 1
             if self._references[page] == 0:
+                if page in self.writers:
+                    self._hide(page)
                 if self._key[page] is None:
                     self._blank.append(page)
                 else:
@@ -194,10 +209,15 @@ class PagePool:
     def _forget(self) -> int:
         """Forget the content of the page that goes first among the cached ones; return it."""
         page, worth = self._cached.popitem(last=False)
+        self._hide(page)
+        if self._ranks:
+            self.evict.on_evict(worth)
+        return page
+
+    def _hide(self, page: int) -> None:
+        """Let nobody find a page any more."""
         key = self._key[page]
         assert key is not None
         del self._by_key[key]
         self._key[page] = None
-        if self._ranks:
-            self.evict.on_evict(worth)
-        return page
+        self.writers.pop(page, None)

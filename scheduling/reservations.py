@@ -1,13 +1,15 @@
 """The KV pages of the scheduler's sequences: reserved when one joins, more as it grows, released when it leaves.
 
 Each running sequence has pages for the tokens of its next step and of the one after, so that a runner may launch a step
-ahead. Full pages are published when the prompt is computed and, with those of the answer, when the sequence leaves: the
-next turn of a chat finds the last one, and a preempted request finds itself. Without a pool, as in most simulations,
-pages are unlimited.
+ahead. Full pages of a prompt can be found from then on when its sequence joins, those of an answer when it leaves: the
+next turn of a chat finds the last one, and a preempted request finds itself. Who finds a page that is still to be computed
+waits for the step in which its writer, which joined before, computes it, and may compute its own rest in the same step.
+Without a pool, as in most simulations, pages are unlimited.
 """
 
 from __future__ import annotations
 
+from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
 
@@ -22,6 +24,7 @@ class Reservations:
         self._step = 0
         self._due: dict[int, list[Sequence]] = {}  # by step: sequences whose pages may end in it
         self._watched: dict[Sequence, int] = {}  # the step in which a sequence is due; its other entries are stale
+        self._abandoned: set[int] = set()  # pages whose writers have left just now
         self._lent: dict[Sequence, int] = {}  # the pages that sequences had before they got some for their drafts
 
     @property
@@ -62,10 +65,13 @@ class Reservations:
         if not self._pool.can_ever_hold(seq.total):  # it could not grow to its end even alone
             return False
         query = 0 if seq.preemptions else len(seq.prompt_ids)
-        reserved = self._pool.reserve(self._findable(seq, self._pool), tokens, query)
+        findable = self._findable(seq, self._pool)
+        reserved = self._pool.reserve(findable, tokens, query)
         if reserved is None:
             return False
         seq.pages, seq.computed = reserved
+        found = seq.computed // self._pool.page_size
+        self._pool.announce(seq.pages[found:], findable[found:], seq)
         if not seq.preemptions:
             seq.cached = seq.computed
         self._watch_growing(seq)
@@ -187,6 +193,57 @@ class Reservations:
                 seq.hashes, seq.tokens(start, full * pool.page_size - start), seq.cache_salt
             )
         pool.publish(seq.pages[:full], seq.hashes[:full])
+        if pool.writers:
+            for page in seq.pages[:full]:
+                if pool.writers.get(page) is seq:
+                    del pool.writers[page]
+
+    def _awaited(self, seq: Sequence, pool: PagePool) -> Sequence | None:
+        """Return who computes the last of the pages that a sequence found, until it computes something itself."""
+        pages, rest = divmod(seq.computed, pool.page_size)
+        writer = pool.writers.get(seq.pages[pages - 1]) if pages and not rest else None
+        return None if writer is seq else writer
+
+    def sharers(self, plan: Plan) -> tuple[list[Sequence], list[Sequence]]:
+        """Return those in a plan that need pages which it computes, and those that need pages which it does not compute."""
+        pool, readers, early = self._pool, list[Sequence](), list[Sequence]()
+        if pool is None or not pool.writers:
+            return readers, early
+        ends: dict[Sequence, int] = {}
+        for seq, count in zip(plan.sequences, plan.counts):
+            writer = self._awaited(seq, pool)
+            if writer is not None and writer.computed < seq.computed:
+                if ends.get(writer, 0) < seq.computed:
+                    early.append(seq)
+                    continue
+                readers.append(seq)
+            # Kernels write keys and values before any row reads them only for pieces of at least a page.
+            ends[seq] = seq.computed + count if count >= pool.page_size else 0
+        return readers, early
+
+    def hand_over(self, running: list[Sequence]) -> None:
+        """Let the pages to come of sequences that have left be computed by the first that found them."""
+        pool = self._pool
+        if pool is None or not self._abandoned:
+            return
+        left = self._abandoned & pool.writers.keys()  # without those that nobody has found
+        self._abandoned = set()
+        sharers = [seq for seq in running if not left.isdisjoint(seq.pages)]
+        for seq in sharers:
+            if self._awaited(seq, pool) is None:  # it has read them, so the writer failed behind them
+                for page in left.intersection(seq.pages):
+                    left.remove(page)
+                    del pool.writers[page]
+        for seq in sharers:
+            own = [page for page in seq.pages if page in left]
+            if own:
+                left.difference_update(own)
+                pool.writers.update(dict.fromkeys(own, seq))
+                lost = len(own) * pool.page_size
+                seq.computed -= lost
+                if not seq.preemptions:
+                    seq.cached -= lost
+                    pool.hit_tokens -= lost
 
     def release_unseen(self, sequences: list[Sequence]) -> None:
         """Give back the pages that no layer reads again, after a step that computed some of these sequences."""
@@ -208,6 +265,8 @@ class Reservations:
         self._watched.pop(seq, None)
         self._lent.pop(seq, None)
         self._publish_sound(seq)
+        if self._pool.writers:
+            self._abandoned.update(page for page in seq.pages if self._pool.writers.get(page) is seq)
         self._pool.release(seq.pages, seq)
         seq.pages = []
 

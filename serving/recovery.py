@@ -119,8 +119,9 @@ class Recovery:
                 self.is_suspect |= not isinstance(error, NoHeadroom)  # without memory the engine did not even try
             self.steps_failed += 1
             self.out_of_memory += out_of_memory
-            plan.drop_drafts()
-            outputs = self._shrink(scheduler, plan) if out_of_memory else self._bisect(plan, failed_alone=True)
+            alone = len(plan.sequences) < 2
+            plan.stand_alone()
+            outputs = self._shrink(scheduler, plan) if out_of_memory else self._bisect(plan, failed_alone=alone)
             plan.mask_seconds = self._mask_seconds
             has_result = not all(isinstance(output, BaseException) for output in outputs)
             if has_result or not self.is_suspect or self.probe():

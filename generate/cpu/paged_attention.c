@@ -183,11 +183,17 @@ static int check(const Call *c, int *longest, double *read) {
   return c->cu_seqlens[c->n] > c->M ? BAD_ROWS : OK;
 }
 
-// All pieces of a sequence's queries read its new keys, so where there are several, these are written first.
+// All pieces of a sequence's queries read its new keys, so where there are several, these are written first, and so is a
+// whole page, which other sequences of the step may read.
+INLINE int is_written_first(const Call *c, int sequence) {
+  int tokens = new_tokens(c, sequence);
+  return pieces_of(c, tokens * c->shared) > 1 || tokens >= c->P;
+}
+
 static void append_some(void *job, int64_t from, int64_t to, int worker) {
   const Call *c = job;
   for (int a = (int)from; a < to; a++)
-    if (pieces_of(c, new_tokens(c, a / c->KV) * c->shared) > 1) append_new(c, a / c->KV, a % c->KV);
+    if (is_written_first(c, a / c->KV)) append_new(c, a / c->KV, a % c->KV);
 }
 
 // Tiles take denormals for zeros, so what must agree with them to the bit does, too. The thread's mode is as before
@@ -219,7 +225,7 @@ static void attend_some(void *job, int64_t from, int64_t to, int worker) {
     // Decode rows append here, a few heads before they read: a load waits for an earlier store to the same line until
     // that is in memory, and this store has 32 lines to fetch.
     for (int64_t a = from; a < until; a++, item = next_item(c, item))
-      if (pieces_of(c, item.slots) == 1) append_new(c, item.sequence, item.head);
+      if (!is_written_first(c, item.sequence)) append_new(c, item.sequence, item.head);
     item = first;
     for (; from < until; from++, item = next_item(c, item)) attend_item(c, item, scores);
   }
@@ -250,7 +256,7 @@ static int step(Call *c) {
   c->items[0] = 0;
   for (int i = 0; i < c->n; i++) {
     int pieces = pieces_of(c, new_tokens(c, i) * c->shared);
-    several += pieces > 1;
+    several += is_written_first(c, i);
     c->takes_tiles |= c->way == TILES && new_tokens(c, i) * c->shared > FEW;
     c->items[i + 1] = c->items[i] + pieces * c->KV;
   }

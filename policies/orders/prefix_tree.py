@@ -5,9 +5,6 @@ It is walked depth first, so a prefix stays in the cache until its last waiting 
 was begun goes on, and then the branch with the fewest tokens to compute for each token to generate is next: long answers
 begin early and fill the end, and the longest prompts come last.
 
-While a running request computes a prefix, those that share it wait until it is cached. Others take their slots only as far
-as those that wait leave some free, so that few prefixes are in use at once. In a closed loop they do not wait.
-
 The tree is of the requests that arrive within `window` seconds; those of the next window follow. So no request is
 overtaken by one that arrives more than `window` seconds later.
 """
@@ -40,7 +37,6 @@ class Branch:
     number: int = 0
     tokens: int = 0  # to compute, those of shared blocks once
     answers: int = 0  # tokens to generate
-    waiting: int = 0
     entry: Entry | None = None  # its own among those of `parent`
     entries: list[Entry] = field(default_factory=list)  # branches, and requests whose last full block is this one's
     children: dict[bytes, Branch] = field(default_factory=dict)  # by their first block
@@ -51,21 +47,13 @@ class Order(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(
-            self.claims, uses=("prefix",), conserving=False, overtakes=self.window, overtaking_tokens=0,
-            computes_once=not self.closed,
-        )  # fmt: skip
+        self.claims = replace(self.claims, uses=("prefix",), overtakes=self.window, overtaking_tokens=0)
         self._root = Branch([])
         self._places: dict[Sequence, tuple[Branch, Entry]] = {}
-        self._batch: dict[Sequence, None] = {}
-        self._computing: dict[bytes, Sequence] = {}  # by the first block that a request had to compute when it joined
         self._count = count()
         self._window, self._opened = 0, -inf
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
-        for block, seq in list(self._computing.items()):
-            if seq.state != "running" or not seq.is_prefilling:
-                del self._computing[block]
         while self._root.entries:
             window = self._root.entries[0][0]
             yield from self._walk(window)
@@ -73,32 +61,18 @@ class Order(policy.Policy):
                 return  # the others wait until all of this window have joined
 
     def _walk(self, window: int) -> Iterator[Sequence]:
-        """Yield the requests of a window depth first, without those whose prefix is being computed."""
+        """Yield the requests of a window depth first."""
         path: list[tuple[Branch, Iterator[Entry]]] = [(self._root, iter(list(self._root.entries)))]
-        promised = 0  # slots for requests whose prefix is being computed
-        while path and (not promised or promised < self.max_batch_size - len(self._batch)):
+        while path:
             entry = next(path[-1][1], None)
             if entry is None or entry[0] > window:
                 path.pop()
                 continue
-            item, blocked = entry[-1], None
+            item = entry[-1]
             if isinstance(item, Branch):
-                if self._computing.keys().isdisjoint(item.blocks):
-                    path.append((item, iter(list(item.entries))))
-                else:
-                    blocked = item
+                path.append((item, iter(list(item.entries))))
             elif item in self._places:
                 yield item
-                first = self._first_to_compute(item)
-                while first is not None and path[-1][0].end > first:
-                    blocked, _ = path.pop()
-            promised += blocked.waiting if blocked is not None else 0
-
-    def _first_to_compute(self, seq: Sequence) -> int | None:
-        """Return the first block that a request is computing and others could share, None if there is none."""
-        first = seq.computed // self.page_size
-        shares = not self.closed and seq.state == "running" and seq.is_prefilling and first < len(seq.hashes)
-        return first if shares else None
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)
@@ -108,19 +82,14 @@ class Order(policy.Policy):
 
     def on_preempt(self, seq: Sequence, now: float) -> None:
         super().on_preempt(seq, now)
-        self._batch.pop(seq, None)
         self._put(seq, PREEMPTED)
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
         self._drop(seq, begun=next(self._count))
-        self._batch[seq] = None
-        if (first := self._first_to_compute(seq)) is not None:
-            self._computing[seq.hashes[first]] = seq
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)
-        self._batch.pop(seq, None)
         self._drop(seq)
 
     def _put(self, seq: Sequence, window: int) -> None:
@@ -139,7 +108,7 @@ class Order(policy.Policy):
         entry = (window, inf, tokens / answers, next(self._count), seq)
         insort(branch.entries, entry)
         self._places[seq] = branch, entry
-        self._update(branch, tokens + fresh, answers, 1)
+        self._update(branch, tokens + fresh, answers)
 
     def _split(self, branch: Branch, blocks: list[bytes]) -> Branch:
         """Return the branch with those blocks of this one that are in `blocks` too; what is left is below it."""
@@ -150,7 +119,7 @@ class Order(policy.Policy):
             return branch
         assert branch.parent is not None
         upper = Branch(branch.blocks[:shared], branch.parent, start + shared, branch.begun, next(self._count),
-                       branch.tokens, branch.answers, branch.waiting, branch.entry)  # fmt: skip
+                       branch.tokens, branch.answers, branch.entry)  # fmt: skip
         branch.parent.children[upper.blocks[0]] = upper
         branch.blocks, branch.parent, branch.entry = branch.blocks[shared:], upper, None
         branch.tokens -= shared * self.page_size
@@ -165,20 +134,19 @@ class Order(policy.Policy):
             branch, entry = place
             del branch.entries[bisect_left(branch.entries, entry)]
             tokens, answers = self._work(seq)
-            self._update(branch, -tokens, -answers, -1, begun)
+            self._update(branch, -tokens, -answers, begun)
 
     def _work(self, seq: Sequence) -> tuple[int, int]:
         """Return the tokens behind the last full block of a prompt, and those of its answer, a guess if it is open."""
         tail = seq.length - len(seq.hashes) * self.page_size
         return max(1, tail), self.margin if seq.open_ended else max(1, seq.max_tokens)
 
-    def _update(self, branch: Branch, tokens: int = 0, answers: int = 0, waiting: int = 0, begun: float = inf) -> None:
+    def _update(self, branch: Branch, tokens: int = 0, answers: int = 0, begun: float = inf) -> None:
         """Add to the sums of a branch and of those above it, and sort them in again."""
         while branch.parent is not None:
             parent = branch.parent
             branch.tokens += tokens
             branch.answers += answers
-            branch.waiting += waiting
             branch.begun = min(branch.begun, begun)
             if branch.entry is not None:
                 del parent.entries[bisect_left(parent.entries, branch.entry)]

@@ -91,7 +91,6 @@ def _laws_of(claims: Claims) -> dict[str, str | None]:
         overtaking.LAW: bound if claims.overtaking_tokens < inf else None,
         laws.GUARD: f"after {claims.guard:g}" if has_guard else None,
         fairness.LAW: "" if claims.fair else None,
-        laws.ONCE: "" if claims.computes_once else None,
         laws.REFUSED: None if claims.refuses else "",
         **({laws.LATE: "" if claims.refuses_only_late else None} if claims.refuses else {}),
         **({laws.WINDOW: f"by arrivals within {claims.overtakes:g}"} if has_window else {}),

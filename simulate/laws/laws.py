@@ -170,9 +170,9 @@ def check_overtaking(scheduler: Scheduler, plan: Plan) -> None:
 
 
 def check_blocks(scheduler: Scheduler, plan: Plan) -> None:
-    """No block of a prompt is computed by two requests at the same time, if the policy claims so."""
+    """No block of a prompt is computed by two requests at the same time."""
     pages, computed_by = scheduler.pages, dict[bytes, Sequence]()
-    if pages is None or not scheduler.policy.claims.computes_once:
+    if pages is None:
         return
     for seq in scheduler.running:
         for block in seq.hashes[seq.computed // pages.page_size :] if seq.is_prefilling else ():

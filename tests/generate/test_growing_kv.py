@@ -155,7 +155,7 @@ def test_a_request_for_scores_alone_has_them_all_after_its_prompt_was_preempted(
         serve(ModelRunner(make_model(CONFIG), pages, PAGE_SIZE), pages, [*growing, *silent])
         return growing, silent
 
-    (free, alone), (short, crowded) = scored(400), scored(40)
+    (free, alone), (short, crowded) = scored(400), scored(34)
     assert sum(seq.preemptions for seq in crowded) > 0 == sum(seq.preemptions for seq in alone)
     for seq, other in zip(crowded, alone):
         assert (seq.finish_reason, seq.output_ids, seq.details) == ("length", [], [])

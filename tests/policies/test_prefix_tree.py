@@ -66,16 +66,15 @@ def test_the_tree_is_walked_depth_first_with_long_answers_early_and_the_longest_
     assert order_of_admission(run) == ["r4", "r3", "r1", "r0", "r2"]
 
 
-def test_those_that_share_a_prefix_wait_until_it_is_cached_and_others_take_free_slots() -> None:
+def test_those_that_share_a_prefix_join_together_and_compute_it_once() -> None:
     a, b = [1] * 4, [2] * 4
     trace = [(0, [*a, 7], 3), (0, [*a, 8], 3), (0, [*b, 7], 3), (0, [*b, 8], 3)]
     run = drive(make_scheduler("dynamic+prefix-tree", 3, PagePool(60, 2)), requests(*trace))
-    # r1 waits for r0, so one of the two other slots is left: r2 begins, and r3 waits for it.
-    assert [it.joined for it in run.iterations if it.joined] == [["r0", "r2"], ["r1"], ["r3"]]
+    assert [it.joined for it in run.iterations if it.joined] == [["r0", "r1", "r2"], ["r3"]]
     assert [seq.cached for seq in run.sequences] == [0, 4, 0, 4]
 
 
-def test_a_request_that_arrives_while_its_prefix_is_computed_waits_for_it() -> None:
+def test_a_request_that_arrives_while_its_prefix_is_computed_shares_it() -> None:
     loop = make_scheduler("chunked+prefix-tree", 4, PagePool(60, 2), max_batched_tokens=4)
     run = drive(loop, requests((0, [1] * 12, 3), (5, [1] * 12, 3)))
     assert [seq.cached for seq in run.sequences] == [0, 10]

@@ -137,10 +137,10 @@ def test_a_row_that_fails_leaves_a_static_batch_at_once() -> None:
     assert [it.batch_size for it in run.iterations] == [2, 2] + [1] * 7
 
 
-def test_a_prompt_that_is_half_computed_shares_nothing_yet() -> None:
+def test_a_prompt_that_is_half_computed_shares_all_its_pages() -> None:
     pool = PagePool(20, 2)
     run = drive(make_scheduler("dynamic", 2, pool, budget=4), requests((0, 12, 1), (5, 12, 1)))
-    assert [s.cached for s in run.sequences] == [0, 0]
+    assert [s.cached for s in run.sequences] == [0, 10]
     assert pool.cached_tokens(pool.hashes(list(range(12)))) == 10
 
 

@@ -59,7 +59,6 @@ PLANTED = {
     "loses_one_after_100_joins": ("", {WORK}),
     "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),
     "mixes_the_windows": ("dynamic+", {"overtaking"}),
-    "computes_a_prefix_twice": ("dynamic+", {"each prefix is computed once"}),
     "refuses_long_prompts": ("", {"no request is refused"}),
     "refuses_who_could_be_on_time": ("", {"only the late are refused"}),
     "turns_away_who_waits": ("", {"no request is refused"}),
