@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -142,6 +143,11 @@ def serve(
     pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
     say(console, f"{run.policy}: {pace}{hint_words(numbers['simulation'])}")
     numbers["simulation"] |= regret.of(run, scenario.cost, scheduler, fresh)
+    each = numbers["simulation"].get("programs", {}).pop("each", [])
+    if folder and each:
+        with (args.out / "programs.csv").open("a", newline="", encoding="utf-8") as file:
+            lines = [("policy", *each[0])] * (not file.tell()) + [(run.policy, *one.values()) for one in each]
+            csv.writer(file, lineterminator="\n").writerows(lines)
     if args.blame:
         with counted(console, run.requests, "requests left out once, for --blame") as progress:
             found = blame.of(fresh, scenario.cost, scenario.host, run=run, progress=progress)
@@ -156,6 +162,8 @@ def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
     named = ", ".join(args.policies)
     if not args.out:
         yield "no_plots no_records", "requires --out. Use --out DIR"
+    if scenario.rows.closed:
+        yield "blame", "does not know closed loops. Use --open-loop, or leave it out"
     if not args.kv_tokens:
         yield "open_ended", f"{UNLIMITED} 65536"
         yield "evict pinned_prefixes", f"{UNLIMITED} 4096"
@@ -179,6 +187,8 @@ def check_evict(args: Values, rows: workloads.Rows) -> None:
     """Reject an --evict that is given twice, or goes by sessions that the requests do not have."""
     check_once("--evict", args.evict)
     heeding = [name for name in args.evict if policies.get_eviction(name).uses]
+    if rows.closed and "belady" in args.evict:
+        raise UsageError("--evict belady needs arrivals that do not depend on the policy. Use ttl, or --open-loop")
     if heeding and not rows.keep_s:
         raise UsageError(f"--evict {heeding[0]} has no effect: the requests have no session. Use --workload agent")
 
@@ -226,6 +236,9 @@ def show_runs(console: Console, results: Many[dict[str, Any]]) -> None:
     for n in results:
         if "blame" in n["simulation"]:
             console.print(tables.blame(n["policy"], n["simulation"]["blame"]))
+    of_programs = tables.programs(results)
+    for table in of_programs:
+        console.print(table_of(*table, no_wrap=True))
     if len(results) == 1:
         times, counts = tables.result(results[0])
         times.title = f"{results[0]['policy']}, simulated: milliseconds"
@@ -237,8 +250,7 @@ def show_runs(console: Console, results: Many[dict[str, Any]]) -> None:
         "TTFT\nmean": "mean_ttft_ms", "TTFT\np99": "p99_ttft_ms", "ITL\np99": "p99_itl_ms",
     }  # fmt: skip
     rows = [[n["policy"], *(_number(n[key]) for key in columns.values())] for n in results]
-    console.print(
-        table_of("simulated, the same arrivals for all; times in ms", ("policy", *columns), rows, no_wrap=True)
-    )
+    title = f"simulated, the same {'programs' if of_programs else 'arrivals'} for all; times in ms"
+    console.print(table_of(title, ("policy", *columns), rows, no_wrap=True))
     for n in results:
         say(console, f"{n['policy']}: {regret.sentence(n['simulation'])}")

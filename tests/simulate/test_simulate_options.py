@@ -54,6 +54,7 @@ ARRIVALS = {
     "--arrivals": ("dynamic {small}", "gamma"),
     "--rate": ("dynamic --num 60", "3"),
     "--num": ("dynamic --num 50", "70"),
+    "--open-loop": ("dynamic --num 50 --workload agents", ""),
     "--trace": ("dynamic --num 60", "TRACE"),
     "--speed": ("dynamic --trace TRACE", "1.5"),
     "--copies": ("dynamic --trace TRACE", "3"),
