@@ -128,6 +128,6 @@ def _beside(found: Mapping[str, Measures], name: str, k: int) -> float:
 
 
 def everyone() -> list[str]:
-    """Return all loops, and dynamic with every order."""
+    """Return all loops, and dynamic with every order but those by program: most workloads have none."""
     orders = [f"{REFERENCE}+{order}" for order in policies.order_names() if order != "fcfs"]
-    return [*policies.names(), *orders]
+    return [*policies.names(), *(name for name in orders if "program" not in policies.get_policy(name).claims.uses)]
