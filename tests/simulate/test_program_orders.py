@@ -13,7 +13,7 @@ from tests.simulate.test_programs import LATE, NEWCOMER, Program, call, chain, t
 
 EXACT: dict[str, Any] = {"w_p": 0, "w_q": 1}
 LEVELS: dict[str, Any] = {**EXACT, "quantum": 0}
-ORDERS = ["plas", "atlas", "program-fcfs", "program-srpt"]
+ORDERS = ["plas", "atlas", "program-fcfs", "program-gittins", "program-srpt"]
 
 
 def test_the_program_that_came_first_goes_first() -> None:
@@ -59,3 +59,11 @@ def test_a_call_that_is_suspended_and_comes_again_is_charged_once() -> None:
     for now in (4.0, 5.0):
         scheduler.step(lambda plan: [7], lambda now=now: now)  # type: ignore[misc]
     assert policy.accounts["p"][0] == 4
+
+
+def test_gittins_serves_first_what_most_likely_ends_soon() -> None:
+    policy: Any = policies.get_policy("dynamic+program-gittins", 1)
+    policy._totals = [1.0, 1.0, 10.0]
+    assert policy.index(0.0) == pytest.approx(2 / 3)
+    assert policy.index(1.0) == pytest.approx(1 / 9)
+    assert policy.index(10.0) == 0
