@@ -58,7 +58,9 @@ def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict
     began = time.process_time()
     cost, host = published.make(rules.cost), published.host_of(rules.cost)
     unit = workloads.draw(workload, 1.0, rules.num, seed)
-    flood = simulate(rules.scheduler(REFERENCE), replace(unit, at=np.zeros(rules.num)).sequences(), cost, host)
+    calls = unit.calls and [call._replace(tool_s=0.0) for call in unit.calls]  # tools would leave the machine idle
+    at_once = replace(unit, at=np.zeros(len(unit.at)), calls=calls)
+    flood = simulate(rules.scheduler(REFERENCE), at_once.sequences(), cost, host)
     capacity = rules.num / flood.makespan
     patience = [times * rules.slots / capacity for times in PATIENCE]
     rows = unit.faster(rules.load * capacity).hinted(seed, CLIENTS, PRIORITIES, patience)
