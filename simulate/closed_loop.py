@@ -6,7 +6,7 @@ All else is fixed beforehand, so that policies differ only in when calls arrive.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,12 @@ class ClosedLoop(list[Sequence]):
         for seq in sequences:
             seq.program_tokens = fresh[seq.program], answers[seq.program]
         super().__init__(self._sent(i, seq.arrived_at) for i, seq in enumerate(sequences) if not calls[i].after)
+
+    def keep(self, programs: Collection[str]) -> ClosedLoop:
+        """Leave out all other programs, before any is served."""
+        self[:] = [seq for seq in self if seq.program in programs]
+        self.programs = {name: some for name, some in self.programs.items() if name in programs}
+        return self
 
     def follow(self, left: Iterable[tuple[str, str]], now: float) -> list[Sequence]:
         """Return the sequences that are sent because these, pairs of id and reason, have left; clients know it at `now`."""

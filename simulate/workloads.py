@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from client import data
-from client.workloads import arrivals, catalog, corpus, programs, traces
+from client.workloads import agentic, arrivals, catalog, corpus, programs, traces
 from client.workloads.arrivals import Arrivals
 from client.workloads.chats import INSTRUCTIONS
 from client.workloads.programs import Call
@@ -203,8 +203,10 @@ class Rows:
         rows = replace(self.only(row), at=at[order], arrivals=None)
         if self.client:
             rows = replace(rows, client=[f"{self.client[r]}/{c}" for r, c in zip(row.tolist(), copy.tolist())])
-        if self.ids is not None:
-            raise ValueError("the prompts of this trace are texts, which have no copies. Leave out --copies")
+        if self.ids is not None or self.calls:
+            raise ValueError(
+                "the prompts of this trace are texts or calls of programs, which have no copies. Leave out --copies"
+            )
         return replace(rows, blocks=self.blocks and self.blocks.copied(row, copy))
 
     def fitting(self, context: int) -> Rows:
@@ -356,7 +358,9 @@ def _numbered(prompts: Iterable[Iterable[Hashable]]) -> list[list[int]]:
 def read(path: Path) -> Rows:
     """Read a trace in any form that the client reads, with its own lengths; the first request arrives at 0."""
     trace = traces.read(path)
-    notes = trace.notes()
+    notes, calls = trace.notes(), None
+    if any(row.session or row.after for row in trace.rows):
+        trace.rows, calls = map(list, zip(*agentic.linked(trace.rows)))
     estimated = sum(1 for row in trace.rows if row.prompt and not corpus.is_exact(row.prompt))
     if estimated:
         notes.append(
@@ -368,7 +372,7 @@ def read(path: Path) -> Rows:
     clients, priorities = ([getattr(row, name) for row in trace.rows] for name in ("user", "priority"))
     limits, constrained = [row.limit for row in trace.rows], [row.constrained for row in trace.rows]
     return Rows(
-        np.array([row.at for row in trace.rows]),
+        np.array([call.at for call in calls] if calls else [row.at for row in trace.rows]),
         np.array([len(prompt) for prompt in ids] if ids else [row.prompt_tokens for row in trace.rows]),
         np.array([row.num_tokens for row in trace.rows]),
         client=clients if any(clients) else None,
@@ -378,6 +382,8 @@ def read(path: Path) -> Rows:
         ids=ids,
         blocks=Blocks.of(row.blocks for row in trace.rows) if numbered and not texts else None,
         constrained=constrained if any(constrained) else None,
+        calls=calls,
+        closed=calls is not None,
     )
 
 

@@ -307,6 +307,8 @@ def _trace_file(spec: str) -> tuple[str, float]:
 
 def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
     trace = traces.read(path, draw.count or None)
+    if any(row.after or row.session for row in trace.rows):
+        raise ValueError(f"{str(path)!r} has programs, whose calls wait for answers. Use --trace of the simulator")
     samples, blocks = [], 0
     for row in trace.rows:
         # Equal blocks give equal text, so that a prefix cache finds the same beginnings.

@@ -14,12 +14,13 @@ from rich.console import Console
 import policies
 from client import ending
 from client.report import store, tables
+from client.workloads import agentic
 from costs.cost import Sizes, Transfer
 from scheduling.hooks import Hooks
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import result, workloads
-from simulate.best import blame, regret
+from simulate import blocks, result, workloads
+from simulate.best import blame, program_blame, regret
 from simulate.commands.arguments import Sections, arrival_options, config_of, engine_options, now, policies_argument
 from simulate.commands.inputs import make_scenario
 from simulate.commands.option_checks import UNLIMITED, Reasons, check_once, refuse
@@ -70,6 +71,9 @@ def options() -> Sections:
         ],
         "result": [
             Option("--out", "folder for the files that client.compare also writes", FOLDER),
+            Option(
+                "--save-trace", "file for the calls of programs, as a trace in Dynamo's agentic Mooncake form", FILE
+            ),
             Option("--no-plots", "write no plots and no page", None),
             Option(
                 "--blame",
@@ -102,6 +106,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         prompts, longest = scenario.rows.pinned, int(scenario.rows.most.max())
         pinning = replace(scenario.engine, prepare=lambda pages: pages.pin(prompts, args.pinned_pages, longest))
         scenario = replace(scenario, engine=pinning)
+    if args.save_trace:
+        rows = scenario.rows
+        args.save_trace.write_text("".join(agentic.lines(rows.calls or [], rows.ids or [], blocks.TOKENS)))
     folder = make_store(args, scenario.rows) if args.out else None
     results = []
     for chosen, evict in product(scenario.policies, args.evict):
@@ -148,7 +155,9 @@ def serve(
         with (args.out / "programs.csv").open("a", newline="", encoding="utf-8") as file:
             lines = [("policy", *each[0])] * (not file.tell()) + [(run.policy, *one.values()) for one in each]
             csv.writer(file, lineterminator="\n").writerows(lines)
-    if args.blame:
+    if args.blame and run.loop is not None:
+        numbers["simulation"]["program_blame"] = program_blame.of(fresh, scenario.cost, scenario.host)
+    elif args.blame:
         with counted(console, run.requests, "requests left out once, for --blame") as progress:
             found = blame.of(fresh, scenario.cost, scenario.host, run=run, progress=progress)
         numbers["simulation"]["blame"] = found.by_client()
@@ -162,8 +171,8 @@ def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
     named = ", ".join(args.policies)
     if not args.out:
         yield "no_plots no_records", "requires --out. Use --out DIR"
-    if scenario.rows.closed:
-        yield "blame", "does not know closed loops. Use --open-loop, or leave it out"
+    if not scenario.rows.calls or scenario.rows.ids is None:
+        yield "save_trace", "has no effect: no requests are drawn programs. Use --workload agents"
     if not args.kv_tokens:
         yield "open_ended", f"{UNLIMITED} 65536"
         yield "evict pinned_prefixes", f"{UNLIMITED} 4096"
@@ -236,6 +245,8 @@ def show_runs(console: Console, results: Many[dict[str, Any]]) -> None:
     for n in results:
         if "blame" in n["simulation"]:
             console.print(tables.blame(n["policy"], n["simulation"]["blame"]))
+        if (of := n["simulation"].get("program_blame")) is not None:
+            say(console, f"{n['policy']}: {program_blame.sentence(of)}")
     of_programs = tables.programs(results)
     for table in of_programs:
         console.print(table_of(*table, no_wrap=True))

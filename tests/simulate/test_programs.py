@@ -15,7 +15,7 @@ from costs.published import Constant
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from simulate import workloads
-from simulate.best import programs
+from simulate.best import program_blame, programs
 from simulate.simulator import Run, simulate
 from tests.support.simulate import run_command
 
@@ -140,6 +140,15 @@ def test_in_an_open_loop_calls_come_before_their_parents_have_ended() -> None:
     ends = {seq.session: seq.finished_at or 0.0 for seq in run.sequences}
     assert any(seq.arrived_at < ends[seq.session] for seq in run.sequences)
     assert "misleads" in rows.notes[0]
+
+
+def test_blame_names_the_program_that_delayed_another_and_its_call() -> None:
+    rows = workloads.of_calls(joined(LATE), instructions=0)
+    found = program_blame.of(
+        lambda: (Scheduler(policies.get_policy("dynamic", 1)), rows.sequences()), SECOND, Host(), "program-0"
+    )
+    assert (found["took_s"], found["alone_s"], found["residual_s"]) == (8, 6, 0)
+    assert found["by"] == [{"program": "program-1", "s": 2, "call": 1, "call_s": 2}]
 
 
 def test_results_by_program_are_in_the_json_the_csv_and_the_report(

@@ -106,6 +106,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--out": (f"run dynamic {SMALL}", "OUT/b --no-plots"),
         "--blame": ("run dynamic --num 12 --rate 6 --max-batch-size 2", ""),
         "--no-plots": (f"run dynamic {SMALL} --out OUT/b", ""),
+        "--save-trace": ("run dynamic --num 5 --workload agents", "OUT/t.jsonl"),
         "--no-records": (f"run dynamic {SMALL} --out OUT/b --no-plots", ""),
         "--ttft": (f"run dynamic {SMALL}", "0.5"),
         "--tpot": (f"run dynamic {SMALL}", "0.01"),
