@@ -47,7 +47,7 @@ class Driver:
         return True
 
     def deliver(self) -> None:
-        """Add the sequences that have arrived by now; after the last one, drain."""
+        """Add the sequences that have arrived by now; after the last one that is known, drain: a later `add` revokes it."""
         while self.arrivals and self.arrivals[0].arrived_at <= self.now:
             self.add(self.arrivals.popleft())
         if not self.arrivals:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from scheduling.fast_forward import fast_forward, identical_steps_ahead
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
+from simulate.closed_loop import ClosedLoop
 from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
 from simulate.swap import SwapSpace
 
@@ -69,6 +71,7 @@ class Run:
     busy: float = 0.0
     began: float = 0.0
     ended: float = 0.0
+    loop: ClosedLoop | None = None  # of the programs that were served
 
     @property
     def done(self) -> list[Sequence]:
@@ -138,7 +141,7 @@ def simulate(
 ) -> Run:
     """Serve all arrivals and return the run; with `records`, the Iteration of each step too.
 
-    `arrived_at` of a sequence is when it was sent; while the run lasts it is `host.alpha0` later, when it is seen.
+    Those of a `ClosedLoop` bring others. `arrived_at` is when a sequence was sent, and while the run lasts `host.alpha0` later.
     Raise PolicyHangs when the policy never admits a waiting request.
     """
     simulation = Simulation(scheduler, arrivals, cost, host or Host(), records, fast_forward)
@@ -163,6 +166,8 @@ class Simulation(Driver):
         self.host = host
         self.records = records
         self.result = Run(scheduler.policy.name, list(self.arrivals), host)
+        if isinstance(arrivals, ClosedLoop):
+            self.result.loop = arrivals
         if self.arrivals:
             self.result.began = self.arrivals[0].arrived_at
         # The scheduler sees a request alpha0 after it was sent; the figures of Run count from when it was sent.
@@ -176,6 +181,8 @@ class Simulation(Driver):
         """Run until all sequences have left."""
         super().run()
         self.result.ended = self.now
+        if self.result.loop is not None:
+            self.result.sequences.sort(key=lambda seq: seq.arrived_at)
 
     def sleep(self) -> None:
         """Advance `now` to the next arrival or to the policy's deadline."""
@@ -225,6 +232,12 @@ class Simulation(Driver):
     def record(self, iteration: Iteration) -> None:
         if self.records:
             self.result.iterations.append(iteration)
+        if self.result.loop is not None and iteration.left:
+            # Before the next step ends no other call is sent, so fast-forward knows all arrivals that it may pass.
+            for seq in self.result.loop.follow(iteration.left, self.now + self.host.alpha1):
+                seq.arrived_at += self.host.alpha0
+                self.result.sequences.append(seq)
+                insort(self.arrivals, seq, key=lambda other: other.arrived_at)
 
     def _pass_equal_steps(self, plan: Plan) -> float | None:
         """Let the steps pass that must equal this plan, except the one in which a sequence arrives or leaves.

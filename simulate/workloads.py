@@ -6,6 +6,7 @@ must not know policies, costs, or what becomes of a request.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -17,14 +18,17 @@ from typing import Any, cast
 import numpy as np
 
 from client import data
-from client.workloads import arrivals, catalog, corpus, traces
+from client.workloads import agentic, arrivals, catalog, corpus, programs, traces
 from client.workloads.arrivals import Arrivals
+from client.workloads.chats import INSTRUCTIONS
+from client.workloads.programs import Call
 from scheduling.sequence import UNKNOWN_TOKEN, Sequence
 from simulate import blocks
 from simulate.blocks import Blocks
+from simulate.closed_loop import ClosedLoop
 from terminal.options import nearest
 
-AGENT_PACE = 0.02  # assumed seconds per token of an agent's answers, so that all policies get the same arrivals
+PACE = 0.02  # assumed seconds per token of the answers of programs in an open loop
 PAGE = 16  # tokens; the beginning that prompts must share to be found in a prefix cache
 
 
@@ -33,13 +37,14 @@ class Rows:
     """The columns of a run: arrival in seconds, prompt tokens, output tokens, and notes for the user.
 
     Where requests have them: client, priority (the lower first), seconds from arrival to deadline, and for how long to
-    keep their pages, in which case a client is a session; `limit` is the `max_tokens` that the model's answer may end
+    keep their pages; `limit` is the `max_tokens` that the model's answer may end
     before, None if the client named none, 0 for the output itself. `ids` are the
     prompts' tokens, equal where the texts are; in their place, `blocks` are those of a trace that names them. Without
     either prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
     of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run. With `open_ended`, no
     request names a limit, whatever `limit` says of its length. `constrained`: whether its answer follows a grammar.
-    `pinned` are prompts of others, with tokens equal to those of `ids` where the texts are.
+    `pinned` are prompts of others, with tokens equal to those of `ids` where the texts are. `calls` are those of programs, which
+    begin `at` and, if `closed`, send a call when those that it needs are answered.
     """
 
     at: np.ndarray
@@ -50,6 +55,8 @@ class Rows:
     priority: list[int] | None = None
     slo: list[float] | None = None
     keep_s: list[float] | None = None
+    calls: list[Call] | None = None
+    closed: bool = False
     limit: list[int | None] | None = None
     ids: list[list[int]] | None = None
     blocks: Blocks | None = None
@@ -61,10 +68,16 @@ class Rows:
     pinned: tuple[list[int], ...] = ()
 
     def sequences(self) -> list[Sequence]:
-        """Return a fresh sequence for each row."""
-        return list(self.arriving())
+        """Return a fresh sequence for each row, or the closed loop of all."""
+        return ClosedLoop(list(self._fresh()), self.calls or []) if self.closed else list(self._fresh())
 
     def arriving(self) -> Iterator[Sequence]:
+        """Yield a fresh sequence for each row; ValueError for a closed loop."""
+        if self.closed:
+            raise ValueError("a closed loop of programs is served by one engine. Use `run`, or add --open-loop")
+        return self._fresh()
+
+    def _fresh(self) -> Iterator[Sequence]:
         """Yield a fresh sequence for each row; prompts without contents are zeros, and equally long ones share a list."""
         rows = zip(
             self.at.tolist(),
@@ -76,12 +89,13 @@ class Rows:
             self.keep_s or repeat(0.0),
             self.limit or repeat(0),
             self.constrained or repeat(False),
+            self.calls or repeat(Call((), 0.0, None, 0, 0)),
         )
-        for i, (at, prompt, o, client, priority, slo, keep_s, limit, constrained) in enumerate(rows):
+        for i, (at, prompt, o, client, priority, slo, keep_s, limit, constrained, call) in enumerate(rows):
             seq = Sequence(
                 prompt, max(o, limit or 0), id=str(i), arrived_at=at, client=client, priority=priority,
-                deadline=None if slo is None else at + slo, session=client if self.keep_s else "", keep_s=keep_s,
-                open_ended=self.open_ended or limit is None, constrained=constrained,
+                deadline=None if slo is None else at + slo, session=call.session, keep_s=keep_s,
+                open_ended=self.open_ended or limit is None, constrained=constrained, program=call.program,
             )  # fmt: skip
             seq.end_after(o)
             if self.blocks is not None and self.by_number:
@@ -130,6 +144,7 @@ class Rows:
     def differ_in(self) -> set[str]:
         """The attributes by which an order can tell these requests apart, as `Claims.uses` names them."""
         hints = {"client": self.client, "priority": self.priority, "deadline": self.slo}
+        hints["program"] = [call.program for call in self.calls or ()]
         names = {"length"} | {name for name, values in hints.items() if len(set(values or ())) > 1}
         heads = {tuple(ids[:PAGE]) for ids in self.ids or ()}
         shared = len(heads) < len(self.ids or ()) or (self.blocks is not None and self.blocks.are_shared)
@@ -141,6 +156,17 @@ class Rows:
         prompts = self.texts or map(str, self.prompt.tolist())
         rows = zip(self.at.tolist(), prompts, self.output.tolist(), self.client or repeat(""))
         return data.trace_sha256([data.Planned(i, *row) for i, row in enumerate(rows)])
+
+    def in_open_loop(self) -> Rows:
+        """Return the calls of programs at fixed times: when those before them would have ended at the usual pace."""
+        at = self.at.tolist()
+        for i, call in enumerate(self.calls or ()):
+            at[i] = max((at[p] + PACE * float(self.output[p]) for p in call.after), default=at[i]) + call.tool_s
+        note = (
+            f"in an open loop calls come {PACE:g} s per token of those before them and the pause later, answered or not. This "
+            "misleads: most come too early, programs take too little time, and an order gains more than it would"
+        )
+        return replace(self, at=np.array(at), closed=False).only(np.argsort(at, kind="stable"), note)
 
     def faster(self, factor: float) -> Rows:
         """Return the same requests at `factor` times the rate."""
@@ -155,6 +181,10 @@ class Rows:
                 columns[name] = column[chosen]
             elif isinstance(column, list):
                 columns[name] = [column[i] for i in chosen]
+        if self.calls:
+            place = {int(old): new for new, old in enumerate(chosen)}
+            moved = (call._replace(after=tuple(place[p] for p in call.after)) for call in columns["calls"])
+            columns["calls"] = list(moved)
         notes = (*self.notes, note) if note else self.notes
         return replace(self, notes=notes, blocks=self.blocks and self.blocks.only(chosen), **columns)
 
@@ -173,13 +203,18 @@ class Rows:
         rows = replace(self.only(row), at=at[order], arrivals=None)
         if self.client:
             rows = replace(rows, client=[f"{self.client[r]}/{c}" for r, c in zip(row.tolist(), copy.tolist())])
-        if self.ids is not None:
-            raise ValueError("the prompts of this trace are texts, which have no copies. Leave out --copies")
+        if self.ids is not None or self.calls:
+            raise ValueError(
+                "the prompts of this trace are texts or calls of programs, which have no copies. Leave out --copies"
+            )
         return replace(rows, blocks=self.blocks and self.blocks.copied(row, copy))
 
     def fitting(self, context: int) -> Rows:
         """Return the requests that fit a context, with a note about the others; ValueError if none fits."""
         fits = self.prompt + self.output <= context
+        if self.calls:  # a program is left out as a whole
+            long = {call.program for call, fit in zip(self.calls, fits) if not fit}
+            fits = np.array([call.program not in long for call in self.calls])
         if not fits.any():
             shortest = int((self.prompt + self.output).min())
             raise ValueError(
@@ -202,6 +237,9 @@ class Rows:
         if clients:
             share = 1 / np.arange(1, clients + 1)
             drawn = rngs[0].choice(clients, n, p=share / share.sum())
+            if self.calls:  # all calls of a program are of one client
+                last = {call.program: i for i, call in enumerate(self.calls)}
+                drawn = drawn[[last[call.program] for call in self.calls]]
             rows = replace(rows, client=[f"client-{k + 1}" for k in drawn])
         if priorities:
             rows = replace(rows, priority=rngs[1].integers(1, priorities + 1, n).tolist())
@@ -253,6 +291,10 @@ def draw(
         raise ValueError(f"the rate is {rate:g} per second, but must be above 0. Use --rate 2")
     if count is not None and count < 1:
         raise ValueError(f"the number of requests is {count}, but must be at least 1. Use --num 100")
+    if workload.partition(":")[0] in programs.KINDS and arrivals != "trace":
+        process = arrivals_of(arrivals, rate)
+        times = process.times(count or 100, np.random.default_rng([seed, 1]))
+        return replace(of_calls(programs.draw(workload, times, seed)), arrivals=process)
     catalog.check(workload)
     if workload.partition(":")[0] in catalog.OWN_LENGTHS:
         raise ValueError(
@@ -276,29 +318,35 @@ def draw(
         arrivals=plan.arrivals,
         pinned=tuple(numbered[len(texts) :]),
     )
-    are_agents = any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned)
-    return _in_turns(rows, plan, ids) if are_agents else rows
+    if not any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned):
+        return rows
+    turns = zip(plan.planned, ids, [planned.chat or data.Chat() for planned in plan.planned])
+    calls = [
+        Call(() if chat.after is None else (chat.after,), chat.think, chat.after, len(own), planned.num_tokens,
+             chat.keep_s or 0.0, planned.user, planned.user, planned.at)
+        for planned, own, chat in turns
+    ]  # fmt: skip
+    return replace(of_calls(calls, ids), client=clients, notes=rows.notes, texts=texts, arrivals=rows.arrivals)
 
 
-def _in_turns(rows: Rows, plan: catalog.Plan, ids: list[list[int]]) -> Rows:
-    """Return the turns of agents: each begins with the turn before it and its answer, after which the tool ran."""
-    at: list[float] = []
-    for i, planned in enumerate(plan.planned):
-        chat, before = planned.chat or data.Chat(), -1
-        if chat.after is not None:
-            before, tokens = chat.after, plan.planned[chat.after].num_tokens
+def of_calls(calls: list[Call], contents: Iterable[list[int]] = (), instructions: int = INSTRUCTIONS) -> Rows:
+    """Return the calls of programs in a closed loop; `contents` are the fresh tokens of all calls, where these are known.
+
+    Otherwise each call has tokens of its own, and all conversations begin with the same `instructions`.
+    """
+    unused, known = itertools.count(instructions), iter(contents)
+    ids: list[list[int]] = []
+    for call in calls:
+        own = next(known, None)
+        if own is None:
+            own = [*range(instructions if call.on is None else 0), *itertools.islice(unused, call.fresh)]
+        if call.on is not None:
             # UNKNOWN_TOKEN is what a simulated answer consists of, so a prompt finds the pages of its answers.
-            ids[i] = [*ids[before], *[UNKNOWN_TOKEN] * tokens, *ids[i]]
-        at.append(planned.at if before < 0 else at[before] + tokens * AGENT_PACE + chat.think)
-    pause = f"the next turn of an agent comes {AGENT_PACE:g} s per token of its answer and the pause later"
-    rows = replace(
-        rows,
-        at=np.array(at),
-        prompt=np.array([len(prompt) for prompt in ids]),
-        notes=(*rows.notes, pause),
-        keep_s=[planned.chat.keep_s or 0.0 for planned in plan.planned if planned.chat],
-    )
-    return rows.only(np.argsort(rows.at, kind="stable"))
+            own = [*ids[call.on], *[UNKNOWN_TOKEN] * calls[call.on].answer, *own]
+        ids.append(own)
+    at, output, keep_s = ([getattr(call, name) for call in calls] for name in ("at", "answer", "keep_s"))
+    lengths = np.array([*map(len, ids)])
+    return Rows(np.array(at), lengths, np.array(output), keep_s=keep_s, ids=ids, calls=calls, closed=True)
 
 
 def _numbered(prompts: Iterable[Iterable[Hashable]]) -> list[list[int]]:
@@ -310,7 +358,9 @@ def _numbered(prompts: Iterable[Iterable[Hashable]]) -> list[list[int]]:
 def read(path: Path) -> Rows:
     """Read a trace in any form that the client reads, with its own lengths; the first request arrives at 0."""
     trace = traces.read(path)
-    notes = trace.notes()
+    notes, calls = trace.notes(), None
+    if any(row.session or row.after for row in trace.rows):
+        trace.rows, calls = map(list, zip(*agentic.linked(trace.rows)))
     estimated = sum(1 for row in trace.rows if row.prompt and not corpus.is_exact(row.prompt))
     if estimated:
         notes.append(
@@ -322,7 +372,7 @@ def read(path: Path) -> Rows:
     clients, priorities = ([getattr(row, name) for row in trace.rows] for name in ("user", "priority"))
     limits, constrained = [row.limit for row in trace.rows], [row.constrained for row in trace.rows]
     return Rows(
-        np.array([row.at for row in trace.rows]),
+        np.array([call.at for call in calls] if calls else [row.at for row in trace.rows]),
         np.array([len(prompt) for prompt in ids] if ids else [row.prompt_tokens for row in trace.rows]),
         np.array([row.num_tokens for row in trace.rows]),
         client=clients if any(clients) else None,
@@ -332,6 +382,8 @@ def read(path: Path) -> Rows:
         ids=ids,
         blocks=Blocks.of(row.blocks for row in trace.rows) if numbered and not texts else None,
         constrained=constrained if any(constrained) else None,
+        calls=calls,
+        closed=calls is not None,
     )
 
 

@@ -18,7 +18,7 @@ from terminal.console import table_of
 
 from . import figures
 from .store import Results
-from .tables import PLAIN, shown
+from .tables import PLAIN, programs, shown
 
 # Mean latency (s), seconds per requested token, correlation; 5..145 tokens, about 100 requests, gaps of 0 to 1 s.
 ORIGINAL = {"dynamic": (7.42, 0.1005, 0.996), "nobatch": (11.02, 0.0148, 0.487)}
@@ -148,7 +148,7 @@ def tables(results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
         ends = [f"{p} saturated at {v:g}" for p, v in sweep.get("saturation", {}).items()]
         heading = "; ".join([f"{workload} over {sweep['over']}, seed {seed}", *ends])
         return [(heading, *rows(results, results.loads))]
-    return [(title(results, load), *rows(results, [load])) for load in results.loads]
+    return [*((title(results, load), *rows(results, [load])) for load in results.loads), *programs(results.runs)]
 
 
 def _theirs(policy: str) -> str:

@@ -66,6 +66,19 @@ def blame(name: str, figures: Mapping[str, Any]) -> Table:
     return table_of(title, heads, lines, caption=caption, **PLAIN)
 
 
+def programs(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return title, heads and lines of the table of the programs of these runs; no table if they had none."""
+    columns = {
+        "done": "completed", "failed": "failed", "mean s": "mean_s", "p99 s": "p99_s", "slow": "mean_slowdown",
+        "p99": "p99_slowdown", "Jain": "jain_slowdown", "bound": "above_least_mean",
+    }  # fmt: skip
+    found = [(run["policy"], of) for run in runs if (of := (run.get("simulation") or {}).get("programs"))]
+    cells = [[shown(of.get(k), 2 * isinstance(of.get(k), float)) for k in columns.values()] for _, of in found]
+    lines = [[name, *row] for (name, _), row in zip(found, cells)]
+    title = "programs in a closed loop; slow: slowdown; bound: 1 is twice the lower bound"
+    return [(title, ["policy", *columns], lines)] if lines else []
+
+
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return labels and values of counts and rates, in the usual words and order; unknown values are left out."""
     refused = sum(count for kind, count in numbers["failures"].items() if is_refusal(kind))

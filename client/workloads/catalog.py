@@ -6,9 +6,10 @@ with longer contexts are scaled to 1,024, and their line says so. Requests are c
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -148,7 +149,7 @@ class UnknownWorkload(ValueError):
 class Workload:
     """How the requests of a workload are drawn, the form of its name, and the highest values of the numbers in it."""
 
-    draw: Callable[..., list[Sample]]
+    draw: Callable[..., list[Any]]
     form: str
     highest: tuple[int, ...] = ()
 
@@ -204,7 +205,7 @@ def check(spec: str) -> None:
     elif spec.startswith("trace:"):
         file, form = _trace_file(spec)[0], "trace:FILE or trace:FILE:F"
     else:
-        _parse(spec)
+        parse(spec)
         return
     if not Path(file).is_file():
         problem = "is a folder. Use a file" if Path(file).is_dir() else "does not exist. Check the path"
@@ -226,13 +227,14 @@ def has_turns(spec: str | None) -> bool:
     return (spec or "").partition(":")[0] in ("multi-turn", "agent")
 
 
-def _parse(spec: str) -> tuple[str, list[int]]:
+def parse(spec: str, known: Mapping[str, Workload] = WORKLOADS) -> tuple[str, list[int]]:
+    """Return the name and the numbers of a workload; ValueError for an unknown one, or numbers out of bounds."""
     name, *words = spec.split(":")
-    if name not in WORKLOADS:
+    if name not in known:
         raise UnknownWorkload(
             f"unknown workload {name!r}.{nearest(name, WORKLOADS)} Use one of {', '.join(WORKLOADS)}, sharegpt:FILE, trace:FILE"
         )
-    form, highest = WORKLOADS[name].form, WORKLOADS[name].highest
+    form, highest = known[name].form, known[name].highest
     if len(words) > len(highest):
         raise ValueError(f"{spec!r} has too many numbers. Use {form}")
     numbers = []
@@ -264,7 +266,7 @@ def draw(
         if spec.startswith("llm-mock"):
             samples = [Sample(s.prompt, llm_mock_output(len(split(s.prompt)))) for s in samples]
     else:
-        name, numbers = _parse(spec)
+        name, numbers = parse(spec)
         samples = WORKLOADS[name].draw(Draw(count or 100, rng, corpus, context), *numbers)
     lengths = [fitted(s.prompt, s.num_tokens, context) for s in samples]
     cut = sum(fit != (s.prompt, s.num_tokens) for fit, s in zip(lengths, samples))
@@ -305,6 +307,8 @@ def _trace_file(spec: str) -> tuple[str, float]:
 
 def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
     trace = traces.read(path, draw.count or None)
+    if any(row.after or row.session for row in trace.rows):
+        raise ValueError(f"{str(path)!r} has programs, whose calls wait for answers. Use --trace of the simulator")
     samples, blocks = [], 0
     for row in trace.rows:
         # Equal blocks give equal text, so that a prefix cache finds the same beginnings.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ class Row:
     limit: int | None = 0
     form: str = NUMBER  # of its time in the file
     constrained: bool = False
+    id: str = ""  # by which others name it in `after`, the calls that it waits for, and `wait` seconds more
+    session: str = ""
+    after: tuple[str, ...] = ()
+    wait: float = 0.0
+    ended: float | None = None  # of a span, which waits for those of its session that ended before it began
 
 
 @dataclass(slots=True)
@@ -106,7 +112,9 @@ def read(path: Path, most: int | None = None) -> Trace:
         raise ValueError(f"{str(path)!r} has no request: {what}. {USE}")
     rows.sort(key=lambda row: row.at)
     began = rows[0].at
-    trace.rows = [replace(row, at=row.at - began) for row in rows]
+    trace.rows = [
+        replace(row, at=row.at - began, ended=None if row.ended is None else row.ended - began) for row in rows
+    ]
     return trace
 
 
@@ -129,9 +137,10 @@ def _lines(file: Any) -> Iterator[tuple[int, Callable[[], Row]]]:
         return
     number, first = head
     if first.lstrip().startswith("{"):
-        yield number, partial(_from_json, first)
-        for later, line in enumerate(file, number + 1):
-            if line.strip():
+        for later, line in enumerate(chain([first], file), number):
+            if '"resourceSpans"' in line:
+                yield from ((later, make) for make in _spans(line))
+            elif line.strip():
                 yield later, partial(_from_json, line)
         return
     if first.lstrip().startswith("["):
@@ -226,16 +235,40 @@ def _from_json(line: str) -> Row:
             _time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""), limit=_limit(entry),
             constrained=constrained,
         )  # fmt: skip
-    at = entry["timestamp_ms"] if "timestamp_ms" in entry else entry["timestamp"]
-    blocks = entry.get("hash_ids") or []
+    after, session, wait = entry.get("wait_for") or [], entry.get("session_id"), entry.get("delay") or 0.0
+    # A call that waits for others has no time of its own, and comes after all that have one.
+    usual = {"timestamp": math.inf} if after or (session and "delay" in entry) else {}
+    at = entry["timestamp_ms"] if "timestamp_ms" in entry else {**usual, **entry}["timestamp"]
+    blocks, wait = entry.get("hash_ids") or [], wait + (entry.get("tool_wait_ms") or 0.0)
+    if not 0 <= wait < math.inf or not isinstance(after, list):
+        raise ValueError("delay or tool_wait_ms is below 0, or wait_for is not a list")
     if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
         raise ValueError("hash_ids is not a list of numbers")
     return Row(
-        _time(at) / 1000,
-        _count(entry["input_length"], "input_length"),
-        _count(entry["output_length"], "output_length"),
-        blocks=tuple(blocks),
-    )
+        at if at == math.inf else _time(at) / 1000, _count(entry["input_length"], "input_length"),
+        _count(entry["output_length"], "output_length"), blocks=tuple(blocks), id=str(entry.get("request_id") or ""),
+        session=str(session or ""), after=tuple(map(str, after)), wait=wait / 1000,
+    )  # fmt: skip
+
+
+def _spans(line: str) -> Iterator[Callable[[], Row]]:
+    """Yield a function for each call of a model in a line of spans, as OpenTelemetry's collector writes them."""
+    try:
+        scopes = [scope for resource in json.loads(line)["resourceSpans"] for scope in resource["scopeSpans"]]
+        for span in (span for scope in scopes for span in scope["spans"]):
+            values = {pair["key"]: next(iter(pair["value"].values()), None) for pair in span.get("attributes", ())}
+            if "gen_ai.usage.output_tokens" in values:
+                yield partial(_from_span, span, values)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _NotLines(
+            f"spans that cannot be read: {_reason(error)}. Use the JSON of OpenTelemetry's collector"
+        ) from error
+
+
+def _from_span(span: Mapping[str, Any], values: Mapping[str, Any]) -> Row:
+    begin, end = (int(span[name]) / 1e9 for name in ("startTimeUnixNano", "endTimeUnixNano"))
+    prompt, answer = (_count(values[f"gen_ai.usage.{kind}_tokens"], f"{kind}_tokens") for kind in ("input", "output"))
+    return Row(begin, prompt, answer, id=str(span["spanId"]), session=str(span["traceId"]), ended=end)
 
 
 def _limit(entry: Mapping[str, Any]) -> int | None:

@@ -14,7 +14,7 @@ from simulate.simulator import Run
 
 
 class Measures(NamedTuple):
-    """Seconds from arrival to the end of the answer, mean and p99; the wait of light clients; the share of deadlines missed.
+    """Seconds from arrival to the end of the answer, or of a whole program, mean and p99; the wait of light clients; the share of deadlines missed.
 
     A light client asks for less than an equal share of the tokens. Fair loops do not let it wait for the heavy ones: `light`
     is the mean time to the first token of the light clients' requests, as a multiple of that of all. A request that was
@@ -37,6 +37,8 @@ def measure(run: Run) -> Measures:
         latencies.append(ended - seq.arrived_at + before)
         waits[seq] = (ended if seq.first_token_at is None else seq.first_token_at) - seq.arrived_at + before
         late += seq.deadline is not None and (not answered or ended > seq.deadline)
+    if run.loop is not None:
+        latencies = [*run.loop.times(after).values()]
     light = _light(run.sequences)
     timed = sum(seq.deadline is not None for seq in run.sequences)
     return Measures(

@@ -7,6 +7,7 @@ from typing import Any
 
 from costs.cost import Cost
 from scheduling.scheduler import Scheduler
+from simulate.best import programs
 from simulate.best.bounds import bounds
 from simulate.best.clairvoyant import MOST_REQUESTS, Again, parts
 from simulate.best.optimum import Optimum, is_small
@@ -18,12 +19,14 @@ def of(run: Run, cost: Cost, scheduler: Scheduler, again: Again | None = None) -
 
     The share of the mean latency is split by what each kind of decision costs (`clairvoyant.py`), in runs of up to
     1,000 requests, with `again`, which makes a fresh scheduler and requests.
-    Empty where bounds say nothing about a run: requests were refused, or drafts gave several tokens in a step.
+    Of programs, the figures of `programs.py`. Empty where bounds say nothing about a run: requests were refused, or drafts gave several tokens in a step.
     """
-    if run.answered < run.requests or not run.sequences or any(seq.drafted for seq in run.sequences):
-        return {}
     slots, budget, pages = scheduler.policy.slots, scheduler.max_tokens_per_step, scheduler.pages
     page_size = pages.page_size if pages is not None and pages.prefix_cache else 0
+    if run.loop is not None:
+        return {"programs": programs.of(run, cost, slots, page_size)}
+    if run.answered < run.requests or not run.sequences or any(seq.drafted for seq in run.sequences):
+        return {}
     known = [
         replace(seq, max_tokens=len(seq.output_ids), output_ids=[], pages=[], waited={}) for seq in run.sequences
     ]  # the lengths that the answers had
@@ -51,6 +54,10 @@ def of(run: Run, cost: Cost, scheduler: Scheduler, again: Again | None = None) -
 
 def sentence(figures: dict[str, Any]) -> str:
     """Say how far a run is from the bounds, or why there are none."""
+    if (of := figures.get("programs")) and "least_mean_s" in of:
+        return (
+            f"mean program time {_share(of['above_least_mean'])} above the lower bound of {of['least_mean_s']:,.2f} s"
+        )
     if "least_duration_s" not in figures:
         return "no lower bounds, which exist only where every request is answered and gets one token in a step"
     parts = {name: _share(share) for name, share in figures.get("above_by", {}).items() if name != "other"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from client.workloads import catalog
+from client.workloads import catalog, programs
 from costs import published
 from simulate import hook_limit
 from simulate.arena import arena
@@ -43,7 +43,7 @@ def options() -> Sections:
             Option("--only", f"rank only the named policies and {REFERENCE}", None),
             Option("--by", f"figure to rank by: {', '.join(Measures._fields)}; all are relative to {REFERENCE} on the same requests",
                    Choice(Measures._fields, "FIGURE"), default="mean"),
-            Option("--workloads", "workloads of the client", several=True, default=list(arena.WORKLOADS)),
+            Option("--workloads", "workloads of the client, or programs", several=True, default=list(arena.WORKLOADS)),
             Option("--seeds", "number of seeds for each workload", Number(1), default=5),
             Option("--seed", "the first seed", Number(0), default=0),
             Option("--num", "requests in a run", Number(10), default=RULES.num),
@@ -67,7 +67,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     rules = Rules(args.cost, args.max_batch_size, args.kv_tokens, args.num, args.load)
     published.make(rules.cost)
     for workload in args.workloads:
-        catalog.check(workload)
+        if workload.partition(":")[0] not in programs.KINDS:
+            catalog.check(workload)
     for name in names:
         rules.scheduler(name)  # a name or file that is wrong is refused before anything runs
     seeds = range(args.seed, args.seed + args.seeds)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import policies
-from client.workloads import catalog
+from client.workloads import catalog, programs
 from scheduling.speculation import MOST
 from simulate import workloads
 from terminal.option_types import Type
@@ -104,15 +104,17 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
     """Return the options of the arrivals."""
     return [
         Option(
-            "--workload", f"a workload of the client: {', '.join(form for form, _ in catalog.describe())}",
+            "--workload", f"a workload of the client: {', '.join(form for form, _ in catalog.describe())}; or programs "
+            f"in a closed loop: {', '.join(each.form for each in programs.KINDS.values())}",
             default="clipped-normal",
         ),
         Option(
             "--arrivals", f"{', '.join(workloads.ARRIVALS)}, or an open load of the client, such as gamma:2:0.5",
             default="poisson",
         ),
-        Option("--rate", "requests per second", POSITIVE, default=rate),
-        Option("--num", "number of requests; with --trace: all of them, or the first N", Number(1), default=num),
+        Option("--open-loop", "misleads: send the calls of programs at fixed times, whatever was answered", None),
+        Option("--rate", "requests per second, or programs", POSITIVE, default=rate),
+        Option("--num", "number of requests, or of programs; with --trace: all of them, or the first N", Number(1), default=num),
         Option("--trace", "take the requests from this CSV or JSON-lines file", FILE),
         Option(
             "--copies", "play a trace N times at once, each copy shifted by a random time, with its own prompts and clients",

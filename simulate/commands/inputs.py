@@ -135,6 +135,8 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> workloads.Rows:
         rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals, context, pinned)
     own_rate = has_own_rate(args)
     refuse(args, option_checks.of_arrivals(args, rows, own_rate=own_rate, unit=unit, draws_more=draws_more))
+    if args.open_loop:
+        rows = rows.in_open_loop()
     if args.context:
         rows = rows.fitting(args.context)
     # The order matters: --num counts only requests that fit the context, and each copy has all that it took.

@@ -36,6 +36,7 @@ HINTS = {
     "adapter": Hint(
         "", "the adapter", "adapter-affinity", "Simulated requests have none, so try it on a server with --adapter"
     ),
+    "program": Hint("", "the program", "plas", "Use --workload agents"),
     "prefix": Hint(
         "", "the cached part of the prompt", "lpm",
         "Use --workload shared-prefix --kv-tokens 65536",
@@ -129,6 +130,8 @@ def of_arrivals(args: Values, drawn: Rows, *, own_rate: bool, unit: bool, draws_
         yield "copies", "requires --trace. Add it, or use a larger --num"
         if args.arrivals == "burst" and not unit:
             yield "rate", "has no effect: in a burst all arrive at once. Leave it out"
+    if not drawn.closed:
+        yield "open_loop", "has no effect: no requests are programs. Use --workload agents, or leave it out"
     if drawn.client:
         source = "--trace" if args.trace else f"--workload {args.workload}"
         yield "clients", f"has no effect: {source} names its clients. Leave it out"

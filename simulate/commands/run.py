@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -13,19 +14,20 @@ from rich.console import Console
 import policies
 from client import ending
 from client.report import store, tables
+from client.workloads import agentic
 from costs.cost import Sizes, Transfer
 from scheduling.hooks import Hooks
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import result, workloads
-from simulate.best import blame, regret
+from simulate import blocks, result, workloads
+from simulate.best import blame, program_blame, regret
 from simulate.commands.arguments import Sections, arrival_options, config_of, engine_options, now, policies_argument
 from simulate.commands.inputs import make_scenario
 from simulate.commands.option_checks import UNLIMITED, Reasons, check_once, refuse
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import simulate
 from terminal.console import say, table_of
-from terminal.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
+from terminal.options import FILE, FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted
 
 PREEMPTION_OPTIONS = [
@@ -67,6 +69,9 @@ def options() -> Sections:
         ],
         "result": [
             Option("--out", "folder for the files that client.compare also writes", FOLDER),
+            Option(
+                "--save-trace", "file for the calls of programs, as a trace in Dynamo's agentic Mooncake form", FILE
+            ),
             Option("--no-plots", "write no plots and no page", None),
             Option(
                 "--blame",
@@ -95,6 +100,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.preemption == "swap":
         transfer, room = Transfer(args.kv_bytes, args.swap_gbps * 1e9 / 8), int(args.swap_space * 2**30 / args.kv_bytes)
         scenario = replace(scenario, engine=replace(scenario.engine, swap=(transfer, room)))
+    if args.save_trace:
+        rows = scenario.rows
+        args.save_trace.write_text("".join(agentic.lines(rows.calls or [], rows.ids or [], blocks.TOKENS)))
     folder = make_store(args, scenario.rows) if args.out else None
     results = []
     for chosen, evict in product(scenario.policies, args.evict):
@@ -136,7 +144,14 @@ def serve(
     pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
     say(console, f"{run.policy}: {pace}{hint_words(numbers['simulation'])}")
     numbers["simulation"] |= regret.of(run, scenario.cost, scheduler, fresh)
-    if args.blame:
+    each = numbers["simulation"].get("programs", {}).pop("each", [])
+    if folder and each:
+        with (args.out / "programs.csv").open("a", newline="", encoding="utf-8") as file:
+            lines = [("policy", *each[0])] * (not file.tell()) + [(run.policy, *one.values()) for one in each]
+            csv.writer(file, lineterminator="\n").writerows(lines)
+    if args.blame and run.loop is not None:
+        numbers["simulation"]["program_blame"] = program_blame.of(fresh, scenario.cost, scenario.host)
+    elif args.blame:
         with counted(console, run.requests, "requests left out once, for --blame") as progress:
             found = blame.of(fresh, scenario.cost, scenario.host, run=run, progress=progress)
         numbers["simulation"]["blame"] = found.by_client()
@@ -150,6 +165,8 @@ def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
     named = ", ".join(args.policies)
     if not args.out:
         yield "no_plots no_records", "requires --out. Use --out DIR"
+    if not scenario.rows.calls or scenario.rows.ids is None:
+        yield "save_trace", "has no effect: no requests are drawn programs. Use --workload agents"
     if not args.kv_tokens:
         yield "open_ended", f"{UNLIMITED} 65536"
         yield "evict", f"{UNLIMITED} 4096"
@@ -173,6 +190,8 @@ def check_evict(args: Values, rows: workloads.Rows) -> None:
     """Reject an --evict that is given twice, or goes by sessions that the requests do not have."""
     check_once("--evict", args.evict)
     heeding = [name for name in args.evict if policies.get_eviction(name).uses]
+    if rows.closed and "belady" in args.evict:
+        raise UsageError("--evict belady needs arrivals that do not depend on the policy. Use ttl, or --open-loop")
     if heeding and not rows.keep_s:
         raise UsageError(f"--evict {heeding[0]} has no effect: the requests have no session. Use --workload agent")
 
@@ -220,6 +239,11 @@ def show_runs(console: Console, results: Many[dict[str, Any]]) -> None:
     for n in results:
         if "blame" in n["simulation"]:
             console.print(tables.blame(n["policy"], n["simulation"]["blame"]))
+        if (of := n["simulation"].get("program_blame")) is not None:
+            say(console, f"{n['policy']}: {program_blame.sentence(of)}")
+    of_programs = tables.programs(results)
+    for table in of_programs:
+        console.print(table_of(*table, no_wrap=True))
     if len(results) == 1:
         times, counts = tables.result(results[0])
         times.title = f"{results[0]['policy']}, simulated: milliseconds"
@@ -231,8 +255,7 @@ def show_runs(console: Console, results: Many[dict[str, Any]]) -> None:
         "TTFT\nmean": "mean_ttft_ms", "TTFT\np99": "p99_ttft_ms", "ITL\np99": "p99_itl_ms",
     }  # fmt: skip
     rows = [[n["policy"], *(_number(n[key]) for key in columns.values())] for n in results]
-    console.print(
-        table_of("simulated, the same arrivals for all; times in ms", ("policy", *columns), rows, no_wrap=True)
-    )
+    title = f"simulated, the same {'programs' if of_programs else 'arrivals'} for all; times in ms"
+    console.print(table_of(title, ("policy", *columns), rows, no_wrap=True))
     for n in results:
         say(console, f"{n['policy']}: {regret.sentence(n['simulation'])}")

@@ -1,0 +1,41 @@
+"""Gittins index by program: first goes the program that is most likely to end soon, as far as ended programs tell.
+
+For a program that has received a, the index is the largest ratio, over all b > a, of the programs that ended between a and b
+to the work that all beyond a took until b (Gittins 1979; best for the mean of an M/G/1 queue without tools). If few programs
+are long this is like `plas`; until `least` programs have ended, calls are served in order of arrival.
+"""
+
+from bisect import bisect_right
+from collections import deque
+
+from policies.orders._programs import Programs
+from scheduling.options import option
+from scheduling.sequence import Sequence
+
+
+class Order(Programs):
+    idle = option(60.0, "seconds in which no call comes or leaves, after which a program has ended", low=0.0)
+    least = option(20, "programs from which the order learns before it is used", low=1)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self._samples: deque[float] = deque(maxlen=512)  # what programs had received when they ended
+        self._totals: list[float] = []  # the same, in ascending order
+
+    def key(self, seq: Sequence, now: float) -> float:
+        return -self.index(super().key(seq, now)) if len(self._totals) >= self.least else 0.0
+
+    def index(self, received: float) -> float:
+        """Return the Gittins index of a program that has received so much, 0 beyond all that ended."""
+        beyond = self._totals[bisect_right(self._totals, received) :]
+        best = spent = 0.0
+        for ended, total in enumerate(beyond):
+            spent += (total - received) * (len(beyond) - ended)
+            best, received = max(best, (ended + 1) / spent), total
+        return best
+
+    def on_arrival(self, seq: Sequence, now: float) -> None:
+        while self.accounts and now - next(iter(self.accounts.values()))[1] > self.idle:
+            self._samples.append(self.accounts.popitem(last=False)[1][0])
+            self._totals = sorted(self._samples)
+        super().on_arrival(seq, now)

@@ -1,0 +1,69 @@
+"""Orders by program, against cases worked out by hand: each step takes one second, prompts have one token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import policies
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from tests.simulate.test_programs import LATE, NEWCOMER, Program, call, chain, times
+
+EXACT: dict[str, Any] = {"w_p": 0, "w_q": 1}
+LEVELS: dict[str, Any] = {**EXACT, "quantum": 0}
+ORDERS = ["plas", "atlas", "program-fcfs", "program-gittins", "program-srpt"]
+
+
+def test_the_program_that_came_first_goes_first() -> None:
+    assert times(LATE, "dynamic+program-fcfs") == [6, 7]
+
+
+def test_the_program_that_has_received_least_goes_first() -> None:
+    assert times(NEWCOMER) == [6, 10, 6]
+    assert times(NEWCOMER, "dynamic+plas", **LEVELS) == times(NEWCOMER, "dynamic+atlas", **LEVELS) == [6, 11, 2]
+    assert times(NEWCOMER, "dynamic+program-srpt", **EXACT) == [4, 11, 2]
+
+
+def test_only_the_longest_of_parallel_calls_counts_for_atlas() -> None:
+    wide: Program = (0.0, [call((), 1), call((0,), 3), call((0,), 3), call((1, 2), 2)])
+    some = [wide, chain(0.0, 5, 2), chain(3.5, 4, 1)]
+    assert times(some, slots=2) == [11, 9, 6.5]
+    assert times(some, "dynamic+program-fcfs", 2) == [9, 7, 8.5]
+    assert times(some, "dynamic+plas", 2, **LEVELS) == [11, 10, 5.5]
+    assert times(some, "dynamic+atlas", 2, **LEVELS) == [10, 11, 5.5]
+    assert times(some, "dynamic+program-srpt", 2, **EXACT) == [12, 7, 5.5]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_clients_that_name_a_new_program_for_each_call_do_not_fill_the_memory(order: str) -> None:
+    policy: Any = policies.get_policy(f"dynamic+{order}", 1)
+    scheduler = Scheduler(policy)
+    for number in range(4200):
+        scheduler.add(Sequence([1], 1, id=str(number), arrived_at=float(number) / 1000, program=f"p{number}"))
+        scheduler.step(lambda plan: [7], lambda now=float(number) / 1000: now)  # type: ignore[misc]
+    assert len(policy.accounts) == 4096
+    assert not policy._before
+
+
+def test_a_call_that_is_suspended_and_comes_again_is_charged_once() -> None:
+    policy: Any = policies.get_policy("dynamic+plas", 1, EXACT)
+    scheduler = Scheduler(policy)
+    seq = Sequence([1], 4, program="p")
+    scheduler.add(seq)
+    for now in (1.0, 2.0):
+        scheduler.step(lambda plan: [7], lambda now=now: now)  # type: ignore[misc]
+    policy.on_cancel(seq, 2.0)
+    policy.on_arrival(seq, 3.0)
+    for now in (4.0, 5.0):
+        scheduler.step(lambda plan: [7], lambda now=now: now)  # type: ignore[misc]
+    assert policy.accounts["p"][0] == 4
+
+
+def test_gittins_serves_first_what_most_likely_ends_soon() -> None:
+    policy: Any = policies.get_policy("dynamic+program-gittins", 1)
+    policy._totals = [1.0, 1.0, 10.0]
+    assert policy.index(0.0) == pytest.approx(2 / 3)
+    assert policy.index(1.0) == pytest.approx(1 / 9)
+    assert policy.index(10.0) == 0
