@@ -107,6 +107,9 @@ class Queue(Door):
             on_death=on_death,
         )  # fmt: skip
         recording = Recording()
+        questions = Asking(
+            self.manager, recording, served=config.policy, slots=slots, late=True, engines=self.manager.engines
+        )
         self.manager.listeners.append(recording.on_arrival)
         self.manager.observers.append(StepsOfEach(recording.observe).observe)
         names = " + ".join(site.name for site in sites.all)
@@ -114,16 +117,20 @@ class Queue(Door):
             model=self.manager.model, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
             context=settings.context, vocabulary=1 << 32, width=0, n_pages=0, page_size=1, tokens_per_step=1 << 40,
             facts={"upstreams": self.manager.named}, manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
-            what_if=WhatIf(
-                Asking(self.manager, recording, served=config.policy, slots=slots, late=True, engines=self.manager.engines),
-                settings.context,
-            ),
+            what_if=WhatIf(questions, settings.context),
         )  # fmt: skip
         self.service = Service(config, self.menu)
         self.service.outage = lambda: health.state(self.sites.all)
         app = App("queue", static_folder=None)
         assemble(app, self.service, (native, operations, policy, events, dashboard))
         connect(self.service, engine)
+
+        def changed() -> None:
+            """Forget what other upstreams served: a simulation has those that there are now."""
+            engine.facts["upstreams"], questions.engines = self.manager.named, self.manager.engines
+            recording.restart(time.perf_counter())
+
+        self.manager.on_change = changed
         self.manager.start(self.menu.get_policy("dynamic", slots))
         if chosen.name != "dynamic":
             self.manager.inbox.switch(chosen)
@@ -201,7 +208,7 @@ class Queue(Door):
         """Hold a request until its turn, and answer it by an upstream."""
         body = await receive(request, self.limits, LARGEST, encoded=True)
         asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
-        if asked.choices > (slots := max(site.slots for site in self.sites.all)):
+        if asked.choices > (slots := self.sites.most):
             raise Failed(
                 400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
             )

@@ -31,10 +31,14 @@ class Site:
 
 @dataclass
 class Sites:
-    """All upstreams, and the router among those that can take a request now."""
+    """All upstreams, and the router among those that can take a request now.
+
+    With `usual`, the slots of an upstream that comes later, they come and go (`Upstreams.update`).
+    """
 
     all: list[Site]
     router: str = "least-loaded"
+    usual: int = 0
     clock: Callable[[], float] = time.monotonic
     _route: Router = field(init=False)
 
@@ -48,7 +52,7 @@ class Sites:
     @property
     def most(self) -> int:
         """The slots of the upstream with the most."""
-        return max(site.slots for site in self.all)
+        return max([self.usual, *(site.slots for site in self.all)])
 
     def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
         """Yield the places of the upstreams that can take a request, the best first; `load` is how many each has."""
@@ -58,7 +62,7 @@ class Sites:
         """Send an upstream nothing for as long as its refusal asks for; return the seconds until one can take a request."""
         site.refusals += 1
         site.rests_until = self.clock() + retry_after(headers)
-        return max(SHORTEST_REST, min(site.rests_until for site in self.all) - self.clock())
+        return max(SHORTEST_REST, min([site.rests_until for site in self.all] or [site.rests_until]) - self.clock())
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

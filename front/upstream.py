@@ -49,7 +49,8 @@ class Turn:
 class Upstream:
     """Lets requests through to one site, and reports their tokens to its loop as the outputs of steps.
 
-    `due` is when the next step is: at once if a request has ended, whose slot must not wait for others' tokens.
+    `due` is when the next step is: at once if a request has ended, whose slot must not wait for others' tokens. `numbers`
+    are those of its slots, where other upstreams have others.
     """
 
     scheduler: Scheduler  # set with the loop
@@ -61,8 +62,9 @@ class Upstream:
         turns: dict[Sequence, Turn],
         clock: Callable[[], float] = time.perf_counter,
         together: float = TOGETHER,
+        numbers: range | None = None,
     ) -> None:
-        self.site, self.due = site, inf
+        self.site, self.due, self.numbers = site, inf, numbers
         self._turns, self._clock, self._together = turns, clock, together
         self._open: Plan | None = None  # the last plan, if nothing came of it
         self._stepped = 0.0  # when the last step ended
