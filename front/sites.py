@@ -17,7 +17,10 @@ LONGEST_REST, SHORTEST_REST = 60.0, 0.05
 
 @dataclass
 class Site:
-    """One upstream; `slots` are 0 until they are known."""
+    """One upstream; `slots` are 0 until they are known.
+
+    With `own`, it is a server of this project that others can stand in for, and tells what routers may know of it.
+    """
 
     name: str
     url: str
@@ -27,6 +30,9 @@ class Site:
     refusals: int = 0
     failures: int = 0
     down_since: float | None = None  # time.time() of the first try that did not reach it
+    own: bool = False
+    kv_free: float = 1.0
+    prefill_tokens: int = 0
 
 
 @dataclass
@@ -56,7 +62,16 @@ class Sites:
 
     def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
         """Yield the places of the upstreams that can take a request, the best first; `load` is how many each has."""
-        return self._route(Replicas([site.name for site in able], load), asked)
+        told = [site for site in able if site.own]
+        facts = Replicas(
+            [site.name for site in able], load, [site.kv_free for site in told], [site.prefill_tokens for site in told]
+        )
+        return self._route(facts, asked)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the router must see each request, also where it has no choice."""
+        return self.router in ("prefix-aware", "session-sticky")
 
     def rest(self, site: Site, headers: Mapping[str, str]) -> float:
         """Send an upstream nothing for as long as its refusal asks for; return the seconds until one can take a request."""

@@ -140,6 +140,12 @@ class Upstreams(BatchingManager):
         turn.at.tell(turn)
         self.inbox.changed.notify()
 
+    @property
+    def queued(self) -> list[Sequence]:
+        """The waiting requests, those that the loops have not seen yet last."""
+        known = [] if self.scheduler is None else list(self.scheduler.waiting)
+        return known + [inference.sequence for inference in list(self.inbox.arrived)]
+
     def before(self, seq: Sequence) -> tuple[list[Sequence], float]:
         """Return the waiting requests ahead of this one in the policy's order, and the seconds that they take.
 
@@ -210,7 +216,7 @@ class Upstreams(BatchingManager):
 
     def _routed(self, able: list[Upstream], one_by_one: bool) -> Iterable[Upstream]:
         """Return these upstreams, best first for the next request."""
-        if len(able) < 2:
+        if len(able) < 2 and not (able and one_by_one and self.sites.remembers):
             return able
         turn, first = None, able[0].scheduler
         if one_by_one:

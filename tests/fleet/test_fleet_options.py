@@ -31,12 +31,18 @@ def test_a_fleets_flags_and_those_of_its_servers_mix() -> None:
     assert (plan.environment["EB_MODEL"], plan.environment["EB_POLICY"]) == ("bard", "dynamic")
 
 
-def test_the_ingress_has_the_limits_of_its_servers_together() -> None:
+def test_the_servers_get_the_loop_of_the_policy_and_its_options() -> None:
+    words = ["chunked+priority", "--policy-option", "aging=5,max_batched_tokens=64"]
+    environment = options.parse(words).environment
+    assert (environment["EB_POLICY"], environment["EB_POLICY_OPTION"]) == ("chunked", "max_batched_tokens=64")
+
+
+def test_the_queue_has_the_limits_of_its_servers_together() -> None:
     plan = options.parse(["dynamic", "--replicas", "1..3", "--receive-timeout", "2", "--max-connections", "2000"])
     assert (plan.limits.receive, plan.limits.send, plan.limits.connections) == (2.0, 30.0, 6000)
 
 
-def test_the_address_of_the_ingress_is_that_of_a_url() -> None:
+def test_the_address_of_the_queue_is_that_of_a_url() -> None:
     plan = options.parse(["dynamic", "--host", "[::]", "--port", "8702"])
     assert (plan.config.host, plan.config.address) == ("::", "[::]:8702")
     with options.bind(plan.config.host, 0) as sock:
