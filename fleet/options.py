@@ -159,8 +159,7 @@ def _environment(loaded: settings.Loaded, replicas: int, is_local: bool) -> dict
     (loop, others), _ = menu.divided(loaded.config.policy, loaded.config.policy_options)
     pairs = ",".join(f"{name}={value}" for name, value in others.items())
     variables = replace(loaded.config, policy=loop, policy_option=pairs).to_environment()
-    if loaded.origin["access_log"] == "default":
-        variables["EB_ACCESS_LOG"] = "off"
+    variables["EB_ACCESS_LOG"] = "off"  # the queue writes it
     if not is_local:
         variables["EB_TRUSTED_HOSTS"] = ""  # the queue checks them, and asks replicas by their addresses
     if is_local and not loaded.config.compute_threads:

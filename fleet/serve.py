@@ -83,6 +83,9 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     queue = FleetQueue(plan, ray_serve.RayReplicas(handle), die)
+    log = queue.service.access_log
+    queue.service.serves = not sys.stdout.isatty()
+    log.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
@@ -91,6 +94,7 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
         note(f"warning: anyone who can reach {config.address} may use it. Set EB_API_KEY, or use --host 127.0.0.1")
     try:
         await serve(queue, sock, stop, config.request_timeout)
+        log.flush()
     finally:  # the handle's router needs this loop for its own end
         await loop.run_in_executor(None, ray_serve.stop, plan)
 

@@ -155,8 +155,8 @@ class Queue(Door):
         """Return the application."""
         app = web.Application(middlewares=[self.guard])
         app.cleanup_ctx.append(self._connections)
-        routes = {"/queue/position": self.position, "/upstreams": self.name_upstreams, "/upstream/{name}/{path:.*}": self.look,
-                  "/replica/{name}/{path:.*}": self.look, "/{path:.*}": self.handle}  # fmt: skip
+        routes = {"/queue/position": self.position, "/upstreams": self.name_upstreams, "/{kind:upstream|replica}/{name}/{path:.*}": self.look,
+                  "/{path:.*}": self.handle}  # fmt: skip
         for path, handler in routes.items():
             app.router.add_route("*", path, handler, expect_handler=expect)
         return app

@@ -68,6 +68,7 @@ class Upstream:
         self._turns, self._clock, self._together = turns, clock, together
         self._open: Plan | None = None  # the last plan, if nothing came of it
         self._stepped = 0.0  # when the last step ended
+        self.let_through = 0  # requests so far
 
     def tell(self, turn: Turn) -> None:
         """Note that something came; the caller has the inbox's lock, unless it is the loops' thread."""
@@ -82,6 +83,7 @@ class Upstream:
         plan.repeats = False
         plan.sequences, plan.paused = plan.sequences + plan.paused, []
         plan.counts = [0] * len(plan.sequences)
+        self.let_through += len(plan.joined)
         for seq in plan.joined:
             if (turn := self._turns.get(seq)) is not None:
                 turn.at, turn.where = self, self.site.name

@@ -185,12 +185,12 @@ class Upstreams(BatchingManager):
         going = all(self._step(one) for one in due or self.each[:1])
         while going and (able := self._able()):
             for one in self._routed(able, one_by_one):
-                count = len(one.scheduler.running)
-                one.scheduler.slot_cap = count + 1 if one_by_one else one.site.slots
+                count = one.let_through  # one that is answered at once may run no more after its step
+                one.scheduler.slot_cap = len(one.scheduler.running) + 1 if one_by_one else one.site.slots
                 going = self._step(one)
                 if one_by_one:
                     one.scheduler.slot_cap = 0
-                if not going or len(one.scheduler.running) > count:
+                if not going or one.let_through > count:
                     break
             else:
                 break

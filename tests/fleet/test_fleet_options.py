@@ -65,9 +65,9 @@ def test_replicas_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch
     assert threads == ["2", "1", "3", "0"]
 
 
-def test_replicas_write_no_access_log_unless_asked() -> None:
-    assert options.parse(["dynamic"]).environment["EB_ACCESS_LOG"] == "off"
-    assert options.parse(["dynamic", "--access-log", "on"]).environment["EB_ACCESS_LOG"] == "on"
+def test_the_queue_writes_the_access_log_and_no_replica() -> None:
+    plan = options.parse(["dynamic", "--access-log", "on"])
+    assert (plan.config.access_log, plan.environment["EB_ACCESS_LOG"]) == (True, "off")
 
 
 @pytest.mark.parametrize(
