@@ -91,9 +91,7 @@ class FleetQueue(Queue):
             site = found[name] = self._known.get(name) or Site(name, url, 0, own=True)
             site.kv_free = 1.0 - report.get("kv_used", 0.0)
             site.prefill_tokens = int(report.get("prefill_tokens", 0))
-            site.slots = min(
-                int(report.get("slots", 0)) + 1 if report.get("slots") else self.sites.usual, self.sites.usual
-            )
+            site.slots = min(int(report.get("slots") or self.sites.usual) + 1, self.sites.usual)
         self._known = found
         await self._tell_all()
         self._source.report(self._waiting())
@@ -108,10 +106,15 @@ class FleetQueue(Queue):
     async def _tell_policy(self, site: Site, switch: dict[str, Any]) -> None:
         if site.name in self._told:
             return
-        key = self.service.config.api_key
+        key, headers = (
+            self.service.config.api_key,
+            {"Content-Type": "application/json"},
+        )  # which the session adds to none
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
             async with self.wires.session.put(
-                f"{site.url}/policy", json=switch, headers={"Authorization": f"Bearer {key}"} if key else None,
+                f"{site.url}/policy", json=switch, headers=headers,
                 timeout=aiohttp.ClientTimeout(total=TELL_SECONDS),
             ) as answer:  # fmt: skip
                 await answer.read()

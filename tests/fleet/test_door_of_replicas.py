@@ -21,7 +21,7 @@ def notes(seen: list[Any]) -> Any:
     """Return a handler that notes each request, and answers all of them."""
 
     async def handle(request: web.Request) -> web.Response:
-        fields = await request.json() if request.can_read_body else None
+        fields = await request.json() if request.content_type == "application/json" else None
         seen.append((request.method, request.path, request.headers.get("Authorization"), fields))
         return web.json_response(GOOD)
 

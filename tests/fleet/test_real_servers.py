@@ -73,6 +73,18 @@ def test_every_dialect_gives_the_bytes_of_one_server(servers: list[Server]) -> N
     with_front(servers, test)
 
 
+def test_a_switch_of_the_policy_reaches_the_servers(servers: list[Server]) -> None:
+    async def test(front: Front) -> None:
+        for policy in ("static+edf", "dynamic"):
+            async with front.session.put(front.url + "/policy", json={"policy": policy}) as answer:
+                assert (answer.status, (await answer.json())["policy"]) == (200, policy)
+            loops = [json.loads((await front.get(f"/upstream/{name}/stats"))[1])["policy"] for name in "ab"]
+            assert loops == [policy.partition("+")[0]] * 2
+            assert (await front.post("/inference", {"prompt": "hello", "num_tokens": 2}))[0] == 200
+
+    with_front(servers, test)
+
+
 def test_a_client_that_leaves_frees_its_slot(servers: list[Server]) -> None:
     async def running(front: Front) -> int:
         stats = [json.loads((await front.get(f"/upstream/{name}/stats"))[1]) for name in "ab"]
