@@ -55,16 +55,10 @@ QUEUED = frozenset({
     "/generate_stream", "/inference",
 })  # fmt: skip
 TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
-OF_OWN = frozenset(
-    {
-        "POST /tokenize",
-        "POST /detokenize",
-        "POST /v1/messages/count_tokens",
-        "POST /api/show",
-        "GET /docs",
-        "GET /openapi.json",
-    }
-)
+# What a server of ours also tells.
+OF_OWN = frozenset({
+    "POST /tokenize", "POST /detokenize", "POST /v1/messages/count_tokens", "POST /api/show", "GET /docs", "GET /openapi.json",
+})  # fmt: skip
 STATES = frozenset({"/health", "/metrics", "/slots"})  # of one upstream
 
 
@@ -220,10 +214,8 @@ class Queue(Door):
     def _check(self, request: web.Request) -> None:
         """Refuse who has no key, and pages of other sites, in whose browsers this address may be open."""
         config = self.service.config
-        is_foreign, may_cross = (
-            not wire.is_for(request, config.hosts),
-            {"*", request.headers.get("Origin")} & config.origins,
-        )
+        is_foreign = not wire.is_for(request, config.hosts)
+        may_cross = {"*", request.headers.get("Origin")} & config.origins
         crosses = request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site" and not may_cross
         if is_foreign or crosses:
             text = "requests of other sites are not allowed. Use a client other than a browser"
