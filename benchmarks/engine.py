@@ -3,14 +3,17 @@
     python -m benchmarks.engine --load-format dummy --json benchmarks/results/engine.json
 
 Decode steps run over pages of random content, as the cost of a step does not depend on it. Each figure is the median
-of many steps; the limit is computed from the bandwidth and the arithmetic rate of the same run.
+of many steps; the limit is computed from the bandwidth and the arithmetic rate of the same run. A second table says
+where the time goes; "linear / limit" is the least time of the linear layers over theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,9 +21,10 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks import machine as measured
-from benchmarks import report
+from benchmarks import parts, report
 from benchmarks.offline import decoding
 from generate import machine, quantize
+from generate.cpu.blocks import CBlocks
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import weights
@@ -61,27 +65,51 @@ def _noise(size: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(size).to(dtype)
 
 
+def repeats(sequences: list[Sequence]) -> Iterator[Plan]:
+    """Yield steps that decode one token of each sequence, each a repetition of the first, as most of a server are."""
+    for number in itertools.count(1):
+        yield Plan(number, 0.0, sequences, [1] * len(sequences), repeats=number > 1)
+
+
 def time_decode(runner: ModelRunner, sequences: list[Sequence], seconds: float) -> list[float]:
     """Return the seconds of steps that decode one token of each sequence."""
-    plan = Plan(1, 0.0, sequences, [1] * len(sequences))
     times: list[float] = []
-    began = time.perf_counter()
+    began, steps = time.perf_counter(), repeats(sequences)
     while len(times) < 8 or time.perf_counter() - began < seconds:
-        start = time.perf_counter()
+        plan, start = next(steps), time.perf_counter()
         runner.forward(plan)
         times.append(time.perf_counter() - start)
     return times[2:]
 
 
-def time_prefill(runner: ModelRunner, tokens: int, chunk: int) -> float:
-    """Return the seconds of one prompt of `tokens` tokens computed in pieces of `chunk`."""
+def split(runner: ModelRunner, found: list[dict[str, float]], rows: int, limits: tuple[float, float]) -> dict[str, Any]:
+    """Return the median milliseconds of each part of some steps, and how near linear layers are to the machine's limit."""
+    if not found:
+        return {"parts_ms": None, "linear_fraction": None}
+    medians = {name: statistics.median(step[name] for step in found) for name in parts.NAMES}
+    weights = measured.layer_weights(runner.config)
+    least = measured.linear_seconds(weights, runner.dtype, rows, *limits, weights_of(runner))
+    return {
+        "parts_ms": {name: 1e3 * seconds for name, seconds in medians.items()},
+        "linear_fraction": least / medians["linear"],
+    }
+
+
+def pieces(runner: ModelRunner, tokens: int, chunk: int) -> Iterator[Plan]:
+    """Yield the steps of one prompt of `tokens` tokens in pieces of `chunk`, each after the one before is computed."""
     seq = decoding(runner, 1, tokens, 0.0)[0]
     seq.output_ids, seq.computed = [], 0
-    start = time.perf_counter()
     while seq.pending:
         count = min(chunk, seq.pending)
-        runner.forward(Plan(1, 0.0, [seq], [count]))
+        yield Plan(1, 0.0, [seq], [count])
         seq.computed += count
+
+
+def time_prefill(runner: ModelRunner, tokens: int, chunk: int) -> float:
+    """Return the seconds of one prompt."""
+    start = time.perf_counter()
+    for plan in pieces(runner, tokens, chunk):
+        runner.forward(plan)
     return time.perf_counter() - start
 
 
@@ -121,11 +149,12 @@ def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse
         times.append(median)
         fractions.append(limit / median)
     median = statistics.median(times)
+    found = parts.of_steps(runner, repeats(sequences), 10) if isinstance(runner.blocks, CBlocks) else []
     return {
         "batch": batch, "context": context, "step_ms": median * 1e3, "best_ms": min(times) * 1e3,
         "tokens_per_s": batch / median, "fraction": statistics.median(fractions),
         "bandwidth_gb_s": statistics.median(b for b, _ in limits) / 1e9,
-        "rate_gflop_s": statistics.median(r for _, r in limits) / 1e9,
+        "rate_gflop_s": statistics.median(r for _, r in limits) / 1e9, **split(runner, found, batch, limits[-1]),
     }  # fmt: skip
 
 
@@ -145,7 +174,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     prefill = []
     for tokens in args.prefill:
         seconds = statistics.median(time_prefill(runner, tokens, args.chunk) for _ in range(4))
-        prefill.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds})
+        prompts = (pieces(runner, tokens, args.chunk) for _ in range(4 if isinstance(runner.blocks, CBlocks) else 0))
+        found = [parts.total(parts.of_steps(runner, prompt)) for prompt in prompts]
+        prefill.append(
+            {
+                "tokens": tokens,
+                "ms": seconds * 1e3,
+                "tokens_per_s": tokens / seconds,
+                **split(runner, found, tokens, machine_limits(runner)),
+            }
+        )
     return {
         "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."),
@@ -166,6 +204,10 @@ def show(result: dict[str, Any]) -> None:
     heads = ("batch", "context", "ms a step", "tokens/s", "GB/s", "GFLOP/s", "of the limit")
     title = f"{result['model']} {result['dtype']}, weights {result['quantize']}, {torch.get_num_threads()} threads"
     report.show(title, heads, rows, left=0)
+    show_parts(
+        [(f"{r['batch']} x {r['context']}", r) for r in result["decode"]]
+        + [(f"prompt {r['tokens']}", r) for r in result["prefill"]]
+    )
     for r in result["prefill"]:
         console.print(f"prefill {r['tokens']} tokens: {r['ms']:.0f} ms, {r['tokens_per_s']:.0f} tokens/s")
     p = result["prefix"]
@@ -173,6 +215,16 @@ def show(result: dict[str, Any]) -> None:
         f"first token with {p['tokens']} shared tokens: {p['first_ms']:.0f} ms, then {p['second_ms']:.1f} ms "
         f"({p['cached']} cached, ratio {p['ratio']:.3f})"
     )
+
+
+def show_parts(steps: list[tuple[str, dict[str, Any]]]) -> None:
+    """Show where the time of steps went; nothing for a model whose layers do not run in C."""
+    rows = [
+        (name, *(f"{step['parts_ms'][part]:.2f}" for part in parts.NAMES), f"{step['linear_fraction']:.2f}")
+        for name, step in steps if step["parts_ms"]
+    ]  # fmt: skip
+    if rows:
+        report.show("milliseconds of a step", ("step", *parts.NAMES, "linear / limit"), rows, left=0)
 
 
 def numbers(text: str) -> list[int]:

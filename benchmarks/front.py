@@ -4,10 +4,11 @@
     python -m benchmarks.front throughput ttft order shares waits --url http://127.0.0.1:8080 --slots 4
 
 throughput: a burst through a queue with a slot more than the upstream, and without it, in turns. ttft: single requests, in
-turns. order: whom each order lets through, one at a time. shares: tokens of two clients while both wait. waits: a burst
-under sjf, and what /what-if predicted of it from the same burst under dynamic. mixed: some clients leave or read slowly,
-some requests fail, and one of two scripted upstreams is killed and comes back; memory grows until the queue's records of
-steps and requests are full, after about 5,000 requests.
+turns. order: whom each order lets through, one at a time. shares: tokens of two clients while both wait. waits: bursts
+under sjf, and what /what-if predicted of each from the same burst under dynamic just before; medians, since equal bursts
+differ by up to a tenth. mixed: some clients leave or read slowly, some requests fail, and one of two scripted upstreams
+is killed and comes back; memory grows until the queue's records of steps and requests are full, after about 5,000
+requests.
 
 A server at --url must take `ignore_eos` in /v1/completions, as llama.cpp and vLLM do.
 """
@@ -220,15 +221,25 @@ class Bench(NamedTuple):
         return found
 
     async def waits(self) -> dict[str, Any]:
-        draw, name = random.Random(0), "dynamic+sjf"
-        lengths = [draw.choice((4, 8, 16, 60)) for _ in range(self.args.burst)]
+        draw = random.Random(0)
+        lengths, found = [draw.choice((4, 8, 16, 60)) for _ in range(self.args.burst)], list[dict[str, Any]]()
         async with self.queue("dynamic", self.args.slots) as (url, _):
             await self.burst(url, lengths)  # the law of its steps is learned
-            await asyncio.sleep(PAUSE)
-            await self.burst(url, lengths)
-            answer = await self.call("POST", f"{url}/what-if", {"policies": ["dynamic", name]})
-            await self.call("PUT", f"{url}/policy", {"policy": name})
-            real = await self.burst(url, lengths)
+            for _ in range(self.args.rounds):
+                found.append(await self._wait(url, lengths))
+        waits = [one["wait_error"] for one in found if one["wait_error"] is not None]
+        errors = {name: median(one[name] for one in found) for name in ("what_if_error", "error_of_dynamic")}
+        return {**errors, "wait_error": median(waits) if waits else None, "rounds": found}
+
+    async def _wait(self, url: str, lengths: Sequence[int]) -> dict[str, Any]:
+        """Predict a burst under sjf from the same burst under dynamic, then measure it."""
+        name = "dynamic+sjf"
+        await asyncio.sleep(PAUSE)
+        await self.call("PUT", f"{url}/policy", {"policy": "dynamic"})
+        await self.burst(url, lengths)
+        answer = await self.call("POST", f"{url}/what-if", {"policies": ["dynamic", name]})
+        await self.call("PUT", f"{url}/policy", {"policy": name})
+        real = await self.burst(url, lengths)
         (lane,) = (lane for lane in answer["lanes"] if lane["policy"] == name and not lane["measured"])
         arrived = [one["t"] for one in answer["requests"]]
         # Steps are kept for the first part of a long lane alone.
@@ -282,7 +293,9 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=4, help="of the upstream")
     parser.add_argument("--step", type=float, default=0.02, help="seconds of a step of the scripted upstream")
     parser.add_argument("--model", default="default", help="named in each request")
-    parser.add_argument("--rounds", type=int, default=5, help="bursts of throughput, and twenties of pairs of ttft")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="bursts of throughput and waits, and twenties of pairs of ttft"
+    )
     parser.add_argument("--burst", type=int, default=48, help="requests of a burst")
     parser.add_argument("--requests", type=int, default=1000, help="of mixed")
     args = parser.parse_args()

@@ -129,13 +129,24 @@ def limit_seconds(
 
     max(weights / bandwidth, batch * operations / rate) + (keys, values and float32 logits) / bandwidth.
     """
-    c, heads = shape.n_embd, shape.n_head * shape.head_size
-    mlp = (3 if shape.gated else 2) * c * shape.inner_size
-    read = shape.n_layer * (c * shape.qkv_size + heads * c + mlp) + shape.vocab_size * c
+    read = layer_weights(shape) + shape.vocab_size * shape.n_embd
     kv = batch * context * bytes_per_token(shape, kv_dtype or dtype)
     logits = 8 * shape.vocab_size * batch
-    linear = max(read * weight_bytes(dtype, quantize) / bandwidth, batch * 2 * read / rate)
-    return linear + (kv + logits) / bandwidth
+    return linear_seconds(read, dtype, batch, bandwidth, rate, quantize) + (kv + logits) / bandwidth
+
+
+def layer_weights(shape: Architecture) -> int:
+    """Return the number of weights in the linear layers below the head."""
+    c, heads = shape.n_embd, shape.n_head * shape.head_size
+    mlp = (3 if shape.gated else 2) * c * shape.inner_size
+    return shape.n_layer * (c * shape.qkv_size + heads * c + mlp)
+
+
+def linear_seconds(
+    weights: int, dtype: torch.dtype, rows: int, bandwidth: float, rate: float, quantize: str = "none"
+) -> float:
+    """Return the least time in which this many weights are read and multiplied with some rows."""
+    return max(weights * weight_bytes(dtype, quantize) / bandwidth, rows * 2 * weights / rate)
 
 
 def describe() -> dict[str, Any]:

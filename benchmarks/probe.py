@@ -80,13 +80,17 @@ def check_context(runner: ModelRunner, name: str, context: int) -> None:
         )
 
 
-def sizes(runner: ModelRunner) -> dict[str, int]:
-    """Return what a model without weights needs to stand for this one: context, token ids, bytes of KV per token."""
+def sizes(runner: ModelRunner) -> dict[str, float]:
+    """Return what a model without weights needs to stand for this one: context, token ids, bytes of KV per token.
+
+    chosen: of a mixture only, the share of its experts that a token needs.
+    """
     from generate import machine
 
     shape = runner.config
     per_token = machine.bytes_per_token(shape, runner.keys.dtype)
-    return {"context": shape.block_size, "vocabulary": shape.vocab_size, "kv_bytes": per_token}
+    chosen = {"chosen": shape.experts_chosen / shape.experts} if shape.experts else {}
+    return {"context": shape.block_size, "vocabulary": shape.vocab_size, "kv_bytes": per_token, **chosen}
 
 
 def load(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str, Grammar]:

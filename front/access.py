@@ -23,7 +23,9 @@ def record(request: web.Request, notes: dict[str, Any], status: int, seconds: fl
         return line
     turn = relay.turn
     seq, error = turn.inference.sequence, turn.error or turn.inference.error
-    since = (None if at is None else round(at - seq.arrived_at, 6) for at in (seq.scheduled_at, seq.first_token_at))
+    since = (
+        None if at is None else round(at - seq.arrived_at, 6) for at in (turn.begun_at or None, seq.first_token_at)
+    )
     return line | {
         "id": seq.id, "prompt_tokens": relay.prompt_tokens or len(asked.prompt), "output_tokens": relay.output_tokens,
         "choices": asked.choices,

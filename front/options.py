@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import config as settings
 from client import places
@@ -19,7 +18,7 @@ from fleet.routers import ROUTERS
 from front.asked import CLIENT_BY
 from front.menu import LOOPS, ORDERS
 from front.server import Settings
-from front.sites import Site, Sites, read_site
+from front.sites import LOCAL, Site, Sites, meaning, read_site
 from terminal.options import Choice, Command, Number, Option, Read, UsageError, read
 
 NAME = "python -m front"
@@ -28,7 +27,6 @@ INTRO = """Hold requests for servers that are not ours, and let them through in 
 \b
   python -m front dynamic+vtc --upstream http://127.0.0.1:11434 --slots 4
   python -m front dynamic+sjf --upstream http://127.0.0.1:8080"""
-LOCAL = ("127.0.0.1", "localhost", "::1")
 USUAL: dict[str, Any] = {"policy": "dynamic", "host": LOCAL[0], "port": 8600}  # where a server's setting is another
 SERVES = ("policy", "policy_option", "max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "host", "port",
           "max_connections", "access_log", "receive_timeout", "send_timeout", "trusted_hosts", "cors_origins", "api_key")  # fmt: skip
@@ -99,23 +97,21 @@ def parse(argv: Sequence[str]) -> Plan:
         raise UsageError(
             f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1"
         )
-    if itself := next((site for site in sites.all if urlsplit(site.url).netloc in _addresses(config.port)), None):
+    here = meaning(f"http://{config.address}")
+    if itself := next((site for site in sites.all if meaning(site.url)[:2] == here[:2]), None):
         raise UsageError(
             f"--upstream {itself.url} is this queue itself. Name the server behind it, or use another --port"
         )
     own_settings = Settings(key, given.idle_timeout, given.context, given.client_by, given.client_tokens)
-    return Plan(config, sites, own_settings, tuple(notes))
-
-
-def _addresses(port: int) -> list[str]:
-    return [f"{host}:{port}" for host in (LOCAL[0], LOCAL[1], "[::1]")]
+    return Plan(config, sites, own_settings, (*notes, *(f"warning: {text}" for text in loaded.warnings)))
 
 
 async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
     """Set the slots of the upstreams that name none; return what the user should know."""
     for number, site in enumerate(sites):
-        if any(site.url == other.url for other in sites[:number]):
-            raise UsageError(f"--upstream {site.url} is named twice. Use it once, with its slots: {site.url}#8")
+        if same := next((one for one in sites[:number] if meaning(one.url) == meaning(site.url)), None):
+            other = "" if same.url == site.url else f", also as {same.url}"
+            raise UsageError(f"--upstream {site.url} is named twice{other}. Use it once, with its slots: {site.url}#8")
         if any(site.name == other.name for other in sites[:number]):
             site.name = f"{site.name}-{number}"
     notes = []

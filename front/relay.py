@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import aiohttp
@@ -31,7 +32,7 @@ from front.upstreams import Upstreams
 from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from serving.inference import Inference, InferenceError
 
-PATIENCE_SECONDS = 15.0  # for which a request is tried again that no upstream takes
+PATIENCE_SECONDS = 15.0  # for which a request waits while no upstream takes any
 STALE_SECONDS = 0.5  # in which a connection breaks that was closed before it was used
 STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
 LEFT = InferenceError("cancelled", "the client disconnected")
@@ -97,7 +98,8 @@ class Relay:
         self._wakeup = asyncio.Event()
         self._let_through = False
         self._answer: aiohttp.ClientResponse | None = None
-        self._first_try: float | None = None
+        self._attempting: asyncio.Task[None] | None = None
+        self._arrived, self._refused_at = self._loop.time(), inf
         self._stream: web.StreamResponse | None = None  # of a replica, whose head has been sent
         self._begun = False  # something was sent that another upstream cannot send again
         self.turn: Turn
@@ -122,8 +124,12 @@ class Relay:
 
     def _on_end(self) -> None:
         self._wakeup.set()
-        if self._answer is not None and self.turn.inference.error is not None:
-            self._answer.close()  # its deadline has passed, or an operator cancelled it
+        if self.turn.inference.error is None:
+            return
+        if self._answer is not None:  # its deadline has passed, or an operator cancelled it
+            self._answer.close()
+        elif self._attempting is not None:  # nothing has come yet
+            self._attempting.cancel()
 
     async def run(self) -> web.StreamResponse:
         """Return the answer, sent to the client as far as it has come."""
@@ -148,8 +154,8 @@ class Relay:
     async def _attempt(self) -> web.StreamResponse | None:
         """Return an upstream's answer; None if none takes it now, and it waits for its next turn."""
         site, now = self.turn.at.site, self._loop.time()
-        self._first_try = now if self._first_try is None else self._first_try
         site.open += 1
+        self._attempting = asyncio.current_task()
         try:
             while True:
                 notes: set[str] = set()
@@ -160,23 +166,39 @@ class Relay:
                     was_idle = REUSED in notes and self._loop.time() - now < STALE_SECONDS
                     if not was_idle or self._answer is not None or self.turn.inference.error is not None:
                         raise
+        except asyncio.CancelledError:
+            if (ended := self.turn.inference.error) is None:  # the client has left
+                raise
+            raise failed(ended) from None
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             site.failures += 1
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
             if is_closed:
                 site.down_since = site.down_since or time.time()
-            may_repeat = is_closed or (site.own and not self._begun)  # nothing has reached it, or nothing is done twice
-            if may_repeat and now - self._first_try < PATIENCE_SECONDS and self.turn.inference.error is None:
+            # Nothing has reached it, or it is a replica of ours: nothing is done twice.
+            may_repeat = is_closed or (site.own and not self._begun)
+            if may_repeat and self.turn.inference.error is None:
+                if not is_closed:
+                    self._refused_at = min(self._refused_at, self._loop.time())
                 self._wires.sites.rest(site, {})
-                self._wires.upstream.refuse(self.turn)
-                self._answer = None
-                return None
+                site.tries = 1
+                if self._is_patient():
+                    self._wires.upstream.refuse(self.turn)
+                    self._answer = None
+                    return None
+                site.rests_until = 0.0  # the next in the queue may have waited long enough, too
             other = NO_REPLICA if site.own else BROKE
             reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, other))
             self._wires.upstream.end(self.turn, "abort", reason)
             raise failed(reason) from None
         finally:
             site.open -= 1
+            self._attempting = None
+
+    def _is_patient(self, seconds: float = 0.0) -> bool:
+        """Return whether this request may wait on for so many seconds although no upstream takes requests."""
+        since = min(self._refused_at, max(self._arrived, self._wires.sites.refuse_since))
+        return self._loop.time() + seconds - since < PATIENCE_SECONDS
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
         silent = (
@@ -195,11 +217,14 @@ class Relay:
             site.down_since = None
             refusals = answers.REFUSALS if site.own else (429, 503)
             if answer.status in refusals and (not site.own or answers.is_refusal(await answer.read())):
-                assert self._first_try is not None
-                seconds = self._wires.sites.rest(site, {} if site.own else answer.headers)
-                if self._loop.time() + seconds - self._first_try < PATIENCE_SECONDS:
+                # It may refuse this request alone, as for the limit of a client's key. Then one more finds out at a time.
+                self._refused_at = min(self._refused_at, now := self._loop.time())
+                site.tries += self.turn.probes and site.rests_until < now
+                if self._is_patient(self._wires.sites.rest(site, {} if site.own else answer.headers)):
                     self._wires.upstream.refuse(self.turn)
                     return None
+            elif self.turn.probes:
+                self._wires.upstream.accept(self.turn)
             self._answer = answer
             return await self._copy(answer, site)
 
@@ -252,7 +277,7 @@ class Relay:
 
     def _head(self, answer: aiohttp.ClientResponse, site: Site) -> CIMultiDict[str]:
         seq, headers = self.turn.inference.sequence, passed(answer.headers, self._wires.key)
-        waited = (seq.scheduled_at or seq.arrived_at) - seq.arrived_at
+        waited = self.turn.begun_at - seq.arrived_at
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers
 

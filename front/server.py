@@ -138,7 +138,7 @@ class Queue(Door):
 
         self.manager.on_change = changed
         self.manager.start(self.menu.get_policy("dynamic", slots))
-        if chosen.name != "dynamic":
+        if config.policy != "dynamic" or config.policy_options:
             self.manager.inbox.switch(chosen)
         self._bridge = Bridge(app)
         self._overhead = Means()  # tokens of prompts beyond their text, such as those of a chat template
@@ -290,6 +290,7 @@ class Queue(Door):
             priority=asked.priority, session=asked.session, open_ended=asked.limit is None, deadline=asked.slo_s,
             on_end=relay.on_end,
         )  # fmt: skip
+        inference.sequence.slots = asked.choices
         # For `adapter-affinity`: an upstream that swaps models serves the same one in a row.
         inference.sequence.adapter = asked.model
         return inference

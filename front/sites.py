@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from random import Random
 from urllib.parse import urlsplit
 
@@ -13,6 +15,7 @@ from fleet.routers import ROUTERS, Asked, Replicas, Router
 
 REST_SECONDS = 1.0  # of an upstream that refuses, if it names no time
 LONGEST_REST, SHORTEST_REST = 60.0, 0.05
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass
@@ -27,6 +30,8 @@ class Site:
     slots: int
     open: int = 0
     rests_until: float = 0.0
+    refuses_since: float = math.inf  # until it takes a request after a rest
+    tries: int = 1  # requests at once that find out whether it does
     refusals: int = 0
     failures: int = 0
     down_since: float | None = None  # time.time() of the first try that did not reach it
@@ -60,6 +65,11 @@ class Sites:
         """The slots of the upstream with the most."""
         return max([self.usual, *(site.slots for site in self.all)])
 
+    @property
+    def refuse_since(self) -> float:
+        """Since when no upstream takes requests, inf if one does."""
+        return max((site.refuses_since for site in self.all), default=math.inf)
+
     def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
         """Yield the places of the upstreams that can take a request, the best first; `load` is how many each has."""
         told = [site for site in able if site.own]
@@ -76,6 +86,7 @@ class Sites:
     def rest(self, site: Site, headers: Mapping[str, str]) -> float:
         """Send an upstream nothing for as long as its refusal asks for; return the seconds until one can take a request."""
         site.refusals += 1
+        site.refuses_since = min(site.refuses_since, self.clock())
         site.rests_until = self.clock() + retry_after(headers)
         return max(SHORTEST_REST, min([site.rests_until for site in self.all] or [site.rests_until]) - self.clock())
 
@@ -104,3 +115,13 @@ def read_site(text: str) -> Site:
     if own and (not own.isdecimal() or not 1 <= int(own) <= 4096):
         raise ValueError(f"{text!r} ends with {own!r}, but after # stands the number of slots, 1 to 4096. Use {url}#4")
     return Site(address, url.rstrip("/"), int(own or 0))
+
+
+def meaning(url: str) -> tuple[str, int, str]:
+    """Return host, port and path of a URL, equal for all ways to write the same address of this machine or of another."""
+    parts = urlsplit(url)
+    host = str(parts.hostname).rstrip(".")
+    with contextlib.suppress(ValueError):
+        host = ip_address(host).compressed
+    host = LOCAL[0] if host in (*LOCAL, "0.0.0.0", "::") else host
+    return host, parts.port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/")

@@ -33,12 +33,16 @@ class Turn:
     The other fields hold what the upstream sent since the last step.
     """
 
-    __slots__ = ("again", "asked", "at", "begin", "ended", "error", "inference", "last", "unread", "where")
+    __slots__ = (
+        "again", "asked", "at", "begin", "begun_at", "ended", "error", "inference", "last", "probes", "unread", "where",
+    )  # fmt: skip
 
     def __init__(self, inference: Inference, begin: Callable[[], None], asked: Asked) -> None:
         self.inference, self.begin, self.asked = inference, begin, asked
         self.at: Upstream  # once it is let through; `where` is that upstream's name
         self.where = ""
+        self.begun_at = 0.0  # when it was last let through
+        self.probes = False  # the upstream refused others before it
         self.unread = 0  # tokens
         self.ended: str | None = None  # stop, length or abort, when its answer is complete
         self.error: InferenceError | None = None
@@ -86,7 +90,8 @@ class Upstream:
         self.let_through += len(plan.joined)
         for seq in plan.joined:
             if (turn := self._turns.get(seq)) is not None:
-                turn.at, turn.where = self, self.site.name
+                turn.at, turn.where, turn.begun_at = self, self.site.name, self._clock()
+                turn.probes = self.site.refuses_since < inf
                 turn.begin()
         if self._open is not None:
             still = set(plan.sequences)

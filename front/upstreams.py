@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from itertools import takewhile
+from math import inf
 from typing import Any
 
 from batching import BatchingManager
 from fleet.routers import Asked
-from front.sites import Site, Sites
+from front.sites import REST_SECONDS, Site, Sites
 from front.upstream import Turn, Upstream
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -136,6 +137,12 @@ class Upstreams(BatchingManager):
             turn.again = True
             self._tell(turn)
 
+    def accept(self, turn: Turn) -> None:
+        """Note that an upstream took a request after it had refused others, which follow now."""
+        with self.inbox.changed:
+            turn.probes, turn.at.site.refuses_since, turn.at.site.tries = False, inf, 1
+            self._tell(turn)
+
     def _tell(self, turn: Turn) -> None:
         turn.at.tell(turn)
         self.inbox.changed.notify()
@@ -186,7 +193,7 @@ class Upstreams(BatchingManager):
         while going and (able := self._able()):
             for one in self._routed(able, one_by_one):
                 count = one.let_through  # one that is answered at once may run no more after its step
-                one.scheduler.slot_cap = len(one.scheduler.running) + 1 if one_by_one else one.site.slots
+                one.scheduler.slot_cap = len(one.scheduler.running) + 1 if one_by_one else self._most(one)
                 going = self._step(one)
                 if one_by_one:
                     one.scheduler.slot_cap = 0
@@ -199,19 +206,30 @@ class Upstreams(BatchingManager):
 
     def _open(self, able: Iterable[Upstream]) -> None:
         """Let requests through to these upstreams only; none of them rests."""
-        now = self.sites.clock()
         for one in self.each:
-            one.scheduler.slot_cap = 0
+            one.scheduler.slot_cap, one.scheduler.batch.most = 0, one.site.slots
         for one in able:
-            one.scheduler.slot_cap = one.site.slots if one.site.rests_until <= now else 0
+            one.scheduler.slot_cap = self._most(one)
+
+    def _most(self, one: Upstream) -> int:
+        """Return how many requests an upstream may have now: none while it rests, and then one more than it has taken.
+
+        That one finds out whether it takes requests again, which it does if it does not refuse that one within a moment. After
+        each rest that an upstream asks for, one more may try beside it.
+        """
+        if one.site.rests_until > self.sites.clock():
+            return 0
+        if one.site.refuses_since == inf or one.scheduler.policy.closed:
+            return one.site.slots
+        since = self._clock() - REST_SECONDS
+        turns = [turn for seq in one.scheduler.running if (turn := self._turns.get(seq)) is not None]
+        return min(one.site.slots, one.site.tries + sum(turn.begun_at < since or not turn.probes for turn in turns))
 
     def _able(self) -> list[Upstream]:
         """Return the upstreams that can take a waiting request."""
-        now = self.sites.clock()
         return [
             one for one in self.each
-            if one.scheduler.waiting and one.site.rests_until <= now
-            and len(one.scheduler.running) < min(one.site.slots, len(one.scheduler.batch.slots))
+            if one.scheduler.waiting and len(one.scheduler.running) < min(self._most(one), len(one.scheduler.batch.slots))
         ]  # fmt: skip
 
     def _routed(self, able: list[Upstream], one_by_one: bool) -> Iterable[Upstream]:
@@ -223,7 +241,7 @@ class Upstreams(BatchingManager):
             try:
                 seq = next(iter(first.policy.order(first.waiting, self._clock())), None)
                 turn = None if seq is None else self._turns.get(seq)
-            except Exception:  # the loop that asks next handles it
+            except BaseException:  # the loop that asks next handles it
                 return able
         load = [len(one.scheduler.running) for one in able]
         return [able[i] for i in self.sites.order([one.site for one in able], load, turn.asked if turn else Asked())]
@@ -234,7 +252,7 @@ class Upstreams(BatchingManager):
         going = one.loop.step()
         self._number = one.scheduler.number
         if not one.scheduler.running:
-            one.due = float("inf")  # only requests that have left got something
+            one.due = inf  # only requests that have left got something
         return going
 
     def _wait(self) -> list[Upstream]:

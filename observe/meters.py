@@ -101,6 +101,7 @@ class Meters:
         self.drafts = 0  # times that a request had draft tokens in a step
         self.draft_tokens = 0
         self.mask_seconds = 0.0  # that steps waited for token masks
+        self.experts = {"read": 0.0, "unread": 0.0}  # of a mixture, over all layers and steps
         self.accepted_at: list[int] = []  # by the place of a draft: how often it was right
         self.finished: Counter[str] = Counter()  # by stop, length, or the kind of error
         self.cancelled: Counter[str] = Counter()  # by queued, prefill, decode
@@ -196,6 +197,9 @@ class Meters:
         for _, drafted, accepted in iteration.drafts:
             self._count_drafts(drafted, accepted)
         self.mask_seconds += iteration.mask_seconds
+        if iteration.experts:
+            read, of = iteration.experts
+            self.experts = {"read": self.experts["read"] + read, "unread": self.experts["unread"] + of - read}
         self.iteration_tokens.observe(iteration.tokens)
         self.iteration_seconds[phase].observe(iteration.seconds)
         self.batches[iteration.batch_size].add(iteration.seconds)

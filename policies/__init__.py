@@ -127,7 +127,10 @@ def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
             raise ValueError(
                 f"policy {name} has no option {taken!r}. Leave it out; slots are set at the start, by --max-batch-size"
             )
-        policy = policy_class(max_batch_size=max_batch_size, **values)
+        try:
+            policy = policy_class(max_batch_size=max_batch_size, **values)
+        except SystemExit as error:  # it would end the process without a word
+            raise ValueError(f"policy {name} raises {error!r} when it is made. Correct the file") from error
         policy.slots = max(policy.max_batch_size, max_batch_size)
         if policy.order_name:
             policy.name += f"+{policy.order_name}"
@@ -221,14 +224,14 @@ def _module(name: str, package: str) -> ModuleType:
         module = sys.modules[spec.name] = module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # the user's code may raise anything
+        except BaseException as error:  # the user's code may raise anything
             del sys.modules[spec.name]
             raise ValueError(f"cannot load policy {name!r}: {_reason(error, path)}. Correct the file") from error
         return module
     return import_module(name if "." in name else f"{package}.{name.replace('-', '_')}")
 
 
-def _reason(error: Exception, path: Path) -> str:
+def _reason(error: BaseException, path: Path) -> str:
     """Return what went wrong in the file `path`, with the last line of it that was reached."""
     text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
     if isinstance(error, SyntaxError):

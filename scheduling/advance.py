@@ -44,7 +44,7 @@ def run_of(drafts: Many[int], tokens: Many[T]) -> Many[T]:
 
 Output = int | Token | TokenRun | BaseException | None  # tokens, the row's own failure, or None if no token is due
 OnToken = Callable[[Sequence, float], None]
-Errors = list[Exception] | None  # those of hooks that only take note; None: they are raised
+Errors = list[BaseException] | None  # those of hooks that only take note; None: they are raised
 
 
 class Advanced(NamedTuple):
@@ -89,7 +89,7 @@ def advance(
             if on_token is not None:
                 try:
                     on_token(seq, now)
-                except Exception as error:
+                except BaseException as error:
                     keep(error, errors)
         else:
             _advance_one(seq, count, output, now, on_token, publish, errors)
@@ -187,11 +187,11 @@ def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: On
     if on_token is not None:
         try:
             on_token(seq, now)
-        except Exception as error:  # the other tokens of the step count, whatever the policy makes of this one
+        except BaseException as error:  # the other tokens of the step count, whatever the policy makes of this one
             keep(error, errors)
 
 
-def keep(error: Exception, errors: Errors) -> None:
+def keep(error: BaseException, errors: Errors) -> None:
     """Keep the error of a hook that only takes note, or raise it."""
     if errors is None:
         raise error

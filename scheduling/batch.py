@@ -15,13 +15,15 @@ from scheduling.sequence import Sequence
 class RunningBatch:
     """`running` is in order of admission; `slot_cap` bounds it below the number of slots, whose numbers are `slots`.
 
-    `numbers` are those that it may have, if other batches have the others.
+    `numbers` are those that it may have, if other batches have the others. If sequences take more than one slot, all of
+    them together take at most `most`.
     """
 
     def __init__(self, pool: PagePool | None, numbers: range | None = None) -> None:
         self.running: list[Sequence] = []
         self.pages = Reservations(pool)
-        self.slot_cap = ENDLESS
+        self.slot_cap = self.most = ENDLESS
+        self._extra = 0  # slots that running sequences take beyond one each
         self.numbers = range(ENDLESS) if numbers is None else numbers
         self.slots = self.numbers[:0]
         self._free_slots: list[int] = []  # a heap: the lowest is taken first
@@ -37,6 +39,13 @@ class RunningBatch:
         """How many sequences may join now."""
         return max(0, min(len(self._free_slots), self.slot_cap - len(self.running)))
 
+    def fits(self, seq: Sequence) -> bool:
+        """Return whether enough slots are free for a sequence that takes several; alone, it may take more than a policy has."""
+        if (extra := self._extra + seq.slots - 1) == 0:
+            return True
+        count = len(self.running) + 1
+        return count + extra <= min(self.most, len(self.slots) if count > 1 else ENDLESS)
+
     def budget(self, tokens: int) -> Budget:
         """Return what is free before a step that may compute this many tokens."""
         return Budget(self.free_slots, self.pages.free_tokens, tokens, self.pages.page_size)
@@ -48,6 +57,7 @@ class RunningBatch:
         seq.slot = heapq.heappop(self._free_slots)
         seq.state = "running"
         self.running.append(seq)
+        self._extra += seq.slots - 1
         return True
 
     def plan(self, policy: Policy, token_budget: int, number: int, now: float) -> Plan:
@@ -85,6 +95,7 @@ class RunningBatch:
             if seq.slot in self.slots:
                 heapq.heappush(self._free_slots, seq.slot)
             self.pages.release(seq)
+            self._extra -= seq.slots - 1
 
     def grow(
         self, choose_victim: Callable[[list[Sequence], float], Sequence], now: float, victims: list[Sequence]
@@ -95,7 +106,7 @@ class RunningBatch:
             for seq in short:
                 while seq not in victims and not self.pages.grow(seq):
                     victims += self._free_pages(choose_victim, now)
-        except Exception:
+        except BaseException:
             # `outgrown` names each of them once, so those that still lack a page must come up again.
             self.pages.look_again([seq for seq in short if seq not in victims])
             raise

@@ -87,8 +87,9 @@ def tokens_due(plan: Plan) -> list[Output]:
     """
     if plan.repeats and not plan.drafts:
         return [UNKNOWN_TOKEN] * len(plan.sequences)
-    due: list[Output] = [
-        UNKNOWN_TOKEN if count >= seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
+    due: list[Output] = [  # `pending` written out, as calls of it would take longer than all the rest
+        UNKNOWN_TOKEN if count >= len(seq.prompt_ids) + len(seq.output_ids) - seq.computed else None
+        for seq, count in zip(plan.sequences, plan.counts)
     ]
     for i, drafts in enumerate(plan.drafts):
         if drafts:

@@ -24,9 +24,14 @@ def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
         return 1
     if not plan.sequences or max(plan.counts) > 1:
         return 1
-    if any((s.stop and not s.answer_tokens) or not s.output_ids or s.pending > 1 for s in plan.sequences):
-        return 1
-    most = min([(s.answer_tokens or s.max_tokens) - len(s.output_ids) for s in plan.sequences])
+    most = plan.sequences[0].max_tokens
+    for seq in plan.sequences:
+        made = len(seq.output_ids)
+        if not made or (seq.stop and not seq.answer_tokens) or len(seq.prompt_ids) + made - seq.computed > 1:
+            return 1
+        left = (seq.answer_tokens or seq.max_tokens) - made
+        if left < most:
+            most = left
     return scheduler.batch.pages.steps_without_shortage(plan.sequences, most)
 
 
@@ -46,7 +51,7 @@ def fast_forward(scheduler: Scheduler, plan: Plan, ends: list[float]) -> None:
     `identical_steps_ahead` may pass.
     """
     on_token, steps = scheduler.hooks.on_token, len(ends)
-    batch = len(plan.sequences) + len(plan.held)
+    batch, tokens = len(plan.sequences) + len(plan.held), [UNKNOWN_TOKEN] * len(ends)
     if on_token is not None:
         for now in ends:
             for seq in plan.sequences:
@@ -57,7 +62,7 @@ def fast_forward(scheduler: Scheduler, plan: Plan, ends: list[float]) -> None:
     for seq in plan.sequences:
         if on_token is None:
             seq.computed += steps
-            seq.output_ids.extend([UNKNOWN_TOKEN] * steps)
+            seq.output_ids.extend(tokens)
             seq.last_token_at = ends[-1]
         seq.batch_sum += batch * steps
     # Step by step, members would get the same pages in another order, which makes no difference that can be seen.

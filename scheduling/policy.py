@@ -156,7 +156,10 @@ class Policy:
         """
         if self.separate_prefill and any(seq.is_prefilling for seq in running):
             return _to_prompts(running, token_budget)
-        counts = [0 if seq.finish_reason is not None else seq.pending for seq in running]
+        counts = [  # `pending` written out, as it is asked of each row of each step
+            0 if seq.finish_reason is not None else len(seq.prompt_ids) + len(seq.output_ids) - seq.computed
+            for seq in running
+        ]
         left = token_budget - counts.count(1)
         for i, count in enumerate(counts):
             if count > 1:

@@ -156,7 +156,7 @@ class Scheduler:
                 self._arrive(seq)
             done = [[seq for seq in policy.release(one.running) if seq.is_finished] for one in self.sharing]
             return [seq for one, some in zip(self.sharing, done) for seq in one.leave(some, now)]
-        except Exception:
+        except BaseException:
             self.sharing.use(before)
             self.queue.expiries[:] = expiries
             raise
@@ -236,7 +236,7 @@ class Scheduler:
         """Call a hook that only takes note."""
         try:
             hook(subject, now)
-        except Exception as error:
+        except BaseException as error:
             keep(error, self.sharing.errors)
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
@@ -283,7 +283,7 @@ class Scheduler:
         """Release what the policy lets go; if it fails, the next `switch` does."""
         try:
             return self.leave(self.policy.release(self.running), now)
-        except Exception as error:
+        except BaseException as error:
             keep(error, self.sharing.errors)
             return []
 

@@ -46,6 +46,7 @@ class Sequence:
     keep_s: float = 0.0  # for how many seconds after it its client expects to go on
     constrained: bool = False  # its answer follows a grammar: each of its tokens is sampled under a mask
     cache_salt: str = ""  # sequences with other salts never share KV pages
+    slots: int = 1  # that it takes at a server that is not ours, one for each of its answers
 
     estimate: Estimate | None = None  # from when it arrived, if the policy estimates and the time of steps is known
     output_ids: list[int] = field(default_factory=list)

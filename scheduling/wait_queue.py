@@ -55,7 +55,7 @@ class WaitQueue:
                 waiting[also] = None
                 policy.on_arrival(also, now)
             first = [seq for seq in policy.order(waiting, now) if seq in waiting]
-        except Exception:
+        except BaseException:
             first = []
         return list(dict.fromkeys([*first, *waiting, also]))
 
@@ -132,6 +132,8 @@ class WaitQueue:
             if seq not in self.waiting or seq.state != "waiting":
                 raise PolicyError(f"order: {seq.id} is {seq.state}, not in the queue")
             reason = policy.blocked_by(seq, self.batch.running, budget) if hooks.blocks else None
+            if not self.batch.fits(seq):
+                reason = "slots_full"
             if reason is None and not self.batch.join(seq, tokens_to_reserve(policy, seq)):
                 reason = "kv_full"
             if reason is not None:

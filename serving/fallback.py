@@ -60,14 +60,14 @@ class Fallback:
         errors, scheduler.sharing.errors = scheduler.sharing.errors, scheduler.sharing.errors or []
         try:
             left = scheduler.switch(policy, now)
-        except Exception:
+        except BaseException:
             scheduler.sharing.errors = errors
             raise
         self._before.append(before)
         del self._before[1 : -MOST_BEFORE + 1]  # that of the start stays
         return left
 
-    def go_back(self, scheduler: Scheduler, error: Exception, now: float) -> list[Sequence]:
+    def go_back(self, scheduler: Scheduler, error: BaseException, now: float) -> list[Sequence]:
         """Switch to the policy before the one that raised an error; return the sequences that leave.
 
         If that one fails at once, the one before it follows, and so on. The error of the first is raised.
@@ -78,7 +78,7 @@ class Fallback:
             scheduler.sharing.errors = [] if self._before else None  # the policy of the start fails at once
             try:
                 left = scheduler.switch(policy, now)
-            except Exception as other:
+            except BaseException as other:
                 self._note(failed, error, policy)
                 failed, error = policy, other
             else:
@@ -86,7 +86,7 @@ class Fallback:
                 return left
         raise error
 
-    def _note(self, failed: Policy, error: Exception, policy: Policy) -> None:
+    def _note(self, failed: Policy, error: BaseException, policy: Policy) -> None:
         """Count and log a failure."""
         place = locate_error(error, failed)
         words = in_short(error)
@@ -113,7 +113,7 @@ def in_short(error: BaseException) -> str:
     return words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
 
 
-def switch_problem(error: Exception, policy: Policy) -> str:
+def switch_problem(error: BaseException, policy: Policy) -> str:
     """Return why a policy that was to serve does not."""
     place = locate_error(error, policy)
     where = f"{place}: " if place else ""

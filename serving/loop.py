@@ -83,7 +83,7 @@ class Loop:
         while True:
             try:
                 plan, error = self.scheduler.plan(self.clock()), None
-            except Exception as raised:
+            except BaseException as raised:
                 plan, error = None, raised
             if self.scheduler.refused:
                 self._refuse(self.scheduler.refused)
@@ -95,7 +95,7 @@ class Loop:
     def _slots(self) -> int:
         return self.scheduler.sharing.slots(self.scheduler.policy.max_batch_size)
 
-    def _go_back(self, error: Exception) -> None:
+    def _go_back(self, error: BaseException) -> None:
         """Return to the policy before the one that raised an error; raise it if there is none."""
         slots = self._slots
         self._follow(slots, self.fallback.go_back(self.scheduler, error, self.clock()))
@@ -106,7 +106,7 @@ class Loop:
         slots = self._slots
         try:
             left = self.fallback.switch(self.scheduler, policy, self.clock())
-        except Exception as error:
+        except BaseException as error:
             raise InferenceError("invalid_request_error", switch_problem(error, policy)) from error
         self._follow(slots, left)
 
@@ -148,7 +148,7 @@ class Loop:
         """Return the policy's next deadline; now if it fails, since the one before may have requests join."""
         try:
             return self.scheduler.wake_at(now)
-        except Exception as error:
+        except BaseException as error:
             self._go_back(error)
             return now
 
@@ -183,7 +183,7 @@ class Loop:
         while seq not in self.scheduler.waiting:
             try:
                 return self.scheduler.add(seq)
-            except Exception as error:
+            except BaseException as error:
                 self._go_back(error)
         return True
 

@@ -54,7 +54,7 @@ def asks_forever(scheduler: Scheduler, now: float) -> PolicyHangs:
 class Run:
     """The result of a simulation: the sequences with their times, and the sums of the steps. Times are seconds.
 
-    `gaps` are all times between two tokens of one sequence. `batches` counts the steps at which sequences joined,
+    `gaps` are all times between two tokens of one sequence, in no order. `batches` counts the steps at which sequences joined,
     `drafts` how often a sequence had draft tokens in a step.
     """
 
@@ -200,9 +200,13 @@ class Simulation(Driver):
         pages = self.scheduler.batch.pages
         swapping = pages.seconds() if isinstance(pages, SwapSpace) else 0.0
         # Steps are equal only without a swap, which this step waits for, and records need each step on its own.
+        seconds = None
         if self._fast_forward and not self.records and not swapping:
-            self._pass_equal_steps(plan)
-        seconds = step_seconds(self.cost, self.host, plan) + swapping + (0.0 if result.steps else self.host.first_step)
+            seconds = self._pass_equal_steps(plan)
+        if seconds is None:
+            seconds = step_seconds(self.cost, self.host, plan) + swapping
+        if not result.steps:
+            seconds += self.host.first_step
         outputs = tokens_due(plan)
         for seq in self.arrivals if self.host.receive else ():
             if seq.arrived_at > self.now + seconds:
@@ -222,13 +226,16 @@ class Simulation(Driver):
         if self.records:
             self.result.iterations.append(iteration)
 
-    def _pass_equal_steps(self, plan: Plan) -> None:
-        """Let the steps pass that must equal this plan, except the one in which a sequence arrives or leaves."""
+    def _pass_equal_steps(self, plan: Plan) -> float | None:
+        """Let the steps pass that must equal this plan, except the one in which a sequence arrives or leaves.
+
+        Return how long that one takes, None if it was not computed.
+        """
         most = identical_steps_ahead(self.scheduler, plan) - 1
         if most < 1:
-            return
+            return None
         arrival = self.arrivals[0].arrived_at if self.arrivals else math.inf
-        ends, seconds = step_ends(self.cost, self.host, plan, self.now, most, arrival)
+        ends, seconds, last = step_ends(self.cost, self.host, plan, self.now, most, arrival)
         if ends:
             result = self.result
             result.gaps.extend(gaps_between(plan, ends))
@@ -238,3 +245,4 @@ class Simulation(Driver):
             result.steps += len(ends)
             self.now = ends[-1]
             self.passed(ends)
+        return last

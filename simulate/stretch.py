@@ -6,8 +6,10 @@ Such a stretch is gone through without a plan for each step. This module must no
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from itertools import accumulate, islice, repeat
+from operator import sub
 
 from costs.cost import Cost, Host
 from costs.steps import Step
@@ -18,13 +20,16 @@ from scheduling.iteration import Plan
 
 def step_ends(
     cost: Cost, host: Host, plan: Plan, now: float, most: int, until: float = math.inf
-) -> tuple[list[float], list[float]]:
-    """Return the ends of up to `most` steps that equal a plan of decodes, those before `until`, and their seconds."""
+) -> tuple[list[float], list[float], float]:
+    """Return the ends of up to `most` steps that equal a plan of decodes, those before `until`, and their seconds.
+
+    The last value is how long the step after them takes.
+    """
     step, live = cost.step(plan), len(plan.sequences)
     overhead = host.seconds(live)
     spent = cost.seconds(step) + overhead
     if cost.flat:
-        return _equally_long(now, spent, most, until)
+        return *_equally_long(now, spent, most, until), spent
     longest = max(seq.computed for seq in plan.sequences) + 1
     ends: list[float] = []
     seconds: list[float] = []
@@ -40,7 +45,7 @@ def step_ends(
             longest if longest > step.longest else step.longest, 1, step.work + live, step.masks,
         )  # fmt: skip
         spent = cost.seconds(step) + overhead
-    return ends, seconds
+    return ends, seconds, spent
 
 
 def _equally_long(now: float, spent: float, most: int, until: float) -> tuple[list[float], list[float]]:
@@ -74,11 +79,7 @@ def gaps_of_step(plan: Plan, outputs: list[Output], now: float) -> list[float]:
     return gaps
 
 
-def gaps_between(plan: Plan, ends: list[float]) -> list[float]:
+def gaps_between(plan: Plan, ends: list[float]) -> array[float]:
     """Return the seconds between tokens that the members of a plan of decodes see when steps end at these times."""
-    live, before = len(plan.sequences), ends[0]
-    gaps = [ends[0] - (seq.last_token_at or 0.0) for seq in plan.sequences]
-    for now in ends[1:]:
-        gaps.extend([now - before] * live)
-        before = now
-    return gaps
+    first = array("d", [ends[0] - (seq.last_token_at or 0.0) for seq in plan.sequences])
+    return first + array("d", map(sub, ends[1:], ends)) * len(plan.sequences)

@@ -133,6 +133,8 @@ class Exposition(Collector):
         yield histograms("eb_batch_size", "Requests per step.", None, {"": m.batch_sizes})
         help = "Seconds that steps waited for the token masks of constrained requests."
         yield counter("eb_mask_seconds", help, {}, m.mask_seconds)
+        help = "Experts of a mixture, over all layers and steps, by whether the step read them."
+        yield counters("eb_experts", help, "kind", m.experts)
         grammars = self.service.engine.grammars if self.service.engine else None
         counted = {} if grammars is None else grammars.counts
         asked = {kind: counted.get(kind, 0) for kind in ("compiled", "cached", "refused")}

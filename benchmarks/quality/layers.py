@@ -17,6 +17,7 @@ from generate.runner import ModelRunner
 from scheduling.sequence import Sequence as Request
 
 PARTS = ("qkv", "attn_proj", "fc", "mlp_proj")
+MIXTURE = ("qkv", "attn_proj", "experts")  # which are judged together, with the rows that they choose
 HEAD = "head"
 
 
@@ -62,9 +63,9 @@ def record(runner: ModelRunner, ids: Sequence[int]) -> dict[str, Exact]:
 
 
 def places(runner: ModelRunner) -> Iterator[tuple[str, object, str]]:
-    """Yield name, owner and attribute of every linear layer."""
+    """Yield name, owner and attribute of every linear layer, and of every mixture of experts."""
     for number, block in enumerate(runner.blocks.blocks):
-        for part in PARTS:
+        for part in MIXTURE if block.experts else PARTS:
             yield f"{number} {part}", block, part
     yield HEAD, runner, HEAD
 

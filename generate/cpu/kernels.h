@@ -1,6 +1,20 @@
 // The functions that Python calls and the structs that it fills, each declared once. The C files include this header,
 // so the compiler compares their definitions with it, and generate/cpu/declarations.py reads it for ctypes. That reader
 // knows prototypes, structs, and enums with numbers, in the form that they have here.
+//
+// The layers of the machine, each of which includes only those below it:
+//
+//   a step            blocks.c, in one call; it calls the kernels by address
+//   kernels           packed_linear.c    paged_attention.c                    adapters.c    sampler.c
+//   number formats    linear_bf16.h      attention_bf16.h, attention_any.h
+//                     linear_int8.h      attention_int8.h
+//                     linear_blocks.h
+//   ways to multiply  linear_dot.h       attention_fma.h
+//                     int8_tiles.h       attention_tiles.h
+//                     blocks_tiles.h
+//   what these share  panels.h, quantized.h, blocks_format.h    attention_call.h
+//   instructions      bytes.h (products of bytes), tiles.h (AMX), vectors.h (registers of any width)
+//   threads           team.h, team.c
 #pragma once
 #include <stdint.h>
 

@@ -67,6 +67,8 @@ KV_OPTIONS = [
         "--page-size", "tokens per KV page; 512 is the block size of Mooncake's traces, and faster for them",
         Number(1), default=16,
     ),
+    Option("--pinned-prefixes", "with --kv-tokens: a ShareGPT file, as for the server", FILE),
+    Option("--pinned-pages", "with --pinned-prefixes: number of cached pages", Number(0), default=256),
 ]  # fmt: skip
 
 

@@ -53,7 +53,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     more = {name: getattr(args, name) for name in ("threads", "context", "steps", "statistic")}
     points = calibrate.grid(args.grid, args.max_tokens_per_step, args.context)
     began = time.perf_counter()
-    fit, rows = calibrate.calibrate(calibrate.shown(calibrate.probe(flags_of(args, **more), facts), console), points)
+    measure = calibrate.shown(calibrate.probe(flags_of(args, **more), facts), console)
+    fit, rows = calibrate.calibrate(measure, points, facts)
     calibrate.write(args.out, fit, rows, costs.Host(), facts)
     say(console, f"{fit.cost}")
     report(fit, console)

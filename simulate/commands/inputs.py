@@ -15,6 +15,7 @@ from client.workloads.corpus import USUAL_CONTEXT
 from costs import drafting, published
 from costs.cost import Aligned, Cost, Host, Padded, Ragged
 from costs.steps import decoding, prefilling
+from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.speculation import Speculator
 from simulate import workloads
@@ -44,9 +45,13 @@ def make_scenario(
     def speculator() -> Speculator | None:
         return None if args.acceptance is None else drafting.speculator(args.acceptance, args.drafts, args.seed)
 
+    def prepare(pages: PagePool) -> None:
+        if args.pinned_prefixes:
+            pages.pin(rows.pinned, args.pinned_pages, int(rows.most.max()))
+
     engine = Engine(
         args.max_batch_size, args.max_tokens_per_step, args.kv_tokens, args.page_size, rows.has_contents,
-        speculator=speculator,
+        prepare=prepare, speculator=speculator,
     )  # fmt: skip
     return Scenario(chosen, engine, cost, host, rows, asked)
 
@@ -126,9 +131,8 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> workloads.Rows:
         count = None if replays and not args.is_given("num") else args.num
         arrivals = "trace" if replays else args.arrivals
         context = max(args.context, USUAL_CONTEXT)
-        rate, file = 1.0 if unit else args.rate, getattr(args, "pinned_prefixes", None)
-        pinned = [question for question, _ in sharegpt.read(file)[0]] if file else []
-        rows = workloads.draw(args.workload, rate, count, args.seed, arrivals, context, pinned)
+        pinned = [question for question, _ in sharegpt.read(args.pinned_prefixes)[0]] if args.pinned_prefixes else []
+        rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals, context, pinned)
     own_rate = has_own_rate(args)
     refuse(args, option_checks.of_arrivals(args, rows, own_rate=own_rate, unit=unit, draws_more=draws_more))
     if args.context:

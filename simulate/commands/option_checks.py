@@ -135,7 +135,9 @@ def of_arrivals(args: Values, drawn: Rows, *, own_rate: bool, unit: bool, draws_
     if drawn.priority:
         yield "priorities", "has no effect: --trace has priorities. Leave it out"
     if not args.kv_tokens:
-        yield "page_size", f"{UNLIMITED} 65536"
+        yield "page_size pinned_prefixes", f"{UNLIMITED} 65536"
+    names, how = ("trace", "with") if args.pinned_prefixes else ("pinned_pages", "without")
+    yield names, f"has no effect {how} --pinned-prefixes. Leave it out"
 
 
 def notes(args: Values, asked: Iterable[Policy], rows: Rows) -> Iterator[str]:

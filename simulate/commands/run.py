@@ -25,7 +25,7 @@ from simulate.commands.option_checks import UNLIMITED, Reasons, check_once, refu
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import simulate
 from terminal.console import say, table_of
-from terminal.options import FILE, FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
+from terminal.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted
 
 PREEMPTION_OPTIONS = [
@@ -55,8 +55,6 @@ def options() -> Sections:
                 several=True,
                 default=["lru"],
             ),
-            Option("--pinned-prefixes", "with --kv-tokens: a ShareGPT file, as for the server", FILE),
-            Option("--pinned-pages", "with --pinned-prefixes: number of cached pages", Number(0), default=256),
             *PREEMPTION_OPTIONS,
         ],
         "arrivals": [
@@ -97,10 +95,6 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.preemption == "swap":
         transfer, room = Transfer(args.kv_bytes, args.swap_gbps * 1e9 / 8), int(args.swap_space * 2**30 / args.kv_bytes)
         scenario = replace(scenario, engine=replace(scenario.engine, swap=(transfer, room)))
-    if args.pinned_prefixes:
-        prompts, longest = scenario.rows.pinned, int(scenario.rows.most.max())
-        pinning = replace(scenario.engine, prepare=lambda pages: pages.pin(prompts, args.pinned_pages, longest))
-        scenario = replace(scenario, engine=pinning)
     folder = make_store(args, scenario.rows) if args.out else None
     results = []
     for chosen, evict in product(scenario.policies, args.evict):
@@ -158,9 +152,9 @@ def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
         yield "no_plots no_records", "requires --out. Use --out DIR"
     if not args.kv_tokens:
         yield "open_ended", f"{UNLIMITED} 65536"
-        yield "evict pinned_prefixes", f"{UNLIMITED} 4096"
-    names, how = ("evict trace", "with") if args.pinned_prefixes else ("pinned_pages", "without")
-    yield names, f"has no effect {how} --pinned-prefixes. Leave it out"
+        yield "evict", f"{UNLIMITED} 4096"
+    if args.pinned_prefixes:
+        yield "evict", "has no effect with --pinned-prefixes. Leave it out"
     if all(policy.padded or policy.closed for policy in scenario.asked):
         yield "open_ended", f"has no effect: {named} always reserves the whole answer. Use dynamic, or leave it out"
     if not scenario.rows.has_contents:

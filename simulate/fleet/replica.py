@@ -64,7 +64,7 @@ class Replica:
         self.batches += bool(plan.joined)
         most = identical_steps_ahead(self.scheduler, plan) if self._records is None else 1
         if most > 1:
-            self._ends, self._seconds = step_ends(self._cost, self._host, plan, now, most)
+            self._ends, self._seconds, _ = step_ends(self._cost, self._host, plan, now, most)
         else:
             seconds = step_seconds(self._cost, self._host, plan)
             self._ends, self._seconds = [now + seconds], [seconds]

@@ -22,6 +22,7 @@ from scheduling.scheduler import Output, PolicyError, Scheduler, TokenRun
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from scheduling.step_law import StepLaw
+from simulate.hook_limit import HookTimeout
 from simulate.laws import hook_results, laws
 from simulate.laws.case import Case
 from simulate.laws.contents import Contents
@@ -256,14 +257,14 @@ def laws_named(policy: Policy | None = None) -> Iterator[None]:
     """Raise Broken, with the law, for whatever goes wrong inside, in the code of a policy or elsewhere."""
     try:
         yield
-    except Broken:
+    except (Broken, HookTimeout, KeyboardInterrupt):
         raise
     except PolicyError as error:
         raise Broken(_law_of(str(error)), str(error)) from error
     except AssertionError as error:
         law = "pages" if "page" in str(error) else "no crash"
         raise Broken(law, f"{error}") from error
-    except Exception as error:
+    except BaseException as error:
         raise Broken("no crash", describe_crash(error, policy)) from error
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -131,10 +131,10 @@ def cross_validate(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN, 
     return errors
 
 
-def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
+def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0, shares: Many[float] = CHOSEN) -> Fit:
     """Return the law with the knee, share of experts and buckets of the least error in cross-validation.
 
-    Each of them must earn its place by 10 % of the error, and by more than chance.
+    Each of them must earn its place by 10 % of the error, and by more than chance. `shares` are those to try.
     """
     most, seen = max(step.tokens for step in steps), seen_in(steps)
 
@@ -148,7 +148,7 @@ def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
     best = tried(PLAIN)
     while True:
         others = [replace(best.cost, knee=knee) for knee in KNEES if 8 <= knee < most]
-        others += [replace(best.cost, chosen=chosen) for chosen in CHOSEN]
+        others += [replace(best.cost, chosen=chosen) for chosen in shares]
         others += [replace(best.cost, buckets=buckets) for buckets in BUCKETS]
         other = min(map(tried, others), key=lambda fit: fit.mape)
         likelier = len(steps) * math.log(left(best.cost) / left(other.cost))
@@ -157,9 +157,12 @@ def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
         best = other
 
 
-def calibrate(measure: Measure, points: Many[Point]) -> tuple[Fit, list[dict[str, Any]]]:
+def calibrate(
+    measure: Measure, points: Many[Point], facts: Mapping[str, Any] | None = None
+) -> tuple[Fit, list[dict[str, Any]]]:
     """Time each point twice, in random order at different times, and fit; return the fit and the timings.
 
+    `measure` may put the share of experts that a token needs into `facts`, as "chosen"; then no other is tried.
     `drift` is the median difference between the two times; above 5 % other programs used the machine.
     """
     rng = np.random.default_rng(0)
@@ -171,7 +174,8 @@ def calibrate(measure: Measure, points: Many[Point]) -> tuple[Fit, list[dict[str
     drift = float(np.median(np.abs(both[0] - both[1]) / both.mean(axis=0)))
     seconds = both.mean(axis=0)
     steps = [point.step for point in points]
-    fit = choose(steps, seconds, drift)
+    known = (facts or {}).get("chosen")
+    fit = choose(steps, seconds, drift, [known] if known else CHOSEN)
     columns = {
         "seconds": seconds, "first": both[0], "second": both[1], "predicted": predict(fit.cost, steps),
         "held_out": seconds * (1 + fit.errors),

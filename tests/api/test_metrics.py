@@ -17,7 +17,7 @@ from api.service import Service
 from app import connect, create_app
 from config import Config
 from observe.meters import PER_TOKEN, TTFT
-from scheduling.iteration import Plan, SlotSteps
+from scheduling.iteration import Experts, Plan, SlotSteps
 from tests.support import in_background, wait_until
 from tests.support.fakes import FakeModel, fake_engine
 
@@ -36,7 +36,7 @@ NAMES = {
         "vllm:spec_decode_num_accepted_tokens": ONE, "vllm:spec_decode_num_accepted_tokens_per_pos": set(),
         "vllm:request_success": ONE | {"finished_reason"}, "eb_slot_steps": {"kind"},
         "eb_http_requests": {"route", "status"}, "eb_rejected": {"reason"}, "eb_cancelled": {"where"},
-        "eb_mask_seconds": set(), "eb_forms": {"result"}, "eb_step_failures": set(), "eb_policy_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
+        "eb_mask_seconds": set(), "eb_experts": {"kind"}, "eb_forms": {"result"}, "eb_step_failures": set(), "eb_policy_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
         "eb_engine_deaths": set(), "eb_ignored_params": set(),
         "eb_events_dropped": set(), "eb_adapter_loads": set(), "eb_adapter_evictions": set(), "eb_deduplicated_requests": set(), "eb_deduplicated_tokens": set(), "eb_batch_lines": {"result"},
     },
@@ -281,3 +281,15 @@ def test_the_time_that_steps_waited_for_masks_is_counted(client: FlaskClient, mo
     model.before = waits
     ask(client, num_tokens=3)
     assert value(client, "eb_mask_seconds_total") == 0.75
+
+
+def test_the_experts_that_steps_read_are_counted_beside_those_that_they_did_not(
+    client: FlaskClient, model: FakeModel
+) -> None:
+    def reads(plan: Plan) -> None:
+        plan.experts = Experts(6, 16)
+
+    model.before = reads
+    ask(client, num_tokens=3)
+    assert value(client, "eb_experts_total", kind="read") == 18
+    assert value(client, "eb_experts_total", kind="unread") == 30

@@ -7,12 +7,13 @@ import collections
 import contextlib
 import json
 import tracemalloc
+from math import inf
 
 import aiohttp
 import pytest
 from scripted import CHAT, Answer, Front, before, connected, queueing, scripted
 
-from front import relay
+from front import relay, sites, upstreams
 from front.server import Settings
 from tests.support import run_async
 
@@ -53,9 +54,77 @@ def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(stat
         answers = await front.all(*asks, apart=0.02)
         assert [answer.status for answer in answers] == [200] * 3
         assert front.upstream.tags == ["refused"] * 3 + ["0", "1"]
+        assert float(answers[0].headers["X-Queue-Wait"]) > 0.15  # until the upstream took it
         assert front.queue.manager.slot_cap == 1
 
     before(test)
+
+
+def test_one_request_finds_out_whether_an_upstream_takes_requests_again_and_then_the_others_follow() -> None:
+    async def test(front: Front) -> None:
+        front.queue.sites.rest(front.queue.sites.all[0], {"Retry-After": "0.1"})
+        asks = ({"tag": i, "fault": "429", "times": 1, **ONE} for i in range(4))
+        asked = asyncio.create_task(front.all(*asks, apart=0.001))
+        await front.until(lambda: front.upstream.refusals)
+        assert front.upstream.tags == ["0"]
+        assert {answer.status for answer in await asked} == {200}
+        assert front.queue.sites.all[0].refuses_since == inf
+
+    before(test, slots=4)
+
+
+def test_a_request_that_alone_is_refused_does_not_keep_the_others_from_the_upstream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.8)
+
+    async def test(front: Front) -> None:
+        refused = asyncio.create_task(front.ask(fault="429", after=0.05, times=10_000, **ONE))
+        await front.until(lambda: front.upstream.refusals)
+        answers = await front.all(*({"tag": i, **ONE} for i in range(6)))
+        assert {answer.status for answer in answers} == {200}
+        assert (await refused).status == 429
+
+    before(test, slots=3)
+
+
+def test_an_answer_in_one_piece_that_is_not_refused_at_once_counts_as_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstreams, "REST_SECONDS", 0.02)
+
+    async def test(front: Front) -> None:
+        ask = {"fault": "429", "times": 2, "max_tokens": 300, "stream": False}
+        asked = asyncio.create_task(front.all(*({"tag": i, **ask} for i in range(2))))
+        await front.until(lambda: len(front.upstream.running) == 2)
+        assert not front.upstream.ended
+        await asked
+
+    before(test, slots=2, step=0.002)
+
+
+def test_requests_wait_for_a_busy_upstream_however_long_another_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(sites, "REST_SECONDS", 0.02)
+
+    async def test(front: Front) -> None:
+        front.queue.sites.all[1].url = "http://127.0.0.1:9"
+        answers = await front.all(*({"tag": i, "max_tokens": 60} for i in range(3)))
+        assert {answer.status for answer in answers} == {200}
+        await front.until(lambda: front.idle)
+
+    before(test, count=2)
+
+
+def test_requests_that_waited_long_enough_for_an_upstream_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.2)
+
+    async def test(front: Front) -> None:
+        front.queue.sites.all[0].url = "http://127.0.0.1:9"
+        answers = await front.all(*({"tag": i, **ONE} for i in range(6)))
+        assert {answer.status for answer in answers} == {503}
+        assert max(answer.seconds for answer in answers) < 2
+        await front.until(lambda: front.idle)
+
+    before(test, slots=2)
 
 
 def test_a_refusal_for_long_is_passed_on() -> None:
@@ -201,6 +270,16 @@ def test_the_limits_on_time_hold_in_the_queue_and_in_the_middle_of_an_answer() -
         await front.until(lambda: front.idle)
 
     before(test, queue_timeout=0.3, request_timeout=0.8)
+
+
+def test_the_limit_on_time_holds_before_the_first_byte_and_stops_the_upstream() -> None:
+    async def test(front: Front) -> None:
+        answer = await front.ask(stream=False, max_tokens=4000, tag="whole")
+        assert (answer.status, answer.json["error"]["type"]) == (504, "timeout_error")
+        await front.until(lambda: "whole" in front.upstream.ended)
+        await front.until(lambda: front.idle)
+
+    before(test, request_timeout=0.2, settings=Settings(idle=8.0))
 
 
 def test_an_answer_of_100_mb_passes_in_pieces() -> None:

@@ -46,8 +46,14 @@ def told(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
         (["--upstream", "http://x#0"], "1 to 4096"),
         (["--upstream", "http://x:port"], "http://127.0.0.1:11434"),
         (["--upstream", "http://x:1/v1/"], "Use http://x:1$"),
-        ([*URL, *URL], "named twice"),
+        ([*URL, *URL], "named twice. Use it once"),
+        (["--upstream", "http://localhost:1/", "--upstream", "http://[::1]:1#4"], "twice, also as http://localhost:1."),
+        (["--upstream", "https://X.org", "--upstream", "https://x.org:443/"], "also as https://X.org."),
         (["--upstream", "http://localhost:8600#2"], "is this queue itself"),
+        (
+            ["--upstream", "http://10.0.0.5#2", "--host", "10.0.0.5", "--port", "80", "--api-key", "k"],
+            "this queue itself",
+        ),
         ([*URL, "--slots", "2", "--host", "0.0.0.0"], "EB_API_KEY"),
         ([*URL, "--slots", "2", "--upstream-key-env", "EB_TEST_NOTHING"], "Set it"),
         ([*URL, "--slots", "2", "--max-batch-size", "8"], "--max-batch-size means nothing"),
@@ -119,6 +125,13 @@ def test_upstreams_have_slots_of_their_own_and_names_that_differ() -> None:
         ("x:1", "http://x:1/a", 2),
         ("x:1-1", "http://x:1/b", 7),
     ]
+
+
+def test_a_variable_that_is_no_setting_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EB_MAX_QEUE", "5")
+    plan = options.parse([*URL, "--slots", "3"])
+    assert (plan.config.policy, len(plan.notes)) == ("dynamic", 1)
+    assert "EB_MAX_QEUE is not a setting" in plan.notes[0]
 
 
 def answers(url: str) -> bool:

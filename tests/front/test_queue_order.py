@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,16 +177,53 @@ def test_more_answers_at_once_than_there_are_slots_are_refused() -> None:
     before(test, slots=2)
 
 
+def test_a_request_takes_a_slot_for_each_of_its_answers_and_nobody_overtakes_it() -> None:
+    async def test(front: Front) -> None:
+        asks = [
+            {"tag": i, "n": n, "max_tokens": tokens} for i, (n, tokens) in enumerate([(2, 10), (1, 40), (3, 5), (1, 5)])
+        ]
+        asked = asyncio.create_task(front.all(*asks, apart=0.002))
+        await front.until(lambda: "0" in front.upstream.ended)
+        assert front.upstream.tags == ["0", "1"]
+        await asked
+        assert front.upstream.tags == ["0", "1", "2", "3"]
+        assert front.upstream.ended["1"] < front.upstream.ended["2"]
+        await front.until(lambda: front.idle)
+
+    before(test, slots=3)
+
+
+@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic+vtc", "adaptive"])
+def test_requests_for_several_answers_are_served_by_each_loop_where_there_is_room(policy: str) -> None:
+    async def test(front: Front) -> None:
+        numbers = [1, 2, 3, 1, 3, 2, 1, 1]
+        answers = await front.all(*({"tag": i, "n": n, "max_tokens": 4} for i, n in enumerate(numbers)))
+        assert {answer.status for answer in answers} == {200}
+        assert {answer.headers["X-Upstream"] for answer, n in zip(answers, numbers) if n > 1} == {"u1"}
+        await front.until(lambda: front.idle)
+
+    before(test, policy, slots=(1, 3), count=2)
+
+
 def test_a_policy_that_raises_gives_way_to_dynamic_and_no_request_is_lost() -> None:
     async def test(front: Front) -> None:
         policy = front.queue.manager.policy
         assert policy is not None
         asked = asyncio.create_task(front.all(*({"max_tokens": 4, "tag": i} for i in range(6))))
         await front.until(lambda: front.upstream.running)
-        policy.order = lambda waiting, now: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        policy.order = lambda waiting, now: sys.exit()  # type: ignore[assignment, method-assign, return-value]
         answers = await asked
         assert {answer.status for answer in answers} == {200}
         assert front.queue.manager.policy_name == "dynamic"
         assert front.queue.manager.fallback.failures == 1
 
     before(test, "dynamic+sjf")
+
+
+def test_a_file_of_the_user_called_dynamic_is_no_built_in_policy(tmp_path: Path) -> None:
+    (tmp_path / "dynamic.py").write_text("from policies.dynamic import Policy as Base\n\nclass Policy(Base): pass\n")
+
+    async def test(front: Front) -> None:
+        await front.until(lambda: "_own" in type(front.queue.manager.policy).__module__)
+
+    before(test, str(tmp_path / "dynamic.py"))

@@ -58,7 +58,7 @@ class Served:
 
 
 def tokens(n: int, seed: int) -> list[int]:
-    return [random.Random(seed).randrange(211) for _ in range(n)]
+    return random.Random(seed).choices(range(211), k=n)
 
 
 @torch.no_grad()

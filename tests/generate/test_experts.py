@@ -11,12 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.offline import decoding
+from benchmarks.quality import layers
+from benchmarks.quality.formats import BOUNDS
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
-from generate.cpu.experts import Experts
+from generate.cpu.experts import Experts, route
+from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import adapters, families
+from models.architecture import Architecture
 from models.network import Network, Projection
+from policies import get_policy
 from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Output, Scheduler
+from scheduling.sequence import Sequence
 from tests.support.checkpoints import merged, write_adapter
 from tests.support.families import PAGE_SIZE, PAGES, PROMPTS, build_pair, check_equal, check_near
 from tests.support.generate import logits_of
@@ -57,6 +65,32 @@ def test_formats_of_16_8_and_4_bits_are_near(shape: str, quantize: str, bound: f
     check_near(*build(shape, tmp_path, torch.bfloat16), quantize, bound)
 
 
+@pytest.mark.parametrize("shape", ["mixtral", "qwen3_moe"])
+def test_8_and_4_bits_are_within_the_bounds_of_quality(shape: str, tmp_path: Path) -> None:
+    """By how many more bits a text takes on average that the model in 16 bits draws."""
+
+    def logs(quantize: str) -> torch.Tensor:
+        runner = ModelRunner(build(shape, tmp_path, torch.bfloat16)[1], PAGES, PAGE_SIZE, quantize=quantize)
+        return logits_of(runner, [PROMPTS[-1]])[0].log_softmax(-1)
+
+    exact = logs("none")
+    bits = -(exact.exp() * exact).sum()
+    for name in ("int8", "int4"):
+        assert (exact.exp() * (exact - logs(name))).sum() < BOUNDS[name] * bits
+
+
+def test_the_worst_layer_may_be_a_mixture(tmp_path: Path) -> None:
+    exact = layers.record(ModelRunner(build("qwen3_moe", tmp_path)[1], PAGES, PAGE_SIZE), PROMPTS[4])
+    other = ModelRunner(build("qwen3_moe", tmp_path)[1], PAGES, PAGE_SIZE)
+    assert layers.worst(other, exact).error < 1e-6
+    mixture: Any = other.blocks.blocks[1].experts
+    for first, _ in mixture.experts:
+        first.activate = torch.relu
+    found = layers.worst(other, exact)
+    assert found.name == "1 experts"
+    assert found.error > 0.1
+
+
 def test_only_experts_that_a_row_chose_are_read_and_counted(tmp_path: Path) -> None:
     network = build("mixtral", tmp_path)[1]
     config = replace(network.config, experts_chosen=1)
@@ -92,6 +126,45 @@ def test_adapters_of_attention_are_served_and_those_of_experts_refused(tmp_path:
     save_file(named, file)
     with pytest.raises(adapters.AdapterError, match=r"mlp.experts.0.up_proj.*outside a mixture of experts"):
         adapters.load(folder, config, layout)
+
+
+@pytest.mark.parametrize("shape", ["mixtral", "qwen3_moe"])
+def test_each_layer_reads_each_expert_that_a_row_chose_once(
+    shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Served with real contexts, pieces of prompts among decodes: the count is that of the router's choices."""
+    runner = ModelRunner(build(shape, tmp_path)[1], PAGES, PAGE_SIZE)
+    chosen: list[list[int]] = []  # of each layer of a step
+    calls: list[int] = []  # the ids of the experts that computed
+
+    def routed(logits: torch.Tensor, config: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
+        found = route(logits, config)
+        chosen.append(found[0].flatten().tolist())
+        return found
+
+    monkeypatch.setattr("generate.cpu.experts.route", routed)
+    for mixture in runner._mixtures:
+        for i, (first, second) in enumerate(mixture.experts):
+            mixture.experts[i] = (lambda x, first=first: calls.append(id(first)) or first(x), second)
+    steps: list[tuple[int, int]] = []  # rows and experts read
+
+    def forward(plan: Plan) -> list[Output]:
+        chosen.clear()
+        calls.clear()
+        outputs = runner.forward(plan)
+        distinct = sum(len(set(experts)) for experts in chosen)
+        assert plan.experts == (distinct, 3 * runner.config.experts)
+        assert len(calls) == len(set(calls)) == distinct
+        steps.append((len(chosen[0]) // runner.config.experts_chosen, distinct))
+        return outputs
+
+    scheduler = Scheduler(get_policy("dynamic", max_batch_size=8), PagePool(PAGES, PAGE_SIZE), 96)
+    for i, prompt in enumerate(PROMPTS[:6]):
+        scheduler.add(Sequence(prompt, 3, id=str(i), sampling=GREEDY))
+    while not scheduler.is_idle:
+        scheduler.step(forward, lambda: 0.0)
+    assert any(rows < distinct for rows, distinct in steps)
+    assert any(rows > distinct for rows, distinct in steps)
 
 
 def test_a_step_tells_how_many_experts_all_layers_read(tmp_path: Path) -> None:

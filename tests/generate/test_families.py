@@ -47,7 +47,7 @@ def build(shape: str, folder: Path) -> tuple[Any, ModelRunner]:
 
 
 def tokens(n: int, seed: int) -> list[int]:
-    return [random.Random(seed).randrange(211) for _ in range(n)]
+    return random.Random(seed).choices(range(211), k=n)
 
 
 def served(runner: ModelRunner, prompts: list[list[int]], n: int, slots: int) -> list[list[int]]:

@@ -108,12 +108,25 @@ def test_the_trace_of_the_recipes_is_read_whole(
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("x = 1\nclass Policy(\n", "SyntaxError"), ("x = 1\nimport missing_module\n", "ModuleNotFoundError")],
+    [
+        ("x = 1\nclass Policy(\n", "SyntaxError"),
+        ("x = 1\nimport missing_module\n", "ModuleNotFoundError"),
+        ("x = 1\nraise SystemExit\n", "SystemExit"),
+    ],
 )
 def test_a_policy_file_that_cannot_be_loaded_is_a_named_error_with_its_line(tmp_path, text, reason):
     path = tmp_path / "broken.py"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*line 2.*{reason}"):
+        policies.get_policy(str(path))
+
+
+def test_a_policy_that_ends_the_process_when_it_is_made_is_a_named_error(tmp_path):
+    path = tmp_path / "ends.py"
+    path.write_text(
+        "from scheduling import policy\n\nclass Policy(policy.Policy):\n    def __init__(self, **options):\n        raise SystemExit\n"
+    )
+    with pytest.raises(ValueError, match=r"raises SystemExit\(\) when it is made"):
         policies.get_policy(str(path))
 
 

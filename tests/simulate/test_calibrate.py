@@ -151,3 +151,16 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_its_remedy() -> None:
     measure = calibrate.probe(["--model", "nope"], {})
     with pytest.raises(ValueError, match=r"nope.*Use one of gpt2"):
         list(measure(grid()))
+
+
+@pytest.mark.parametrize("share", [3 / 20, 1 / 2])
+def test_the_share_of_experts_that_a_model_tells_is_the_one_of_the_law(share: float) -> None:
+    law, facts = replace(LAW, experts=0.2, chosen=share), dict[str, Any]()
+
+    def measure(points: Many[Point]) -> Iterator[float]:
+        facts["chosen"] = share
+        yield from noisy(law)(points)
+
+    found, _ = calibrate.calibrate(measure, grid(), facts)
+    assert found.cost.chosen == share
+    assert found.cost.experts == pytest.approx(0.2, rel=0.2)

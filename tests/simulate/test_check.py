@@ -55,6 +55,7 @@ PLANTED = {
     "resumes_in_lost_pages": ("", {TOKENS}),
     "loses_a_page_of_its_victim": ("", {LEAK}),
     "crashes": ("", {"no crash"}),
+    "ends_the_process": ("", {"no crash"}),
     "loses_one_after_100_joins": ("", {WORK}),
     "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),
     "mixes_the_windows": ("dynamic+", {"overtaking"}),

@@ -40,12 +40,19 @@ ENGINE = {
     "--max-tokens-per-step": ("dynamic {small} --workload orca", "32"),
     "--kv-tokens": ("dynamic {small}", "320"),
     "--page-size": ("dynamic {small} --kv-tokens 640", "64"),
+    "--pinned-prefixes": ("dynamic {small} --workload shared-prefix:2:64 --kv-tokens 4096", "SHAREGPT"),
+    "--pinned-pages": (
+        "dynamic {small} --workload shared-prefix:2:64 --kv-tokens 4096 --pinned-prefixes SHAREGPT",
+        "1",
+    ),
     "--acceptance": ("dynamic {small}", "0.7"),
     "--drafts": ("dynamic {small} --acceptance 0.7", "2"),
 }
 SIMULATED_ENGINE = (
     "--kv-tokens",
     "--page-size",
+    "--pinned-prefixes",
+    "--pinned-pages",
     "--acceptance",
     "--drafts",
 )  # of a real server, its own settings say it
@@ -92,11 +99,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
     "run": {
         "--open-ended": (f"run dynamic {SMALL} --kv-tokens 640", ""),
         "--evict": ("run dynamic --workload agent:8 --num 150 --rate 1 --max-batch-size 4 --kv-tokens 1600", "ttl"),
-        "--pinned-prefixes": (f"run dynamic {SMALL} --workload shared-prefix:2:64 --kv-tokens 4096", "SHAREGPT"),
-        "--pinned-pages": (
-            f"run dynamic {SMALL} --workload shared-prefix:2:64 --kv-tokens 4096 --pinned-prefixes SHAREGPT",
-            "1",
-        ),
         "--preemption": (SWAPPED.partition(" --pre")[0], "swap"),
         "--swap-gbps": (SWAPPED, "8"),
         "--swap-space": (SWAPPED, "0.01"),

@@ -25,7 +25,7 @@ UNKNOWN = {
     "bloom": ("intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"),
 }
 LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257)
-PROMPTS = [[random.Random(n).randrange(211) for _ in range(n)] for n in LENGTHS]
+PROMPTS = [random.Random(n).choices(range(211), k=n) for n in LENGTHS]
 PAGES, PAGE_SIZE, ANSWER = 60, 64, 6
 
 
