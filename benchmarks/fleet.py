@@ -1,4 +1,4 @@
-"""What the ingress of `./eb fleet` costs, what failures of replicas do to requests, and whether texts stay the same.
+"""What the queue of `./eb fleet` costs, what failures of replicas do to requests, and whether texts stay the same.
 
     python -m benchmarks.fleet cost failures texts --json benchmarks/results/fleet.json
 
@@ -205,10 +205,8 @@ async def compare_texts(model: str, count: int) -> dict[str, Any]:
         ]
         alone = [await ask(session, fleet.servers()[0], body) for body in bodies]
         together = await asyncio.gather(*(ask(session, fleet.url, body) for body in bodies))
-        async with session.get(f"{fleet.url}/stats") as answer:
-            stats = await answer.json()
+        replicas = list((await fleet.stats(session)).values())
     differ = sum(a != b or a is None for a, b in zip(alone, together))
-    replicas = list(stats["replicas"].values())
     served = [one["requests"] for one in replicas]  # one of them also the texts of one server
     return {"texts": count, "differ": differ, "requests_by_replica": served, "dtype": replicas[0]["engine"]["dtype"]}
 

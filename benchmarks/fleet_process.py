@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -72,12 +73,23 @@ class Fleet:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end and self.process.poll() is None:
             with contextlib.suppress(aiohttp.ClientError, ValueError):
-                async with session.get(f"{self.url}/ready") as answer:
-                    body = await answer.json()
-                    if answer.status == 200 and body["status"] == "ok" and len(body["replicas"]) == replicas:
-                        return time.perf_counter() - self.began
+                if len(await self.replicas(session)) == replicas:
+                    return time.perf_counter() - self.began
             await asyncio.sleep(0.2)
         raise SystemExit(f"error: the fleet ended, or was not ready after {seconds:g} s. See above")
+
+    async def replicas(self, session: aiohttp.ClientSession) -> list[str]:
+        """Return the names of the replicas that take requests."""
+        async with session.get(f"{self.url}/upstreams") as answer:
+            return [one["name"] for one in await answer.json()]
+
+    async def stats(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        """Return the statistics of each replica."""
+        found = {}
+        for name in await self.replicas(session):
+            async with session.get(f"{self.url}/upstream/{name}/stats") as answer:
+                found[name] = await answer.json()
+        return found
 
     def stop(self) -> None:
         self.process.terminate()

@@ -88,9 +88,7 @@ async def measured(workload: str, rate: float, count: int, router: str) -> tuple
         outcomes = await asyncio.to_thread(sent, fleet.url, planned)
         seconds = max(one.ended for one in outcomes)
         spent = {name: round((now - before[name]) / seconds, 2) for name, now in cores(fleet).items()}
-        async with session.get(f"{fleet.url}/stats") as answer:
-            stats = await answer.json()
-    requests = {name: one["requests"] for name, one in stats["replicas"].items()}
+        requests = {name: one["requests"] for name, one in (await fleet.stats(session)).items()}
     hits = sum(one.cached_tokens or 0 for one in outcomes) / sum(one.prompt_tokens or 0 for one in outcomes)
     figures = summed_up(
         [one.latency for one in outcomes], [one.ttft for one in outcomes], hits, shares(list(requests.values()))

@@ -53,8 +53,7 @@ class Watch:
             actors = [pid for pid, _ in fleet.find(ACTOR)]
             ready: list[str] = []
             with contextlib.suppress(aiohttp.ClientError, ValueError, KeyError):
-                async with session.get(f"{fleet.url}/ready") as answer:
-                    ready = list((await answer.json())["replicas"])
+                ready = await fleet.replicas(session)
             now = time.perf_counter() - self.began
             for pid in actors:
                 self.starts.setdefault(pid, now)

@@ -1,4 +1,4 @@
-"""What the ingress reads in a request and what it adds: the blocks of the prompt, the session, and a seed.
+"""What a queue reads in a request and what it adds: the blocks of the prompt, its dialect, and a seed.
 
 Everything else of a body passes byte for byte, so that the servers find its faults and name them.
 """
@@ -18,22 +18,10 @@ PROMPTS = {
     "/v1/messages": "messages", "/v1/responses": "input", "/v1/embeddings": "input",
     "/generate": "inputs", "/generate_stream": "inputs", "/": "inputs",
 }  # fmt: skip
-SESSION = "X-Session-Id"
 LARGEST = 1 << 20  # bytes of a body that the servers take
 SPARE = 64  # bytes that a seed takes
 BLOCK = 256  # characters of a prompt in one block
 PARAMETERS = re.compile(rb'"parameters"\s*:\s*\{')
-
-
-def route(path: str) -> str:
-    """Return the path that a replica gets: without /replica/NAME."""
-    parts = path.split("/", 3)
-    return f"/{parts[3]}" if parts[:2] == ["", "replica"] and len(parts) == 4 else path
-
-
-def generates(method: str, path: str) -> bool:
-    """Return whether a request of this kind generates text."""
-    return method == "POST" and path in PROMPTS
 
 
 def dialect(method: str, path: str) -> str:
@@ -56,9 +44,10 @@ def read(body: bytes) -> dict[str, Any]:
 
 def asked(path: str, fields: Mapping[str, Any], session: str) -> Asked:
     """Return what routers may know: the prompt's blocks, and the session of the header or else the field `user`."""
-    options = fields.get("parameters") if PROMPTS[path] == "inputs" else fields
+    name = PROMPTS.get(path) or next((name for name in ("messages", "prompt", "input") if name in fields), "")
+    options = fields.get("parameters") if name == "inputs" else fields
     user = options.get("user") if isinstance(options, Mapping) else None
-    return Asked(blocks(str(fields.get(PROMPTS[path], ""))), session or (user if isinstance(user, str) else ""))
+    return Asked(blocks(str(fields.get(name, ""))), session or (user if isinstance(user, str) else ""))
 
 
 def blocks(prompt: str) -> list[int]:
@@ -76,7 +65,13 @@ def seeded(path: str, body: bytes, fields: Mapping[str, Any], seed: int) -> byte
     else: several prompts or TGI's `best_of`, of which each answer draws its own.
     """
     start = len(body) - len(body.lstrip())
-    if path == "/v1/embeddings" or not fields or body[start : start + 1] != b"{" or len(body) + SPARE > LARGEST:
+    if (
+        path not in PROMPTS
+        or path == "/v1/embeddings"
+        or not fields
+        or body[start : start + 1] != b"{"
+        or len(body) + SPARE > LARGEST
+    ):
         return body
     if PROMPTS[path] != "inputs":
         prompt = fields.get(PROMPTS[path])

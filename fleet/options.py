@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from config import Config
 from fleet import autoscalers
 from fleet.autoscalers import Bounds
 from fleet.routers import ROUTERS
+from front import menu
 from front.limits import Limits
 from generate.cores import cores
 from terminal.options import Choice, Command, Number, Option, Read, UsageError, read
 
 NAME = "python -m fleet.serve"
 INTRO = """Serve a language model by several replicas on Ray Serve. The settings of ./server.sh
-apply to each replica; host and port are those of the ingress. For example:
+apply to each replica; host, port and the order of the policy are those of the queue before them. For example:
 
 \b
   python -m fleet.serve dynamic --model smollm2 --replicas 2..8"""
@@ -66,7 +67,7 @@ def autoscaler(text: str) -> str:
 
 FLEET = [
     Option("--replicas", "replicas: N, or LEAST..MOST for autoscaling", Read(bounds, "N"), default="2"),
-    Option("--router", f"how a replica is chosen for each request: {', '.join(ROUTERS)}", Choice(ROUTERS, "NAME"), default="prefix-aware"),
+    Option("--router", f"how a replica is chosen among those with a free slot: {', '.join(ROUTERS)}", Choice(ROUTERS, "NAME"), default="prefix-aware"),
     Option(
         "--autoscaler", "with LEAST..MOST: how many replicas there should be, such as tokens, tokens:0.6 or requests:8",
         Read(autoscaler, "NAME"), default="tokens",
@@ -100,7 +101,7 @@ def build_command() -> Command:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command line asks for: `config` is of the ingress and the replicas, `environment` of each replica's server."""
+    """What a command line asks for: `config` is of the queue and the replicas, `environment` of each replica's server."""
 
     replicas: Bounds
     router: str
@@ -147,18 +148,20 @@ def parse(argv: Sequence[str]) -> Plan:
     if loaded.task != "serve":
         raise UsageError(f"--{loaded.task} is about one server. Use ./server.sh --{loaded.task}")
     config, most = loaded.config, values["replicas"].most
+    menu.Shared().get_policy(config.policy, config.max_batch_size, config.policy_options)
     limits = Limits(config.receive_timeout, config.send_timeout, config.connections * most)
     environment = _environment(loaded, most, is_local=not values["address"])
     return Plan(**values, config=config, limits=limits, environment=environment)
 
 
 def _environment(loaded: settings.Loaded, replicas: int, is_local: bool) -> dict[str, str]:
-    """Return the variables of a replica's server: without an access log, and with its share of this machine's cores."""
-    variables = loaded.config.to_environment()
-    if loaded.origin["access_log"] == "default":
-        variables["EB_ACCESS_LOG"] = "off"
+    """Return the variables of a replica's server: the loop of the policy, no access log, a share of the cores."""
+    (loop, others), _ = menu.divided(loaded.config.policy, loaded.config.policy_options)
+    pairs = ",".join(f"{name}={value}" for name, value in others.items())
+    variables = replace(loaded.config, policy=loop, policy_option=pairs).to_environment()
+    variables["EB_ACCESS_LOG"] = "off"  # the queue writes it
     if not is_local:
-        variables["EB_TRUSTED_HOSTS"] = ""  # the ingress checks them, and asks replicas by their addresses
+        variables["EB_TRUSTED_HOSTS"] = ""  # the queue checks them, and asks replicas by their addresses
     if is_local and not loaded.config.compute_threads:
         variables["EB_COMPUTE_THREADS"] = str(max(1, cores() // replicas))
     return variables

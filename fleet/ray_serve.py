@@ -1,13 +1,14 @@
 """The replicas as a deployment of Ray Serve. All that depends on Ray is in this file, since its router API is alpha.
 
-An actor for each replica supervises the project's own server, and no token passes through Ray: the ingress asks Ray's
-router which replica to use, and that asks one of ours. Ray starts, watches, replaces and scales the actors.
+An actor for each replica supervises the project's own server, and no request passes through Ray: the queue asks Ray's
+router which replicas there are. Ray starts, watches, replaces and scales the actors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import os
@@ -15,7 +16,6 @@ import re
 import shlex
 import time
 from collections.abc import Mapping
-from random import Random
 from typing import Any
 
 from fleet import autoscalers, options
@@ -26,59 +26,58 @@ for _name, _value in options.RAY_SETTINGS.items():
 import aiohttp  # noqa: E402
 import ray  # noqa: E402
 from ray import serve  # noqa: E402
+from ray.experimental import internal_kv  # noqa: E402
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig  # noqa: E402
 from ray.serve.request_router import RequestRouter  # noqa: E402
 
 from fleet.autoscalers import Bounds, Load  # noqa: E402
-from fleet.ingress import Ingress  # noqa: E402
+from fleet.door import FleetQueue, Found  # noqa: E402
 from fleet.options import Plan  # noqa: E402
-from fleet.pool import Pool, Replica  # noqa: E402
-from fleet.routers import ROUTERS, Asked  # noqa: E402
 from fleet.server_process import ServerProcess  # noqa: E402
 from front.door import serve as serve_http  # noqa: E402
 
 APP = "fleet"
+FIND_SECONDS = 1.0
+WAITING, FRESH_SECONDS = b"eb-fleet-waiting", 10.0  # the key of what waits in the queue, and how long that is believed
 REPORT_SECONDS = 1.0  # between two reports of a replica to the routers
 LOAD_SECONDS = 2.0  # between two reports of a replica to the autoscaler; Ray's own 10 let a load of 20 s pass unseen
 CHECK_SECONDS = 5.0
 DRAIN_SPARE = 15.0  # seconds that a replica may take to end beyond the longest request
 
 
-class FleetRouter(RequestRouter):  # type: ignore[misc]
-    """Lets the pool of the ingress choose. Without Ray's FIFOMixin, which would swap replicas between requests."""
+class NamingRouter(RequestRouter):  # type: ignore[misc]
+    """Names the replicas instead of choosing one. Without Ray's FIFOMixin, which would swap replicas between requests."""
 
     async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> list[list[Any]]:
-        """Return the replicas in the pool's order, each a rank of its own, or Ray would reorder them by its own counts."""
-        pool, asked, found = pending_request.args  # of the ingress in this process, so passed by reference
-        by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
-        pool.update(
-            (Replica(name, one.replica_metadata["url"]), one.routing_stats or {}) for name, one in by_name.items()
-        )
-        if asked is not None:
-            found += pool.order(asked)
-        return [[by_name[replica.name]] for replica in found] or [list(candidate_replicas)]
+        """Put the replicas into the list of the call, which is in this process and so passed by reference."""
+        pending_request.args[0][:] = [
+            Found(one.replica_id.unique_id, one.replica_metadata["url"], one.routing_stats or {})
+            for one in candidate_replicas
+        ]
+        return [list(candidate_replicas)]
 
 
-class RayFleet:
+class RayReplicas:
     """The replicas behind a handle of Ray Serve."""
 
-    def __init__(self, handle: Any, router: str) -> None:
-        self.pool = Pool(ROUTERS[router](Random()))
+    def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    async def choose(self, asked: Asked | None = None) -> list[Replica]:
-        """See `Fleet.choose`."""
-        found: list[Replica] = []
+    async def find(self) -> list[Found]:
+        """See `Source.find`."""
+        found: list[Found] = []
         with contextlib.suppress(asyncio.TimeoutError):  # Ray waits until there is a replica
-            await asyncio.wait_for(self._pick(asked, found), 1.0)
-            return found
-        self.pool.update([])
-        return []
+            await asyncio.wait_for(self._pick(found), FIND_SECONDS)
+        return found
 
-    async def _pick(self, asked: Asked | None, found: list[Replica]) -> None:
+    async def _pick(self, found: list[Found]) -> None:
         # Without a reservation, which would cost a call to the replica; Ray's own proxy chooses like this.
-        async with self._handle.pick.choose_replica(self.pool, asked, found, _reserve=False):
+        async with self._handle.pick.choose_replica(found, _reserve=False):
             pass
+
+    def report(self, waiting: Load) -> None:
+        """See `Source.report`. The autoscaler is in a process of Ray's, which shares its key-value store."""
+        internal_kv._internal_kv_put(WAITING, json.dumps([time.time(), waiting]).encode(), overwrite=True)
 
 
 class ReplicaActor:
@@ -102,7 +101,7 @@ class ReplicaActor:
         os._exit(1)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Return what the ingress gets with a choice. Ray asks once."""
+        """Return what the queue learns of the replica. Ray asks once."""
         return {"url": self.server.url, "pid": os.getpid()}
 
     async def _load(self) -> Load:
@@ -119,9 +118,7 @@ class ReplicaActor:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return what routers may know. Ray's controller asks every REPORT_SECONDS and tells all routers."""
-        at = time.time()
-        load = await self._load()
-        return {"at": at, "until": time.time(), **load._asdict()}
+        return (await self._load())._asdict()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what the autoscaler may know; Ray averages it over `look_back_period_s`."""
@@ -156,19 +153,28 @@ class Scaler:
         ]
         if not loads:
             return ctx.target_num_replicas, {}
+        queued = self._queued()
+        loads[0] = loads[0]._replace(**{name: getattr(loads[0], name) + value for name, value in queued.items()})
         slots, kv_tokens = max(load.slots for load in loads), max(load.kv_tokens for load in loads)
         loads += [Load(slots=slots, kv_tokens=kv_tokens)] * (ctx.target_num_replicas - len(loads))  # these are starting
         return self._wanted(loads, Bounds(ctx.capacity_adjusted_min_replicas, ctx.capacity_adjusted_max_replicas)), {}
 
+    def _queued(self) -> dict[str, float]:
+        """Return what waits in the queue, as fields of a load; nothing if it has not been heard of for a while."""
+        told = internal_kv._internal_kv_get(WAITING) if internal_kv._internal_kv_initialized() else None
+        at, load = json.loads(told or "[0, []]")
+        fields = ("waiting", "waiting_tokens", "prefill_tokens")
+        return {name: getattr(Load(*load), name) for name in fields} if time.time() - at < FRESH_SECONDS else {}
+
 
 class IngressActor:
-    """The ingress as an actor, for `serve deploy`, which leaves no process of ours behind."""
+    """The queue as an actor, for `serve deploy`, which leaves no process of ours behind."""
 
     def __init__(self, handle: Any, plan: Plan) -> None:
         self._stop = asyncio.Event()
-        front = Ingress(RayFleet(handle, plan.router), plan.limits, plan.config.api_key, plan.config.hosts)
+        queue = FleetQueue(plan, RayReplicas(handle), lambda reason: os._exit(1))
         sock = options.bind(plan.config.host, plan.config.port)
-        self._serving = asyncio.create_task(serve_http(front, sock, self._stop, plan.config.request_timeout))
+        self._serving = asyncio.create_task(serve_http(queue, sock, self._stop, plan.config.request_timeout))
 
     async def check_health(self) -> None:
         """Raise when it serves no more, for example because another process has the port."""
@@ -192,7 +198,7 @@ def replicas(plan: Plan) -> Any:
             upscale_delay_s=plan.upscale_delay, downscale_delay_s=plan.downscale_delay,
         )  # fmt: skip
         count = {"autoscaling_config": scaling}
-    router = RequestRouterConfig(request_router_class=FleetRouter, request_routing_stats_period_s=REPORT_SECONDS)
+    router = RequestRouterConfig(request_router_class=NamingRouter, request_routing_stats_period_s=REPORT_SECONDS)
     deployment = serve.deployment(
         ReplicaActor, name="replica", request_router_config=router, health_check_period_s=1, health_check_timeout_s=10,
         graceful_shutdown_timeout_s=plan.config.request_timeout + DRAIN_SPARE,
@@ -203,7 +209,7 @@ def replicas(plan: Plan) -> Any:
 
 
 def application(args: dict[str, str]) -> Any:
-    """Return replicas and ingress for `serve deploy`; `arguments` is a command line of `python -m fleet.serve`."""
+    """Return replicas and queue for `serve deploy`; `arguments` is a command line of `python -m fleet.serve`."""
     plan = options.parse(shlex.split(args["arguments"]))
     deployment = serve.deployment(
         IngressActor, name="ingress", ray_actor_options={"num_cpus": 0},

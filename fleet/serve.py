@@ -1,4 +1,4 @@
-"""`python -m fleet.serve`: replicas of the server on Ray Serve, and the ingress in front of them in this process."""
+"""`python -m fleet.serve`: replicas of the server on Ray Serve, and the queue in front of them in this process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
-    from fleet.ingress import Ingress
+    from fleet.door import FleetQueue
     from front.door import serve
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -77,7 +77,15 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
         await loop.run_in_executor(None, ray_serve.stop, plan)
         fail(str(error), 3)
     config = plan.config
-    ingress = Ingress(ray_serve.RayFleet(handle, plan.router), plan.limits, config.api_key, config.hosts)
+
+    def die(reason: str) -> None:
+        note(f"error: {reason}")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    queue = FleetQueue(plan, ray_serve.RayReplicas(handle), die)
+    log = queue.service.access_log
+    queue.service.serves = not sys.stdout.isatty()
+    log.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
@@ -85,7 +93,8 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
     if not config.api_key and config.host not in ("127.0.0.1", "localhost", "::1"):
         note(f"warning: anyone who can reach {config.address} may use it. Set EB_API_KEY, or use --host 127.0.0.1")
     try:
-        await serve(ingress, sock, stop, config.request_timeout)
+        await serve(queue, sock, stop, config.request_timeout)
+        log.flush()
     finally:  # the handle's router needs this loop for its own end
         await loop.run_in_executor(None, ray_serve.stop, plan)
 

@@ -1,4 +1,4 @@
-"""What the servers of this package have in common: the guard of every request, its key, and an end without lost answers."""
+"""What stands before every request to a queue: its guard, its key, and an end without lost answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from fleet import bodies
 from front import errors
 from front.clients import Client, listening, within_open_files
 from front.errors import Failed, unavailable
@@ -38,7 +37,7 @@ class Door:
 
     def generates(self, request: web.Request) -> bool:
         """Return whether a request generates text."""
-        return bodies.generates(request.method, bodies.route(request.path))
+        raise NotImplementedError
 
     def answered(self, request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> None:
         """Note the end of a request, with 499 if the client has left, and what was noted of it."""
@@ -82,7 +81,7 @@ class Door:
             self.open -= 1
             client.end()
         client.notes["error"] = failed.type
-        answer = errors.response(failed, request.method, bodies.route(request.path))
+        answer = errors.response(failed, request.method, request.path)
         # What is left of a body would be read as the next request.
         if not request.content.is_eof():
             answer.force_close()

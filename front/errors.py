@@ -1,7 +1,9 @@
-"""Errors of the ingress itself, in the form and with the status that the replicas give theirs (`api/http/errors.py`)."""
+"""Errors of the queue itself, in the form and with the status that our servers give theirs (`api/http/errors.py`)."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +18,7 @@ STATUSES = {"tgi": {400: 422, 499: 500, 500: 424}, "messages": {503: 529}}
 
 
 class Failed(Exception):
-    """A request that the ingress answers itself, with an error."""
+    """A request that the queue answers itself, with an error."""
 
     def __init__(
         self, status: int, message: str, type: str = "invalid_request_error", retry_after: int | None = None
@@ -41,6 +43,12 @@ def content(failed: Failed, dialect: str = "openai") -> dict[str, Any]:
         kind = "overloaded_error" if failed.status == 503 else failed.type
         return {"type": "error", "error": {"type": kind, "message": str(failed)}}
     return {"error": {"message": str(failed), "type": failed.type, "param": None, "code": None}}
+
+
+def event(content: Mapping[str, Any], dialect: str) -> bytes:
+    """Return the content of an error as the last event of a stream."""
+    head = {"tgi": "data:", "messages": "event: error\ndata: "}.get(dialect, "data: ")
+    return f"{head}{json.dumps(content)}\n\n".encode()
 
 
 def response(failed: Failed, method: str = "", path: str = "") -> web.Response:

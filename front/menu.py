@@ -81,6 +81,47 @@ class Menu:
         return adapted(policies.get_policy(name, max_batch_size, options, **more))
 
 
+class Shared(Menu):
+    """For a queue before servers of this project: they run the loop of a policy, and the queue has its order."""
+
+    start = "./eb fleet"
+
+    def names(self) -> list[str]:
+        """Return the names of the loops."""
+        return policies.names()
+
+    def summary(self, name: str) -> str:
+        """Return what a loop does."""
+        return policies.summary(name)
+
+    def get_policy(
+        self, name: str, max_batch_size: int = 32, options: Mapping[str, object] | None = None, **more: Any
+    ) -> Policy:
+        """Return the queue's part of a policy, under the name of the whole; ValueError also for a fault of the loop."""
+        self.check_name(name, own=more.get("own", True))
+        (loop, others), (own, of_order) = divided(name, options or {})
+        served = policies.get_policy(loop, max_batch_size, others, **more)
+        made = super().get_policy(own, max_batch_size, of_order, **more)
+        if own != name:
+            made.name = served.name + made.name.removeprefix("dynamic")
+        return made
+
+
+def divided(name: str, options: Mapping[str, Any]) -> tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]:
+    """Return the loop of a policy and its options, for the servers, and what the queue before them gets.
+
+    That is the order with the loop `dynamic`. A file of the user's own may decide both, so it goes to both as it is.
+    """
+    first, _, order = name.rpartition("+")
+    loop, order = (first, order) if first else (name, "")
+    named = {field["name"] for field in policies.form_of(order, is_order=True)} if order else set()
+    others = {option: value for option, value in options.items() if option not in named}
+    if loop not in policies.names():
+        return (loop, others), (name, dict(options))
+    of_order = {option: value for option, value in options.items() if option in named}
+    return (loop, others), (f"dynamic+{order}" if order else "dynamic", of_order)
+
+
 def adapted(policy: Policy) -> Policy:
     """Return a policy without what no upstream does: it gives no slot back, and does not pad or bound its steps for us."""
     policy.preempts = policy.padded = policy.separate_prefill = False

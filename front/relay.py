@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import aiohttp
 from aiohttp import HttpVersion11, web
@@ -20,8 +21,8 @@ from yarl import URL
 
 from fleet import bodies
 from fleet.routers import Asked as Routed
+from front import answers, errors
 from front import asked as asking
-from front import errors
 from front.asked import Asked, Means
 from front.counted import Counter
 from front.errors import Failed
@@ -38,6 +39,8 @@ LEFT = InferenceError("cancelled", "the client disconnected")
 BROKE = InferenceError("server_error", "the upstream broke the connection. Try again")
 BROKEN = InferenceError("server_error", "the upstream failed in the middle of this answer. Send the request again")
 CLOSED = InferenceError("unavailable_error", "the upstream refuses connections. Try again later", 1)
+NO_REPLICA = InferenceError("unavailable_error", "no replica can take the request. Try again later", 1)
+CUT = InferenceError("unavailable_error", "the replica failed in the middle of this answer. Send the request again")
 PASSED_ON = InferenceError("invalid_request_error", "the upstream answered with an error, which was passed on")
 ENDED = InferenceError("server_error", "the queue ended this request. Try again")
 
@@ -86,8 +89,8 @@ def failed(error: InferenceError) -> Failed:
 class Relay:
     """A request that is being queued, with its turn; raises Failed where the front answers itself."""
 
-    def __init__(self, request: web.Request, body: bytes, asked: Asked, wires: Wires) -> None:
-        self.request, self.body, self.asked = request, body, asked
+    def __init__(self, request: web.Request, body: bytes, asked: Asked, routed: Routed, wires: Wires) -> None:
+        self.request, self.body, self.asked, self._routed = request, body, asked, routed
         self.prompt_tokens: int | None = None  # as the upstream counts them, if it says
         self.output_tokens = 0  # that have come; the loop may not have seen the last ones yet
         self._wires = wires
@@ -97,12 +100,13 @@ class Relay:
         self._answer: aiohttp.ClientResponse | None = None
         self._attempting: asyncio.Task[None] | None = None
         self._arrived, self._refused_at = self._loop.time(), inf
+        self._stream: web.StreamResponse | None = None  # of a replica, whose head has been sent
+        self._begun = False  # something was sent that another upstream cannot send again
         self.turn: Turn
 
     def expect(self, inference: Inference) -> None:
         """Take the inference that waits in the queue for this request."""
-        routed = Routed(bodies.blocks(str(self.asked.prompt)), self.asked.session or self.asked.client)
-        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), routed)
+        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), self._routed)
         self._wires.upstream.expect(self.turn)
 
     def on_end(self) -> None:
@@ -139,6 +143,10 @@ class Relay:
                     self._let_through = False
                     if (answer := await self._attempt()) is not None:
                         return answer
+        except Failed as error:
+            if self._stream is None:
+                raise
+            return await self._end_stream(self._stream, errors.content(error, self._dialect))
         finally:  # also when the client has left: this task is cancelled then
             if self.turn.ended is None:
                 self.turn.inference.cancel(LEFT)
@@ -167,14 +175,20 @@ class Relay:
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
             if is_closed:
                 site.down_since = site.down_since or time.time()
-            if is_closed and self.turn.inference.error is None:
+            # Nothing has reached it, or it is a replica of ours: nothing is done twice.
+            may_repeat = is_closed or (site.own and not self._begun)
+            if may_repeat and self.turn.inference.error is None:
+                if not is_closed:
+                    self._refused_at = min(self._refused_at, self._loop.time())
                 self._wires.sites.rest(site, {})
                 site.tries = 1
                 if self._is_patient():
-                    self._wires.upstream.refuse(self.turn)  # nothing has reached it, so nothing is done twice
+                    self._wires.upstream.refuse(self.turn)
+                    self._answer = None
                     return None
                 site.rests_until = 0.0  # the next in the queue may have waited long enough, too
-            reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, BROKE))
+            other = NO_REPLICA if site.own else BROKE
+            reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, other))
             self._wires.upstream.end(self.turn, "abort", reason)
             raise failed(reason) from None
         finally:
@@ -196,14 +210,17 @@ class Relay:
         headers = self._wires.headers(self.request)
         if self.asked.streams:
             headers["Accept-Encoding"] = "identity"  # tokens cannot be counted in compressed bytes
+        if site.own:
+            headers["X-Request-Id"] = self.turn.inference.id
         url = site.url + self.request.rel_url.raw_path_qs
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
             site.down_since = None
-            if answer.status in (429, 503):
+            refusals = answers.REFUSALS if site.own else (429, 503)
+            if answer.status in refusals and (not site.own or answers.is_refusal(await answer.read())):
                 # It may refuse this request alone, as for the limit of a client's key. Then one more finds out at a time.
                 self._refused_at = min(self._refused_at, now := self._loop.time())
                 site.tries += self.turn.probes and site.rests_until < now
-                if self._is_patient(self._wires.sites.rest(site, answer.headers)):
+                if self._is_patient(self._wires.sites.rest(site, {} if site.own else answer.headers)):
                     self._wires.upstream.refuse(self.turn)
                     return None
             elif self.turn.probes:
@@ -216,25 +233,34 @@ class Relay:
         is_plain = answer.headers.get("Content-Encoding", "identity").lower() == "identity"
         lengths, model = self._wires.token_lengths, self.asked.model
         counter = Counter(answer.content_type if is_plain else "", answer.status, lengths.of(model))
-        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=self._head(answer, site))
+        if self._stream is not None and answer.content_type != answers.STREAM:  # its head has been sent
+            self._wires.upstream.end(self.turn, "abort", PASSED_ON)
+            return await self._end_stream(self._stream, bodies.read(await answer.read()))
+        response = self._stream or web.StreamResponse(
+            status=answer.status, reason=answer.reason, headers=self._head(answer, site)
+        )
         if "Content-Length" in answer.headers:
             response.content_length = int(answer.headers["Content-Length"])
         if self.request.version < HttpVersion11:
             response.force_close()  # its end shows only in that of the connection
         upstream, turn = self._wires.upstream, self.turn
         try:
-            async for chunk in answer.content.iter_any():
+            async for chunk in answers.pieces(answer) if site.own else answer.content.iter_any():
                 if not response.prepared:
                     await to_client(response.prepare(self.request))
+                if site.own and answer.content_type == answers.STREAM and not self._begun:
+                    self._stream = response
+                self._begun = self._begun or self._stream is None or bool(answers.first_event(chunk))
                 if count := counter.feed(chunk):
                     self.output_tokens = counter.tokens
                     upstream.tokens(turn, count)
                 await to_client(response.write(chunk))
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            if not response.prepared:
+            if not response.prepared or (site.own and not self._begun):
                 raise
             site.failures += 1
-            return await self._break(response, counter, turn.inference.error or self._reason(error, BROKEN))
+            other = CUT if site.own else BROKEN
+            return await self._break(response, counter, turn.inference.error or self._reason(error, other))
         if not response.prepared:
             await to_client(response.prepare(self.request))
         if count := counter.end():
@@ -255,13 +281,26 @@ class Relay:
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers
 
+    @property
+    def _dialect(self) -> str:
+        return bodies.dialect(self.request.method, self.request.path)
+
+    async def _end_stream(self, response: web.StreamResponse, content: Mapping[str, Any]) -> web.StreamResponse:
+        """End a stream of events with an error."""
+        await to_client(response.write(errors.event(content, self._dialect)))
+        await to_client(response.write_eof())
+        return response
+
     async def _break(self, response: web.StreamResponse, counter: Counter, error: InferenceError) -> web.StreamResponse:
         """End an answer whose upstream failed: a stream with an error event, any other by breaking the connection."""
         self._wires.upstream.end(self.turn, "abort", error)
         if counter.is_stream and response.content_length is None:
-            content = errors.content(failed(error), bodies.dialect(self.request.method, self.request.path))
-            start, end = (b"\n\ndata: ", b"\n\n") if response.content_type == "text/event-stream" else (b"\n", b"\n")
-            await to_client(response.write(start + json.dumps(content).encode() + end))
+            content = errors.content(failed(error), self._dialect)
+            if response.content_type == answers.STREAM:
+                if self._stream is None:  # half an event may have passed
+                    await to_client(response.write(b"\n\n"))
+                return await self._end_stream(response, content)
+            await to_client(response.write(b"\n" + json.dumps(content).encode() + b"\n"))
             await to_client(response.write_eof())
         elif self.request.transport is not None:
             self.request.transport.abort()  # so that the client cannot mistake the answer for a complete one

@@ -5,17 +5,15 @@ It is assembled of the same loop, records and pages as the server of this projec
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import math
+import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-import aiohttp
 from aiohttp import web
 
 from api.admin import operations, policy
@@ -27,18 +25,18 @@ from api.pages import dashboard, events
 from api.service import Engine, Service
 from config import Config
 from fleet import bodies
-from front import access, health, wire
+from front import access, health, looks, wire
 from front import asked as asking
 from front.asked import Allowance, Asked, Means
 from front.bridge import Bridge
 from front.clients import Client
 from front.door import Door, expect
-from front.errors import Failed, unavailable
+from front.errors import Failed
 from front.limits import Limits
-from front.menu import Menu
+from front.menu import Menu, Shared
 from front.receiving import receive
 from front.relay import Relay, Wires, failed
-from front.sites import Site, Sites
+from front.sites import Sites
 from front.steps import StepsOfEach
 from front.upstreams import Upstreams
 from observe.replay.question import Server as Asking
@@ -48,7 +46,7 @@ from serving.inbox import MAX_RETRY_SECONDS
 from serving.inference import Inference, InferenceError
 
 LARGEST = 32 << 20  # bytes of a body: prompts with pictures
-ASK_SECONDS = 30.0  # for an upstream's answer about itself
+SEED_BITS = 63
 # The upstream's routes that compute, and those that only tell. All others, such as those that pull or delete models or
 # load adapters, would let any client change the upstream.
 QUEUED = frozenset({
@@ -57,6 +55,10 @@ QUEUED = frozenset({
     "/generate_stream", "/inference",
 })  # fmt: skip
 TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
+# What a server of ours also tells.
+OF_OWN = frozenset({
+    "POST /tokenize", "POST /detokenize", "POST /v1/messages/count_tokens", "POST /api/show", "GET /docs", "GET /openapi.json",
+})  # fmt: skip
 STATES = frozenset({"/health", "/metrics", "/slots"})  # of one upstream
 
 
@@ -65,6 +67,7 @@ class Settings:
     """What a queue is told beside the settings of every server; keys are empty if there is none.
 
     `context` is the length of prompt and answer where a client names none; `client_tokens` per minute, 0 without limit.
+    With `own`, all upstreams are servers of this project with one model, `title`, and may take each other's place.
     """
 
     key: str = ""
@@ -72,6 +75,8 @@ class Settings:
     context: int = 4096
     client_by: str = "header"
     client_tokens: float = 0.0
+    own: bool = False
+    title: str = ""
 
 
 class Silent:
@@ -93,11 +98,12 @@ class Queue(Door):
     """
 
     def __init__(
-        self, config: Config, sites: Sites, settings: Settings, on_death: Callable[[str], None] = lambda reason: None
-    ) -> None:
-        limits = Limits(config.receive_timeout, config.send_timeout, config.connections, half_closed=0.0)
-        super().__init__(limits, config.api_key)
-        self.sites, self.settings, self.menu = sites, settings, Menu()
+        self, config: Config, sites: Sites, settings: Settings, on_death: Callable[[str], None] = lambda reason: None,
+        limits: Limits | None = None,
+    ) -> None:  # fmt: skip
+        usual = Limits(config.receive_timeout, config.send_timeout, config.connections, half_closed=0.0)
+        super().__init__(limits or usual, config.api_key)
+        self.sites, self.settings, self.menu = sites, settings, Shared() if settings.own else Menu()
         slots = sites.most
         config = dataclasses.replace(config, max_batch_size=slots)  # of a policy, for each upstream
         chosen = self.menu.get_policy(config.policy, slots, config.policy_options)
@@ -107,23 +113,30 @@ class Queue(Door):
             on_death=on_death,
         )  # fmt: skip
         recording = Recording()
+        questions = Asking(
+            self.manager, recording, served=config.policy, slots=slots, late=True, engines=self.manager.engines
+        )
         self.manager.listeners.append(recording.on_arrival)
         self.manager.observers.append(StepsOfEach(recording.observe).observe)
-        names = " + ".join(site.name for site in sites.all)
+        names = settings.title or " + ".join(site.name for site in sites.all)
         engine = Engine(
             model=self.manager.model, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
             context=settings.context, vocabulary=1 << 32, width=0, n_pages=0, page_size=1, tokens_per_step=1 << 40,
             facts={"upstreams": self.manager.named}, manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
-            what_if=WhatIf(
-                Asking(self.manager, recording, served=config.policy, slots=slots, late=True, engines=self.manager.engines),
-                settings.context,
-            ),
+            what_if=WhatIf(questions, settings.context),
         )  # fmt: skip
         self.service = Service(config, self.menu)
         self.service.outage = lambda: health.state(self.sites.all)
         app = App("queue", static_folder=None)
         assemble(app, self.service, (native, operations, policy, events, dashboard))
         connect(self.service, engine)
+
+        def changed() -> None:
+            """Forget what other upstreams served: a simulation has those that there are now."""
+            engine.facts["upstreams"], questions.engines = self.manager.named, self.manager.engines
+            recording.restart(time.perf_counter())
+
+        self.manager.on_change = changed
         self.manager.start(self.menu.get_policy("dynamic", slots))
         if config.policy != "dynamic" or config.policy_options:
             self.manager.inbox.switch(chosen)
@@ -136,7 +149,8 @@ class Queue(Door):
         """Return the application."""
         app = web.Application(middlewares=[self.guard])
         app.cleanup_ctx.append(self._connections)
-        routes = {"/queue/position": self.position, "/upstream/{name}/{path:.*}": self.look, "/{path:.*}": self.handle}
+        routes = {"/queue/position": self.position, "/upstreams": self.name_upstreams, "/{kind:upstream|replica}/{name}/{path:.*}": self.look,
+                  "/{path:.*}": self.handle}  # fmt: skip
         for path, handler in routes.items():
             app.router.add_route("*", path, handler, expect_handler=expect)
         return app
@@ -156,19 +170,28 @@ class Queue(Door):
 
     def generates(self, request: web.Request) -> bool:
         """Return whether a request is queued."""
-        return request.method == "POST" and request.path in QUEUED
+        return request.method == "POST" and (request.path in QUEUED or (self.settings.own and request.path == "/"))
+
+    def _is_told(self, method: str, path: str) -> bool:
+        """Return whether an upstream answers a request without the queue."""
+        is_of_all = method in ("GET", "HEAD") and (path in TOLD or path.startswith("/v1/models/"))
+        return is_of_all or (self.settings.own and f"{method} {path}" in OF_OWN)
+
+    async def on_page(self, request: web.Request, body: bytes) -> None:
+        """Do what must precede an answer of the server's own routes."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Queue a request, pass a look at the upstream on, or answer as the server of this project does."""
-        path, is_look = request.rel_url.path, request.method in ("GET", "HEAD")
+        path = request.rel_url.path
         if request.rel_url.raw_path != path or ".." in path:
             raise Failed(404, "this path is not plain. Send it without escapes and dots", "not_found_error")
         if self.generates(request):
             self._check(request)
             return await self._queue(request)
-        if is_look and (path in TOLD or path.startswith("/v1/models/")):
+        if self._is_told(request.method, path):
             self._check(request)
-            return await self._tell(request, self.sites.all, request.rel_url.raw_path_qs)
+            told = await receive(request, self.limits)
+            return await looks.look(self.wires, request, told, self.sites.all, request.rel_url.raw_path_qs)
         if f"{request.method} {path}" in self.service.generating or (path == "/load" and request.method == "POST"):
             raise Failed(
                 404, f"a queue does not serve {request.method} {path}. Send load with ./eb load", "not_found_error"
@@ -179,6 +202,7 @@ class Queue(Door):
         if path in (*operations.HEALTH, *operations.READY, "/"):
             await health.look(self.sites.all)
         body = await receive(request, self.limits)
+        await self.on_page(request, body)
         self.service.draining = self.draining
         cast(Client, request.protocol).notes["is_page"] = True
         self.open -= 1  # an open page must not keep the queue from shutting down
@@ -189,8 +213,11 @@ class Queue(Door):
 
     def _check(self, request: web.Request) -> None:
         """Refuse who has no key, and pages of other sites, in whose browsers this address may be open."""
-        is_foreign = not wire.is_for(request, self.service.config.hosts)
-        if is_foreign or (request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site"):
+        config = self.service.config
+        is_foreign = not wire.is_for(request, config.hosts)
+        may_cross = {"*", request.headers.get("Origin")} & config.origins
+        crosses = request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site" and not may_cross
+        if is_foreign or crosses:
             text = "requests of other sites are not allowed. Use a client other than a browser"
             raise Failed(403, text, "permission_error")
         if not self.may_ask(request):
@@ -199,9 +226,13 @@ class Queue(Door):
 
     async def _queue(self, request: web.Request) -> web.StreamResponse:
         """Hold a request until its turn, and answer it by an upstream."""
-        body = await receive(request, self.limits, LARGEST, encoded=True)
-        asked = asking.asked(bodies.read(body), request.headers, request.remote or "", self.settings.client_by)
-        if asked.choices > (slots := max(site.slots for site in self.sites.all)):
+        is_own = self.settings.own
+        body = await receive(request, self.limits, bodies.LARGEST if is_own else LARGEST, encoded=not is_own)
+        fields = bodies.read(body)
+        if is_own:
+            body = bodies.seeded(request.path, body, fields, secrets.randbits(SEED_BITS))
+        asked = asking.asked(fields, request.headers, request.remote or "", self.settings.client_by)
+        if asked.choices > (slots := self.sites.most):
             raise Failed(
                 400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
             )
@@ -214,7 +245,8 @@ class Queue(Door):
                 most, seconds = self.settings.client_tokens, math.ceil(wait)
                 text = f"client {asked.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
                 raise InferenceError("overloaded", text, seconds)
-            relay = notes["relay"] = Relay(request, body, asked, self.wires)
+            routed = bodies.asked(request.path, fields, asked.session)
+            relay = notes["relay"] = Relay(request, body, asked, routed, self.wires)
             inference = self._inference(request, asked, relay)
             relay.expect(inference)
             self._enqueue(inference)
@@ -266,9 +298,7 @@ class Queue(Door):
     async def position(self, request: web.Request) -> web.Response:
         """Report how many requests are ahead of one in the policy's order, and about how many seconds they take."""
         self._check(request)
-        id, scheduler = request.query.get("id", ""), self.manager.scheduler
-        waiting = [] if scheduler is None else list(scheduler.waiting)
-        waiting += [inference.sequence for inference in list(self.manager.inbox.arrived)]
+        id, waiting = request.query.get("id", ""), self.manager.queued
         seq = next((seq for seq in waiting if seq.id == id), None)
         before, seconds = ([], 0.0) if seq is None else self.manager.before(seq)
         known = {"state": "waiting"} if seq is not None else self.service.registry.find(id)
@@ -280,29 +310,30 @@ class Queue(Door):
              "expected_wait_s": round(seconds, 3) if seq is not None and math.isfinite(seconds) else None}
         )  # fmt: skip
 
+    async def name_upstreams(self, request: web.Request) -> web.Response:
+        """Report the upstreams that there are."""
+        self._check(request)
+        fields = ("name", "slots", "open", "refusals", "failures", "down_since")
+        return web.json_response([{name: getattr(site, name) for name in fields} for site in self.sites.all])
+
     async def look(self, request: web.Request) -> web.StreamResponse:
         """Pass a look at one upstream on, without the queue; only GET, so that nothing passes the queue by."""
         self._check(request)
         site = next((site for site in self.sites.all if site.name == request.match_info["name"]), None)
-        if site is None or request.method != "GET" or ".." in request.path:
+        if site is None or request.method not in ("GET", "HEAD") or ".." in request.path:
             names = ", ".join(site.name for site in self.sites.all)
             text = f"only GET /upstream/NAME/PATH is passed on. Use one of these names: {names}"
             raise Failed(404, text, "not_found_error")
         path = "/" + request.match_info["path"]
-        if self.settings.key and path not in TOLD | STATES:  # its key also reads what is not the clients'
+        # The key of an upstream that is not ours also reads what is not the clients'.
+        if self.settings.key and not self.settings.own and path not in TOLD | STATES:
             text = f"{path[:100]} is not read with the upstream's key. Use one of: {', '.join(sorted(TOLD | STATES))}"
             raise Failed(404, text, "not_found_error")
-        return await self._tell(request, [site], "/" + request.rel_url.raw_path_qs.split("/", 3)[3])
-
-    async def _tell(self, request: web.Request, sites: list[Site], path: str) -> web.Response:
-        for site in sites:
-            with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
-                return await asyncio.wait_for(self._ask(request, site.url + path), ASK_SECONDS)
-        names = " nor ".join(site.name for site in sites)
-        raise unavailable(f"no answer from {names}. Start the upstream, or try again later")
-
-    async def _ask(self, request: web.Request, url: str) -> web.Response:
-        async with self.wires.ask(request.method, url, self.wires.headers(request)) as answer:
-            return web.Response(
-                status=answer.status, body=await answer.read(), headers=wire.passed(answer.headers, self.settings.key)
+        self.open -= 1  # as an open page of the queue itself
+        try:
+            body = await receive(request, self.limits)
+            return await looks.look(
+                self.wires, request, body, [site], "/" + request.rel_url.raw_path_qs.split("/", 3)[3]
             )
+        finally:
+            self.open += 1

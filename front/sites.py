@@ -20,7 +20,10 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @dataclass
 class Site:
-    """One upstream; `slots` are 0 until they are known."""
+    """One upstream; `slots` are 0 until they are known.
+
+    With `own`, it is a server of this project that others can stand in for, and tells what routers may know of it.
+    """
 
     name: str
     url: str
@@ -32,14 +35,21 @@ class Site:
     refusals: int = 0
     failures: int = 0
     down_since: float | None = None  # time.time() of the first try that did not reach it
+    own: bool = False
+    kv_free: float = 1.0
+    prefill_tokens: int = 0
 
 
 @dataclass
 class Sites:
-    """All upstreams, and the router among those that can take a request now."""
+    """All upstreams, and the router among those that can take a request now.
+
+    With `usual`, the slots of an upstream that comes later, they come and go (`Upstreams.update`).
+    """
 
     all: list[Site]
     router: str = "least-loaded"
+    usual: int = 0
     clock: Callable[[], float] = time.monotonic
     _route: Router = field(init=False)
 
@@ -53,7 +63,7 @@ class Sites:
     @property
     def most(self) -> int:
         """The slots of the upstream with the most."""
-        return max(site.slots for site in self.all)
+        return max([self.usual, *(site.slots for site in self.all)])
 
     @property
     def refuse_since(self) -> float:
@@ -62,14 +72,23 @@ class Sites:
 
     def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
         """Yield the places of the upstreams that can take a request, the best first; `load` is how many each has."""
-        return self._route(Replicas([site.name for site in able], load), asked)
+        told = [site for site in able if site.own]
+        facts = Replicas(
+            [site.name for site in able], load, [site.kv_free for site in told], [site.prefill_tokens for site in told]
+        )
+        return self._route(facts, asked)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the router must see each request, also where it has no choice."""
+        return self.router in ("prefix-aware", "session-sticky")
 
     def rest(self, site: Site, headers: Mapping[str, str]) -> float:
         """Send an upstream nothing for as long as its refusal asks for; return the seconds until one can take a request."""
         site.refusals += 1
         site.refuses_since = min(site.refuses_since, self.clock())
         site.rests_until = self.clock() + retry_after(headers)
-        return max(SHORTEST_REST, min(site.rests_until for site in self.all) - self.clock())
+        return max(SHORTEST_REST, min([site.rests_until for site in self.all] or [site.rests_until]) - self.clock())
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

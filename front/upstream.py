@@ -53,7 +53,8 @@ class Turn:
 class Upstream:
     """Lets requests through to one site, and reports their tokens to its loop as the outputs of steps.
 
-    `due` is when the next step is: at once if a request has ended, whose slot must not wait for others' tokens.
+    `due` is when the next step is: at once if a request has ended, whose slot must not wait for others' tokens. `numbers`
+    are those of its slots, where other upstreams have others.
     """
 
     scheduler: Scheduler  # set with the loop
@@ -65,11 +66,13 @@ class Upstream:
         turns: dict[Sequence, Turn],
         clock: Callable[[], float] = time.perf_counter,
         together: float = TOGETHER,
+        numbers: range | None = None,
     ) -> None:
-        self.site, self.due = site, inf
+        self.site, self.due, self.numbers = site, inf, numbers
         self._turns, self._clock, self._together = turns, clock, together
         self._open: Plan | None = None  # the last plan, if nothing came of it
         self._stepped = 0.0  # when the last step ended
+        self.let_through = 0  # requests so far
 
     def tell(self, turn: Turn) -> None:
         """Note that something came; the caller has the inbox's lock, unless it is the loops' thread."""
@@ -84,6 +87,7 @@ class Upstream:
         plan.repeats = False
         plan.sequences, plan.paused = plan.sequences + plan.paused, []
         plan.counts = [0] * len(plan.sequences)
+        self.let_through += len(plan.joined)
         for seq in plan.joined:
             if (turn := self._turns.get(seq)) is not None:
                 turn.at, turn.where, turn.begun_at = self, self.site.name, self._clock()

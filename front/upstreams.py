@@ -3,20 +3,20 @@
 One thread waits until an upstream has sent something or there is something to decide, and then runs the loops in turn. So
 no two hooks of the policy ever run at the same time. The policy's memory, such as what each client got, spans all
 upstreams, but the running requests that it sees are those of one. If several upstreams could take the next request, a
-router chooses. This module must not know HTTP.
+router chooses. Upstreams may come and go meanwhile; while there is none, requests wait. This module must not know HTTP.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from math import inf
 from typing import Any
 
 from batching import BatchingManager
 from fleet.routers import Asked
-from front.sites import REST_SECONDS, Sites
+from front.sites import REST_SECONDS, Site, Sites
 from front.upstream import Turn, Upstream
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -29,14 +29,23 @@ RARELY = 20  # an order is reused for this many times as long as it took to comp
 
 
 class Upstreams(BatchingManager):
-    """The manager of a queue; `options` are those of every manager."""
+    """The manager of a queue; `options` are those of every manager.
+
+    Where upstreams come and go, the first of `each` has no slots and stays, so that there is a queue without any of them.
+    """
 
     def __init__(self, sites: Sites, clock: Callable[[], float] = time.perf_counter, **options: Any) -> None:
         self.sites = sites
         self._turns: dict[Sequence, Turn] = {}
-        self.each = [Upstream(site, self._turns, clock) for site in sites.all]
+        self.each: list[Upstream] = []
+        self.on_change: Callable[[], None] = lambda: None  # called in the loops' thread when upstreams came or left
+        self._clock = clock
+        for site in [Site("", "", 0), *sites.all] if sites.usual else sites.all:
+            self.each.append(self._make(site))
         super().__init__(self.each[0], max_batch_size=sites.slots, clock=clock, **options)
-        self.inbox.rate.parallel = len(self.each)
+        self.inbox.rate.parallel = max(1, len(self.engines))
+        self._is_changed = False  # `sites` are others than before
+        self._is_leaving = False  # an upstream has left that is not done
         self._number = 0  # of the latest step of any upstream
         self._order: list[Sequence] = []  # the waiting requests, as last sorted
         self._sorts_at = 0.0  # when they may be sorted again
@@ -44,13 +53,56 @@ class Upstreams(BatchingManager):
     @property
     def engines(self) -> list[int]:
         """The slots of each upstream, if there are several."""
-        return [site.slots for site in self.sites.all] if len(self.each) > 1 else []
+        return [one.site.slots for one in self.each if one.site.slots] if len(self.each) > 1 else []
 
     @property
     def named(self) -> list[tuple[str, int]]:
         """The name and the first slot of each upstream, if there are several."""
-        names = [site.name for site in self.sites.all]
-        return list(zip(names, accumulate([0, *self.engines]))) if self.engines else []
+        return [(one.site.name, one.numbers.start) for one in self.each if one.numbers]
+
+    def _make(self, site: Site) -> Upstream:
+        """Return the model of one more upstream; its slots get the lowest numbers that no other has."""
+        count, start, numbers = max(site.slots, self.sites.usual if site.name else 0), 0, None
+        if self.sites.usual or len(self.sites.all) > 1:
+            for taken in sorted((one.numbers for one in self.each if one.numbers), key=lambda slots: slots.start):
+                if taken.start - start >= count:
+                    break
+                start = taken.stop
+            numbers = range(start, start + count)
+        return Upstream(site, self._turns, self._clock, numbers=numbers)
+
+    def update(self, sites: list[Site]) -> None:
+        """Use these upstreams from now on; any thread may call it.
+
+        One that is not among them gets no more requests, and is dropped once those that it has are done.
+        """
+        with self.inbox.changed:
+            self.sites.all = sites
+            self._is_changed = True
+            self.inbox.changed.notify()
+
+    def _follow(self) -> None:
+        """Add the upstreams that came, and drop those that left and are done."""
+        with self.inbox.changed:
+            sites, self._is_changed, self._is_leaving = self.sites.all, False, False
+        before, names = self.max_batch_size, self.named
+        for site in sites:
+            if all(one.site is not site for one in self.each):
+                one = self._make(site)
+                self._connect(one, self.each[0].scheduler.policy)
+                self.each.append(one)
+        for one in self.each[1:]:
+            if all(site is not one.site for site in sites):
+                one.site.slots = one.scheduler.slot_cap = 0
+                if one.scheduler.running:
+                    self._is_leaving = True
+                else:
+                    one.scheduler.leave_queue()
+                    self.each.remove(one)
+        self.inbox.places.limit += self.max_batch_size - before
+        self.inbox.rate.parallel = max(1, len(self.engines))
+        if names != self.named:
+            self.on_change()
 
     @property
     def slot_cap(self) -> int:
@@ -95,6 +147,12 @@ class Upstreams(BatchingManager):
         turn.at.tell(turn)
         self.inbox.changed.notify()
 
+    @property
+    def queued(self) -> list[Sequence]:
+        """The waiting requests, those that the loops have not seen yet last."""
+        known = [] if self.scheduler is None else list(self.scheduler.waiting)
+        return known + [inference.sequence for inference in list(self.inbox.arrived)]
+
     def before(self, seq: Sequence) -> tuple[list[Sequence], float]:
         """Return the waiting requests ahead of this one in the policy's order, and the seconds that they take.
 
@@ -110,31 +168,36 @@ class Upstreams(BatchingManager):
 
     def assemble(self, policy: Policy) -> Callable[[], bool]:
         """Make a scheduler and a loop for each upstream; return what runs those that have something to do."""
-        for one, start in zip(self.each, accumulate([0, *self.engines])):
-            slots = range(start, start + one.site.slots) if self.engines else None
-            one.scheduler = Scheduler(policy, None, self.max_tokens_per_step, slots=slots)
-            if one is not self.each[0]:
-                one.scheduler.share_queue(self.each[0].scheduler)
-            one.loop = self.loop(one.scheduler, Recovery(one, self._make_probe, self._clock))
-            one.loop.waits = False
+        for one in self.each:
+            self._connect(one, policy)
         self.scheduler = self.each[0].scheduler
         return self._round
+
+    def _connect(self, one: Upstream, policy: Policy) -> None:
+        one.scheduler = Scheduler(policy, None, self.max_tokens_per_step, slots=one.numbers)
+        if one is not self.each[0]:
+            one.scheduler.share_queue(self.each[0].scheduler)
+        one.loop = self.loop(one.scheduler, Recovery(one, self._make_probe, self._clock))
+        one.loop.waits = False
 
     def _round(self) -> bool:
         """Wait until there is something to do, and do it; return False to end."""
         due = self._wait()
+        if self._is_changed or self._is_leaving:
+            self._follow()
+        self.each[0].loop.drain_inbox()  # arrivals are estimated with the free slots of all
         # Who joins where is decided below; a closed loop takes its batch at once, and one upstream needs no router.
         one_by_one = bool(self.engines) and not self.each[0].scheduler.policy.closed
         self._open(() if one_by_one else self.each)
         going = all(self._step(one) for one in due or self.each[:1])
         while going and (able := self._able()):
             for one in self._routed(able, one_by_one):
-                count = len(one.scheduler.running)
-                one.scheduler.slot_cap = count + 1 if one_by_one else self._most(one)
+                count = one.let_through  # one that is answered at once may run no more after its step
+                one.scheduler.slot_cap = len(one.scheduler.running) + 1 if one_by_one else self._most(one)
                 going = self._step(one)
                 if one_by_one:
                     one.scheduler.slot_cap = 0
-                if not going or len(one.scheduler.running) > count:
+                if not going or one.let_through > count:
                     break
             else:
                 break
@@ -171,7 +234,7 @@ class Upstreams(BatchingManager):
 
     def _routed(self, able: list[Upstream], one_by_one: bool) -> Iterable[Upstream]:
         """Return these upstreams, best first for the next request."""
-        if len(able) < 2:
+        if len(able) < 2 and not (able and one_by_one and self.sites.remembers):
             return able
         turn, first = None, able[0].scheduler
         if one_by_one:
@@ -199,7 +262,7 @@ class Upstreams(BatchingManager):
             while True:
                 now = self._clock()
                 due = [one for one in self.each if one.due <= now]
-                if due or self.inbox.arrived or self.inbox.is_urgent or now >= end:
+                if due or self.inbox.arrived or self.inbox.is_urgent or self._is_changed or now >= end:
                     return due
                 changed.wait(min([end, *(one.due for one in self.each)]) - now)
 

@@ -58,8 +58,13 @@ class Backlog:
         def prompt(one: Sequence) -> int:
             return one.pending - policy.cached_tokens(one)  # tokens that it computes when it joins
 
-        running, engines = [one for batch in self.batches for one in batch.running], len(self.batches)
+        running, engines = (
+            [one for batch in self.batches for one in batch.running],
+            sum(bool(b.slots) for b in self.batches),
+        )
         slots = sum(batch.free_slots for batch in self.batches) + len(running)
+        if not slots:  # all engines are gone for now
+            return None
         # The queue that the last arrival left behind is this one's, unless someone came, joined or left meanwhile.
         state = (slots, len(running), len(waiting), next(reversed(waiting), None))
         queue = self._queues.get(state)

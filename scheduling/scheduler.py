@@ -123,6 +123,11 @@ class Scheduler:
         self.sharing.append(self)
         self.use(other.policy)
 
+    def leave_queue(self) -> None:
+        """End `share_queue`; nothing may be running."""
+        self.backlog.batches.remove(self.batch)
+        self.sharing.remove(self)
+
     def _arrive(self, seq: Sequence) -> None:
         """Let a waiting sequence arrive at the policy."""
         self.policy.on_arrival(seq, seq.arrived_at)

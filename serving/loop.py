@@ -55,7 +55,7 @@ class Loop:
 
     def step(self) -> bool:
         """Run one iteration; return False to end the loop."""
-        self._drain_inbox()
+        self.drain_inbox()
         if self.inbox.is_stopping:
             return False
         plan = self._plan()
@@ -117,7 +117,7 @@ class Loop:
         self._complete(left)
         notify(self.fallback.listeners)
 
-    def _drain_inbox(self) -> None:
+    def drain_inbox(self) -> None:
         """Pass arrivals, cancellations and policy switches to the scheduler. An idle loop waits for them."""
         self.inbox.heartbeat = now = self.clock()
         if self.is_idle and self.waits:

@@ -33,7 +33,7 @@ class Server:
         self.recording = recording
         self.slots = slots or manager.max_batch_size
         self._first = (manager.policy_name, served or manager.policy_name)
-        self._cost, self._late, self._engines = cost, late, list(engines)
+        self._cost, self._late, self.engines = cost, late, list(engines)
 
     def question(self, requests: Iterable[Served], more: Iterable[str] = (), **ask: Any) -> Iterator[str]:
         """Yield the lines of a question: the requests and measured steps, then `more`, then the question itself."""
@@ -62,5 +62,5 @@ class Server:
             "sigma": self.recording.mean_gap(),
             "cost": self._cost,
             "late": self._late,
-            "engines": self._engines,
+            "engines": self.engines,
         }

@@ -115,12 +115,17 @@ class Recording:
             self._constrained.clear()
             log.exception("the recording for simulations cannot read a record and stops")
 
+    def restart(self, now: float) -> None:
+        """Leave out the requests that arrived before now; called in the loop's thread."""
+        self._since = now
+        self._done.clear()
+        self._stretches.kept.clear()
+
     def _step(self, iteration: Iteration) -> None:
         if iteration.policy != self.policy:  # another policy served the requests before
-            self._since = iteration.t if self.policy else self._since
+            if self.policy:
+                self.restart(iteration.t)
             self.policy = iteration.policy
-            self._done.clear()
-            self._stretches.kept.clear()
         if (ended := self._ended.pop(iteration.rows, None)) is not None:
             self._gaps.append(max(0.0, iteration.t - ended))
         if len(iteration.members) > len(iteration.left):

@@ -1,4 +1,4 @@
-"""An ingress in front of servers that the tests make up, without Ray."""
+"""The queue of a fleet in front of servers that the tests make up, without Ray."""
 
 from __future__ import annotations
 
@@ -7,46 +7,63 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from random import Random
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from fleet import options
-from fleet.ingress import Ingress
-from fleet.pool import Pool, Replica
-from fleet.routers import ROUTERS, Asked
+from fleet.autoscalers import Load
+from fleet.door import FleetQueue, Found
 from front import clients
 from front.limits import Limits
+from front.sites import Site
 from tests.support import run_async
 
 LIMITS = Limits(receive=10.0, send=10.0, connections=64)
-REPORT = {"running": 0, "waiting": 0, "kv_used": 0.0, "prefill_tokens": 0}
 GOOD = {"completion": "good"}
-STATS = {"latency-per-token": 0.5, "requests": 2, "total-tokens-handled": 8, "total-elapsed-time": 4.0, "policy": "x"}
 ASK = {"prompt": "hello", "num_tokens": 4}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Fixed:
-    """A fleet of servers at known addresses; `gone` are left out."""
+    """Replicas at known addresses; `gone` are left out, and `reports` are the last ones."""
 
-    def __init__(self, *urls: str, router: str = "round-robin") -> None:
-        self.pool = Pool(ROUTERS[router](Random(0)))
-        self.replicas = [Replica("ab"[i] if i < 2 else f"r{i}", url) for i, url in enumerate(urls)]
+    def __init__(self, *urls: str) -> None:
+        self.replicas = [("ab"[i] if i < 2 else f"r{i}", url) for i, url in enumerate(urls)]
         self.gone: set[str] = set()
+        self.reports: dict[str, dict[str, Any]] = {}
+        self.waiting = Load()
 
-    async def choose(self, asked: Asked | None = None) -> list[Replica]:
-        self.pool.update((one, {}) for one in self.replicas if one.name not in self.gone)
-        return [] if asked is None else self.pool.order(asked)
+    async def find(self) -> list[Found]:
+        return [Found(name, url, self.reports.get(name, {})) for name, url in self.replicas if name not in self.gone]
+
+    def report(self, waiting: Load) -> None:
+        self.waiting = waiting
 
 
 class Front:
-    """The address of an ingress, and what a client does with it."""
+    """The address of a fleet's queue, and what a client does with it."""
 
-    def __init__(self, ingress: Ingress, url: str, session: aiohttp.ClientSession) -> None:
-        self.ingress, self.url, self.session = ingress, url, session
+    def __init__(self, queue: FleetQueue, fleet: Fixed, url: str, session: aiohttp.ClientSession) -> None:
+        self.queue, self.fleet, self.url, self.session = queue, fleet, url, session
+
+    @property
+    def sites(self) -> list[Site]:
+        return self.queue.sites.all
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        for _ in range(1000):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("it did not happen in time")
+
+    async def only(self, *names: str) -> None:
+        """Have only these replicas there, and wait until the queue knows."""
+        self.fleet.gone = {name for name, _ in self.fleet.replicas} - set(names)
+        await self.queue.refresh()
 
     async def post(self, path: str, fields: dict[str, Any], **headers: str) -> tuple[int, bytes]:
         async with self.session.post(self.url + path, json=fields, headers=headers) as answer:
@@ -112,23 +129,29 @@ async def listening(handler: Handler) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def front(fleet: Fixed, limits: Limits = LIMITS, key: str = "") -> AsyncIterator[Front]:
-    ingress = Ingress(fleet, limits, key)
+async def front(fleet: Fixed, policy: str = "dynamic", limits: Limits = LIMITS, *words: str) -> AsyncIterator[Front]:
+    """Serve with the options of these words of a command line."""
+    usual = [policy, "--router", "round-robin", "--max-batch-size", "8", "--host", "127.0.0.1"]
+    plan = replace(options.parse([*usual, *words]), limits=limits)
+    queue = FleetQueue(plan, fleet)
     sock = options.bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    async with clients.listening(ingress.app(), sock, limits), aiohttp.ClientSession() as session:
-        yield Front(ingress, url, session)
+    async with clients.listening(queue.app(), sock, limits), aiohttp.ClientSession() as session:
+        one = Front(queue, fleet, url, session)
+        await one.until(lambda: len(queue.manager.engines) == len(fleet.replicas))
+        yield one
 
 
 def behind(
-    test: Callable[[Front], Awaitable[None]], *handlers: Handler, limits: Limits = LIMITS, key: str = ""
-) -> None:
-    """Run a test with an ingress in front of a server for each handler, which answers every request."""
+    test: Callable[[Front], Awaitable[None]], *handlers: Handler, policy: str = "dynamic", limits: Limits = LIMITS,
+    words: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Run a test with a fleet's queue in front of a server for each handler, which answers every request."""
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
             urls = [await stack.enter_async_context(listening(handler)) for handler in handlers]
-            await test(await stack.enter_async_context(front(Fixed(*urls), limits, key)))
+            await test(await stack.enter_async_context(front(Fixed(*urls), policy, limits, *words)))
 
     run_async(asyncio.wait_for(run(), 20))
 

@@ -31,12 +31,18 @@ def test_a_fleets_flags_and_those_of_its_servers_mix() -> None:
     assert (plan.environment["EB_MODEL"], plan.environment["EB_POLICY"]) == ("bard", "dynamic")
 
 
-def test_the_ingress_has_the_limits_of_its_servers_together() -> None:
+def test_the_servers_get_the_loop_of_the_policy_and_its_options() -> None:
+    words = ["chunked+priority", "--policy-option", "aging=5,max_batched_tokens=64"]
+    environment = options.parse(words).environment
+    assert (environment["EB_POLICY"], environment["EB_POLICY_OPTION"]) == ("chunked", "max_batched_tokens=64")
+
+
+def test_the_queue_has_the_limits_of_its_servers_together() -> None:
     plan = options.parse(["dynamic", "--replicas", "1..3", "--receive-timeout", "2", "--max-connections", "2000"])
     assert (plan.limits.receive, plan.limits.send, plan.limits.connections) == (2.0, 30.0, 6000)
 
 
-def test_the_address_of_the_ingress_is_that_of_a_url() -> None:
+def test_the_address_of_the_queue_is_that_of_a_url() -> None:
     plan = options.parse(["dynamic", "--host", "[::]", "--port", "8702"])
     assert (plan.config.host, plan.config.address) == ("::", "[::]:8702")
     with options.bind(plan.config.host, 0) as sock:
@@ -59,9 +65,9 @@ def test_replicas_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch
     assert threads == ["2", "1", "3", "0"]
 
 
-def test_replicas_write_no_access_log_unless_asked() -> None:
-    assert options.parse(["dynamic"]).environment["EB_ACCESS_LOG"] == "off"
-    assert options.parse(["dynamic", "--access-log", "on"]).environment["EB_ACCESS_LOG"] == "on"
+def test_the_queue_writes_the_access_log_and_no_replica() -> None:
+    plan = options.parse(["dynamic", "--access-log", "on"])
+    assert (plan.config.access_log, plan.environment["EB_ACCESS_LOG"]) == (True, "off")
 
 
 @pytest.mark.parametrize(

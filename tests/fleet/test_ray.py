@@ -55,6 +55,29 @@ def test_an_autoscaler_sees_what_ray_averaged() -> None:
     assert Scaler("requests:4")(context)[0] == 2
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_autoscaler_sees_what_waits_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleet import ray_serve
+    from fleet.autoscalers import Load
+
+    context = SimpleNamespace(
+        running_replicas=["a"], target_num_replicas=1, capacity_adjusted_min_replicas=1, capacity_adjusted_max_replicas=8,
+        aggregated_metrics={"running": {"a": 2.0}},
+    )  # fmt: skip
+    kept: dict[bytes, bytes] = {}
+    monkeypatch.setattr(ray_serve.internal_kv, "_internal_kv_initialized", lambda: True)
+    monkeypatch.setattr(ray_serve.internal_kv, "_internal_kv_get", kept.get)
+    monkeypatch.setattr(
+        ray_serve.internal_kv, "_internal_kv_put", lambda key, value, overwrite: kept.update({key: value})
+    )
+    scaler = ray_serve.Scaler("requests:4")
+    assert scaler(context)[0] == 1
+    ray_serve.RayReplicas(None).report(Load(waiting=10))
+    assert scaler(context)[0] == 3
+    monkeypatch.setattr(ray_serve, "FRESH_SECONDS", -1.0)
+    assert scaler(context)[0] == 1
+
+
 @pytest.mark.full
 def test_two_replicas_of_real_models_give_the_texts_of_one_server() -> None:
     try:

@@ -265,7 +265,8 @@ async def queueing(
     upstreams: list[Scripted], policy: str, slots: int | tuple[int, ...], settings: Settings, options: dict[str, Any]
 ) -> AsyncIterator[Front]:
     each = slots if isinstance(slots, tuple) else (slots,) * len(upstreams)
-    sites = Sites([Site(f"u{i}", one.url, own) for i, (one, own) in enumerate(zip(upstreams, each))])
+    usual = options.pop("usual", 0)
+    sites = Sites([Site(f"u{i}", one.url, own) for i, (one, own) in enumerate(zip(upstreams, each))], usual=usual)
     config = Config(policy=policy, host="127.0.0.1", max_batch_size=sites.most, **options)
     queue = Queue(config, sites, settings)
     sock = bind("127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""The ingress: what passes, what is repeated elsewhere, and how answers end."""
+"""The queue of a fleet: what passes, what is repeated elsewhere, and how answers end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from made_up import ASK, GOOD, LIMITS, Fixed, Front, behind, breaks, listening, says, streams, waits
+from made_up import ASK, GOOD, Front, behind, breaks, says, streams, waits
 
-from fleet import bodies, ingress, options
+from fleet import bodies
 from fleet.bodies import PROMPTS
-from front import door
-from tests.support import run_async
+from front import relay, sites
 
 UNAVAILABLE = {"error": {"message": "draining", "type": "unavailable_error", "param": None, "code": None}}
 FULL = {"error": {"message": "full", "type": "overloaded", "param": None, "code": None}}
@@ -29,28 +28,27 @@ def anthropics(kind: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(ingress, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(sites, "REST_SECONDS", 0.05)
 
 
-def test_a_request_and_its_answer_pass_unchanged_but_for_the_host() -> None:
-    own: list[str] = []
+def test_a_request_and_its_answer_pass_unchanged_but_for_host_id_and_seed() -> None:
+    seen: list[Any] = []
 
     async def echo(request: web.Request) -> web.Response:
-        seen = {"method": request.method, "path": request.raw_path, "own_host": request.headers["Host"] == own[0],
-                "own": request.headers["X-Own"], "body": (await request.read()).decode()}  # fmt: skip
-        return web.json_response(seen, status=418, headers={"X-Request-Id": "r-1", "Set-Cookie": "a=b"})
+        seen.append((request.raw_path, request.headers["Host"], request.headers["X-Own"], await request.read()))
+        ids = {"X-Request-Id": request.headers["X-Request-Id"], "Set-Cookie": "a=b"}
+        return web.json_response({"error": {}}, status=418, headers=ids)
 
     async def test(front: Front) -> None:
-        own.append(front.ingress.fleet.replicas[0].url[7:])  # type: ignore[attr-defined]
-        url = front.url + "/v1/some%2Fpath?x=%20y"
-        async with front.session.put(url, data=b"{bad", headers={"X-Own": "1"}) as answer:
-            seen = await answer.json()
+        headers = {"X-Own": "1", "X-Request-Id": "r-1"}
+        async with front.session.post(
+            front.url + "/v1/completions?x=%20y", data=b'{"seed":1}', headers=headers
+        ) as answer:
             assert answer.status == 418
-            assert (answer.headers["X-Request-Id"], answer.headers["X-Replica"]) == ("r-1", "a")
-        assert seen == {
-            "method": "PUT", "path": "/v1/some%2Fpath?x=%20y", "own_host": True, "own": "1", "body": "{bad",
-        }  # fmt: skip
+            assert (answer.headers["X-Request-Id"], answer.headers["X-Upstream"]) == ("r-1", "a")
+            assert answer.headers["Set-Cookie"] == "a=b"
+        assert seen == [("/v1/completions?x=%20y", front.fleet.replicas[0][1][7:], "1", b'{"seed":1}')]
 
     behind(test, echo)
 
@@ -76,12 +74,10 @@ def test_a_long_answer_passes_in_pieces_and_is_cut_where_its_replica_breaks() ->
 
 def test_only_trusted_hosts_are_answered() -> None:
     async def test(front: Front) -> None:
-        front.ingress.hosts = ["fleet.example", "127.0.0.1"]
         assert (await front.post("/inference", ASK, Host="fleet.example"))[0] == 200
-        status, body = await front.post("/inference", ASK, Host="evil.example")
-        assert (status, "--trusted-hosts" in json.loads(body)["error"]["message"]) == (400, True)
+        assert (await front.post("/inference", ASK, Host="evil.example"))[0] == 403
 
-    behind(test, says(GOOD))
+    behind(test, says(GOOD), words=("--trusted-hosts", "fleet.example,127.0.0.1"))
 
 
 def test_a_stream_passes_event_by_event() -> None:
@@ -105,8 +101,8 @@ def test_a_request_without_a_token_is_repeated_elsewhere(first: Any) -> None:
     async def test(front: Front) -> None:
         status, body = await front.post("/inference", ASK | {"stream": True})
         assert (status, body.replace(b": ping\n\n", b"")) == (200, TOKEN + LAST)
-        assert front.ingress.pool.retries == 1
-        assert [known.open for known in front.ingress.pool.known.values()] == [0, 0]
+        assert [site.refusals for site in front.sites] == [1, 0]
+        assert [site.open for site in front.sites] == [0, 0]
 
     behind(test, first, streams(TOKEN, LAST))
 
@@ -156,11 +152,12 @@ def test_anthropics_stream_ends_with_an_error_in_its_dialect() -> None:
 
 @pytest.mark.parametrize(
     "first", [says(FULL, 429), says(anthropics("rate_limit_error"), 429), says(anthropics("overloaded_error"), 529),
-              streams(b"event: error\ndata: %s\n\n" % json.dumps(anthropics("overloaded_error")).encode())],
+              streams(b": ping\n\n", b"event: error\ndata: %s\n\n" % json.dumps(anthropics("overloaded_error")).encode())],
 )  # fmt: skip
 def test_a_full_replica_gives_way_to_the_next(first: Any) -> None:
     async def test(front: Front) -> None:
-        assert (await front.post("/inference", ASK))[0] == 200
+        status, body = await front.post("/inference", ASK)
+        assert (status, b"good" in body) == (200, True)
 
     behind(test, first, says(GOOD))
 
@@ -185,22 +182,34 @@ def test_an_error_of_the_request_itself_is_not_repeated(status: int, content: An
     behind(test, says(content, status), says(GOOD))
 
 
-def test_a_request_waits_for_a_replica_and_then_gets_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress, "PATIENCE_SECONDS", 5.0)
-
+def test_a_request_waits_for_a_replica() -> None:
     async def test(front: Front) -> None:
-        front.ingress.fleet.gone = {"a"}  # type: ignore[attr-defined]
+        await front.only()
         asked = asyncio.create_task(front.post("/inference", ASK))
-        await asyncio.sleep(0.1)
-        assert not asked.done()
-        front.ingress.fleet.gone = set()  # type: ignore[attr-defined]
+        await front.until(lambda: front.queue.manager.waiting)
+        await front.queue.refresh()
+        assert front.fleet.waiting.waiting == 1  # as the autoscaler learns
+        assert front.fleet.waiting.waiting_tokens >= 4
+        await front.only("a")
         assert (await asked)[0] == 200
-        monkeypatch.setattr(ingress, "PATIENCE_SECONDS", 0.05)
-        front.ingress.fleet.gone = {"a"}  # type: ignore[attr-defined]
-        status, body = await front.post("/inference", ASK)
-        assert (status, json.loads(body)["error"]["type"]) == (503, "unavailable_error")
 
     behind(test, says(GOOD))
+
+
+def test_a_request_that_breaks_every_replica_gets_503() -> None:
+    async def test(front: Front) -> None:
+        status, body = await front.post("/inference", ASK)
+        assert (status, json.loads(body)["error"]["type"]) == (503, "unavailable_error")
+        status, body = await front.post("/v1/completions", {"prompt": "x", "stream": True})
+        assert status == 200
+        assert json.loads(body.rpartition(b"data: ")[2])["error"]["type"] == "unavailable_error"
+
+    behind(test, breaks_after_a_ping_if_streamed)
+
+
+async def breaks_after_a_ping_if_streamed(request: web.Request) -> web.StreamResponse:
+    pieces = [b": ping\n\n"] if "stream" in await request.json() else []
+    return await breaks(*pieces)(request)
 
 
 @pytest.mark.parametrize("begins", [True, False])
@@ -221,54 +230,28 @@ def test_a_client_that_leaves_is_gone_at_the_replica_too(begins: bool) -> None:
 
     async def test(front: Front) -> None:
         asked = asyncio.create_task(front.post("/inference", ASK | {"stream": True}))
-        while not front.ingress.pool.known or not front.ingress.pool.known["a"].open:
-            await asyncio.sleep(0.01)
+        await front.until(lambda: front.sites[0].open)
         await asyncio.sleep(0.05)
         asked.cancel()
         await asyncio.wait_for(left.wait(), 5)
-        while front.ingress.pool.known["a"].open:
-            await asyncio.sleep(0.01)
+        await front.until(lambda: not front.sites[0].open)
 
     behind(test, endless)
 
 
-def test_a_draining_ingress_refuses_requests_and_finishes_open_ones() -> None:
+def test_a_draining_queue_refuses_requests_and_finishes_open_ones() -> None:
     release = asyncio.Event()
 
     async def test(front: Front) -> None:
         asked = asyncio.create_task(front.post("/inference", ASK))
-        while not front.ingress.open:
-            await asyncio.sleep(0.01)
-        front.ingress.draining = True
+        await front.until(lambda: front.queue.open)
+        front.queue.draining = True
         assert (await front.post("/generate", {"inputs": "a"}))[0] == 503
         release.set()
         assert (await asked)[0] == 200
         assert json.loads((await front.get("/ready"))[1])["status"] == "draining"
 
     behind(test, waits(release))
-
-
-def test_a_stopped_ingress_ends_when_its_open_requests_are_answered() -> None:
-    release = asyncio.Event()
-
-    async def run() -> None:
-        stop, sock = asyncio.Event(), options.bind("127.0.0.1", 0)
-        async with listening(waits(release)) as url, aiohttp.ClientSession() as session:
-            front = ingress.Ingress(Fixed(url), LIMITS)
-            serving = asyncio.create_task(door.serve(front, sock, stop, 20.0))
-            await asyncio.sleep(0.05)
-            asked = asyncio.create_task(session.post(f"http://127.0.0.1:{sock.getsockname()[1]}/inference", json=ASK))
-            while not front.open:
-                await asyncio.sleep(0.01)
-            stop.set()
-            await asyncio.sleep(0.05)
-            assert not serving.done()
-            release.set()
-            async with await asked as answer:
-                assert await answer.json() == GOOD
-            await asyncio.wait_for(serving, 10)
-
-    run_async(run())
 
 
 def test_a_body_beyond_the_limit_is_refused() -> None:
