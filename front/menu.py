@@ -35,10 +35,15 @@ ORDERS = {
     "rpm": "each client may send so many requests per minute",
     "admission-control": "refuses what would miss its deadline",
     "adapter-affinity": "one model after the other, for an upstream that swaps them",
+    "program-fcfs": "the program that began first, by X-Session-Id",
+    "plas": "the program that has received the least, by X-Session-Id",
+    "atlas": "as plas, but calls that run together count once",
+    "program-gittins": "the program that will soon be done, by what programs before it received",
 }
 REFUSED = {
     "srpt": "srpt is sjf here: no upstream gives a slot back with its tokens. Use sjf",
     "mlfq": "mlfq has levels without preemption here, since no upstream gives a slot back. Use vtc, or sjf",
+    "program-srpt": "program-srpt needs to know the calls that will come, as only a simulation does. Use plas",
     **dict.fromkeys(
         ("lpm", "prefix-tree"), "{} needs to know what the upstream has cached, which it does not tell. Use fcfs"
     ),
