@@ -15,7 +15,8 @@ from typing import Any
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+SHOW_REASON = ("/v1/completions", "/v1/chat/completions")  # the answers of the others do not say why they end
+PATHS = (*SHOW_REASON, "/v1/responses", "/v1/messages")
 LONGEST_NAME = 200
 WORDS = "the policy refused this request. Try again later"
 ERROR = json.dumps({"error": {"message": WORDS, "type": "overloaded", "param": None, "code": "overloaded"}}).encode()
@@ -37,9 +38,8 @@ class Middleware:
             if message["type"] != "http.request":  # the client has left
                 return None
             body, more = body + message.get("body", b""), message.get("more_body", False)
-        body = marked(
-            body, {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        )
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        body = marked(body, headers, scope["path"] in SHOW_REASON)
         kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
         given: list[Message] = [{"type": "http.request", "body": body}]
         held: list[Message] | None = []
@@ -66,7 +66,7 @@ class Middleware:
         return await self.app({**scope, "headers": [*kept, (b"content-length", b"%d" % len(body))]}, read, write)
 
 
-def marked(body: bytes, headers: dict[str, str]) -> bytes:
+def marked(body: bytes, headers: dict[str, str], shows_reason: bool = False) -> bytes:
     """Return a body with who sent it and its deadline where the scheduler finds them; what is no object stays as it is."""
     fields: Any = None
     with suppress(ValueError):
@@ -79,4 +79,6 @@ def marked(body: bytes, headers: dict[str, str]) -> bytes:
     hints: dict[str, Any] = {"client": client} if client else {}
     with suppress(KeyError, TypeError, ValueError):
         hints["slo_s"] = max(0.0, float(headers.get("x-slo") or fields.pop("slo_s")))
+    if shows_reason:
+        hints["shows_reason"] = 1
     return json.dumps({**fields, "vllm_xargs": {**extra, **hints}}).encode() if hints else body

@@ -283,9 +283,14 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._is_updating = False
         for request in self._refused:
-            # With a token, since vLLM's streams leave out what has none; the middleware answers before it is seen.
-            ids = [] if request.sampling_params is None or request.sampling_params.logprobs is not None else [0]
-            refusal = EngineCoreOutput(request.request_id, ids, finish_reason=FinishReason.ABORT, stop_reason=REFUSED)
+            extra = (request.sampling_params and request.sampling_params.extra_args) or {}
+            shows = extra.get("shows_reason") and request.sampling_params.logprobs is None
+            # With a token, since vLLM's streams leave out what has none; the middleware answers before it is seen. Where
+            # an answer does not show the reason, an error is more honest than an answer without text.
+            refusal = EngineCoreOutput(
+                request.request_id, [0] if shows else [], stop_reason=REFUSED,
+                finish_reason=FinishReason.ABORT if extra.get("shows_reason") else FinishReason.ERROR,
+            )  # fmt: skip
             outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(refusal)
         self._refused = []
         self._safely(self._commit, plan, differs, time.time())

@@ -163,7 +163,7 @@ def small_vllm() -> Iterator[ModuleType]:
     """Return the adapter over the stand-in."""
     contents: dict[str, dict[str, Any]] = {
         "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": SmallScheduler},
-        "vllm.v1.engine": {"EngineCoreOutput": lambda id, ids, **more: id, "EngineCoreOutputs": Outputs, "FinishReason": SimpleNamespace(ABORT=2)},
+        "vllm.v1.engine": {"EngineCoreOutput": lambda id, ids, **more: id, "EngineCoreOutputs": Outputs, "FinishReason": SimpleNamespace(ABORT=2, ERROR=3)},
         "vllm.v1.request": {"RequestStatus": Status},
     }  # fmt: skip
     modules = {name: ModuleType(name) for name in ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched", *contents)}
