@@ -68,11 +68,12 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         self._guard = Guard()
         self.waiting = Queue(self, self.waiting)
         policy = make_policy(self._name, self.max_num_running_reqs, self._options)
-        self.plans = Scheduler(policy, None, self.max_num_scheduled_tokens)
+        path = settings.get("record", "")
+        self.plans = Scheduler(policy, None, self.max_num_scheduled_tokens, record=bool(path))
         self.plans.pages = self.plans.batch.pages = Blocks(self)
         self.plans.sharing.errors = []
         self.plans.use(policy)
-        self.record = Record(settings.get("record", ""), self._head())
+        self.record = Record(path, self._head())
         log.info("policy %s decides for %d slots", self._name, policy.max_batch_size)
 
     def _head(self) -> dict[str, Any]:
@@ -215,7 +216,10 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         self.lost.clear()
         self._counts = {seq.id: n for seq, n in zip(self._plan.sequences, self._plan.counts)} if self._plan else {}
         waiting = (self.requests[seq.id] for seq in self.plans.running if seq.finish_reason is None)
-        self.waiting.line = deque(one for one in waiting if one.status != RequestStatus.RUNNING)
+        # A streaming session that goes on is in another queue, of those that hold blocks.
+        self.waiting.line = deque(
+            one for one in waiting if one.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and not self._holds_kv_blocks(one)
+        )  # fmt: skip
 
     def _planned_step(self, now: float) -> Plan | None:
         if self.plans.waiting:
@@ -277,7 +281,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return new_token_ids, stopped
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        plan, differs = self._planned.pop(id(scheduler_output))
+        plan, differs = self._planned.pop(id(scheduler_output), (None, {}))
         self._tokens.clear()
         self._is_updating = True
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -316,9 +320,9 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
                 if seq.state == "running":
                     seq.computed = computed
             left = [self.views.pop(id) for id, _ in iteration.left]
-            self.record.write(
-                iteration.to_dict() | {"outputs": {seq.id: len(seq.output_ids) for seq in left}} | differs
-            )
+            if self.plans.record:
+                outputs = {"outputs": {seq.id: len(seq.output_ids) for seq in left}}
+                self.record.write(iteration.to_dict() | outputs | differs)
         for seq, reason in self._ending.items():
             if seq.finish_reason is None:
                 self._remove(seq, reason, now)

@@ -84,6 +84,9 @@ class SmallScheduler:
     def get_num_free_blocks(self) -> int:
         return self.num_gpu_blocks - 1 - sum(-(-one.num_computed_tokens // 4) for one in self.running)
 
+    def _holds_kv_blocks(self, request: Any) -> bool:
+        return bool(request.num_computed_tokens > 0)
+
     def _is_blocked_waiting_status(self, status: Status) -> bool:
         return False
 
