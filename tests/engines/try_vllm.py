@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.engines.mocked_vllm import Mocked
 
-POLICIES = ("dynamic", "static", "elastic", "nobatch", "chunked", "prefill-first", "fixed", "baton", "econoserve", "tgi", "lightllm",
+POLICIES = ("dynamic", "static", "elastic", "nobatch", "chunked", "prefill-first", "baton", "econoserve", "tgi", "lightllm",
             *(f"dynamic+{order}" for order in ("sjf", "edf", "vtc", "drr", "lpm", "srpt", "mlfq", "priority", "prefix-tree", "rpm")))  # fmt: skip
 
 
