@@ -198,6 +198,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         if wanted := self.record.wanted(now):
             try:
                 self._switch(wanted["policy"], wanted.get("options", {}), now)
+                self._guard.faults.clear()
             except Exception as error:
                 log.error("policy %s was not taken: %s", wanted, error)
         self._take_in(now)
