@@ -13,6 +13,7 @@ case "${1:-}" in
   --all)
     tools/setup.sh requirements-ray.txt
     tools/setup_clients.sh || echo "warning: the tests of agents are skipped" >&2
+    tools/setup_vllm.sh || echo "warning: the tests of vLLM are skipped" >&2
     if [ -n "$(type -P npm)" ]; then tools/build_lab.sh || echo "warning: the tests of the lab are skipped" >&2; fi
     set -- -m "not soak" --hypothesis-profile full "${@:2}" ;;
 esac

@@ -1,0 +1,1 @@
+"""Policies of this project inside engines that are not ours."""

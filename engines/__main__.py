@@ -1,0 +1,14 @@
+"""`./eb vllm COMMAND`: run a policy inside vLLM, and tell from a record how vLLM followed it."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+COMMANDS = ("serve", "report")
+
+if __name__ == "__main__":
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in COMMANDS:
+        raise SystemExit(f"error: unknown command {name!r}. Use ./eb vllm with one of: {', '.join(COMMANDS)}")
+    import_module(f"engines.{name}").main(sys.argv[2:])

@@ -1,0 +1,335 @@
+"""A policy as vLLM's scheduler: `--scheduler-cls eb_vllm.PolicyScheduler`, which `./eb vllm serve` sets.
+
+vLLM keeps what is about correctness: blocks, grammars, adapters, preemption, outputs. This project's own `Scheduler` plans each
+step beside it, on views of vLLM's requests, and vLLM's `schedule`, which is not copied, is led to the same step in four places:
+
+    self.waiting                 a queue that shows vLLM only those that have joined by the plan, in its order
+    _reserve_prefill_lookahead   called for each request with its number of tokens: cut to the plan's
+    self.running[-1]             the victim when blocks run out: the policy's is moved to the end
+    _preempt_request             called before the step for whom the policy preempts, as vLLM's reset_prefix_cache does
+
+What vLLM did then becomes the plan, which is committed with vLLM's outputs. A policy that fails gives way to `dynamic`, which is
+vLLM's own order; if the books themselves fail, vLLM goes on without them. No other file uses names of vLLM that are not public.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus
+
+from engines.between import Blocks, Queue
+from engines.guard import Guard, HookTimeout, log, make_policy
+from engines.record import Record
+from scheduling.advance import Output, TokenRun
+from scheduling.hooks import overrides
+from scheduling.iteration import Plan
+from scheduling.policy import PolicyError
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+
+SETTINGS = "EB_VLLM"  # the variable with the policy, its options and the record, as JSON
+REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop", RequestStatus.FINISHED_REPETITION: "stop", RequestStatus.FINISHED_LENGTH_CAPPED: "length",
+}  # fmt: skip
+REFUSED = "refused_by_policy"  # stop_reason of a request that the policy turned away
+
+
+class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
+    """vLLM's scheduler with the decisions of a policy; `plans` plans, and is None once its books have failed."""
+
+    plans: Any = None
+    waiting: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = json.loads(os.environ.get(SETTINGS, "{}"))
+        if self.connector is not None:
+            raise ValueError("a policy does not see what waits for a KV connector. Leave out --kv-transfer-config")
+        self._name, self._options = settings.get("policy", "dynamic"), settings.get("options", {})
+        self.lost: list[str] = []  # those that lost their blocks
+        self.views: dict[str, Sequence] = {}
+        self._blocked: list[Any] = []  # new requests whose grammar is being compiled: the policy does not see them yet
+        self._plan: Plan | None = None
+        self._counts: dict[str, int] | None = None
+        self._planned: dict[int, tuple[Plan | None, dict[str, Any]]] = {}
+        self._tokens: defaultdict[Sequence, list[int]] = defaultdict(list)
+        self._refused: list[Any] = []
+        self._ending: dict[Sequence, str] = {}
+        self._is_updating = False
+        self._differs: dict[str, Any] = {}  # what was planned, if vLLM did something else
+        self._guard = Guard()
+        self.waiting = Queue(self, self.waiting)
+        policy = make_policy(self._name, self.max_num_running_reqs, self._options)
+        path = settings.get("record", "")
+        self.plans = Scheduler(policy, None, self.max_num_scheduled_tokens, record=bool(path))
+        self.plans.pages = self.plans.batch.pages = Blocks(self)
+        self.plans.sharing.errors = []
+        self.plans.use(policy)
+        self.record = Record(path, self._head())
+        log.info("policy %s decides for %d slots", self._name, policy.max_batch_size)
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "policy": self._name, "options": self._options, "slots": self.max_num_running_reqs, "page_size": self.block_size,
+            "pages": self.kv_cache_manager.block_pool.num_gpu_blocks - 1, "tokens": self.max_num_scheduled_tokens,
+        }  # fmt: skip
+
+    # Failures and switches
+
+    def _switch(self, name: str, options: Mapping[str, object], now: float) -> None:
+        for seq in self.plans.switch(make_policy(name, self.max_num_running_reqs, options), now):
+            self.views.pop(seq.id, None)
+        self._name, self._options = name, dict(options)
+        self.record.write({"switch": self._head(), "before": self.plans.number + 1, "now": now})
+
+    def _replace(self, error: Exception, now: float) -> None:
+        """Let `dynamic` go on, since the policy failed."""
+        self._guard.name(error, self.plans.policy, "dynamic takes its place")
+        self._switch("dynamic", {}, now)
+
+    def _safely(self, do: Callable[..., None], *values: Any) -> None:
+        """Keep the books; if that fails, vLLM goes on without them, and with all its requests."""
+        if self.plans is not None:
+            try:
+                with self._guard.limited():
+                    do(*values)
+            except Exception as error:
+                self._guard.name(error, self.plans.policy, "vLLM goes on without a policy")
+                self.plans = self.waiting.line = self._counts = None
+
+    def _note_errors(self, now: float) -> None:
+        errors, self.plans.sharing.errors = self.plans.sharing.errors, []
+        for error in errors:
+            self._guard.name(error, self.plans.policy, "It goes on, since this hook only takes note")
+        if stuck := next((error for error in errors if isinstance(error, HookTimeout)), None):
+            self._replace(stuck, now)
+
+    # Arrivals and departures
+
+    def add_request(self, request: Any) -> None:
+        is_new = request.request_id not in self.requests
+        super().add_request(request)
+        if is_new and self.plans is not None:
+            self._blocked.append(request)
+
+    def _take_in(self, now: float) -> None:
+        """Let new requests arrive that vLLM could compute now."""
+        blocked, self._blocked = self._blocked, []
+        for request in blocked:
+            if request.is_finished():
+                continue
+            if self._is_blocked_waiting_status(request.status) and not self._handle_blocked_waiting_request(request):
+                self._blocked.append(request)
+                continue
+            self.deferred_waiting.discard(request)
+            seq = self.views[request.request_id] = self._view(request)
+            self.record.arrival(seq, self.plans.number + 1, now)
+            if not self._add(seq, now):
+                self._turn_away([seq])
+
+    def _add(self, seq: Sequence, now: float) -> bool:
+        try:
+            return bool(self.plans.add(seq))
+        except Exception as error:
+            self._replace(error, now)
+            return seq in self.plans.waiting or bool(self.plans.add(seq))
+
+    def _view(self, request: Any) -> Sequence:
+        """Return a request as a policy sees it; the middleware puts who sent it into its extra arguments."""
+        extra = (request.sampling_params and request.sampling_params.extra_args) or {}
+        slo, prompt = extra.get("slo_s"), request.prompt_token_ids or [0] * request.num_prompt_tokens
+        return Sequence(
+            prompt, request.max_tokens, request.request_id, request.arrival_time, client=str(extra.get("client", "")),
+            priority=request.priority, deadline=None if slo is None else request.arrival_time + float(slo),
+            # vLLM replaces a length that a client did not name by what the context leaves.
+            open_ended=request.max_tokens >= self.max_model_len - request.num_prompt_tokens,
+            adapter=request.lora_request.lora_name if request.lora_request else "", session=request.session_id or "",
+            constrained=request.use_structured_output, cache_salt=request.cache_salt or "",
+            hashes=list(request.block_hashes[: (len(prompt) - 1) // self.block_size]),
+        )  # fmt: skip
+
+    def _turn_away(self, sequences: Iterable[Sequence]) -> None:
+        for seq in sequences:
+            self._refused.append(self.requests[seq.id])  # the outputs of this step tell its client
+            self.finish_requests(seq.id, RequestStatus.FINISHED_ABORTED)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every request that ends comes by here, with its reason in its status."""
+        seq = self.views.get(request.request_id)
+        if seq is not None:
+            self._safely(self._end, seq, request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _end(self, seq: Sequence, request: Any) -> None:
+        reason = REASONS.get(request.status, "abort")
+        if self._is_updating and reason != "abort" and self._tokens[seq]:
+            total = request.num_output_tokens  # the commit that follows ends it with its last token
+            seq.stop = lambda token: reason if len(seq.output_ids) >= total else None
+            self._ending[seq] = reason
+        else:
+            self._remove(seq, reason, time.time())
+
+    def _remove(self, seq: Sequence, reason: str, now: float) -> None:
+        for one in self.plans.remove_all([seq], now, reason) or [seq]:
+            self.views.pop(one.id, None)
+        self.record.write({"cancel": seq.id, "before": self.plans.number + 1, "now": now, "reason": seq.finish_reason})
+
+    # A step
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        now, self._plan = time.time(), None
+        self._safely(self._prepare, now)
+        output = super().schedule(throttle_prefills)
+        self._safely(self._follow, output.num_scheduled_tokens, now)
+        self.waiting.line = self._counts = None
+        self._planned[id(output)] = self._plan, self._differs
+        return output
+
+    def _prepare(self, now: float) -> None:
+        """Plan the step, and lead vLLM to it."""
+        if wanted := self.record.wanted(now):
+            try:
+                self._switch(wanted["policy"], wanted.get("options", {}), now)
+                self._guard.faults.clear()
+            except Exception as error:
+                log.error("policy %s was not taken: %s", wanted, error)
+        self._take_in(now)
+        self._give_back(Plan(0, now, [], []), now)
+        try:
+            self._plan = self._planned_step(now)
+        except Exception as error:
+            self._replace(error, now)
+            self._plan = self._planned_step(now)
+        self._turn_away(self.plans.refused)
+        for seq in self._plan.preempted if self._plan else ():
+            if (request := self.requests[seq.id]).status == RequestStatus.RUNNING:
+                self.running.remove(request)
+                self.prev_step_scheduled_req_ids.discard(seq.id)  # if it joins again in this step, it is sent whole
+                self._preempt_request(request, time.monotonic())
+        self.lost.clear()
+        self._counts = {seq.id: n for seq, n in zip(self._plan.sequences, self._plan.counts)} if self._plan else {}
+        waiting = (self.requests[seq.id] for seq in self.plans.running if seq.finish_reason is None)
+        # A streaming session that goes on is in another queue, of those that hold blocks.
+        self.waiting.line = deque(
+            one for one in waiting if one.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and not self._holds_kv_blocks(one)
+        )  # fmt: skip
+
+    def _planned_step(self, now: float) -> Plan | None:
+        if self.plans.waiting:
+            self.plans.batch.pages.count()
+        self.plans._repeat = None  # vLLM plans ahead, so the last committed step need not be the last one
+        plan: Plan | None = self.plans.plan(now)
+        if plan is None and self.plans.waiting and not self.running and self.plans.wake_at(now) is None:
+            raise PolicyError("admit: no request joins or runs, and deadline() names no time to ask again")
+        used, total = self.plans.batch.pages.usage
+        if overrides(self.plans.policy, "victim") and used + len(self.running) > total:
+            live = [seq for seq in self.plans.running if self.requests.get(seq.id) in self.running]
+            if len(live) > 1 and (victim := self.plans.policy.victim(list(live), now)) in live:
+                self.running.remove(self.requests[victim.id])  # vLLM takes the last one
+                self.running.append(self.requests[victim.id])
+        return plan
+
+    def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        if self._counts is None:
+            return tokens
+        count = self._counts.get(request.request_id, 0)
+        decodes = num_computed_tokens >= request.num_prompt_tokens and count  # its drafts are vLLM's own
+        return tokens if decodes else min(tokens, count)
+
+    def _give_back(self, plan: Plan, now: float) -> None:
+        """Let those wait again that vLLM preempted."""
+        lost = dict.fromkeys(self.views[id] for id in self.lost if id in self.views)
+        self.lost.clear()
+        if gone := [seq for seq in lost if seq.state == "running"]:
+            self.plans.preempt(plan, gone, now)
+
+    def _follow(self, counts: dict[str, int], now: float) -> None:
+        """Make the plan what vLLM did."""
+        if (plan := self._plan) is None:
+            return
+        # Copies: the scheduler goes on with its lists, and vLLM may plan another step before this one is committed.
+        plan.joined, plan.preempted = list(plan.joined), list(plan.preempted)
+        self._give_back(plan, now)
+        self._differs = {} if self._counts == counts else {"planned": self._counts}
+        members = [seq for seq in (*plan.sequences, *plan.paused) if seq.state == "running"]
+        plan.sequences = [seq for seq in members if seq.id in counts]
+        plan.counts = [counts[seq.id] for seq in plan.sequences]
+        plan.paused = [seq for seq in members if seq.id not in counts]
+        if not plan.sequences and not plan.held:  # nothing to commit: the next step tells who joined
+            self.plans.queue.joined[:0], self._plan = plan.joined, None
+        self._sync(plan.sequences)
+
+    def _sync(self, rows: list[Sequence]) -> None:
+        for seq in rows:
+            if (request := self.requests.get(seq.id)) is not None:
+                seq.computed = max(0, request.num_computed_tokens - request.num_output_placeholders)
+
+    # What came out
+
+    def _update_request_with_output(self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any) -> Any:
+        new_token_ids, stopped = super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
+        if (seq := self.views.get(request.request_id)) is not None:
+            self._tokens[seq] += new_token_ids
+        return new_token_ids, stopped
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        plan, differs = self._planned.pop(id(scheduler_output), (None, {}))
+        self._tokens.clear()
+        self._is_updating = True
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._is_updating = False
+        for request in self._refused:
+            extra = (request.sampling_params and request.sampling_params.extra_args) or {}
+            shows = extra.get("shows_reason") and request.sampling_params.logprobs is None
+            # With a token, since vLLM's streams leave out what has none; the middleware answers before it is seen. Where
+            # an answer does not show the reason, an error is more honest than an answer without text.
+            refusal = EngineCoreOutput(
+                request.request_id, [0] if shows else [], stop_reason=REFUSED,
+                finish_reason=FinishReason.ABORT if extra.get("shows_reason") else FinishReason.ERROR,
+            )  # fmt: skip
+            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(refusal)
+        self._refused = []
+        self._safely(self._commit, plan, differs, time.time())
+        return outputs
+
+    def _commit(self, plan: Plan | None, differs: dict[str, Any], now: float) -> None:
+        for seq, ids in self._tokens.items():
+            if seq.state == "waiting":  # it was preempted while its step was computed
+                seq.output_ids += ids
+        if plan is not None:
+            # Another step may have ended some since this one was planned.
+            kept = [(seq, n) for seq, n in zip(plan.sequences, plan.counts) if seq.state == "running"]
+            plan.sequences, plan.counts = [seq for seq, _ in kept], [n for _, n in kept]
+            plan.paused = [seq for seq in plan.paused if seq.state == "running"]
+            plan.held = [seq for seq in plan.held if seq.state == "held"]
+        if plan is not None and (plan.sequences or plan.held):
+            self._sync(plan.sequences)
+            known = [seq.computed for seq in plan.sequences]
+            for seq, count in kept:
+                seq.computed -= count  # the commit adds it
+            iteration = self.plans.commit(plan, [self._output(seq) for seq in plan.sequences], now)
+            for seq, computed in zip(plan.sequences, known):
+                if seq.state == "running":
+                    seq.computed = computed
+            left = [self.views.pop(id) for id, _ in iteration.left]
+            if self.plans.record:
+                outputs = {"outputs": {seq.id: len(seq.output_ids) for seq in left}}
+                self.record.write(iteration.to_dict() | outputs | differs)
+        for seq, reason in self._ending.items():
+            if seq.finish_reason is None:
+                self._remove(seq, reason, now)
+        self._ending.clear()
+        self._note_errors(now)
+
+    def _output(self, seq: Sequence) -> Output:
+        ids = self._tokens.get(seq)
+        return None if not ids else ids[0] if len(ids) == 1 else TokenRun(list(ids))

@@ -1,0 +1,21 @@
+"""vLLM's own scheduler, in an environment of its own: it and the policies in it keep the laws, without a model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from tests.support import ROOT
+
+PYTHON = ROOT / ".venv-vllm/bin/python"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs vLLM: run tools/setup_vllm.sh")
+def test_vllm_and_the_policies_in_it_lose_no_request_and_no_block() -> None:
+    command = [str(PYTHON), "-m", "tests.engines.try_vllm", "4"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
+    assert result.returncode == 0, result.stdout

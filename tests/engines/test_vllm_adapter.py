@@ -1,0 +1,159 @@
+"""A policy inside a stand-in of vLLM's scheduler: who joins, what happens when a hook fails, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import guard
+from tests.engines.small_vllm import Status, request, small_vllm
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with small_vllm() as adapter:
+
+        def start(policy: str, record: str = "", options: dict[str, Any] | None = None, **sizes: int) -> Any:
+            monkeypatch.setenv(
+                adapter.SETTINGS, json.dumps({"policy": policy, "options": options or {}, "record": record})
+            )
+            return adapter.PolicyScheduler(**sizes)
+
+        yield start
+
+
+def step(scheduler: Any) -> dict[str, int]:
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, None)
+    counts: dict[str, int] = output.num_scheduled_tokens
+    return counts
+
+
+def run(scheduler: Any, steps: int = 200) -> list[dict[str, int]]:
+    seen = []
+    while scheduler.requests and len(seen) < steps:
+        seen.append(step(scheduler))
+    return seen
+
+
+def policy_file(folder: Path, body: str) -> str:
+    path = folder / "mine.py"
+    path.write_text(f"from scheduling import policy\n\n\nclass Policy(policy.Policy):\n{body}", "utf-8")
+    return str(path)
+
+
+def test_the_shortest_answer_joins_first(make: Any) -> None:
+    scheduler = make("dynamic+sjf", slots=1)
+    for id, tokens in (("long", 9), ("short", 2)):
+        scheduler.add_request(request(id, tokens=tokens))
+    assert [list(counts) for counts in run(scheduler)] == [["short"]] * 2 + [["long"]] * 9
+
+
+def test_a_static_batch_lets_nobody_join_until_it_has_ended(make: Any) -> None:
+    scheduler = make("static")
+    for i, tokens in enumerate((1, 4, 1)):
+        scheduler.add_request(request(f"r{i}", tokens=tokens))
+    assert [sorted(counts) for counts in run(scheduler)] == [["r0", "r1"], ["r1"], ["r1"], ["r1"], ["r2"]]
+
+
+def test_prompts_are_cut_to_the_policys_tokens(make: Any) -> None:
+    scheduler = make("chunked", tokens=64, options={"max_batched_tokens": 8})
+    scheduler.add_request(request("a", prompt=20, tokens=2))
+    assert [counts["a"] for counts in run(scheduler)] == [8, 8, 4, 1]
+
+
+def test_those_that_lose_their_blocks_are_served_to_the_end(make: Any) -> None:
+    scheduler = make("dynamic", slots=4, blocks=9)
+    for i in range(4):
+        scheduler.add_request(request(f"r{i}", prompt=6, tokens=12))
+    steps = run(scheduler)
+    assert not scheduler.requests
+    assert scheduler.get_num_free_blocks() == 8
+    assert sum(counts.get("r3", 0) > 1 for counts in steps) >= 1
+    assert not scheduler.plans.running
+
+
+def test_a_request_that_is_aborted_leaves_no_view(make: Any) -> None:
+    scheduler = make("dynamic")
+    for id in "abc":
+        scheduler.add_request(request(id))
+    step(scheduler)
+    for id in "ac":  # one that runs, and one that waits
+        scheduler.finish_requests(id, Status.FINISHED_ABORTED)
+    run(scheduler)
+    assert not scheduler.views
+    assert scheduler.plans.is_idle
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    def order(self, waiting, now):\n        1 / 0",
+        "    def order(self, waiting, now):\n        return [None]",
+        "    def admit(self, waiting, running, budget, now):\n        return 'all'",
+        "    def admit(self, waiting, running, budget, now):\n        return 0",
+        "    def allocate_tokens(self, running, token_budget):\n        return [0] * len(running)",
+        "    def allocate_tokens(self, running, token_budget):\n        return [-1]",
+        "    def preempt(self, waiting, running, budget, now):\n        return [None]",
+        "    def on_arrival(self, seq, now):\n        1 / 0",
+        "    def on_token(self, seq, now):\n        1 / 0",
+        "    def release(self, running):\n        return running",
+    ],
+)
+def test_a_policy_that_fails_loses_no_request_and_is_named(make: Any, tmp_path: Path, body: str) -> None:
+    scheduler = make(policy_file(tmp_path, body))
+    for i in range(5):
+        scheduler.add_request(request(f"r{i}"))
+    run(scheduler)
+    assert not scheduler.requests
+    assert scheduler.plans is not None
+    assert sum(scheduler._guard.faults.values()) >= 1
+
+
+def test_a_hook_that_does_not_return_is_stopped(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "HOOK_SECONDS", 0.05)
+    scheduler = make(policy_file(tmp_path, "    def order(self, waiting, now):\n        while True:\n            pass"))
+    scheduler.add_request(request("a"))
+    run(scheduler)
+    assert scheduler._guard.faults == {"order": 1}
+    assert not scheduler.requests
+
+
+def test_without_its_books_vllm_goes_on_alone(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make("dynamic")
+    for i in range(5):
+        scheduler.add_request(request(f"r{i}"))
+    step(scheduler)
+    monkeypatch.setattr(scheduler.plans, "commit", lambda *given: 1 / 0)
+    run(scheduler)
+    assert scheduler.plans is None
+    assert not scheduler.requests
+
+
+def test_a_refused_request_is_answered_and_uses_nothing(make: Any) -> None:
+    scheduler = make("dynamic+rpm", options={"limit": 1})
+    scheduler.add_request(request("a", client="alice"))
+    scheduler.add_request(request("b", client="alice"))
+    outputs = scheduler.update_from_output(scheduler.schedule(), None)
+    assert outputs[0].outputs == ["b"]
+    assert list(scheduler.requests) == ["a"]
+
+
+def test_the_record_has_no_prompt_and_a_file_beside_it_switches_the_policy(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    scheduler = make("dynamic", record=str(path), slots=1)
+    for id, tokens in (("a", 2), ("long", 9), ("short", 2)):
+        scheduler.add_request(request(id, tokens=tokens))
+    step(scheduler)
+    Path(f"{path}.policy").write_text('{"policy": "dynamic+sjf"}', "utf-8")
+    scheduler.record._looks_at = 0.0
+    run(scheduler)
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert [line["arrive"] for line in lines if "arrive" in line] == ["a", "long", "short"]
+    assert not [line for line in lines if "prompt_ids" in line]
+    assert [id for line in lines for id in line.get("joined", ())] == ["a", "short", "long"]
+    assert [line["switch"]["policy"] for line in lines if "switch" in line] == ["dynamic+sjf"]
