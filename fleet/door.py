@@ -106,11 +106,8 @@ class FleetQueue(Queue):
     async def _tell_policy(self, site: Site, switch: dict[str, Any]) -> None:
         if site.name in self._told:
             return
-        key, headers = (
-            self.service.config.api_key,
-            {"Content-Type": "application/json"},
-        )  # which the session adds to none
-        if key:
+        headers = {"Content-Type": "application/json"}  # the session adds none of its own
+        if key := self.service.config.api_key:
             headers["Authorization"] = f"Bearer {key}"
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
             async with self.wires.session.put(

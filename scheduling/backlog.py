@@ -58,10 +58,8 @@ class Backlog:
         def prompt(one: Sequence) -> int:
             return one.pending - policy.cached_tokens(one)  # tokens that it computes when it joins
 
-        running, engines = (
-            [one for batch in self.batches for one in batch.running],
-            sum(bool(b.slots) for b in self.batches),
-        )
+        running = [one for batch in self.batches for one in batch.running]
+        engines = sum(bool(batch.slots) for batch in self.batches)
         slots = sum(batch.free_slots for batch in self.batches) + len(running)
         if not slots:  # all engines are gone for now
             return None

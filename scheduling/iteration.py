@@ -30,14 +30,10 @@ class Plan:
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
     drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all
-    readers: list[Sequence] = field(
-        default_factory=list
-    )  # that read pages which rows before theirs compute in this step
+    readers: list[Sequence] = field(default_factory=list)  # of pages that rows before theirs compute in this step
     mask_seconds: float = 0.0  # that the step waited for the masks of answers that have a form
     experts: Experts | None = None  # set by a model that is a mixture of them
-    goes_on: bool = (
-        False  # set by a model that computes elsewhere: nothing has come yet, and the next plan is of the same step
-    )
+    goes_on: bool = False  # set by a model that computes elsewhere: nothing came yet, and the next plan is of this step
 
     @property
     def padding(self) -> int:
