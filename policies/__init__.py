@@ -224,7 +224,7 @@ def _module(name: str, package: str) -> ModuleType:
         module = sys.modules[spec.name] = module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except BaseException as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             del sys.modules[spec.name]
             raise ValueError(f"cannot load policy {name!r}: {_reason(error, path)}. Correct the file") from error
         return module

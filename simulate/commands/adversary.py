@@ -18,6 +18,7 @@ from simulate.commands.arguments import Sections, engine_options
 from simulate.commands.inputs import make_cost
 from simulate.commands.option_checks import refuse
 from simulate.laws.case import Case
+from simulate.rows import Rows
 from simulate.scenario import Chosen, Engine
 from terminal.console import say, table_of
 from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values, read_pairs
@@ -111,7 +112,7 @@ def replay_line(args: Values) -> str:
     return shlex.join([*kept, "--replay", str(args.out)])
 
 
-def show(console: Console, rows: workloads.Rows, found: Finding, names: tuple[str, str], what: str) -> None:
+def show(console: Console, rows: Rows, found: Finding, names: tuple[str, str], what: str) -> None:
     """Print a line for each request, and the ratio."""
     columns: dict[str, Sequence[Any]] = {
         "arrives, ms": [1000 * at for at in rows.at.tolist()],

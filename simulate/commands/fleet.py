@@ -27,8 +27,8 @@ from simulate.fleet.fleet import Asks, Fleet
 from simulate.fleet.fleet_run import FleetRun
 from simulate.fleet.instances import Instances
 from simulate.fleet.scaling import ScaledFleet, Scaling
+from simulate.rows import Rows
 from simulate.scenario import Chosen, Scenario
-from simulate.workloads import Rows
 from terminal.console import say, table_of
 from terminal.option_types import Type
 from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values, nearest

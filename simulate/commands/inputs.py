@@ -22,6 +22,7 @@ from simulate import workloads
 from simulate.commands import option_checks
 from simulate.commands.option_checks import check_once, refuse
 from simulate.measured.intervals import Noise, of_cost
+from simulate.rows import Rows
 from simulate.scenario import Chosen, Engine, Scenario
 from terminal.console import say
 from terminal.options import UsageError, Values, read_pairs
@@ -29,7 +30,7 @@ from terminal.options import UsageError, Values, read_pairs
 
 def make_scenario(
     args: Values, console: Console, *, reported: Collection[str] = (), unit: bool = False, draws_more: bool = False
-) -> Scenario[workloads.Rows]:
+) -> Scenario[Rows]:
     """Return what the options describe, after all that every command has were checked; print notes about the requests.
 
     The command's result reports the hints in `reported` for every policy. `unit` asks for one request a second, for a
@@ -122,7 +123,7 @@ def _replays_workload(args: Values) -> bool:
     return args.workload.startswith("trace:") and not args.is_given("arrivals")
 
 
-def _rows(args: Values, *, unit: bool, draws_more: bool) -> workloads.Rows:
+def _rows(args: Values, *, unit: bool, draws_more: bool) -> Rows:
     """Return the requests that the options describe."""
     if args.trace:
         rows = workloads.read(args.trace)

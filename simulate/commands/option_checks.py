@@ -13,7 +13,7 @@ import policies
 from costs.cost import Aligned, Cost, Padded, Ragged
 from costs.steps import decoding, prefilling
 from scheduling.policy import Policy
-from simulate.workloads import Rows
+from simulate.rows import Rows
 from terminal.options import UsageError, Values
 
 Reasons = Iterable[tuple[str, str]]

@@ -19,11 +19,12 @@ from costs.cost import Sizes, Transfer
 from scheduling.hooks import Hooks
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import blocks, result, workloads
+from simulate import blocks, result
 from simulate.best import blame, program_blame, regret
 from simulate.commands.arguments import Sections, arrival_options, config_of, engine_options, now, policies_argument
 from simulate.commands.inputs import make_scenario
 from simulate.commands.option_checks import UNLIMITED, Reasons, check_once, refuse
+from simulate.rows import Rows
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import simulate
 from terminal.console import say, table_of
@@ -120,7 +121,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 
 def serve(
-    args: Values, console: Console, scenario: Scenario[workloads.Rows], chosen: Chosen, folder: store.Store | None
+    args: Values, console: Console, scenario: Scenario[Rows], chosen: Chosen, folder: store.Store | None
 ) -> dict[str, Any]:
     """Serve the requests with one policy; return the result, and keep it in the folder if there is one."""
     evict, rows = scenario.engine.evict, scenario.rows
@@ -160,7 +161,7 @@ def serve(
     return numbers
 
 
-def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
+def without_effect(args: Values, scenario: Scenario[Rows]) -> Reasons:
     """Yield the options of this command that have no effect beside the others."""
     named = ", ".join(args.policies)
     if not args.out:
@@ -186,7 +187,7 @@ def without_effect(args: Values, scenario: Scenario[workloads.Rows]) -> Reasons:
         yield "preemption", why
 
 
-def check_evict(args: Values, rows: workloads.Rows) -> None:
+def check_evict(args: Values, rows: Rows) -> None:
     """Reject an --evict that is given twice, or goes by sessions that the requests do not have."""
     check_once("--evict", args.evict)
     heeding = [name for name in args.evict if policies.get_eviction(name).uses]
@@ -212,12 +213,12 @@ def hint_words(simulation: dict[str, Any]) -> str:
     return words
 
 
-def load_of(args: Values, rows: workloads.Rows) -> str:
+def load_of(args: Values, rows: Rows) -> str:
     """Name the arrivals as client.compare does."""
     return rows.arrivals.text if rows.arrivals else f"trace:{args.speed:g}"
 
 
-def make_store(args: Values, rows: workloads.Rows) -> store.Store:
+def make_store(args: Values, rows: Rows) -> store.Store:
     """Open the folder of the results; UsageError if it holds some already."""
     if (args.out / "summary.json").exists():
         raise UsageError(f"{str(args.out)!r} holds results already. Use another --out")

@@ -76,9 +76,9 @@ class Trajectory(Simulation):
         return super().compute(plan)
 
     def passed(self, ends: list[float]) -> None:
-        """Keep the steps; of equal ones, the law was asked about one more than passed."""
+        """Keep the steps; after equal ones, the law has been asked about the next one, too."""
         self.steps += self.asked[: len(ends)]
-        self.asked.clear()
+        del self.asked[: len(ends)]
         self.begins += [self._began, *ends[:-1]]
         self.queued += [len(self.scheduler.waiting)] * len(ends)
         self.ends += ends

@@ -16,9 +16,10 @@ import numpy as np
 
 from costs.cost import Scaled
 from fleet.routers import least_loaded
-from simulate import result, workloads
+from simulate import result
 from simulate.fleet.fleet import Fleet
 from simulate.measured.intervals import SHARES, Interval, Noise
+from simulate.rows import Rows
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import Run
 
@@ -119,13 +120,13 @@ def breaks(run: Run, limits: Many[Limit]) -> str:
     return ""
 
 
-def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Many[Limit] = DEFAULT_LIMITS) -> Capacity:
+def capacity(scenario: Scenario[Rows], chosen: Chosen, limits: Many[Limit] = DEFAULT_LIMITS) -> Capacity:
     """Return the highest rate at which a policy meets all limits; the requests come at one a second.
 
     The search begins at the rate at which a backlog is served, which no sustained rate can much exceed.
     """
 
-    def serve(rows: workloads.Rows) -> Run:
+    def serve(rows: Rows) -> Run:
         return replace(scenario, rows=rows).serve(chosen)
 
     unit = scenario.rows
@@ -147,7 +148,7 @@ def capacity(scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Many[Li
 
 
 def interval(
-    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Many[Limit], found: Capacity, noise: Noise | None
+    scenario: Scenario[Rows], chosen: Chosen, limits: Many[Limit], found: Capacity, noise: Noise | None
 ) -> Interval:
     """Return the interval of the capacity: from the one found on a slow machine to the one on a fast machine.
 
@@ -163,7 +164,7 @@ def interval(
 
 
 def shortest_queue_replicas(
-    scenario: Scenario[workloads.Rows], chosen: Chosen, limits: Many[Limit], rate: float, most: int, seed: int = 0
+    scenario: Scenario[Rows], chosen: Chosen, limits: Many[Limit], rate: float, most: int, seed: int = 0
 ) -> int:
     """Return how many replicas sustain `rate` when each request joins the shortest queue; `most` are enough.
 

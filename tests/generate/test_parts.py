@@ -18,6 +18,8 @@ from tests.support.generate import why_no_kernel
 def test_the_parts_of_a_step_are_timed_and_its_tokens_stay(one_thread: None) -> None:
     torch.manual_seed(0)
     runner = ModelRunner(network_of(SHAPES["llama"]), 40, 64)
+    for pool in (runner.keys, runner.values):
+        pool.normal_()
     assert isinstance(runner.blocks, CBlocks)
     before = runner.blocks, runner.head, runner.blocks.model.linear
     plans, timed = engine.repeats(decoding(runner, 4, 20, 0.0)), engine.repeats(decoding(runner, 4, 20, 0.0))

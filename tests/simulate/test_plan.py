@@ -21,6 +21,7 @@ from simulate import workloads
 from simulate.fleet import plan
 from simulate.fleet.fleet import Fleet
 from simulate.fleet.plan import Capacity, Limit, capacity, parse_limit
+from simulate.rows import Rows
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import PolicyHangs, simulate
 from tests.support import points, sample
@@ -30,20 +31,18 @@ from tests.support.simulate import agrees, replicate, run_poisson
 MS = Phases(token=1e-3)  # a prompt of n tokens and one token out: a job of n ms
 
 
-def jobs(n: int, mean_ms: float | None, seed: int = 0) -> workloads.Rows:
+def jobs(n: int, mean_ms: float | None, seed: int = 0) -> Rows:
     """Return jobs at one a second, of 1 s each, or exponential with that mean."""
     rng = np.random.default_rng(seed)
     size = np.full(n, 1000) if mean_ms is None else np.ceil(rng.exponential(mean_ms, n)).astype(int)
-    return workloads.Rows(np.cumsum(rng.exponential(1.0, n)), size, np.ones(n, int))
+    return Rows(np.cumsum(rng.exponential(1.0, n)), size, np.ones(n, int))
 
 
 def nobatch() -> Scheduler:
     return make_scheduler("nobatch", 1)
 
 
-def alone(
-    unit: workloads.Rows, cost: Cost = MS, policy: str = "nobatch", slots: int = 1
-) -> tuple[Scenario[workloads.Rows], Chosen]:
+def alone(unit: Rows, cost: Cost = MS, policy: str = "nobatch", slots: int = 1) -> tuple[Scenario[Rows], Chosen]:
     """Return a scenario of one policy without a limit to the tokens of a step, and this policy."""
     chosen = Chosen(policy)
     return Scenario((chosen,), Engine(slots, 1 << 30), cost, Host(), unit), chosen

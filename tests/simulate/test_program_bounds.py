@@ -17,12 +17,13 @@ from costs.cost import Affine, Cost, Phases
 from costs.steps import Step
 from simulate import workloads
 from simulate.best.programs import bounds
+from simulate.rows import Rows
 
 
 class Best:
     """A search through all schedules of a few calls."""
 
-    def __init__(self, rows: workloads.Rows, cost: Cost, slots: int) -> None:
+    def __init__(self, rows: Rows, cost: Cost, slots: int) -> None:
         self.calls, self.cost, self.slots = rows.calls or [], cost, slots
         self.prompt, self.output = rows.prompt.tolist(), rows.output.tolist()
         self.programs = list(dict.fromkeys(call.program for call in self.calls))
@@ -77,7 +78,7 @@ class Best:
                     self._search(tuple(after), tuple(ends), over)
 
 
-def tiny(rng: np.random.Generator) -> tuple[workloads.Rows, Cost, int]:
+def tiny(rng: np.random.Generator) -> tuple[Rows, Cost, int]:
     """Draw one to three programs with at most eight answer tokens, a law and a number of slots."""
     while True:
         programs, at = [], 0.0

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from simulate import workloads
+from simulate.rows import Rows
 from tests.simulate.test_programs import serve, times_of
 from tests.support.simulate import run_command
 
 
-def read(tmp_path: Path, *rows: dict[str, Any]) -> workloads.Rows:
+def read(tmp_path: Path, *rows: dict[str, Any]) -> Rows:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return workloads.read(path)

@@ -16,6 +16,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.best import program_blame, programs
+from simulate.rows import Rows
 from simulate.simulator import Run, simulate
 from tests.support.simulate import run_command
 
@@ -32,13 +33,7 @@ def chain(at: float, *answers: int) -> Program:
 
 
 def serve(
-    rows: workloads.Rows,
-    policy: str,
-    slots: int = 1,
-    host: Host | None = None,
-    pages: int = 0,
-    fast: bool = True,
-    **options: Any,
+    rows: Rows, policy: str, slots: int = 1, host: Host | None = None, pages: int = 0, fast: bool = True, **options: Any
 ) -> Run:
     scheduler = Scheduler(policies.get_policy(policy, slots, options), PagePool(pages, 16) if pages else None)
     return simulate(scheduler, rows.sequences(), SECOND, host, fast_forward=fast)
@@ -87,7 +82,7 @@ def test_bounds_of_cases_worked_out_by_hand() -> None:
     assert least(LATE) == 5
 
 
-def drawn(kind: str, number: int = 12, seed: int = 3) -> workloads.Rows:
+def drawn(kind: str, number: int = 12, seed: int = 3) -> Rows:
     """Return programs whose steps of a second overlap."""
     return workloads.of_calls(draw(kind, np.linspace(0, 5, number).tolist(), seed))
 
