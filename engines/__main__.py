@@ -1,4 +1,4 @@
-"""`./eb vllm COMMAND`: run a policy inside vLLM, and tell from a record how vLLM followed it."""
+"""`./eb vllm COMMAND`: run a policy inside vLLM, or report from a record how closely vLLM followed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM and this project's scheduler see of each other: a waiting queue for the one, pages for the other.
+"""What vLLM and this project's scheduler see of each other: vLLM sees a waiting queue, the scheduler sees pages.
 
 This module must not import vLLM; `owner` is its scheduler.
 """
@@ -14,7 +14,7 @@ from scheduling.sequence import Sequence
 
 
 class Queue:
-    """vLLM's waiting queue `own`; inside a step it shows `line`, those that may join, unless that is None."""
+    """vLLM's waiting queue `own`; inside a step it shows only `line`, the requests that may join, unless that is None."""
 
     def __init__(self, owner: Any, own: Any) -> None:
         self._owner, self.own = owner, own
@@ -49,16 +49,16 @@ class Queue:
 
 
 class Blocks(Reservations):
-    """vLLM's blocks as the pages of a scheduler, which only asks whether they suffice: vLLM itself gives them out."""
+    """vLLM's blocks as the pages of a scheduler, which only asks whether there are enough: vLLM itself allocates them."""
 
     def __init__(self, owner: Any) -> None:
         super().__init__(None)
         self._owner, self._size, self._blocks = owner, int(owner.block_size), owner.kv_cache_manager.block_pool
-        self._promised: dict[Sequence, int] = {}  # for which a running request was let in, until it has them
+        self._promised: dict[Sequence, int] = {}  # blocks with which a running request joined, until it has them
         self._free = 0
 
     def count(self) -> None:
-        """Count the free blocks that are promised to nobody, before a step."""
+        """Count the free blocks that no running request was promised, before a step."""
         rest = {seq: pages - self._pages(seq.computed) for seq, pages in self._promised.items()}
         self._promised = {seq: self._promised[seq] for seq, more in rest.items() if more > 0}
         self._free = int(self._blocks.get_num_free_blocks()) - sum(rest[seq] for seq in self._promised)

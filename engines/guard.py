@@ -1,4 +1,4 @@
-"""What keeps an engine safe from a policy: hooks that do not return are stopped, and errors are named once. Pure but for the alarm.
+"""Keeps an engine safe from a policy: stops hooks that do not return, and logs errors once. Pure but for the alarm.
 
 This module must not know which engine it is.
 """
@@ -24,11 +24,11 @@ HOOK_SECONDS = 1.0  # that the hooks of a step may take
 
 
 class HookTimeout(Exception):
-    """The hooks of a step have not returned in time."""
+    """The hooks of a step did not return in time."""
 
 
 def make_policy(name: str, slots: int, options: Mapping[str, object]) -> Policy:
-    """Return a policy for an engine that gives pages as answers grow; ValueError for a wrong name or option."""
+    """Return a policy for an engine that allocates pages as answers grow; ValueError for a wrong name or option."""
     policy = get_policy(name, slots, options)
     # To reserve whole answers would leave an engine emptier than without a policy: it preempts when pages run out.
     if not overrides(policy, "reserve_tokens") and not policy.padded and not policy.closed:
@@ -51,7 +51,7 @@ class Guard:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Stop the hooks that the main thread calls inside and that take too long; elsewhere nothing is limited."""
+        """Stop hooks that take too long if the main thread calls them; other threads have no limit."""
         if self._limits:
             signal.setitimer(signal.ITIMER_REAL, HOOK_SECONDS, HOOK_SECONDS)
         try:

@@ -1,7 +1,7 @@
-"""ASGI middleware of vLLM's API process: tells the scheduler who sent a request, and answers 429 for what a policy turned away.
+"""ASGI middleware of vLLM's API process: tells the scheduler who sent a request, and answers 429 if a policy refused it.
 
 A client is the header X-Client, else `user`, else the key. It is added to the body's `vllm_xargs`, with `slo_s`. vLLM ends
-a request that was turned away as if it were complete, so the first bytes of an answer are held back until that is known.
+a refused request as if it were complete, so the first bytes of an answer are held back until that is known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-SHOW_REASON = ("/v1/completions", "/v1/chat/completions")  # the answers of the others do not say why they end
+SHOW_REASON = ("/v1/completions", "/v1/chat/completions")  # the other dialects' answers do not say why they ended
 PATHS = (*SHOW_REASON, "/v1/responses", "/v1/messages")
 LONGEST_NAME = 200
 WORDS = "the policy refused this request. Try again later"
@@ -67,7 +67,7 @@ class Middleware:
 
 
 def marked(body: bytes, headers: dict[str, str], shows_reason: bool = False) -> bytes:
-    """Return a body with who sent it and its deadline where the scheduler finds them; what is no object stays as it is."""
+    """Return a body with its client and deadline where the scheduler finds them; a body that is no object is unchanged."""
     fields: Any = None
     with suppress(ValueError):
         fields = json.loads(body)

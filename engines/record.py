@@ -1,6 +1,6 @@
 """The record of what a policy decided in an engine: a line of JSON for each arrival, cancellation and step. Pure but for files.
 
-Prompts are not written: only their lengths, and a number for each full page that is equal where prompts are equal up to there.
+Prompts are not written: only their lengths, and a hash of each full page and all before it, so that equal beginnings show.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from zlib import crc32
 
 from scheduling.sequence import Sequence
 
-LOOK_EVERY = 0.25  # seconds between two looks at the file that names another policy
+LOOK_EVERY = 0.25  # seconds between two checks of the file that names another policy
 
 
 class Record:
-    """A record that is being written, none if its path is empty; PATH.policy is the policy that another process wants."""
+    """A record that is being written, none if its path is empty; PATH.policy is the policy that another process requests."""
 
     def __init__(self, path: str, head: dict[str, Any]) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) if path else -1
@@ -25,7 +25,7 @@ class Record:
         self.write(head)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Write a line; after an error, such as a full disk, no more."""
+        """Write a line; after an error, such as a full disk, write nothing more."""
         if self._file < 0:
             return
         try:
@@ -34,7 +34,7 @@ class Record:
             self._file = -1
 
     def wanted(self, now: float) -> dict[str, Any] | None:
-        """Return the policy that is wanted, once."""
+        """Return the requested policy, once."""
         if self._file < 0 or now < self._looks_at:
             return None
         self._looks_at = now + LOOK_EVERY

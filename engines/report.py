@@ -1,4 +1,4 @@
-"""`./eb vllm report RECORD`: the share of steps in which vLLM did what was planned, and where and how it first did not."""
+"""`./eb vllm report RECORD`: the share of steps in which vLLM did what was planned, and the first step in which it did not."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ TESTED = "0.32."
 
 
 def main(argv: list[str]) -> None:
-    """Become vLLM; exit with 2 if the policy, an option or the version is wrong."""
+    """Replace this process by vLLM; exit with 2 if the policy, an option or the version is wrong."""
     parser = argparse.ArgumentParser("./eb vllm serve", description=__doc__, allow_abbrev=False)
     parser.add_argument("--policy", default="dynamic", help="a policy, as in dynamic+vtc, or a file with one")
     parser.add_argument(
         "--policy-option", action="append", default=[], metavar="NAME=VALUE", help="an option of it; may be repeated"
     )
-    parser.add_argument("--record", default="", help="file to write a line to for each arrival and step")
-    parser.add_argument("--untested", action="store_true", help=f"try a version of vLLM other than {TESTED}x")
+    parser.add_argument("--record", default="", help="write a line for each arrival and step to this file")
+    parser.add_argument("--untested", action="store_true", help=f"allow a version of vLLM other than {TESTED}x")
     own, theirs = parser.parse_known_args(argv)
     try:
         if wrong := next((text for text in own.policy_option if "=" not in text), None):
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
         name, options = absolute(complete(own.policy)), dict(text.split("=", 1) for text in own.policy_option)
         make_policy(name, 1 << 10, options)
         if not (found := version("vllm")).startswith(TESTED) and not own.untested:
-            raise ValueError(f"vLLM is {found}, but only {TESTED}x was tested. Use that, or try with --untested")
+            raise ValueError(f"vLLM is {found}, but only {TESTED}x was tested. Use that, or add --untested to try it")
     except PackageNotFoundError:
         parser.exit(
             2, f"error: {sys.executable} has no vLLM. Activate its environment, or set EB_VLLM_PYTHON to its Python\n"

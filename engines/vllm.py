@@ -1,15 +1,16 @@
 """A policy as vLLM's scheduler: `--scheduler-cls eb_vllm.PolicyScheduler`, which `./eb vllm serve` sets.
 
-vLLM keeps what is about correctness: blocks, grammars, adapters, preemption, outputs. This project's own `Scheduler` plans each
-step beside it, on views of vLLM's requests, and vLLM's `schedule`, which is not copied, is led to the same step in four places:
+vLLM keeps everything that correctness depends on: blocks, grammars, adapters, preemption, outputs. This project's own
+`Scheduler` plans each step beside it, on views of vLLM's requests. vLLM's `schedule`, which is not copied, is steered to that
+step in four places:
 
     self.waiting                 a queue that shows vLLM only those that have joined by the plan, in its order
     _reserve_prefill_lookahead   called for each request with its number of tokens: cut to the plan's
-    self.running[-1]             the victim when blocks run out: the policy's is moved to the end
-    _preempt_request             called before the step for whom the policy preempts, as vLLM's reset_prefix_cache does
+    self.running[-1]             the victim when blocks run out: the policy's victim is moved to the end
+    _preempt_request             called before the step for requests that the policy preempts, as reset_prefix_cache does
 
-What vLLM did then becomes the plan, which is committed with vLLM's outputs. A policy that fails gives way to `dynamic`, which is
-vLLM's own order; if the books themselves fail, vLLM goes on without them. No other file uses names of vLLM that are not public.
+What vLLM did then becomes the plan, which is committed with vLLM's outputs. A policy that fails is replaced by `dynamic`, which
+is vLLM's own order; if the bookkeeping fails, vLLM goes on without it. No other file uses names of vLLM that are not public.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ SETTINGS = "EB_VLLM"  # the variable with the policy, its options and the record
 REASONS = {
     RequestStatus.FINISHED_STOPPED: "stop", RequestStatus.FINISHED_REPETITION: "stop", RequestStatus.FINISHED_LENGTH_CAPPED: "length",
 }  # fmt: skip
-REFUSED = "refused_by_policy"  # stop_reason of a request that the policy turned away
+REFUSED = "refused_by_policy"  # stop_reason of a request that the policy refused
 
 
 class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
-    """vLLM's scheduler with the decisions of a policy; `plans` plans, and is None once its books have failed."""
+    """vLLM's scheduler with the decisions of a policy; `plans` plans, and is None once the bookkeeping has failed."""
 
     plans: Any = None
     waiting: Any
@@ -52,7 +53,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         settings = json.loads(os.environ.get(SETTINGS, "{}"))
         if self.connector is not None:
-            raise ValueError("a policy does not see what waits for a KV connector. Leave out --kv-transfer-config")
+            raise ValueError("policies cannot see requests that await a KV connector. Leave out --kv-transfer-config")
         self._name, self._options = settings.get("policy", "dynamic"), settings.get("options", {})
         self.lost: list[str] = []  # those that lost their blocks
         self.views: dict[str, Sequence] = {}
@@ -91,12 +92,12 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         self.record.write({"switch": self._head(), "before": self.plans.number + 1, "now": now})
 
     def _replace(self, error: Exception, now: float) -> None:
-        """Let `dynamic` go on, since the policy failed."""
+        """Replace a policy that failed by `dynamic`."""
         self._guard.name(error, self.plans.policy, "dynamic takes its place")
         self._switch("dynamic", {}, now)
 
     def _safely(self, do: Callable[..., None], *values: Any) -> None:
-        """Keep the books; if that fails, vLLM goes on without them, and with all its requests."""
+        """Do the bookkeeping; if that fails, vLLM goes on without it, with all its requests."""
         if self.plans is not None:
             try:
                 with self._guard.limited():
@@ -121,7 +122,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             self._blocked.append(request)
 
     def _take_in(self, now: float) -> None:
-        """Let new requests arrive that vLLM could compute now."""
+        """Report new requests to the policy once vLLM could compute them."""
         blocked, self._blocked = self._blocked, []
         for request in blocked:
             if request.is_finished():
@@ -143,7 +144,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             return seq in self.plans.waiting or bool(self.plans.add(seq))
 
     def _view(self, request: Any) -> Sequence:
-        """Return a request as a policy sees it; the middleware puts who sent it into its extra arguments."""
+        """Return a request as a policy sees it; the middleware puts the client into its extra arguments."""
         extra = (request.sampling_params and request.sampling_params.extra_args) or {}
         slo, prompt = extra.get("slo_s"), request.prompt_token_ids or [0] * request.num_prompt_tokens
         return Sequence(
@@ -162,7 +163,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             self.finish_requests(seq.id, RequestStatus.FINISHED_ABORTED)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Every request that ends comes by here, with its reason in its status."""
+        """Handle the end of any request; its status has the reason."""
         seq = self.views.get(request.request_id)
         if seq is not None:
             self._safely(self._end, seq, request)
@@ -194,13 +195,13 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return output
 
     def _prepare(self, now: float) -> None:
-        """Plan the step, and lead vLLM to it."""
+        """Plan the step, and steer vLLM to it."""
         if wanted := self.record.wanted(now):
             try:
                 self._switch(wanted["policy"], wanted.get("options", {}), now)
                 self._guard.faults.clear()
             except Exception as error:
-                log.error("policy %s was not taken: %s", wanted, error)
+                log.error("cannot switch to policy %s: %s", wanted, error)
         self._take_in(now)
         self._give_back(Plan(0, now, [], []), now)
         try:
@@ -246,14 +247,14 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return tokens if decodes else min(tokens, count)
 
     def _give_back(self, plan: Plan, now: float) -> None:
-        """Let those wait again that vLLM preempted."""
+        """Return requests that vLLM preempted to the waiting queue."""
         lost = dict.fromkeys(self.views[id] for id in self.lost if id in self.views)
         self.lost.clear()
         if gone := [seq for seq in lost if seq.state == "running"]:
             self.plans.preempt(plan, gone, now)
 
     def _follow(self, counts: dict[str, int], now: float) -> None:
-        """Make the plan what vLLM did."""
+        """Correct the plan to what vLLM did."""
         if (plan := self._plan) is None:
             return
         # Copies: the scheduler goes on with its lists, and vLLM may plan another step before this one is committed.

@@ -1,7 +1,7 @@
 """How many replicas a fleet wants: the autoscalers, as functions of the load of each replica.
 
 The same functions decide in `simulate fleet` and in front of real servers. They must not know clocks, networks, or how
-replicas are started. `Patience` is what stands between a wish and a change.
+replicas are started. `Patience` delays a change until it has been wanted long enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a queue reads in a request and what it adds: the blocks of the prompt, its dialect, and a seed.
+"""What a queue reads from a request (the dialect, the prompt's blocks) and what it adds (a seed).
 
 Everything else of a body passes byte for byte, so that the servers find its faults and name them.
 """

@@ -1,4 +1,4 @@
-"""The queue before the replicas of a fleet: which there are, what they report, and the policy that all of them run.
+"""The queue in front of a fleet's replicas: their list, their reports, and the policy that all of them run.
 
 This module must not know Ray: a `Source` names the replicas.
 """
@@ -23,8 +23,8 @@ from front.sites import Site, Sites
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between two looks at which replicas there are
-GLANCE_SECONDS = 0.1  # between two looks at whether one has failed
+LOOK_SECONDS = 1.0  # between two lists of the replicas
+GLANCE_SECONDS = 0.1  # between two checks for one that has failed
 TELL_SECONDS = 5.0  # for a replica's answer to a switch
 SPARE_SECONDS = 60.0  # a replica is silent for longer than its own time limit only if it hangs
 
@@ -44,7 +44,7 @@ class Source(Protocol):
         """Return the replicas that can take requests."""
 
     def report(self, waiting: Load) -> None:
-        """Tell the autoscaler which requests wait in the queue, and so at no replica."""
+        """Report to the autoscaler which requests wait in the queue, where no replica sees them."""
 
 
 class FleetQueue(Queue):
@@ -70,7 +70,7 @@ class FleetQueue(Queue):
             following.cancel()
 
     async def _follow(self) -> None:
-        """Ask for the replicas now and then, and at once when one has failed."""
+        """Find the replicas once a second, and at once when one has failed."""
         while True:
             try:
                 await self.refresh()
@@ -85,7 +85,7 @@ class FleetQueue(Queue):
         return sum(site.failures + site.refusals for site in self.sites.all)
 
     async def refresh(self) -> None:
-        """Ask which replicas there are, and use those that run the policy of the last switch."""
+        """List the replicas, and use those that run the policy of the last switch."""
         found = {}
         for name, url, report in await self._source.find():
             site = found[name] = self._known.get(name) or Site(name, url, 0, own=True)

@@ -1,4 +1,4 @@
-"""The command line of a fleet, and what of it each replica's server gets. It must not import Ray."""
+"""The command line of a fleet, and the part of it that each replica's server gets. It must not import Ray."""
 
 from __future__ import annotations
 

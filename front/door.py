@@ -1,4 +1,4 @@
-"""What stands before every request to a queue: its guard, its key, and an end without lost answers."""
+"""What every request to a queue passes first: the check of its origin, its key, and a shutdown that loses no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at upstreams, which pass the queue by: what one tells of itself, its models, or its live page."""
+"""Requests that skip the queue: what an upstream reports, its models, or its live page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def look(wires: Wires, request: web.Request, body: bytes, sites: Sequence[
 
 
 async def _copy(answer: aiohttp.ClientResponse, request: web.Request, secret: str) -> web.StreamResponse:
-    """Copy an answer that may never end, such as a replica's events; if it breaks, events end, and all else breaks."""
+    """Copy an answer that may never end, such as a replica's events; if it breaks, events end and other answers break."""
     response = web.StreamResponse(status=answer.status, headers=passed(answer.headers, secret))
     if "Content-Length" in answer.headers:
         response.content_length = int(answer.headers["Content-Length"])

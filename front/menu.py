@@ -1,4 +1,4 @@
-"""The policies of a queue in front of a server that batches by itself: which mean something there, and in one sentence what.
+"""The policies that make a difference in front of a server that batches by itself, and a sentence on each.
 
 It stands for the package `policies`, and makes policies that decide only what a queue can carry out.
 """
@@ -36,14 +36,14 @@ ORDERS = {
     "admission-control": "refuses what would miss its deadline",
     "adapter-affinity": "one model after the other, for an upstream that swaps them",
     "program-fcfs": "the program that began first, by X-Session-Id",
-    "plas": "the program that has received the least, by X-Session-Id",
+    "plas": "the program that has received the least service, by X-Session-Id",
     "atlas": "as plas, but calls that run together count once",
-    "program-gittins": "the program that will soon be done, by what programs before it received",
+    "program-gittins": "the program most likely to end soon, judging by those that have ended",
 }
 REFUSED = {
     "srpt": "srpt is sjf here: no upstream gives a slot back with its tokens. Use sjf",
     "mlfq": "mlfq has levels without preemption here, since no upstream gives a slot back. Use vtc, or sjf",
-    "program-srpt": "program-srpt needs to know the calls that will come, as only a simulation does. Use plas",
+    "program-srpt": "program-srpt needs to know future calls, which only a simulator does. Use plas",
     **dict.fromkeys(
         ("lpm", "prefix-tree"), "{} needs to know what the upstream has cached, which it does not tell. Use fcfs"
     ),
@@ -57,7 +57,7 @@ class Menu:
     start = "./eb queue"  # the command that loads a policy's file
 
     def check_name(self, name: str, *, own: bool = True) -> None:
-        """Raise ValueError if there is no such policy, or if it means something else before an upstream."""
+        """Raise ValueError if there is no such policy, or if it means something else in front of an upstream."""
         if (order := name.rpartition("+")[2]) in REFUSED and "+" in name:
             raise ValueError(REFUSED[order].format(order))
         policies.check_name(name, own=own, hidden=REFUSED)
@@ -71,23 +71,23 @@ class Menu:
         return [*ORDERS, *(name for name in policies.order_names() if name not in ORDERS | REFUSED)]
 
     def summary(self, name: str) -> str:
-        """Return what a loop does before an upstream."""
+        """Return what a loop does in front of an upstream."""
         return LOOPS.get(name) or policies.summary(name)
 
     def order_summary(self, name: str) -> str:
-        """Return what an order does before an upstream."""
+        """Return what an order does in front of an upstream."""
         return ORDERS.get(name) or policies.order_summary(name)
 
     def get_policy(
         self, name: str, max_batch_size: int = 32, options: Mapping[str, object] | None = None, **more: Any
     ) -> Policy:
-        """Return a policy; ValueError for one that means something else before an upstream."""
+        """Return a policy; ValueError for one that means something else in front of an upstream."""
         self.check_name(name, own=more.get("own", True))
         return adapted(policies.get_policy(name, max_batch_size, options, **more))
 
 
 class Shared(Menu):
-    """For a queue before servers of this project: they run the loop of a policy, and the queue has its order."""
+    """For a queue in front of servers of this project: they run the loop of a policy, and the queue runs its order."""
 
     start = "./eb fleet"
 
@@ -113,7 +113,7 @@ class Shared(Menu):
 
 
 def divided(name: str, options: Mapping[str, Any]) -> tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]:
-    """Return the loop of a policy and its options, for the servers, and what the queue before them gets.
+    """Return a policy's loop and options for the servers, and what remains for the queue in front of them.
 
     That is the order with the loop `dynamic`. A file of the user's own may decide both, so it goes to both as it is.
     """
@@ -128,7 +128,7 @@ def divided(name: str, options: Mapping[str, Any]) -> tuple[tuple[str, dict[str,
 
 
 def adapted(policy: Policy) -> Policy:
-    """Return a policy without what no upstream does: it gives no slot back, and does not pad or bound its steps for us."""
+    """Return a policy without what upstreams cannot do: give a slot back, pad steps, or bound them for us."""
     policy.preempts = policy.padded = policy.separate_prefill = False
     policy.max_batched_tokens = Policy.max_batched_tokens
     renew = policy.renew

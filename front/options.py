@@ -1,4 +1,4 @@
-"""The command line of a queue. The settings of the server that mean something before an upstream apply, too."""
+"""The command line of a queue. It also takes the server settings that apply in front of an upstream."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parse(argv: Sequence[str]) -> Plan:
     loaded = settings.load(others)
     if idle := next((name for name, how in loaded.origin.items() if how == "flag" and name not in SERVES), None):
         raise UsageError(
-            f"--{idle.replace('_', '-')} means nothing before an upstream. Use the flags of ./eb queue --help"
+            f"--{idle.replace('_', '-')} has no effect in front of an upstream. Use the flags of ./eb queue --help"
         )
     known = {name: value for name, value in USUAL.items() if loaded.origin[name] == "default"}
     key = os.environ.get(given.upstream_key_env, "") if given.upstream_key_env else ""

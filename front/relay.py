@@ -1,6 +1,6 @@
 """One client's request: it waits for its turn, goes to an upstream, and its answer comes back byte for byte.
 
-Whose turn it is says the loop. This module must not know policies.
+The loop decides whose turn it is. This module must not know policies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from front.upstreams import Upstreams
 from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from serving.inference import Inference, InferenceError
 
-PATIENCE_SECONDS = 15.0  # for which a request waits while no upstream takes any
-STALE_SECONDS = 0.5  # in which a connection breaks that was closed before it was used
+PATIENCE_SECONDS = 15.0  # a request waits this long while no upstream takes any
+STALE_SECONDS = 0.5  # a connection that breaks sooner was closed before it was used
 STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
 LEFT = InferenceError("cancelled", "the client disconnected")
 BROKE = InferenceError("server_error", "the upstream broke the connection. Try again")
@@ -47,7 +47,7 @@ ENDED = InferenceError("server_error", "the queue ended this request. Try again"
 
 @dataclass(frozen=True)
 class Wires:
-    """What all requests share: the upstreams and the way to them.
+    """What all requests share: the upstreams and the connections to them.
 
     `key` replaces the client's for the upstreams; `own_key` is the front's, which no upstream may see. `idle` is the
     longest silence of an upstream in seconds.
@@ -196,7 +196,7 @@ class Relay:
             self._attempting = None
 
     def _is_patient(self, seconds: float = 0.0) -> bool:
-        """Return whether this request may wait on for so many seconds although no upstream takes requests."""
+        """Return whether this request may wait so many more seconds although no upstream takes requests."""
         since = min(self._refused_at, max(self._arrived, self._wires.sites.refuse_since))
         return self._loop.time() + seconds - since < PATIENCE_SECONDS
 

@@ -47,7 +47,7 @@ from serving.inference import Inference, InferenceError
 
 LARGEST = 32 << 20  # bytes of a body: prompts with pictures
 SEED_BITS = 63
-# The upstream's routes that compute, and those that only tell. All others, such as those that pull or delete models or
+# The upstream's routes that compute, and those that only report. All others, such as those that pull or delete models or
 # load adapters, would let any client change the upstream.
 QUEUED = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank",
@@ -55,7 +55,7 @@ QUEUED = frozenset({
     "/generate_stream", "/inference",
 })  # fmt: skip
 TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
-# What a server of ours also tells.
+# What a server of this project reports, too.
 OF_OWN = frozenset({
     "POST /tokenize", "POST /detokenize", "POST /v1/messages/count_tokens", "POST /api/show", "GET /docs", "GET /openapi.json",
 })  # fmt: skip
@@ -64,7 +64,7 @@ STATES = frozenset({"/health", "/metrics", "/slots"})  # of one upstream
 
 @dataclass(frozen=True)
 class Settings:
-    """What a queue is told beside the settings of every server; keys are empty if there is none.
+    """The settings of a queue, beyond those of every server; keys are empty if there is none.
 
     `context` is the length of prompt and answer where a client names none; `client_tokens` per minute, 0 without limit.
     With `own`, all upstreams are servers of this project with one model, `title`, and may take each other's place.
@@ -132,7 +132,7 @@ class Queue(Door):
         connect(self.service, engine)
 
         def changed() -> None:
-            """Forget what other upstreams served: a simulation has those that there are now."""
+            """Forget what earlier sets of upstreams served: a simulation has only the current ones."""
             engine.facts["upstreams"], questions.engines = self.manager.named, self.manager.engines
             recording.restart(time.perf_counter())
 
@@ -178,10 +178,10 @@ class Queue(Door):
         return is_of_all or (self.settings.own and f"{method} {path}" in OF_OWN)
 
     async def on_page(self, request: web.Request, body: bytes) -> None:
-        """Do what must precede an answer of the server's own routes."""
+        """Do what must happen before one of the server's own routes answers."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Queue a request, pass a look at the upstream on, or answer as the server of this project does."""
+        """Queue a request, read from an upstream, or answer as the server of this project does."""
         path = request.rel_url.path
         if request.rel_url.raw_path != path or ".." in path:
             raise Failed(404, "this path is not plain. Send it without escapes and dots", "not_found_error")
@@ -212,7 +212,7 @@ class Queue(Door):
             self.open += 1
 
     def _check(self, request: web.Request) -> None:
-        """Refuse who has no key, and pages of other sites, in whose browsers this address may be open."""
+        """Refuse requests without the key, and those that other sites' pages send from a browser that can reach this address."""
         config = self.service.config
         is_foreign = not wire.is_for(request, config.hosts)
         may_cross = {"*", request.headers.get("Origin")} & config.origins
@@ -311,13 +311,13 @@ class Queue(Door):
         )  # fmt: skip
 
     async def name_upstreams(self, request: web.Request) -> web.Response:
-        """Report the upstreams that there are."""
+        """List the upstreams."""
         self._check(request)
         fields = ("name", "slots", "open", "refusals", "failures", "down_since")
         return web.json_response([{name: getattr(site, name) for name in fields} for site in self.sites.all])
 
     async def look(self, request: web.Request) -> web.StreamResponse:
-        """Pass a look at one upstream on, without the queue; only GET, so that nothing passes the queue by."""
+        """Pass a GET on to one upstream, without the queue; other methods could change it or skip the queue."""
         self._check(request)
         site = next((site for site in self.sites.all if site.name == request.match_info["name"]), None)
         if site is None or request.method not in ("GET", "HEAD") or ".." in request.path:
@@ -325,7 +325,7 @@ class Queue(Door):
             text = f"only GET /upstream/NAME/PATH is passed on. Use one of these names: {names}"
             raise Failed(404, text, "not_found_error")
         path = "/" + request.match_info["path"]
-        # The key of an upstream that is not ours also reads what is not the clients'.
+        # The key of another's upstream also reads what clients must not see.
         if self.settings.key and not self.settings.own and path not in TOLD | STATES:
             text = f"{path[:100]} is not read with the upstream's key. Use one of: {', '.join(sorted(TOLD | STATES))}"
             raise Failed(404, text, "not_found_error")

@@ -67,7 +67,7 @@ class Sites:
 
     @property
     def refuse_since(self) -> float:
-        """Since when no upstream takes requests, inf if one does."""
+        """The time since which no upstream takes requests, inf if one does."""
         return max((site.refuses_since for site in self.all), default=math.inf)
 
     def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
@@ -80,7 +80,7 @@ class Sites:
 
     @property
     def remembers(self) -> bool:
-        """Whether the router must see each request, also where it has no choice."""
+        """Whether the router must see each request, even if it has no choice."""
         return self.router in ("prefix-aware", "session-sticky")
 
     def rest(self, site: Site, headers: Mapping[str, str]) -> float:
@@ -113,12 +113,12 @@ def read_site(text: str) -> Site:
     if parts.path.rstrip("/").endswith("/v1"):
         raise ValueError(f"{text!r} ends with /v1, which clients send themselves. Use {url.rstrip('/')[:-3]}")
     if own and (not own.isdecimal() or not 1 <= int(own) <= 4096):
-        raise ValueError(f"{text!r} ends with {own!r}, but after # stands the number of slots, 1 to 4096. Use {url}#4")
+        raise ValueError(f"{text!r} ends with {own!r}, but the number after # must be slots, 1 to 4096. Use {url}#4")
     return Site(address, url.rstrip("/"), int(own or 0))
 
 
 def meaning(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of a URL, equal for all ways to write the same address of this machine or of another."""
+    """Return host, port and path of a URL; different spellings of an address give the same result."""
     parts = urlsplit(url)
     host = str(parts.hostname).rstrip(".")
     with contextlib.suppress(ValueError):

@@ -3,7 +3,7 @@
 One thread waits until an upstream has sent something or there is something to decide, and then runs the loops in turn. So
 no two hooks of the policy ever run at the same time. The policy's memory, such as what each client got, spans all
 upstreams, but the running requests that it sees are those of one. If several upstreams could take the next request, a
-router chooses. Upstreams may come and go meanwhile; while there is none, requests wait. This module must not know HTTP.
+router chooses. Upstreams may come and go; while there are none, requests wait. This module must not know HTTP.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Upstreams(BatchingManager):
             self.each.append(self._make(site))
         super().__init__(self.each[0], max_batch_size=sites.slots, clock=clock, **options)
         self.inbox.rate.parallel = max(1, len(self.engines))
-        self._is_changed = False  # `sites` are others than before
-        self._is_leaving = False  # an upstream has left that is not done
+        self._is_changed = False  # `sites` have changed
+        self._is_leaving = False  # an upstream that left still has requests
         self._number = 0  # of the latest step of any upstream
         self._order: list[Sequence] = []  # the waiting requests, as last sorted
         self._sorts_at = 0.0  # when they may be sorted again
@@ -82,7 +82,7 @@ class Upstreams(BatchingManager):
             self.inbox.changed.notify()
 
     def _follow(self) -> None:
-        """Add the upstreams that came, and drop those that left and are done."""
+        """Add new upstreams, and drop those that left and have no requests."""
         with self.inbox.changed:
             sites, self._is_changed, self._is_leaving = self.sites.all, False, False
         before, names = self.max_batch_size, self.named
@@ -138,7 +138,7 @@ class Upstreams(BatchingManager):
             self._tell(turn)
 
     def accept(self, turn: Turn) -> None:
-        """Note that an upstream took a request after it had refused others, which follow now."""
+        """Note that an upstream takes requests again after refusing some: the waiting ones may follow."""
         with self.inbox.changed:
             turn.probes, turn.at.site.refuses_since, turn.at.site.tries = False, inf, 1
             self._tell(turn)

@@ -1,9 +1,9 @@
 """The KV pages of the scheduler's sequences: reserved when one joins, more as it grows, released when it leaves.
 
 Each running sequence has pages for the tokens of its next step and of the one after, so that a runner may launch a step
-ahead. Full pages of a prompt can be found from then on when its sequence joins, those of an answer when it leaves: the
-next turn of a chat finds the last one, and a preempted request finds itself. Who finds a page that is still to be computed
-waits for the step in which its writer, which joined before, computes it, and may compute its own rest in the same step.
+ahead. Other sequences can find full pages of a prompt as soon as its sequence joins, and those of an answer once it
+leaves: the next turn of a chat finds the last one, and a preempted request finds its own. A sequence that finds a page which
+is not computed yet waits for the step in which its writer computes it, and may compute its own rest in the same step.
 Without a pool, as in most simulations, pages are unlimited.
 """
 
@@ -199,7 +199,7 @@ class Reservations:
                     del pool.writers[page]
 
     def _awaited(self, seq: Sequence, pool: PagePool) -> Sequence | None:
-        """Return who computes the last of the pages that a sequence found, until it computes something itself."""
+        """Return the writer of the last page that a sequence found, until the sequence computes something itself."""
         pages, rest = divmod(seq.computed, pool.page_size)
         writer = pool.writers.get(seq.pages[pages - 1]) if pages and not rest else None
         return None if writer is seq else writer
@@ -222,7 +222,7 @@ class Reservations:
         return readers, early
 
     def hand_over(self, running: list[Sequence]) -> None:
-        """Let the pages to come of sequences that have left be computed by the first that found them."""
+        """Hand the pages that a departed sequence did not compute to the first sequence that found them."""
         pool = self._pool
         if pool is None or not self._abandoned:
             return

@@ -1,6 +1,7 @@
-"""Programs in a closed loop: a call is sent when the calls that it needs are answered and its tool is done.
+"""Programs in a closed loop: a call is sent when the calls that it depends on are answered and its tool is done.
 
-All else is fixed beforehand, so that policies differ only in when calls arrive. This module must not know policies or costs.
+Everything else is drawn beforehand, so only the times at which calls arrive depend on the policy. This module must not
+know policies or costs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ ANSWERED = ("length", "stop")
 class ClosedLoop(list[Sequence]):
     """The sequences with which programs begin; `follow` returns the others.
 
-    A sequence belongs to each call, and has the begin of its program as `arrived_at`. A program of which a call was not
-    answered sends no more.
+    A sequence belongs to each call, and has the start of its program as `arrived_at`. After a call that was not
+    answered, its program sends no more.
     """
 
     def __init__(self, sequences: Many[Sequence], calls: Many[Call]) -> None:

@@ -127,7 +127,7 @@ def sentences(texts: Mapping[str, str]) -> str:
     rows: dict[str, list[str]] = {}
     for name, text in texts.items():
         rows.setdefault(text, []).append(code(name))
-    return table(("name", "before an upstream"), ((", ".join(names), plain(text)) for text, names in rows.items()))
+    return table(("name", "in front of an upstream"), ((", ".join(names), plain(text)) for text, names in rows.items()))
 
 
 def routes(operations: Iterable[Any]) -> str:

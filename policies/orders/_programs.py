@@ -1,6 +1,6 @@
 """Orders by the program of a request, with an account for each of a fixed number of programs.
 
-A request without a program counts under its session, and without both it is alone.
+A request without a program counts under its session; without either, it counts alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KEPT = 4096  # programs; clients that name a new one with each request must not 
 
 
 class Programs(Sorted):
-    """Least key first, then by arrival; the key goes by what the program of a request has received."""
+    """Smallest key first, then by arrival; the key depends on what a request's program has received."""
 
     w_p = option(0.2, "price of a prompt token that is computed", low=0.0, high=1e9)
     w_q = option(1.0, "price of a generated token", low=0.0, high=1e9)

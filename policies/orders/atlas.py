@@ -1,7 +1,7 @@
 """Adaptive thread-level attained service (Autellix, arXiv 2502.13965): as `plas`, but only the longest path counts.
 
-For programs with parallel calls. No call names its parents: it begins with the longest path of its program that had ended
-when it arrived. Where calls follow one another, this is `plas`.
+For programs with parallel calls. Calls do not name their parents, so each begins with the longest path of its program that
+had ended when it arrived. Where calls follow one another, this is `plas`.
 """
 
 from policies.orders import plas

@@ -1,7 +1,7 @@
-"""Program-level attained service (Autellix, arXiv 2502.13965): the program that has received least goes first.
+"""Program-level attained service (Autellix, arXiv 2502.13965): the program that has received the least service goes first.
 
-It shortens the mean where few programs are long and calls follow one another, and is far worse than arrival order where all
-are alike. Calls of a program that run together do not see one another: what each gets counts when it ends.
+It shortens the mean where few programs are long and calls follow one another, and lengthens it where all programs
+are alike. Calls of a program that run together do not see one another: the service of each counts when it ends.
 """
 
 from math import frexp

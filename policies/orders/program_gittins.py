@@ -1,8 +1,8 @@
-"""Gittins index by program: first goes the program that is most likely to end soon, as far as ended programs tell.
+"""Gittins index by program: the program most likely to end soon goes first, judging by those that have ended.
 
 For a program that has received a, the index is the largest ratio, over all b > a, of the programs that ended between a and b
 to the work that all beyond a took until b (Gittins 1979; best for the mean of an M/G/1 queue without tools). If few programs
-are long this is like `plas`; until `least` programs have ended, calls are served in order of arrival.
+are long, this is like `plas`. Until `least` programs have ended, calls are served in order of arrival.
 """
 
 from bisect import bisect_right
@@ -14,8 +14,8 @@ from scheduling.sequence import Sequence
 
 
 class Order(Programs):
-    idle = option(60.0, "seconds in which no call comes or leaves, after which a program has ended", low=0.0)
-    least = option(20, "programs from which the order learns before it is used", low=1)
+    idle = option(60.0, "seconds without a call after which a program counts as ended", low=0.0)
+    least = option(20, "ended programs that the order needs; with fewer, calls go in order of arrival", low=1)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
@@ -26,7 +26,7 @@ class Order(Programs):
         return -self.index(super().key(seq, now)) if len(self._totals) >= self.least else 0.0
 
     def index(self, received: float) -> float:
-        """Return the Gittins index of a program that has received so much, 0 beyond all that ended."""
+        """Return the Gittins index of a program that has received this much, 0 if no ended program received more."""
         beyond = self._totals[bisect_right(self._totals, received) :]
         best = spent = 0.0
         for ended, total in enumerate(beyond):

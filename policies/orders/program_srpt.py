@@ -1,4 +1,4 @@
-"""Shortest remaining program first: an oracle, since only a simulator knows the calls that will come."""
+"""Shortest remaining program first: an oracle, since only a simulator knows future calls."""
 
 from policies.orders._programs import Programs
 from scheduling.sequence import Sequence

@@ -1,7 +1,7 @@
-"""Which programs delayed another one: all are served again, each time without one of them, in a closed loop.
+"""Which programs delayed another one: the closed loop runs again, each time without one of those beside it.
 
-A program that takes L alone takes T. Without program q it would take T - b_q: its own calls come at other times then, too. So b_q
-is what q cost the task, not only a call of it. The rest, T - L - sum of b_q, is the residual, as in `blame.py`.
+A program that takes L alone takes T. Without program q it would take T - b_q: its own calls then come at other times, too. So b_q
+is the delay of the whole task, not only of one call. The rest, T - L - sum of b_q, is the residual, as in `blame.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simulate.simulator import simulate
 
 
 def of(again: Callable[[], tuple[Scheduler, Any]], cost: Cost, host: Host, asked: str = "") -> dict[str, Any]:
-    """Return in seconds what each other program cost the one with this name, or the one that took longest, the most first.
+    """Return the seconds by which each other program delayed the named one, or the slowest one, largest first.
 
     `again` makes a fresh scheduler and the closed loop. `by` also names the call that the other delayed most, by its number.
     ValueError if the program has not all its answers.

@@ -1,10 +1,10 @@
-"""Lower bounds on the mean time of programs: no policy, cache or order ends them sooner, on this machine, with so many slots.
+"""Lower bounds on the mean time of programs: no policy, cache or order has a smaller one, on this machine with this many slots.
 
-A program is to the bounds of `bounds.py` what a request is, with these figures; policies know all tool times. Let w_j be the
+A program is to the bounds of `bounds.py` what a request is, with the figures below; even tool times may be known. Let w_j be the
 share of call j and l_j its time alone (`shares.py`), of the prompt tokens that no cache can hold.
 
-* Alone. No step that a call takes part in takes less time than when it is alone. So the call is in the server for l_j at least,
-  and its program takes its longest path of times alone, tool times and host delays.
+* Alone. No step that a call takes part in takes less time than when it is alone. So the call is in the server for at least l_j,
+  and its program takes at least its longest path of times alone, tool times and host delays.
 * Work. Spread the share of each row evenly over its step: one machine works at a rate of at most 1, and has worked for W, the
   sum of the w_j, before the program ends, none of it before it begins.
 * Tail. Let M_j be the mean time at which the w_j are worked on. The program ends no sooner than M_j + tail_j + rest_j: from the mean to
@@ -64,7 +64,7 @@ def _programs(loop: ClosedLoop, jobs: Jobs, host: Host) -> Jobs:
 
 
 def of(run: Run, cost: Cost, slots: int, page_size: int) -> dict[str, Any]:
-    """Return the figures of the programs of a run, in seconds, and of `each`; a bound only where every call has its answer.
+    """Return the figures of the programs of a run, in seconds, and of `each`; a bound only if every call was answered.
 
     The slowdown of a program is what it took over its longest path alone.
     """
