@@ -56,8 +56,8 @@ def told(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
         ),
         ([*URL, "--slots", "2", "--host", "0.0.0.0"], "EB_API_KEY"),
         ([*URL, "--slots", "2", "--upstream-key-env", "EB_TEST_NOTHING"], "Set it"),
-        ([*URL, "--slots", "2", "--max-batch-size", "8"], "--max-batch-size means nothing"),
-        ([*URL, "--slots", "2", "--doctor"], "--doctor means nothing"),
+        ([*URL, "--slots", "2", "--max-batch-size", "8"], "--max-batch-size has no effect"),
+        ([*URL, "--slots", "2", "--doctor"], "--doctor has no effect"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_the_remedy(words: list[str], remedy: str) -> None:

@@ -159,7 +159,7 @@ def test_a_place_in_the_queue_is_that_in_the_order_of_the_policy(count: int) -> 
         first = await occupied(front, count)
         asks = [{"headers": {"X-Request-Id": f"w{tokens}"}, "max_tokens": tokens} for tokens in (30, 5, 20)]
         waiting = asyncio.create_task(front.all(*asks, apart=0.001))
-        await front.until(lambda: front.queue.manager.waiting == 3)
+        await front.until(lambda: len(front.queue.manager.scheduler.waiting) == 3)
         places = {id: (await front.send("GET", f"/queue/position?id={id}")).json for id in ("w5", "w20", "w30")}
         assert {id: place["before"] for id, place in places.items()} == {"w5": 0, "w20": 1, "w30": 2}
         waits = [place["expected_wait_s"] for place in places.values()]

@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "phi3": ("phi3", {**GROUPED, "sliding_window": 16},
              {"attention.head_count_kv": 2, RMS: 1e-5, "attention.sliding_window": 16,
               "rope.scaling.original_context_length": 4096, "rope.dimension_count": 8}),
-    "phi3, longrope": ("phi3", {"rope_parameters": LONG},
+    "phi3, longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64},
                        {RMS: 1e-5, "attention.sliding_window": 0, "rope.scaling.original_context_length": 64,
                         "rope.scaling.attn_factor": 1.25, "rope.freq_base": 500.0, "rope.dimension_count": 6}),
     "gpt_neox": ("gpt_neox", {"use_parallel_residual": False},
