@@ -20,7 +20,7 @@ STEPS = 200
 
 
 def step_ms(cls: type[Any], rows: int) -> float:
-    """Return the milliseconds of a step in which so many rows decode."""
+    """Return the milliseconds of a step that decodes this number of rows."""
     mocked = Mocked(cls, slots=rows, tokens=8192, blocks=rows * 32)
     for i in range(rows):
         mocked.add(f"r{i}", [i, 1, 2, 3], STEPS + 20)

@@ -215,7 +215,7 @@ class PagePool:
         return page
 
     def _hide(self, page: int) -> None:
-        """Let nobody find a page any more."""
+        """Remove a page from the prefix cache's index, so that no later sequence finds it."""
         key = self._key[page]
         assert key is not None
         del self._by_key[key]

@@ -226,7 +226,7 @@ class Reservations:
         pool = self._pool
         if pool is None or not self._abandoned:
             return
-        left = self._abandoned & pool.writers.keys()  # without those that nobody has found
+        left = self._abandoned & pool.writers.keys()  # pages that no other sequence shares were hidden when released
         self._abandoned = set()
         sharers = [seq for seq in running if not left.isdisjoint(seq.pages)]
         for seq in sharers:
