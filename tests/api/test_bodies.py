@@ -249,7 +249,7 @@ def test_a_large_answer_comes_in_parts_that_join_to_the_same(client: FlaskClient
 
 def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: FakeModel) -> None:
     go = threading.Event()
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     engine = fake_engine(model, max_batch_size=1, max_queue=0)
     app = application.create_app(Config(max_batch_size=1, max_queue=0), engine)
     service, client = app.extensions["service"], app.test_client()
@@ -264,7 +264,7 @@ def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: Fake
             assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
     finally:
         go.set()
-        waiting.join(10)
+        waiting.join(60)
     large = client.post("/tokenize", json={"inputs": "x" * 4000, "unknown": "x" * 20_000})
     assert places_taken(app) == 1  # until its last byte is out
     assert len(large.get_json()) == 4000

@@ -326,7 +326,7 @@ def test_a_terminated_comparison_leaves_no_server(tmp_path: Path) -> None:
         assert run.stdout is not None
         port = int(run.stdout.readline().rpartition(":")[2])
         run.send_signal(signal.SIGTERM)
-        assert run.wait(30) == 128 + signal.SIGTERM
+        assert run.wait(60) == 128 + signal.SIGTERM
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 

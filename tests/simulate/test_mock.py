@@ -141,7 +141,7 @@ def recorded(request: pytest.FixtureRequest) -> tuple[str, list[Sequence], list[
     for inference in inferences:
         inference.event_obj.wait(20)
     manager.stop()
-    thread.join(5)
+    thread.join(60)
     return name, [inference.sequence for inference in inferences], records
 
 
