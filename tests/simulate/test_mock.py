@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -130,16 +131,24 @@ def recorded(request: pytest.FixtureRequest) -> tuple[str, list[Sequence], list[
     name, model = request.param, MockModel(Constant(0.002, 0.0001))
     manager = BatchingManager(model, pages=PagePool(200, 16), max_batch_size=4)
     records: list[Iteration] = []
-    manager.observers.append(lambda iteration, left: iteration and records.append(iteration))
-    thread = manager.start(policies.get_policy(name, max_batch_size=4))
     rng = np.random.default_rng(5)
-    inferences = []
-    for i in range(40):
-        prompt = [i] * int(rng.integers(1, 40))
-        inferences.append(manager.enqueue(Inference("", int(rng.integers(1, 12)), prompt, id=str(i))))
-        time.sleep(float(rng.exponential(0.004)))
+    inferences = [Inference("", int(rng.integers(1, 12)), [i] * int(rng.integers(1, 40)), id=str(i)) for i in range(40)]
+    coming = iter(inferences)
+
+    def observe(iteration: Iteration | None, left: list[Inference]) -> None:
+        """Enqueue some in the loop's thread: what came while it planned a step would not be told apart by its time."""
+        if iteration is None:
+            return
+        records.append(iteration)
+        is_few = len(manager.inbox.open) < 3  # so that it goes on
+        for inference in islice(coming, max(int(rng.integers(0, 3)), is_few)):
+            manager.enqueue(inference)
+
+    manager.observers.append(observe)
+    manager.enqueue(next(coming))
+    thread = manager.start(policies.get_policy(name, max_batch_size=4))
     for inference in inferences:
-        inference.event_obj.wait(20)
+        assert inference.event_obj.wait(60)
     manager.stop()
     thread.join(60)
     return name, [inference.sequence for inference in inferences], records
