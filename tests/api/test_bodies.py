@@ -54,6 +54,11 @@ def yardstick() -> float:
     return seconds_of(lambda: json.loads(FULL))
 
 
+def is_within(seconds: float, act: Callable[[], Any]) -> bool:
+    """Whether `act` takes so little at least once: other programs slow the processor down."""
+    return any(seconds_of(act) < seconds for _ in range(3))
+
+
 def memory_of(act: Callable[[], Any]) -> int:
     """Return the most bytes that `act` has in use at a time."""
     tracemalloc.start()
@@ -73,7 +78,7 @@ def read(sent: bytes) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_body_costs_much_to_read(kind: str, yardstick: float) -> None:
     sent = f'{{"x": {KINDS[kind](MB - 9)}}}'.encode()
-    assert seconds_of(lambda: read(sent)) < 6 * yardstick
+    assert is_within(6 * yardstick, lambda: read(sent))
     assert memory_of(lambda: read(sent)) < 24 * MB
 
 
@@ -89,7 +94,7 @@ def test_no_kind_of_value_costs_much_to_check_in_any_field(app: Flask, kind: str
             with contextlib.suppress(ApiError):
                 body.validate(operation.body, fields)
 
-        assert seconds_of(check) < 2 * yardstick, (operation.path, place)
+        assert is_within(2 * yardstick, check), (operation.path, place)
         assert memory_of(check) < 12 * MB, (operation.path, place)
 
 
@@ -102,7 +107,7 @@ def test_no_value_in_any_field_makes_a_request_slow(app: Flask, route: str, yard
         def send(sent: Any = sent) -> None:
             client.open(sent.path, method=sent.method, data=sent.body, content_type="application/json").close()
 
-        assert seconds_of(send) < 6 * yardstick, sent.name
+        assert is_within(6 * yardstick, send), sent.name
     client.delete("/load")  # what is left of a load would fill the queue of the tests that follow
     wait_until(lambda: not client.get("/load").get_json()["active"])
 
@@ -116,7 +121,7 @@ def test_a_key_that_is_there_twice_is_found_in_one_pass(keys: int, yardstick: fl
         with pytest.raises(ApiError, match=f"'{keys - 1}' appears twice"):
             body.parse(sent, "{}")
 
-    assert seconds_of(refuse) < 2 * yardstick
+    assert is_within(2 * yardstick, refuse)
 
 
 @pytest.mark.parametrize(
