@@ -192,9 +192,8 @@ def test_of_many_unknown_fields_the_first_are_named_and_the_guess_is_quick(
     fields = dict.fromkeys((f"promt{i}" for i in range(16_000)), 1)
     sent = json.dumps(fields | {"num_tokens": 1})
     replies: list[Any] = []
-    taken = seconds_of(lambda: replies.append(client.post("/inference", data=sent)))
+    assert is_within(8 * yardstick, lambda: replies.append(client.post("/inference", data=sent)))
     assert "'promt" in replies[0].get_json()["error"]["message"]
-    assert taken < 8 * yardstick
     reply = client.post("/inference", json=fields | {"prompt": "x", "num_tokens": 1})
     assert reply.status_code == 200
     assert reply.headers["X-Ignored-Params"].startswith("promt0, promt1, ")
