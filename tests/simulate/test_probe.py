@@ -158,7 +158,7 @@ def test_words_are_as_many_as_make_the_tokens(server: Slotted) -> None:
 
 def test_when_the_time_is_up_the_rest_is_left_out(server: Slotted, capsys: pytest.CaptureFixture[str]) -> None:
     server.itl = 0.01
-    assert probe(server, "--minutes", "0.08") == 0
+    assert probe(server, "--minutes", "0.15") == 0
     assert "alone" in begun()
     assert sum(name.startswith("traffic") for name in kept()[1]) < 96
     assert "traffic" in capsys.readouterr().err.partition("left out")[2]
