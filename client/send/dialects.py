@@ -253,7 +253,7 @@ def _feed_chat(event: Mapping[str, Any], answer: Answer) -> int | None:
 
 def _choices(event: Mapping[str, Any], answer: Answer) -> tuple[int, list[Mapping[str, Any]]]:
     """Return by how many tokens an event of OpenAI's APIs raises the usage, and its choices."""
-    answer.id = str(event.get("id") or answer.id)
+    answer.id = answer.id or str(event.get("id") or "")  # a header has the id by which the server knows the request
     grown = _usage(event, answer)
     choices = event.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
