@@ -166,7 +166,7 @@ def pace_of(target: Target, trace: Sequence[data.Planned]) -> Pace | None:
     words, ttfts, tpots = zip(*known)
     slope = max(0.0, (figures.fit(words, ttfts) or (0.0,))[0])
     first = np.median([ttft - slope * count for count, ttft, _ in known])
-    return Pace(float(first), slope, float(np.median(tpots)))
+    return Pace(max(0.0, float(first)), slope, float(np.median(tpots)))
 
 
 def _programs(trace: Sequence[data.Planned], pace: Pace | None) -> dict[str, tuple[int, float | None]]:

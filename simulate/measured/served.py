@@ -77,9 +77,11 @@ class Served:
                 seq.end_after(o.tokens)
                 seq.answer_tokens = 0  # an oracle does not know it either
                 result.append(seq)
-        for seq, call in zip(result, self.calls):
+        if not self.calls:
+            return result
+        for seq, call in zip(result, self.calls, strict=True):
             seq.arrived_at, seq.program, seq.session, seq.keep_s = call.at, call.program, call.session, call.keep_s
-        return ClosedLoop(result, self.calls) if self.calls else result
+        return ClosedLoop(result, self.calls)
 
     @property
     def program_seconds(self) -> np.ndarray:
