@@ -50,9 +50,10 @@ class Target:
         return {"Accept-Encoding": "identity", **key}
 
     def names(self, planned: Planned) -> dict[str, str]:
-        """Return the headers of a request's id, if the run has a name, and of its session, if it has one."""
-        id = {"X-Request-Id": f"{self.run}.{planned.index}"} if self.run else {}
-        return {**id, **({"X-Session-ID": planned.call.session} if planned.call and planned.call.session else {})}
+        """Return the headers that name a request, its session and its program, as far as they have names."""
+        id, call = f"{self.run}.{planned.index}" if self.run else "", planned.call
+        names = {"X-Request-Id": id, "X-Session-ID": call.session if call else "", "X-Program-ID": planned.program}
+        return {header: name for header, name in names.items() if name}
 
     @property
     def proxy(self) -> str | None:

@@ -92,7 +92,7 @@ def test_only_servers_that_take_them_get_more_fields_than_openais(server: MockSe
     assert not bodies[1].keys() & more.keys()
     assert bodies[1]["max_tokens"] == 3
     served(server, [planned])
-    assert server.sessions == ["program-0.0"]
+    assert server.sessions == [("program-0.0", "program-0")]
 
 
 @pytest.mark.parametrize("spec", programs.KINDS)

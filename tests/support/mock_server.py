@@ -33,7 +33,7 @@ class MockServer:
         self.paths: list[str] = []
         self.arrived: list[float] = []
         self.keys: list[str | None] = []
-        self.sessions: list[str | None] = []
+        self.sessions: list[tuple[str | None, ...]] = []  # and programs, of the headers
         self.running = self.most_running = 0
         self.most = 0  # nobody is answered before so many run
         self.stats: Answer = (200, STATS)
@@ -105,7 +105,7 @@ class MockServer:
         self.asked.append(body)
         self.paths.append(path)
         self.keys.append(headers.get("authorization"))
-        self.sessions.append(headers.get("x-session-id"))
+        self.sessions.append((headers.get("x-session-id"), headers.get("x-program-id")))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         while self.most_running < self.most:
