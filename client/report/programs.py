@@ -40,7 +40,7 @@ def of(
     """
     calls: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        if outcome.program:
+        if outcome.program in known:
             calls[outcome.program].append(outcome)
     each: list[dict[str, Any]] = []
     for name, own in calls.items():
