@@ -76,7 +76,8 @@ def programs(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], li
     kept = {head: key for head, key in columns.items() if any(of.get(key) is not None for _, of in found)}
     loads = len({(run.get("load"), run.get("repeat")) for run, _ in found}) > 1
     lines = [
-        [str(run["policy"] or run["model_id"]), *([f"{run['load']} #{run['repeat'] + 1}"] if loads else []),
+        [str(run["policy"] or run["model_id"]),
+         *([run["load"] + (f" #{run['repeat'] + 1}" if run["repeat"] else "")] if loads else []),
          *(shown(of.get(key), 2 * isinstance(of.get(key), float)) for key in kept.values())]
         for run, of in found
     ]  # fmt: skip
