@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,14 @@ def plan(*trees: list[Call]) -> list[Planned]:
     return [Planned(i, 0.0, f"call {i}", c.answer, chat=Chat(True), call=c) for i, c in enumerate(calls)]
 
 
-def served(server: MockServer, planned: list[Planned], users: int | None = None) -> dict[int, Outcome]:
-    run = LoadRun(Target(server.url, dialect=Dialect("chat", stream=True, counts=True)), planned, users)
+def served(
+    server: MockServer,
+    planned: list[Planned],
+    users: int | None = None,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+) -> dict[int, Outcome]:
+    target = Target(server.url, dialect=Dialect("chat", stream=True, counts=True))
+    run = LoadRun(target, planned, users, on_outcome=on_outcome)
     run.start()
     assert run.wait(60)
     run.close()
@@ -82,6 +90,16 @@ def test_a_failed_call_ends_its_program_and_no_other(server: MockServer) -> None
     assert found
     assert (found["completed"], found["failed"], found["calls"]) == (1, 1, 7)
     assert [one["took_s"] is None for one in sorted(each, key=lambda one: str(one["program"]))] == [True, False]
+
+
+def test_no_call_of_a_program_is_sent_after_one_failed(server: MockServer) -> None:
+    failed = threading.Event()
+    names = {"call 1": (400, {"error": {"message": "full"}})}
+    server.answer = lambda body: names.get(body["messages"][-1]["content"])
+    server.holds = lambda body: body["messages"][-1]["content"] == "call 2" and not failed.is_set()
+    tree = [DIAMOND[0], DIAMOND[1], DIAMOND[2], Call((2,), 0.0, 2, 4, 3)]
+    outcomes = served(server, plan(tree), on_outcome=lambda outcome: failed.set() if outcome.error else None)
+    assert {index: outcome.error for index, outcome in outcomes.items()} == {0: "", 1: "HTTP 400", 2: ""}
 
 
 def test_only_servers_that_take_them_get_more_fields_than_openais(server: MockServer) -> None:
