@@ -13,7 +13,9 @@ import pytest
 
 from client import client, compare
 from client.data import Call, Chat, Planned
+from client.report import plots_requests, store
 from client.report import programs as figures
+from client.report.album import Album
 from client.report.measure import Outcome
 from client.runs import Pace
 from client.send.dialects import Dialect
@@ -191,13 +193,15 @@ def test_a_comparison_has_the_times_of_programs(
         "3",
         "--load",
         "burst",
-        "--out",
-        str(tmp_path),
         "--name",
         "x",
+        "--no-plots",
+        "--out",
     ]
-    assert compare.main([f"a={server.url}", f"b={server.url}", *flags], {}) == 0
+    assert compare.main([f"a={server.url}", f"b={server.url}", *flags, str(tmp_path)], {}) == 0
     rows = list(csv.DictReader((tmp_path / "x/programs.csv").read_text().splitlines()))
     assert [(row["policy"], row["load"], row["calls"]) for row in rows] == [(name, "burst", "5") for name in "aaabbb"]
     assert "programs in a closed loop" in (tmp_path / "x/table.md").read_text()
-    assert "Share of programs done within a time" in (tmp_path / "x/report.html").read_text()
+    album = Album(store.read(tmp_path / "x"))
+    plots_requests.program_times(album, "burst")
+    assert [(picture.name, picture.count) for picture in album.pictures] == [("program-times.burst", "6 programs")]
