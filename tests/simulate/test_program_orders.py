@@ -67,3 +67,16 @@ def test_gittins_serves_first_what_most_likely_ends_soon() -> None:
     assert policy.index(0.0) == pytest.approx(2 / 3)
     assert policy.index(1.0) == pytest.approx(1 / 9)
     assert policy.index(10.0) == 0
+
+
+def test_gittins_learns_nothing_from_a_program_while_a_call_of_it_waits() -> None:
+    policy: Any = policies.get_policy("dynamic+program-gittins", 1)
+    still, ended = Sequence([1], 5, program="open"), Sequence([1], 5, program="ended")
+    policy.on_arrival(still, 0.0)
+    policy.on_arrival(ended, 0.0)
+    policy.on_finish(ended, 1.0)
+    for now in (100.0, 200.0):
+        policy.on_arrival(Sequence([1], 5), now)
+        assert "open" in policy.accounts
+    assert list(policy._samples) == [0.0]
+    assert "ended" not in policy.accounts
