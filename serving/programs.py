@@ -18,7 +18,7 @@ from serving.call import Call
 from serving.inference import Inference
 
 KEPT = 4096  # programs, and sessions with another name than their program
-MOST_LAST = 64  # calls of a program that no answered call goes on from
+MOST_LAST = 32  # calls of a program that no answered call goes on from
 T = TypeVar("T")
 
 
@@ -86,7 +86,7 @@ def _charge(account: Account, inference: Inference, call: Call) -> None:
     if inference.error is None and seq.error is None:
         for id in call.after:
             account.last.pop(id, None)
-        _keep(account.last, inference.id, call, MOST_LAST)
+        _keep(account.last, inference.id, call._replace(after=()), MOST_LAST)
 
 
 def _keep(kept: OrderedDict[str, T], name: str, value: T, most: int = KEPT) -> None:

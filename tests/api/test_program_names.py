@@ -38,14 +38,21 @@ def test_the_headers_of_other_servers_and_agents_name_programs(
         assert names_in(header, "mine", "own") == {"program": "mine", "session": "own", "parent": parent}
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+MORE = {
+    "/v1/messages": lambda n, more: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": n, **more},
+    "/api/generate": lambda n, more: {"prompt": "hi", "stream": False, "options": {"num_predict": n}, **more},
+    "/v1/embeddings": lambda n, more: {"input": "hi", **more},
+}
+
+
+@pytest.mark.parametrize("path", [*DIALECTS, *MORE])
 def test_the_fields_of_every_dialect_reach_the_policy(app: Flask, client: FlaskClient, path: str) -> None:
     seen: list[Any] = []
     engine = service(app).engine
     assert engine is not None
     engine.manager.listeners.append(lambda inference: seen.append(inference.sequence))
     for fields in ({"program": "p", "session": "s"}, {"session_id": "t"}, {}):
-        assert client.post(path, json=DIALECTS[path](1, fields)).status_code == 200
+        assert client.post(path, json=(DIALECTS | MORE)[path](1, fields)).status_code == 200
     assert [(seq.program, seq.session) for seq in seen] == [("p", "s"), ("t", "t"), ("", "")]
 
 
