@@ -23,7 +23,7 @@ from front.sites import Site, Sites
 from tests.support import run_async
 
 CHAT = "/v1/chat/completions"
-USUAL = Settings(idle=0.5)
+USUAL = Settings(idle=20.0)
 SECRET, OWN = "sk-upstream-secret", "eb-own-key"
 
 
@@ -43,12 +43,17 @@ class Answer:
 
 
 class Scripted:
-    """The upstream; `seen` are the requests that reached it, in order, with their headers and bodies."""
+    """The upstream; `seen` are the requests that reached it, in order, with their headers and bodies.
+
+    While `going` is not set, it computes no token.
+    """
 
     def __init__(self, slots: int = 1, step: float = 0.005) -> None:
         self.step, self.slots = step, asyncio.Semaphore(slots)
         self.seen: list[tuple[str, dict[str, str], bytes, str]] = []
         self.running: dict[int, asyncio.Queue[None]] = {}
+        self.going = asyncio.Event()
+        self.going.set()
         self.ended: dict[str, float] = {}
         self.refusals = 0
         self.closes_next = (
@@ -63,6 +68,7 @@ class Scripted:
     async def steps(self) -> None:
         while True:
             await asyncio.sleep(self.step)
+            await self.going.wait()
             for waiting in list(self.running.values()):
                 waiting.put_nowait(None)
 
@@ -216,19 +222,49 @@ class Front:
         answer.seconds = time.perf_counter() - began
         return answer
 
-    async def all(self, *asks: dict[str, Any], apart: float = 0.0) -> list[Answer]:
-        """Send chats without waiting for answers; if they are `apart`, each after the one before has arrived."""
+    async def all(self, *asks: dict[str, Any], in_order: bool = False) -> list[Answer]:
+        """Send chats at once, or each when the one before is queued, with upstreams that compute nothing until all are."""
         tasks = []
+        if in_order:
+            self.hold()
         for ask in asks:
             arrived = self.arrived
             tasks.append(asyncio.create_task(self.ask(**ask)))
-            if apart:
+            if in_order:
                 await self.until(lambda before=arrived: self.arrived > before)
-                await asyncio.sleep(apart)
+        if in_order:
+            self.go()
         return list(await asyncio.gather(*tasks))
 
+    async def occupied(self, count: int, tokens: int = 40, **body: Any) -> list[asyncio.Task[Answer]]:
+        """Take `count` slots, for answers that end one after the other, and hold the upstreams until `go`."""
+        self.hold()
+        asks = ({"user": "z", "tag": "first", "max_tokens": tokens + 4 * i} | body for i in range(count))
+        tasks = [asyncio.create_task(self.ask(**ask)) for ask in asks]
+        await self.until(lambda: sum(len(one.running) for one in self.upstreams) == count)
+        return tasks
+
+    def hold(self) -> None:
+        for upstream in self.upstreams:
+            upstream.going.clear()
+
+    def go(self) -> None:
+        for upstream in self.upstreams:
+            upstream.going.set()
+
+    async def what_if(self, requests: int) -> Any:
+        """Return an answer about the last requests, once all are recorded: those may have left before."""
+        while True:
+            answer = await self.send(
+                "POST", "/what-if", {"Content-Type": "application/json"}, b'{"policies": ["dynamic+sjf"]}'
+            )
+            if answer.status != 404:
+                assert answer.status == 200, answer.text
+                if answer.json["lanes"][0]["requests"] == requests:
+                    return answer.json
+
     async def until(self, condition: Callable[[], Any]) -> None:
-        for _ in range(2000):
+        for _ in range(4000):
             if condition():
                 return
             await asyncio.sleep(0.005)
@@ -300,4 +336,4 @@ def before(
             upstreams = [await stack.enter_async_context(scripted(most, step)) for _ in range(count)]
             await test(await stack.enter_async_context(queueing(upstreams, policy, slots, settings, options)))
 
-    run_async(asyncio.wait_for(run(), 20))
+    run_async(asyncio.wait_for(run(), 180))

@@ -51,7 +51,7 @@ def test_requests_wait_for_an_upstream_that_comes_back() -> None:
 def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(status: str) -> None:
     async def test(front: Front) -> None:
         asks = [{"tag": "refused", "fault": status, "times": 2, **ONE}, *({"tag": i, **ONE} for i in range(2))]
-        answers = await front.all(*asks, apart=0.02)
+        answers = await front.all(*asks, in_order=True)
         assert [answer.status for answer in answers] == [200] * 3
         assert front.upstream.tags == ["refused"] * 3 + ["0", "1"]
         assert float(answers[0].headers["X-Queue-Wait"]) > 0.15  # until the upstream took it
@@ -63,8 +63,8 @@ def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(stat
 def test_one_request_finds_out_whether_an_upstream_takes_requests_again_and_then_the_others_follow() -> None:
     async def test(front: Front) -> None:
         front.queue.sites.rest(front.queue.sites.all[0], {"Retry-After": "0.1"})
-        asks = ({"tag": i, "fault": "429", "times": 1, **ONE} for i in range(4))
-        asked = asyncio.create_task(front.all(*asks, apart=0.001))
+        asks = ({"tag": i, "fault": "429", "times": 1, "after": 1, **ONE} for i in range(4))
+        asked = asyncio.create_task(front.all(*asks, in_order=True))
         await front.until(lambda: front.upstream.refusals)
         assert front.upstream.tags == ["0"]
         assert {answer.status for answer in await asked} == {200}
@@ -76,7 +76,7 @@ def test_one_request_finds_out_whether_an_upstream_takes_requests_again_and_then
 def test_a_request_that_alone_is_refused_does_not_keep_the_others_from_the_upstream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.8)
+    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 4.0)
 
     async def test(front: Front) -> None:
         refused = asyncio.create_task(front.ask(fault="429", after=0.05, times=10_000, **ONE))
@@ -92,13 +92,14 @@ def test_an_answer_in_one_piece_that_is_not_refused_at_once_counts_as_taken(monk
     monkeypatch.setattr(upstreams, "REST_SECONDS", 0.02)
 
     async def test(front: Front) -> None:
-        ask = {"fault": "429", "times": 2, "max_tokens": 300, "stream": False}
+        front.hold()
+        ask = {"fault": "429", "times": 2, "max_tokens": 5, "stream": False}
         asked = asyncio.create_task(front.all(*({"tag": i, **ask} for i in range(2))))
         await front.until(lambda: len(front.upstream.running) == 2)
-        assert not front.upstream.ended
+        front.go()
         await asked
 
-    before(test, slots=2, step=0.002)
+    before(test, slots=2)
 
 
 def test_requests_wait_for_a_busy_upstream_however_long_another_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +116,13 @@ def test_requests_wait_for_a_busy_upstream_however_long_another_is_down(monkeypa
 
 
 def test_requests_that_waited_long_enough_for_an_upstream_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 1.0)
 
     async def test(front: Front) -> None:
         front.queue.sites.all[0].url = "http://127.0.0.1:9"
-        answers = await front.all(*({"tag": i, **ONE} for i in range(6)))
+        answers = await front.all(*({"tag": i, **ONE} for i in range(40)))
         assert {answer.status for answer in answers} == {503}
-        assert max(answer.seconds for answer in answers) < 2
+        assert max(answer.seconds for answer in answers) < 15  # 20 if they waited in pairs
         await front.until(lambda: front.idle)
 
     before(test, slots=2)
@@ -158,7 +159,7 @@ def test_an_upstream_that_breaks_or_is_silent_before_the_first_byte_is_not_asked
         assert front.upstream.tags == ["broken"]
         await front.until(lambda: front.idle)
 
-    before(test)
+    before(test, settings=Settings(idle=3.0 if fault == "hang" else 20.0))
 
 
 @pytest.mark.parametrize("fault", ["midclose", "midhang"])
@@ -171,7 +172,7 @@ def test_a_stream_whose_upstream_fails_ends_with_one_error_event(fault: str) -> 
         assert (await front.ask(**ONE)).status == 200
         await front.until(lambda: front.idle)
 
-    before(test)
+    before(test, settings=Settings(idle=3.0 if fault == "midhang" else 20.0))
 
 
 def test_an_answer_in_ollamas_dialect_is_counted_and_its_errors_are_lines_of_it() -> None:
@@ -197,7 +198,7 @@ def test_a_body_with_a_length_that_breaks_or_stops_is_taken_for_whole_by_nobody(
         assert (await front.ask(**ONE)).status == 200
         await front.until(lambda: front.idle)
 
-    before(test)
+    before(test, settings=Settings(idle=3.0 if fault == "cuthang" else 20.0))
 
 
 @pytest.mark.parametrize(("at", "cancelled"), [(0, 1), (3, 0)])
@@ -214,11 +215,12 @@ def test_an_error_event_of_the_upstream_is_passed_on(at: int, cancelled: int) ->
 
 def test_a_client_that_leaves_while_it_waits_never_reaches_the_upstream() -> None:
     async def test(front: Front) -> None:
-        first = asyncio.create_task(front.ask(max_tokens=40, tag="first"))
-        await front.until(lambda: front.upstream.running)
+        (first,) = await front.occupied(1)
         waits = asyncio.create_task(front.ask(tag="leaver", **ONE))
         await front.until(lambda: front.queue.manager.waiting)
         waits.cancel()
+        await front.until(lambda: not front.queue.manager.waiting)
+        front.go()
         await first
         await front.until(lambda: front.idle)
         assert front.upstream.tags == ["first"]
@@ -252,8 +254,11 @@ def test_clients_that_read_nothing_are_cut_and_do_not_stop_the_others() -> None:
 
 def test_a_full_queue_refuses_with_an_estimate() -> None:
     async def test(front: Front) -> None:
-        answers = await front.all(*({"tag": i, "max_tokens": 10} for i in range(6)))
-        full = [answer for answer in answers if answer.status == 429]
+        first = await front.occupied(1)
+        asked = asyncio.create_task(front.all(*({"tag": i, "max_tokens": 10} for i in range(5))))
+        await front.until(lambda: front.arrived == 6)
+        front.go()
+        full = [answer for answer in [*await asked, *await asyncio.gather(*first)] if answer.status == 429]
         assert len(full) == 3
         assert all(int(answer.headers["Retry-After"]) >= 1 for answer in full)
         assert len(front.upstream.seen) == 3
@@ -263,13 +268,13 @@ def test_a_full_queue_refuses_with_an_estimate() -> None:
 
 def test_the_limits_on_time_hold_in_the_queue_and_in_the_middle_of_an_answer() -> None:
     async def test(front: Front) -> None:
-        first, waits = await front.all({"tag": "first", "max_tokens": 4000}, {"tag": "waits", **ONE}, apart=0.05)
+        first, waits = await front.all({"tag": "first", "max_tokens": 4000}, {"tag": "waits", **ONE}, in_order=True)
         assert (first.status, waits.status) == (200, 504)
         assert '"timeout_error"' in first.text.splitlines()[-2]
         assert front.upstream.tags == ["first"]
         await front.until(lambda: front.idle)
 
-    before(test, queue_timeout=0.3, request_timeout=0.8)
+    before(test, queue_timeout=1.5, request_timeout=4.0)
 
 
 def test_the_limit_on_time_holds_before_the_first_byte_and_stops_the_upstream() -> None:
@@ -279,7 +284,7 @@ def test_the_limit_on_time_holds_before_the_first_byte_and_stops_the_upstream() 
         await front.until(lambda: "whole" in front.upstream.ended)
         await front.until(lambda: front.idle)
 
-    before(test, request_timeout=0.2, settings=Settings(idle=8.0))
+    before(test, request_timeout=2.5)
 
 
 def test_an_answer_of_100_mb_passes_in_pieces() -> None:
@@ -298,12 +303,12 @@ def test_an_answer_of_100_mb_passes_in_pieces() -> None:
 
 def test_draining_refuses_new_requests_and_finishes_the_others() -> None:
     async def test(front: Front) -> None:
-        open = asyncio.create_task(front.ask(max_tokens=40, tag="first"))
-        await front.until(lambda: front.upstream.running)
+        (open,) = await front.occupied(1)
         front.queue.draining = True
         assert (await front.ask(**ONE)).status == 503
         async with front.session.get(f"{front.url}/ready") as ready:
             assert ready.status == 503
+        front.go()
         answer = await open
         assert answer.text.count('" t') == 40
         assert front.queue.open == 0
@@ -311,7 +316,9 @@ def test_draining_refuses_new_requests_and_finishes_the_others() -> None:
     before(test)
 
 
-def test_a_kept_connection_that_the_upstream_has_closed_costs_nothing() -> None:
+def test_a_kept_connection_that_the_upstream_has_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "STALE_SECONDS", 20.0)
+
     async def run() -> None:
         async with scripted(1, 0.002) as upstream:
             port = int(upstream.url.rpartition(":")[2])
@@ -348,7 +355,7 @@ def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back() -> No
                 assert answer.status == 200
         await front.until(lambda: front.idle)
 
-    before(test, "dynamic+vtc", count=2, slots=4, step=0.001, settings=Settings(idle=5.0))
+    before(test, "dynamic+vtc", count=2, slots=4, step=0.001)
 
 
 def test_an_upstream_that_is_killed_and_comes_back_loses_only_what_it_was_computing() -> None:
@@ -360,7 +367,7 @@ def test_an_upstream_that_is_killed_and_comes_back_loses_only_what_it_was_comput
         ):
             killed = await first.enter_async_context(scripted(4, 0.005))
             port = int(killed.url.rpartition(":")[2])
-            async with queueing([alive, killed], "dynamic+vtc", 4, Settings(idle=5.0), {}) as front:
+            async with queueing([alive, killed], "dynamic+vtc", 4, Settings(), {}) as front:
 
                 async def one(i: int) -> str:
                     body = {"messages": [], "tag": i, "user": "ab"[i % 2], "stream": i % 3 > 0, "max_tokens": 3 + i % 9}
@@ -381,12 +388,14 @@ def test_an_upstream_that_is_killed_and_comes_back_loses_only_what_it_was_comput
                 await front.until(lambda: len(killed.seen) > 20)
                 await first.aclose()
                 await asyncio.sleep(0.3)
+                alive.going.clear()
                 back = await second.enter_async_context(scripted(4, 0.005, port))
+                await front.until(lambda: back.seen)
+                alive.going.set()
                 outcomes = collections.Counter(await asyncio.gather(*asked))
                 assert outcomes["left"] == 20
                 assert outcomes["cut"] + outcomes["failed"] <= 4  # the slots of the killed one
                 assert outcomes.total() == 200
-                assert back.seen
                 await front.until(lambda: front.idle)
 
-    run_async(asyncio.wait_for(run(), 30))
+    run_async(asyncio.wait_for(run(), 180))

@@ -12,8 +12,8 @@ import pytest
 from scripted import Front, before
 
 # Tag, max_tokens, priority, slo and client: sent in this order while a longer request runs.
-CASES = [(0, 12, 5, 9, "a"), (1, 3, 1, 8, "a"), (2, 9, 3, 1, "a"), (3, 6, 2, 7, "a"), (4, 4, 4, 3, "b"), (5, 7, 0, 5, "b"),
-         (6, 2, 9, 2, "c"), (7, 20, 8, 4, "c")]  # fmt: skip
+CASES = [(0, 12, 5, 900, "a"), (1, 3, 1, 800, "a"), (2, 9, 3, 100, "a"), (3, 6, 2, 700, "a"), (4, 4, 4, 300, "b"),
+         (5, 7, 0, 500, "b"), (6, 2, 9, 200, "c"), (7, 20, 8, 400, "c")]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,13 @@ CASES = [(0, 12, 5, 9, "a"), (1, 3, 1, 8, "a"), (2, 9, 3, 1, "a"), (3, 6, 2, 7, 
 )
 def test_a_policy_decides_who_is_next_at_the_upstream(policy: str, order: str, options: dict[str, Any]) -> None:
     async def test(front: Front) -> None:
-        first = asyncio.create_task(front.ask(max_tokens=60, user="z", tag="first"))
-        await front.until(lambda: front.upstream.running)
+        (first,) = await front.occupied(1, 60)
         asks = [
             {"tag": tag, "max_tokens": tokens, "user": user,
              "headers": {"X-Queue-Priority": str(priority), "X-Queue-Slo": str(slo)}}
             for tag, tokens, priority, slo, user in CASES
         ]  # fmt: skip
-        answers = await front.all(*asks, apart=0.002)
+        answers = await front.all(*asks, in_order=True)
         assert "".join(tag for tag in front.upstream.tags if tag != "first") == order
         assert [str(tag) for tag, answer in enumerate(answers) if answer.status == 200] == sorted(order)
         assert {answer.status for answer in answers} <= {200, 429}
@@ -54,10 +53,10 @@ def test_two_clients_get_equal_numbers_of_tokens_under_vtc_alone(policy: str, le
     asks += [{"user": "bob", "max_tokens": 4 + i % 4, "tag": f"b{4 + i % 4}"} for i in range(16)]
 
     async def test(front: Front) -> None:
-        first = [asyncio.create_task(front.ask(user="z", max_tokens=60, tag=f"z{i}")) for i in range(4)]
-        await front.until(lambda: len(front.upstream.running) == 4)
+        first = await front.occupied(4)
         asked = asyncio.create_task(front.all(*asks))
         await front.until(lambda: front.queue.manager.waiting == len(asks))
+        front.go()
         await asyncio.gather(asked, *first)
         order = front.upstream.tags
         last = max(i for i, tag in enumerate(order) if tag[0] == "b")
@@ -89,10 +88,10 @@ def test_the_program_that_began_first_goes_first() -> None:
 def test_an_upstream_that_swaps_models_swaps_them_seldom() -> None:
     async def test(front: Front) -> None:
         asks = [{"model": ["llama", "qwen", "gemma"][i % 3], "tag": f"{i % 3}{i}", "max_tokens": 3} for i in range(18)]
-        first = [asyncio.create_task(front.ask(model="llama", max_tokens=80, tag=f"first{i}")) for i in range(2)]
-        await front.until(lambda: len(front.upstream.running) == 2)
+        first = await front.occupied(2, model="llama")
         asked = asyncio.create_task(front.all(*asks))
         await front.until(lambda: front.queue.manager.waiting == 18)
+        front.go()
         await asyncio.gather(asked, *first)
         order = [tag[0] for tag in front.upstream.tags if not tag.startswith("first")]
         assert sum(a != b for a, b in itertools.pairwise(order)) < 10  # 17 in order of arrival
@@ -102,7 +101,7 @@ def test_an_upstream_that_swaps_models_swaps_them_seldom() -> None:
 
 def test_two_upstreams_share_one_queue() -> None:
     async def test(front: Front) -> None:
-        answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(12)))
+        answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(12)), in_order=True)
         assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
         assert {len(upstream.seen) for upstream in front.upstreams} <= {5, 6, 7}
 
@@ -116,7 +115,7 @@ def test_an_upstream_that_refuses_rests_while_the_other_serves_and_comes_back() 
             lambda: not any(site.rests_until > front.queue.sites.clock() for site in front.queue.sites.all)
         )
         await front.until(lambda: front.queue.manager.slot_cap == 4)
-        answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(8)))
+        answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(8)), in_order=True)
         assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
 
     before(test, count=2, slots=2)
@@ -143,14 +142,14 @@ def test_no_more_than_its_slots_run_at_an_upstream() -> None:
 
 def test_a_policy_is_switched_while_requests_wait() -> None:
     async def test(front: Front) -> None:
-        first = asyncio.create_task(front.ask(max_tokens=60, tag="first"))
-        await front.until(lambda: front.upstream.running)
+        (first,) = await front.occupied(1)
         waiting = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6))))
         await front.until(lambda: front.queue.manager.waiting == 3)
         switched = await front.send(
             "PUT", "/policy", {"Content-Type": "application/json"}, b'{"policy": "dynamic+sjf"}'
         )
         assert switched.json["policy"] == "dynamic+sjf"
+        front.go()
         await asyncio.gather(first, waiting)
         assert front.upstream.tags == ["first", "3", "6", "9"]
 
@@ -201,7 +200,7 @@ def test_a_request_takes_a_slot_for_each_of_its_answers_and_nobody_overtakes_it(
         asks = [
             {"tag": i, "n": n, "max_tokens": tokens} for i, (n, tokens) in enumerate([(2, 10), (1, 40), (3, 5), (1, 5)])
         ]
-        asked = asyncio.create_task(front.all(*asks, apart=0.002))
+        asked = asyncio.create_task(front.all(*asks, in_order=True))
         await front.until(lambda: "0" in front.upstream.ended)
         assert front.upstream.tags == ["0", "1"]
         await asked
@@ -228,10 +227,12 @@ def test_a_policy_that_raises_gives_way_to_dynamic_and_no_request_is_lost() -> N
     async def test(front: Front) -> None:
         policy = front.queue.manager.policy
         assert policy is not None
+        (first,) = await front.occupied(1)
         asked = asyncio.create_task(front.all(*({"max_tokens": 4, "tag": i} for i in range(6))))
-        await front.until(lambda: front.upstream.running)
+        await front.until(lambda: front.queue.manager.waiting == 6)
         policy.order = lambda waiting, now: sys.exit()  # type: ignore[assignment, method-assign, return-value]
-        answers = await asked
+        front.go()
+        answers = [await first, *await asked]
         assert {answer.status for answer in answers} == {200}
         assert front.queue.manager.policy_name == "dynamic"
         assert front.queue.manager.fallback.failures == 1

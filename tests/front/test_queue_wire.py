@@ -84,13 +84,13 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def raw(front: Front, data: bytes) -> bytes:
-    """Return what comes back for these bytes until the connection ends or is silent."""
+    """Return what comes back for these bytes until the connection ends or is silent after an answer."""
     async with connected(front) as (reader, writer):
         writer.write(data)
         answer = b""
         while True:
             try:
-                piece = await asyncio.wait_for(reader.read(65536), 0.3)
+                piece = await asyncio.wait_for(reader.read(65536), 0.3 if answer else 20)
             except asyncio.TimeoutError:
                 return answer
             if not piece:
@@ -216,7 +216,7 @@ def test_headers_about_one_connection_and_hints_end_at_the_queue() -> None:
         assert seen["host"] == front.upstream.url.removeprefix("http://")
         assert answer.status == 200, answer.text
         assert answer.headers["X-Upstream"] == "u0"
-        assert 0 <= float(answer.headers["X-Queue-Wait"]) < 1
+        assert 0 <= float(answer.headers["X-Queue-Wait"]) < 20
         await front.until(lambda: front.idle)
         timeline = await front.send("GET", f"/requests/{answer.headers['X-Request-Id']}")
         assert timeline.json["output_tokens"] == 2
@@ -260,7 +260,7 @@ def test_no_key_passes_whatever_is_asked_and_however_it_fails(caplog: pytest.Log
         assert OWN not in told + str(front.upstream.seen)
         assert {head.get("Authorization") for _, head, _, _ in front.upstream.seen} == {f"Bearer {SECRET}"}
 
-    before(test, slots=4, api_key=OWN, settings=Settings(key=SECRET, idle=0.3))
+    before(test, slots=4, api_key=OWN, settings=Settings(key=SECRET, idle=20.0))
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-Api-Key", "X-Other"])
@@ -312,12 +312,12 @@ def test_pages_of_other_sites_reach_nothing(header: dict[str, str]) -> None:
 
 def test_a_client_that_waits_learns_its_place() -> None:
     async def test(front: Front) -> None:
-        first = asyncio.create_task(front.ask({"X-Request-Id": "first"}, max_tokens=60, tag="first"))
-        await front.until(lambda: front.upstream.running)
-        waiting = asyncio.create_task(
-            front.all(*({"headers": {"X-Request-Id": f"w{i}"}, "max_tokens": 3} for i in range(3)), apart=0.001)
-        )
-        await front.until(lambda: front.queue.manager.waiting == 3)
+        await front.ask(max_tokens=9)  # so that the queue knows how long a token takes
+        (first,) = await front.occupied(1, headers={"X-Request-Id": "first"})
+        waiting = []
+        for i in range(3):
+            waiting.append(asyncio.create_task(front.ask({"X-Request-Id": f"w{i}"}, max_tokens=3)))
+            await front.until(lambda i=i: len(front.queue.manager.queued) > i)
         places = [(await front.send("GET", f"/queue/position?id={id}")).json for id in ("first", "w0", "w2")]
         assert [(place["state"], place["before"]) for place in places] == [
             ("running", None),
@@ -326,7 +326,8 @@ def test_a_client_that_waits_learns_its_place() -> None:
         ]
         assert places[2]["expected_wait_s"] > 0
         assert (await front.send("GET", "/queue/position?id=nobody")).status == 404
-        await asyncio.gather(first, waiting)
+        front.go()
+        await asyncio.gather(first, *waiting)
 
     before(test)
 
