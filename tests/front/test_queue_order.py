@@ -68,8 +68,7 @@ def test_two_clients_get_equal_numbers_of_tokens_under_vtc_alone(policy: str, le
 
 def test_the_program_that_began_first_goes_first() -> None:
     async def test(front: Front) -> None:
-        first = asyncio.create_task(front.ask(tag="first", max_tokens=60))
-        await front.until(lambda: front.upstream.running)
+        first = await front.occupied(1)
         names: list[Any] = [
             {"program": "p"},
             {"headers": {"X-Session-Id": "s"}},
@@ -79,10 +78,11 @@ def test_the_program_that_began_first_goes_first() -> None:
         for tag, name in enumerate(names):
             asked.append(asyncio.create_task(front.ask(tag=tag, max_tokens=2, **name)))
             await front.until(lambda: front.queue.manager.waiting == len(asked))
-        await asyncio.gather(first, *asked)
+        front.go()
+        await asyncio.gather(*first, *asked)
         assert front.upstream.tags == ["first", "0", "2", "1"]
 
-    before(test, "dynamic+program-fcfs", step=0.01)
+    before(test, "dynamic+program-fcfs")
 
 
 def test_an_upstream_that_swaps_models_swaps_them_seldom() -> None:
