@@ -16,8 +16,8 @@ def answer_key(inference: Any) -> Hashable:
     """Return a value that is equal for inferences with equal answers, whose scheduling is equal as well.
 
     Without randomness (temperature 0) the seed does not count. Owner, client, priority and the seconds in which the
-    answer is wanted do, and whether it is background work, and its program: a copy must not wait behind a request that a policy serves
-    later than it would serve the copy. So do the fields that an eviction keeps its pages by.
+    answer is wanted do, and whether it is background work: a copy must not wait behind a request that a policy serves
+    later than it would serve the copy. So do its program, and the fields that an eviction keeps its pages by.
     """
     seq, text, sampling = inference.sequence, inference.text, inference.sequence.sampling
     if sampling.temperature == 0 and sampling.seed:
