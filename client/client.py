@@ -26,7 +26,7 @@ if not __package__:
 
 from rich.console import Console
 
-from terminal.console import FINE, SOME_FAILED, emit, emit_json, leave, say
+from terminal.console import FINE, SOME_FAILED, emit, emit_json, leave, say, table_of
 from terminal.options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
 
 from . import data, flags, runs
@@ -50,6 +50,7 @@ EXAMPLES = (
     "python3 client.py --load closed:16 --workload orca --stream --api openai",
     "python3 client.py --workload chat --stream",
     "python3 client.py --workload multi-turn:8 --load closed:8 --numsamples 128",
+    "python3 client.py --workload agents --rate 0.5 --url http://10.0.0.5:8000",
     'python3 client.py --prompt "hi" --numtokens 10',
 )
 
@@ -227,7 +228,8 @@ def run_load(settings: Settings, console: Console) -> int:
         say(console, f"warm-up: {warmup} requests before the run, not measured")
     with read.csv.open("w", newline="", encoding="utf-8") if read.csv else contextlib.nullcontext() as file:
         record = store.Record(file).write if file else lambda outcome: None
-        numbers, sent = runs.measure(target, plan, read.seed, config, read, warmup, console, record)
+        pace = runs.pace_of(target, plan.planned)
+        numbers, sent = runs.measure(target, plan, read.seed, config, read, warmup, console, record, pace=pace)
     if read.verbose:
         for outcome in sorted(sent.outcomes, key=lambda outcome: outcome.index):
             say(console, f"--- request {outcome.index}\n{outcome.completion or outcome.error}")
@@ -250,6 +252,8 @@ def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Conso
         fill, wasted = waste.fill(spent) or 0.0, waste.wasted(spent) or 0.0
         say(console, f"How the slots were spent: batch fill {fill:.0%}, wasted rows {wasted:.0%}")
         console.print(waste.bar(spent, min(60, console.width - 2)))
+    for table in tables.programs([numbers]):
+        console.print(table_of(*table, no_wrap=True))
     console.print(*tables.result(numbers), sep="\n")
 
 

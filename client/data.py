@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,23 +61,37 @@ _SENTENCES = (
 class Chat:
     """Options of a request sent as a chat message, whose answer ends where the model ends it.
 
-    If `capped`, the request's num_tokens are its max_tokens; otherwise it has none. The message of a later turn is sent
-    `think` seconds after the answer to request `after` has been read, with the whole conversation before it. An agent
-    names its session and, in `keep_s`, how long the tool may take that it calls next: 0 if it has finished.
+    If `capped`, the request's num_tokens are its max_tokens; otherwise it has none.
     """
 
     capped: bool = False
     turn: int = 1
-    after: int | None = None
-    think: float = 0.0
-    keep_s: float | None = None
+
+
+class Call(NamedTuple):
+    """A request that waits for others, which are known by their indices: a call of a program that begins `at`, or a turn of a chat.
+
+    It is sent `tool_s` seconds after all calls `after` are answered. Its prompt is the conversation of call `on` (None: the run's
+    instructions) with its answer, and then `fresh` tokens of its own. Its `session` may go on for `keep_s` seconds after it. A
+    turn of a chat that people write has no `program`.
+    """
+
+    after: tuple[int, ...]
+    tool_s: float
+    on: int | None
+    fresh: int
+    answer: int
+    keep_s: float = 0.0
+    program: str = ""
+    session: str = ""
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """One request of a run; `at` is in seconds after the start.
 
-    A later turn of a conversation has no time of its own, but that of the first turn.
+    A request that waits for others has no time of its own, but that at which their program or chat begins.
     """
 
     index: int
@@ -85,6 +100,22 @@ class Planned:
     num_tokens: int
     user: str = ""
     chat: Chat | None = None
+    call: Call | None = None
+
+    @property
+    def program(self) -> str:
+        """The name of the program of which the request is a call; "" without one."""
+        return self.call.program if self.call else ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the request waits for no other."""
+        return not (self.call and self.call.after)
+
+    @property
+    def due(self) -> float:
+        """When a request that waits for no other is sent: its tool may run first."""
+        return self.at + (self.call.tool_s if self.call else 0.0)
 
 
 class PromptData:

@@ -67,6 +67,7 @@ class Experiment:
         self.store = new_store(flags, command)
         self.failed = self.missing = 0
         self.interrupted = False
+        self._pace: runs.Pace | None = None
 
     def each(self, run: Callable[[str, str], None], what: Sequence[str]) -> None:
         """Call `run` for each of these policies or servers, until Ctrl-C; one that cannot be started or reached is left out."""
@@ -126,6 +127,7 @@ class Experiment:
     def warm_up(self, target: Target, plan: catalog.Plan) -> int:
         """Send the first requests, unmeasured; return how many were answered."""
         count = DEFAULT_WARMUP if self.flags.warmup is None else self.flags.warmup
+        self._pace = runs.pace_of(target, plan.planned)
         return runs.warm_up(target, plan.planned, count)
 
     def one(
@@ -146,7 +148,9 @@ class Experiment:
             "stream": target.dialect.stream, "notes": plan.notes,
         }  # fmt: skip
         record = self.store.record(labels)
-        numbers, sent = runs.measure(target, plan, seed, config, self.flags, warmup, self.console, record, settle)
+        numbers, sent = runs.measure(
+            target, plan, seed, config, self.flags, warmup, self.console, record, settle, self._pace
+        )
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")

@@ -71,7 +71,7 @@ def sent(numsamples: str, context: str = "1024", warmup: int = 3) -> list[Parame
             "--text", "take prompts from this text file instead of the built-in plays",
             Read(lambda text: corpus.load(Path(text)) and None, "FILE"),
         ),
-        Option("--numsamples", f"number of requests (default {numsamples})", Number(1, 100_000)),
+        Option("--numsamples", f"number of requests, or of programs (default {numsamples})", Number(1, 100_000)),
         Option(
             "--context", f"maximum tokens of prompt and answer together (default: {context})", Number(8),
         ),

@@ -6,11 +6,12 @@ import contextlib
 import itertools
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
@@ -21,16 +22,29 @@ from terminal.options import UsageError, Values
 
 from . import data
 from .display import Display
-from .report import conversations
+from .report import conversations, figures
 from .report.measure import Outcome, RunFacts
 from .send.load import Failed, LoadRun, raise_for, send_all
 from .send.target import KeyRefused, ServerUnreachable, Target, fetch_stats
-from .workloads import catalog, corpus
+from .workloads import catalog, corpus, programs
 from .workloads.arrivals import Arrivals
 
 GRACE_SECONDS = 10.0  # for open requests after the first Ctrl-C
 SPARE_FILES = 128
 WARMUP_TOKENS = 8
+ALONE = 6  # requests whose times alone are measured before a run of programs
+
+
+class Pace(NamedTuple):
+    """The seconds of a request on an empty server: before its first token, more for each prompt token, and for each further one."""
+
+    first: float
+    prompt: float
+    token: float
+
+    def alone(self, call: data.Call) -> float:
+        """Return what a call takes alone, if the conversation that it goes on with is cached."""
+        return self.first + self.prompt * call.fresh + self.token * (call.answer - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +75,12 @@ def measure(
     console: Console,
     on_outcome: Callable[[Outcome], None],
     settle: Callable[[], None] = lambda: None,
+    pace: Pace | None = None,
 ) -> tuple[dict[str, Any], Sent]:
     """Send a plan; return its result object, and the outcomes.
 
-    `warmup` is how many requests were sent before. `settle` returns when the server has recorded the last steps.
+    `warmup` is how many requests were sent before. `settle` returns when the server has recorded the last steps. Without a
+    `pace`, the slowdowns of programs are unknown.
     """
     before = stats_or_none(target)
     sent = send(target, plan.planned, console, plan.arrivals, on_outcome)
@@ -88,6 +104,7 @@ def measure(
         slos=dict(flags.goodput),
         warmup=warmup,
         stalls=sent.stalls,
+        programs=_programs(plan.planned, pace),
     )
     return conversations.result(sent.outcomes, facts), sent
 
@@ -132,6 +149,31 @@ def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
             raise_for(outcome)
             answered += 1
     return answered
+
+
+def pace_of(target: Target, trace: Sequence[data.Planned]) -> Pace | None:
+    """Time some calls of programs one by one, which are not measured; None without programs, or without streams."""
+    calls = sorted((p for p in trace if p.program), key=lambda p: len(p.prompt))
+    if not calls:
+        return None
+    # Their words in reverse: no prompt finds or leaves pages that those of the run have. The first warms up.
+    texts = [p.prompt.split()[::-1] for p in [calls[0], *calls[:: -(-len(calls) // ALONE)]]]
+    short = [data.Planned(i, 0.0, " ".join(t), WARMUP_TOKENS, chat=calls[0].chat) for i, t in enumerate(texts)]
+    timed = [(len(texts[o.index]), o.ttft, o.tpot) for o in send_all(target, short) if o.index and not o.error]
+    known = [(words, ttft, tpot) for words, ttft, tpot in timed if ttft is not None and tpot is not None]
+    if not known:
+        return None
+    words, ttfts, tpots = zip(*known)
+    slope = max(0.0, (figures.fit(words, ttfts) or (0.0,))[0])
+    first = np.median([ttft - slope * count for count, ttft, _ in known])
+    return Pace(max(0.0, float(first)), slope, float(np.median(tpots)))
+
+
+def _programs(trace: Sequence[data.Planned], pace: Pace | None) -> dict[str, tuple[int, float | None]]:
+    """Return the number of calls of each program, and the seconds of its longest path alone."""
+    calls = [p.call for p in trace if p.call and p.program]
+    longest = programs.longest_paths(calls, [pace.alone(call) for call in calls]) if pace else {}
+    return {name: (count, longest.get(name)) for name, count in Counter(call.program for call in calls).items()}
 
 
 def stats_or_none(target: Target) -> dict[str, Any] | None:

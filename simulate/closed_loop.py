@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from scheduling.sequence import Sequence
 
 if TYPE_CHECKING:  # a run in a browser draws no programs
-    from client.workloads.programs import Call
+    from client.data import Call
 
 ANSWERED = ("length", "stop")
 

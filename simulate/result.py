@@ -70,6 +70,7 @@ def outcome(index: int, seq: Sequence, run: Run, chunks: Mapping[str, Chunks]) -
         error="" if finished else str(seq.finish_reason),
         id=seq.id,
         user=seq.client,
+        program=seq.program,
         max_tokens=None if seq.open_ended else seq.max_tokens,
         **details,
     )

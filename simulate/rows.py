@@ -16,8 +16,8 @@ from typing import Any, cast
 import numpy as np
 
 from client import data
+from client.data import Call
 from client.workloads.arrivals import Arrivals
-from client.workloads.programs import Call
 from scheduling.sequence import Sequence
 from simulate import blocks
 from simulate.blocks import Blocks

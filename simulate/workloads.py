@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from client import data
+from client.data import Call
 from client.workloads import agentic, arrivals, catalog, corpus, programs, traces
 from client.workloads.arrivals import Arrivals
 from client.workloads.chats import INSTRUCTIONS
-from client.workloads.programs import Call
 from scheduling.sequence import UNKNOWN_TOKEN
 from simulate.blocks import Blocks
 from simulate.rows import Rows
@@ -66,10 +65,9 @@ def draw(
         raise ValueError(f"the rate is {rate:g} per second, but must be above 0. Use --rate 2")
     if count is not None and count < 1:
         raise ValueError(f"the number of requests is {count}, but must be at least 1. Use --num 100")
-    if workload.partition(":")[0] in programs.KINDS and arrivals != "trace":
+    if catalog.is_programs(workload):
         process = arrivals_of(arrivals, rate)
-        times = process.times(count or 100, np.random.default_rng([seed, 1]))
-        return replace(of_calls(programs.draw(workload, times, seed)), arrivals=process)
+        return replace(of_calls(programs.drawn(workload, count or 100, process, seed)), arrivals=process)
     catalog.check(workload)
     if workload.partition(":")[0] in catalog.OWN_LENGTHS:
         raise ValueError(
@@ -93,14 +91,13 @@ def draw(
         arrivals=plan.arrivals,
         pinned=tuple(numbered[len(texts) :]),
     )
-    if not any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned):
-        return rows
-    turns = zip(plan.planned, ids, [planned.chat or data.Chat() for planned in plan.planned])
     calls = [
-        Call(() if chat.after is None else (chat.after,), chat.think, chat.after, len(own), planned.num_tokens,
-             chat.keep_s or 0.0, planned.user, planned.user, planned.at)
-        for planned, own, chat in turns
-    ]  # fmt: skip
+        planned.call._replace(fresh=len(own), answer=planned.num_tokens, at=planned.at)
+        for planned, own in zip(plan.planned, ids)
+        if planned.call
+    ]
+    if not calls:
+        return rows
     return replace(of_calls(calls, ids), client=clients, notes=rows.notes, texts=texts, arrivals=rows.arrivals)
 
 
@@ -133,9 +130,8 @@ def _numbered(prompts: Iterable[Iterable[Hashable]]) -> list[list[int]]:
 def read(path: Path) -> Rows:
     """Read a trace in any form that the client reads, with its own lengths; the first request arrives at 0."""
     trace = traces.read(path)
-    notes, calls = trace.notes(), None
-    if any(row.session or row.after for row in trace.rows):
-        trace.rows, calls = map(list, zip(*agentic.linked(trace.rows)))
+    notes, linked = trace.notes(), agentic.of(trace.rows)
+    trace.rows, calls = [row for row, _ in linked], [call for _, call in linked if call] or None
     estimated = sum(1 for row in trace.rows if row.prompt and not corpus.is_exact(row.prompt))
     if estimated:
         notes.append(

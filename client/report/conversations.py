@@ -1,20 +1,22 @@
-"""Conversations turn by turn: the time to the first token, and the hits in the prefix cache, measured and expected. Pure."""
+"""Conversations turn by turn: the time to the first token, and the hits in the prefix cache, measured and expected; programs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from . import measure
+from . import measure, programs
 from .measure import Outcome, RunFacts, statistics_ms
 
 
 def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
-    """Return the result object of a run with its `turns`, which are None unless it had conversations."""
+    """Return the result object of a run with its `turns` and `programs`, which are None unless it had some."""
     numbers = measure.result(outcomes, facts)
     engine = (facts.server_after or {}).get("engine") or {}
     pages = engine.get("kv") if isinstance(engine, dict) else None
-    return {**numbers, "turns": turns(outcomes, pages.get("page_size") if isinstance(pages, dict) else None)}
+    found, each = programs.of(outcomes, facts.programs)
+    size = pages.get("page_size") if isinstance(pages, dict) else None
+    return {**numbers, "turns": turns(outcomes, size), "programs": found, "program_times": each}
 
 
 def turns(outcomes: Sequence[Outcome], page_size: int | None) -> list[dict[str, Any]] | None:

@@ -53,6 +53,7 @@ class Outcome:
     finish_reason: str = ""
     turn: int | None = None
     max_tokens: int | None = None
+    program: str = ""
 
     @property
     def latency(self) -> float:
@@ -105,7 +106,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts about a run besides its outcomes; `slos` are limits in ms by measure."""
+    """Facts about a run besides its outcomes; `slos` are limits in ms by measure.
+
+    `programs` are the calls of each program, and the seconds of its longest path alone, if these are known.
+    """
 
     date: str
     config: Mapping[str, Any]
@@ -124,6 +128,7 @@ class RunFacts:
     slos: Mapping[str, float] = field(default_factory=dict)
     warmup: int = 0
     stalls: Sequence[float] = ()
+    programs: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
 
 
 def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None]:

@@ -113,7 +113,7 @@ def chosen(results: store.Results, pictures: list[Picture]) -> tuple[list[Pictur
         return pictures[:KEY_PLOTS], pictures[KEY_PLOTS:]
     light, heavy = store.slug(results.lightest), store.slug(results.heaviest)
     lanes = [f"slots.{store.slug(policy)}.{heavy}" for policy in opposites(results, results.heaviest)]
-    wanted = ["latency-cdf", f"latency-over-tokens.{light}", *lanes, "waste", f"batch-sizes.{heavy}",
+    wanted = [f"program-times.{heavy}", "latency-cdf", f"latency-over-tokens.{light}", *lanes, "waste", f"batch-sizes.{heavy}",
               f"queue-over-time.{heavy}", f"percentiles.{light}"]  # fmt: skip
     by_name = {picture.name: picture for picture in pictures}
     first = [by_name[name] for name in wanted if name in by_name]

@@ -237,7 +237,8 @@ def draw_all(results: Results) -> list[Picture]:
     comparison: list[Callable[[Album], None]] = [
         _by_load(latency_over_tokens), latency_cdf, _by_load(plots_steps.slots), _by_load(plots_steps.over_time), waste,
         _by_load(distributions), _by_load(plots_requests.ttft_over_prompt),
-        _by_load(plots_requests.simulated_over_measured), _by_load(plots_requests.blame), _by_load(percentiles), _by_load(in_system),
+        _by_load(plots_requests.simulated_over_measured), _by_load(plots_requests.blame), _by_load(plots_requests.program_times),
+        _by_load(percentiles), _by_load(in_system),
         _by_load(batch_histogram), speculation,
     ]  # fmt: skip
     sweep = [plots_sweep.throughput_latency, plots_sweep.curves, plots_sweep.curves_over_slots, latency_cdf]

@@ -1,4 +1,4 @@
-"""Plots about single requests: first tokens over prompt lengths, simulated over measured times, who made whom wait."""
+"""Plots about single requests and programs: first tokens over prompt lengths, simulated over measured times, who made whom wait."""
 
 from __future__ import annotations
 
@@ -54,6 +54,24 @@ def simulated_over_measured(album: Album, load: str) -> None:
             axes.set_yscale("log")
             measure = "TTFT" if kind == "ttft_s" else "latency"
             finish(axes, f"{measure} measured (s)", "simulated (s)" if axes is grid[0] else "", zero=False)
+
+
+def program_times(album: Album, load: str) -> None:
+    """Draw the share of programs that were done within a time; only where some were."""
+    each = {p: album.results.arrays(p, load, "program_times") for p in album.results.policies}
+    took = {p: sorted(one["took_s"] for one in some if one["took_s"] is not None) for p, some in each.items()}
+    if not any(took.values()):
+        return
+    title, columns = "Share of programs done within a time", ["policy", "program_s", "share"]
+    says = f"Mean: {sentences.each({p: sentences.seconds(float(np.mean(t))) for p, t in took.items() if t})}."
+    count = sum(map(len, took.values()))
+    with album.draw("program-times", title, columns, says, load=load, count=count, unit="programs") as ((axes,), rows):
+        for policy, times in took.items():
+            shares = [(i + 1) / len(times) for i in range(len(times))]
+            axes.step(times, [100 * share for share in shares], where="post", label=policy, **album.line(policy))
+            rows += [[policy, *pair] for pair in zip(times, shares)]
+        axes.set_xscale("log")
+        finish(axes, "from the first call to the last answer, with tools (s)", "programs (%)")
 
 
 def blame(album: Album, load: str) -> None:

@@ -1,7 +1,7 @@
 """The folder of a comparison: how it is written during the runs, and how it is read again.
 
 summary.json has each run's figures without arrays, runs/*.json with them; requests.csv has a line for each request,
-arrivals.*.csv the plan (the same bytes for the same seed), iterations.jsonl the server's steps.
+programs.csv one for each program, arrivals.*.csv the plan (the same bytes for the same seed), iterations.jsonl the server's steps.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .measure import Outcome
 
 LABELS = ("policy", "load", "repeat")
 ARRAYS = ("input_lens", "output_lens", "asked_lens", "start_times", "ttfts", "itls", "e2els", "errors",
-          "server_before", "server_after")  # fmt: skip
+          "server_before", "server_after", "program_times")  # fmt: skip
 # Of requests.csv, and of the file of --csv.
 COLUMNS = (
     "index", "id", "client", "arrival_s", "sent_s", "prompt_tokens", "cached_tokens", "asked_tokens",
     "output_tokens", "queue_s", "ttft_s", "tpot_s", "latency_s", "batch_mean", "batch_max", "outcome",
-    "max_tokens",
+    "max_tokens", "program",
 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def _cells(o: Outcome) -> list[Any]:
     return [
         o.index, o.id, o.user, f"{o.intended:.6f}", f"{o.sent:.6f}", o.prompt_tokens, o.cached_tokens,
         o.asked_tokens, o.tokens, queue, ttft, tpot, latency, o.batch_mean, o.batch_max,
-        o.error or "complete", o.max_tokens,
+        o.error or "complete", o.max_tokens, o.program,
     ]  # fmt: skip
 
 
@@ -104,6 +104,11 @@ class Store:
     def add(self, labels: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
         """Write a run's figures."""
         file_of(self.folder, labels).write_text(json.dumps({**numbers, **labels}) + "\n")
+        if each := numbers.get("program_times"):
+            with (self.folder / "programs.csv").open("a", newline="", encoding="utf-8") as file:
+                lines = [(*LABELS, *each[0])] * (not file.tell())
+                lines += [(*(labels[name] for name in LABELS), *one.values()) for one in each]
+                csv.writer(file, lineterminator="\n").writerows(lines)
         spent, batches = engine(numbers)
         # What the tables show, computed once and here, so that they need neither arrays nor readings of `/stats`.
         derived = {

@@ -179,7 +179,7 @@ def short_tables(results: Results) -> list[Table]:
     """Return the tables with the columns that fit a terminal of 80 columns."""
     short = []
     for heading, heads, lines in tables(results):
-        columns = [i for i, head in enumerate(heads) if head in ("policy", "load", *SHORT)]
+        columns = [i for i, head in enumerate(heads) if head in ("policy", "load", *SHORT) or not {*SHORT} & {*heads}]
         rows = [
             [Text(cells[i].strip("*"), "bold" if cells[i].startswith("**") else "") for i in columns] for cells in lines
         ]

@@ -67,16 +67,23 @@ def blame(name: str, figures: Mapping[str, Any]) -> Table:
 
 
 def programs(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return title, heads and lines of the table of the programs of these runs; no table if they had none."""
+    """Return title, heads and lines of the table of the programs of these runs, served or simulated; no table without any."""
     columns = {
         "done": "completed", "failed": "failed", "mean s": "mean_s", "p99 s": "p99_s", "slow": "mean_slowdown",
         "p99": "p99_slowdown", "Jain": "jain_slowdown", "bound": "above_least_mean",
     }  # fmt: skip
-    found = [(run["policy"], of) for run in runs if (of := (run.get("simulation") or {}).get("programs"))]
-    cells = [[shown(of.get(k), 2 * isinstance(of.get(k), float)) for k in columns.values()] for _, of in found]
-    lines = [[name, *row] for (name, _), row in zip(found, cells)]
-    title = "programs in a closed loop; slow: slowdown; bound: 1 is twice the lower bound"
-    return [(title, ["policy", *columns], lines)] if lines else []
+    found = [(run, of) for run in runs if (of := run.get("programs") or (run.get("simulation") or {}).get("programs"))]
+    kept = {head: key for head, key in columns.items() if any(of.get(key) is not None for _, of in found)}
+    loads = len({(run.get("load"), run.get("repeat")) for run, _ in found}) > 1
+    lines = [
+        [str(run["policy"] or run["model_id"]),
+         *([run["load"] + (f" #{run['repeat'] + 1}" if run["repeat"] else "")] if loads else []),
+         *(shown(of.get(key), 2 * isinstance(of.get(key), float)) for key in kept.values())]
+        for run, of in found
+    ]  # fmt: skip
+    title = "programs in a closed loop" + "; slow: slowdown" * ("slow" in kept)
+    title += "; bound: 1 is twice the lower bound" * ("bound" in kept)
+    return [(title, ["policy", *(["load"] if loads else []), *kept], lines)] if lines else []
 
 
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -169,7 +176,8 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
         warnings.append(f"{count} {verb}: {kind}" + (f": {detail}" if detail else ""))
     warnings += lateness(numbers)
     if numbers["unsent"]:
-        why = "a turn before them failed, or the run stopped early" if numbers.get("turns") else "stopped early"
+        waits = numbers.get("turns") or numbers.get("programs")
+        why = "one that they waited for failed, or the run stopped early" if waits else "stopped early"
         warnings.append(f"{why}: {numbers['unsent']} of {numbers['num_prompts']} were not sent")
     return warnings
 

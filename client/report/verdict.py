@@ -21,7 +21,7 @@ from .tables import PLAIN, shown
 
 SAME = "not distinguishable"
 NAMES = {
-    "e2el": "E2E", "ttft": "TTFT", "tpot": "TPOT", "normalized_latency": "per token", "itl": "ITL",
+    "e2el": "E2E", "ttft": "TTFT", "tpot": "TPOT", "normalized_latency": "per token", "itl": "ITL", "program": "program time",
     "output_throughput": "output tokens/s", "request_throughput": "requests/s", "request_goodput": "goodput/s",
     "completed": "completed", "failed": "failed",
 }  # fmt: skip
@@ -60,7 +60,7 @@ class Line:
 
 
 def columns(run: Mapping[str, Any]) -> dict[str, Column]:
-    """Return each request's value in ms by measure, None if unknown; for ITL the list of its gaps."""
+    """Return each request's value in ms by measure, None if unknown; for ITL the list of its gaps, and each program's time."""
     e2els = run.get("e2els") or []
     ttfts = run.get("ttfts") or [None] * len(e2els)
     tokens = run.get("output_lens") or [0] * len(e2els)
@@ -71,6 +71,7 @@ def columns(run: Mapping[str, Any]) -> dict[str, Column]:
         "ttft": [None if t is None or e is None else 1000 * t for e, t, _ in rows],
         "tpot": [None if e is None or t is None or n < 2 else 1000 * (e - t) / (n - 1) for e, t, n in rows],
         "normalized_latency": [None if e is None or not n else 1000 * e / n for e, _, n in rows],
+        "program": [None if p["took_s"] is None else 1000 * p["took_s"] for p in run.get("program_times") or ()],
         "itl": [None if e is None or not g else [1000 * gap for gap in g] for e, g in zip(e2els, gaps)],
     }
 

@@ -55,7 +55,8 @@ class Dialect:
     """A form of requests: one of `APIS` or chat, streamed or not, with the model's name if the API requires one.
 
     Without a `temperature`, requests name none, except in the API openai, where servers may have defaults of their own.
-    `counts` asks OpenAI's APIs for the usage in each chunk, which many servers refuse.
+    `counts` is for servers that take more than OpenAI's API: it asks for the usage in each chunk, and sends what is known of a
+    program.
     """
 
     api: str = "inference"
@@ -90,6 +91,9 @@ class Dialect:
             parameters = {"max_new_tokens": planned.num_tokens, **drawn, **details, **extra}
             return {"inputs": planned.prompt, "parameters": parameters}
         user = {"user": planned.user} if planned.user else {}
+        program = planned.call._asdict() if planned.call and planned.program else {}
+        if program and (self.counts or self.api == "inference"):
+            user |= {name: program[name] for name in ("program", "session", "keep_s") if program[name]}
         if self.api == "inference":
             streams = {"stream": True} if self.stream else {}
             return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **warmth, **user, **streams, **extra}
@@ -97,11 +101,10 @@ class Dialect:
         stream = {"stream": True, "stream_options": usage} if self.stream else {}
         model = {"model": self.model} if self.model else {}
         if self.api == "chat":
-            most = {"max_tokens": planned.num_tokens} if planned.chat and planned.chat.capped else {}
+            most: dict[str, Any] = {"max_tokens": planned.num_tokens} if planned.chat and planned.chat.capped else {}
+            most |= {"ignore_eos": True} if program and self.counts else {}  # as long as the tree says
             messages = [*before, {"role": "user", "content": planned.prompt}]
-            hold = planned.chat.keep_s if planned.chat else None
-            session = {} if hold is None else {"session": planned.user, **({"keep_s": hold} if hold else {})}
-            return {**model, "messages": messages, **most, **warmth, **user, **session, **stream, **extra}
+            return {**model, "messages": messages, **most, **warmth, **user, **stream, **extra}
         return {
             **model, "prompt": planned.prompt, "max_tokens": planned.num_tokens, "temperature": 1.0,
             "ignore_eos": True, **warmth, **user, **stream, **extra,
@@ -250,7 +253,7 @@ def _feed_chat(event: Mapping[str, Any], answer: Answer) -> int | None:
 
 def _choices(event: Mapping[str, Any], answer: Answer) -> tuple[int, list[Mapping[str, Any]]]:
     """Return by how many tokens an event of OpenAI's APIs raises the usage, and its choices."""
-    answer.id = str(event.get("id") or answer.id)
+    answer.id = answer.id or str(event.get("id") or "")  # a header has the id by which the server knows the request
     grown = _usage(event, answer)
     choices = event.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):

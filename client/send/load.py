@@ -76,9 +76,10 @@ class LoadRun:
     """One run of a trace against a server: start it, wait for it, then read the outcomes.
 
     With `users` the loop is closed: each of that many users sends its next request `think` seconds after the answer,
-    and the times of the trace are ignored. In a conversation a user sends each turn after reading the answer to the one
-    before; the turns after a failed one are not sent. `on_outcome` is called for each outcome and `on_text` for each piece of a
-    streamed text, both in the sending thread. `fields` are added to each request.
+    and the times of the trace are ignored. A request that waits for others, as a turn of a conversation or a call of a
+    program does, is sent when these are answered and its tool is done. A program of which a call failed sends no more.
+    `on_outcome` is called for each outcome and `on_text` for each piece of a streamed text, both in the sending thread.
+    `fields` are added to each request.
     """
 
     def __init__(
@@ -93,9 +94,14 @@ class LoadRun:
     ) -> None:
         self._target = target
         self._trace = trace
-        # The first turns, and the turn after each request.
-        self._firsts = [planned for planned in trace if planned.chat is None or planned.chat.after is None]
-        self._next = {p.chat.after: p for p in trace if p.chat is not None and p.chat.after is not None}
+        self._firsts = sorted((p for p in trace if p.is_first), key=lambda planned: planned.due)
+        self._following: dict[int, list[Planned]] = {}
+        for planned in trace:
+            for parent in planned.call.after if planned.call else ():
+                self._following.setdefault(parent, []).append(planned)
+        self._missing = {p.index: len(p.call.after) for p in trace if p.call}  # answers that a call waits for
+        self._ended: set[str] = set()  # programs of which a call failed
+        self._said: dict[int, list[Message]] = {}  # each conversation that others may go on with
         self._users = users
         self._think = think
         self._on_outcome = on_outcome
@@ -162,7 +168,7 @@ class LoadRun:
         now = self.now()
         with self._lock:
             cut = [
-                Outcome(planned.index, planned.num_tokens, at, at, now, 0, "cut off")
+                Outcome(planned.index, planned.num_tokens, at, at, now, 0, "cut off", program=planned.program)
                 for planned, at in self._running.values()
             ]
             return [*self._outcomes, *cut]
@@ -209,9 +215,9 @@ class LoadRun:
 
     async def _open(self, session: aiohttp.ClientSession) -> None:
         for planned in self._firsts:
-            if (wait := planned.at - self.now()) > 0:
+            if (wait := planned.due - self.now()) > 0:
                 await asyncio.sleep(wait)
-            self._begin(session, planned, planned.at)
+            self._begin(session, planned, planned.due)
 
     async def _closed(self, session: aiohttp.ClientSession) -> None:
         free = asyncio.Semaphore(self._users or 1)
@@ -241,20 +247,30 @@ class LoadRun:
             self._sent += 1
 
     async def _converse(self, session: aiohttp.ClientSession, planned: Planned, intended: float) -> None:
-        """Send a request, then the turns that follow it, until one fails or the user stops the run."""
-        messages: list[Message] = []
-        while True:
-            outcome = await self._ask(session, planned, intended, messages)
-            after = self._next.get(planned.index)
-            if after is None or after.chat is None or outcome.error:
-                return
-            messages.append({"role": "user", "content": planned.prompt})
-            messages.append({"role": "assistant", "content": outcome.completion})
-            await asyncio.sleep(after.chat.think + self._think)
-            if self._stopped:
-                return
-            planned, intended = after, self.now()
-            self._count(planned, intended)
+        """Send a request, and then those that waited for its answer alone, or for it last."""
+        on = planned.call.on if planned.call else None
+        before = [] if on is None else self._said[on]
+        outcome = await self._ask(session, planned, intended, before)
+        if outcome.error:
+            self._ended.add(planned.program)
+            return
+        following = self._following.get(planned.index, [])
+        if following and planned.chat:
+            said = [{"role": "user", "content": planned.prompt}, {"role": "assistant", "content": outcome.completion}]
+            self._said[planned.index] = [*before, *said]
+        for call in following:
+            self._missing[call.index] -= 1
+        await asyncio.gather(*(self._later(session, call) for call in following if not self._missing[call.index]))
+
+    async def _later(self, session: aiohttp.ClientSession, planned: Planned) -> None:
+        """Send a request when its tool is done or its user has thought, unless the run or its program has ended."""
+        wait = (planned.call.tool_s if planned.call else 0.0) + (0.0 if planned.program else self._think)
+        at = self.now() + wait
+        await asyncio.sleep(wait)
+        if self._stopped or (planned.program and planned.program in self._ended):
+            return
+        self._count(planned, at)
+        await self._converse(session, planned, at)
 
     async def _beat(self) -> None:
         """Record how much longer than requested the loop slept: in that time it sent and read nothing."""
@@ -273,7 +289,7 @@ class LoadRun:
             # A redirect would turn the POST into a GET and time two requests as one.
             async with session.post(
                 self._target.url + dialect.path, data=body, allow_redirects=False,
-                headers={"Content-Type": "application/json", **self._target.id(planned.index)},
+                headers={"Content-Type": "application/json", **self._target.names(planned)},
             ) as answer:  # fmt: skip
                 # Some servers ignore the wish for a stream, and answer with all tokens at once.
                 if answer.status == 200 and dialect.stream and answer.content_type != "application/json":

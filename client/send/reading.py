@@ -66,7 +66,7 @@ class Reading:
             chunks=tuple(self.chunks), prompt_tokens=a.prompt_tokens,
             cached_tokens=a.cached_tokens, queue=a.queue, batch_mean=a.batch_mean,
             batch_max=a.batch_max, id=a.id, user=self.planned.user, finish_reason=a.finish_reason,
-            turn=chat.turn if chat else None,
+            turn=chat.turn if chat else None, program=self.planned.program,
             max_tokens=None if chat and not chat.capped else self.planned.num_tokens,
         )  # fmt: skip
 

@@ -13,12 +13,13 @@ import requests
 
 from terminal.options import UsageError
 
+from ..data import Planned
 from .dialects import CHAT_PATH, Dialect
 
 CONNECT_SECONDS = 5.0
 STATS_SECONDS = 10.0
 CANNOT_CONNECT = "cannot connect"
-# Servers, by the owner of their models, that have `continuous_usage_stats`. OpenAI's API and others refuse the field.
+# Servers, by the owner of their models, that take fields beyond OpenAI's API, which itself and others refuse them.
 COUNTING = ("effective-batching", "vllm", "sglang")
 
 
@@ -48,9 +49,11 @@ class Target:
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Accept-Encoding": "identity", **key}
 
-    def id(self, index: int) -> dict[str, str]:
-        """Return the header that gives a request of a named run its id."""
-        return {"X-Request-Id": f"{self.run}.{index}"} if self.run else {}
+    def names(self, planned: Planned) -> dict[str, str]:
+        """Return the headers that name a request, its session and its program, as far as they have names."""
+        id, call = f"{self.run}.{planned.index}" if self.run else "", planned.call
+        names = {"X-Request-Id": id, "X-Session-ID": call.session if call else "", "X-Program-ID": planned.program}
+        return {header: name for header, name in names.items() if name}
 
     @property
     def proxy(self) -> str | None:

@@ -13,8 +13,13 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from .programs import Call
+from ..data import Call
 from .traces import Row
+
+
+def of(rows: Sequence[Row]) -> Sequence[tuple[Row, Call | None]]:
+    """Return the rows of a trace, with their calls if it has programs; ValueError as `linked`."""
+    return linked(rows) if any(row.session or row.after for row in rows) else [(row, None) for row in rows]
 
 
 def linked(rows: Sequence[Row]) -> list[tuple[Row, Call]]:

@@ -6,20 +6,16 @@ with longer contexts are scaled to 1,024, and their line says so. Requests are c
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from terminal.options import nearest
-
 from ..data import Planned, PromptData, redrawn
-from . import chats, traces
+from . import agentic, chats, programs, traces
 from .arrivals import Arrivals, check_span
 from .corpus import USUAL_CONTEXT, Corpus, fitted, split
-from .sample import Draw, Sample
+from .sample import Draw, Sample, Workload, parse
 
 SCALED = 1024  # tokens to which the lengths of papers with longer contexts are scaled
 # Mooncake's prompts are eight and more times as long as the context.
@@ -141,19 +137,6 @@ def _selected(draw: Draw, selection: str) -> list[Sample]:
     return [Sample(*s) for s in PromptData(draw.count, None, selection, draw.rng, draw.context).prompts]
 
 
-class UnknownWorkload(ValueError):
-    """No workload has this name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """How the requests of a workload are drawn, the form of its name, and the highest values of the numbers in it."""
-
-    draw: Callable[..., list[Any]]
-    form: str
-    highest: tuple[int, ...] = ()
-
-
 # By name, which is the form without its numbers.
 WORKLOADS = {
     workload.form.partition("[")[0]: workload
@@ -177,6 +160,7 @@ WORKLOADS = {
         Workload(chats.agent, "agent[:T]", (1000,)),
     )
 }
+KNOWN = {**WORKLOADS, **programs.KINDS}
 OWN_LENGTHS = ("chat", "multi-turn")  # the model alone knows how long the answers are
 SHAREGPT_LINE = "first messages of the chats in a ShareGPT JSON file; the model ends its answers"
 LLM_MOCK_LINE = "the same messages as plain prompts, with the outputs of llm-mock"
@@ -185,7 +169,7 @@ TRACE_LINE = "lengths and times of a trace, times F; longer requests than the co
 
 def describe() -> list[tuple[str, str]]:
     """Return each workload's form and its line of documentation."""
-    lines = [(each.form, (each.draw.__doc__ or "").partition("\n")[0]) for each in WORKLOADS.values()]
+    lines = [(each.form, (each.draw.__doc__ or "").partition("\n")[0]) for each in KNOWN.values()]
     return [*lines, ("sharegpt:FILE", SHAREGPT_LINE), ("llm-mock:FILE", LLM_MOCK_LINE), ("trace:FILE[:F]", TRACE_LINE)]
 
 
@@ -205,7 +189,7 @@ def check(spec: str) -> None:
     elif spec.startswith("trace:"):
         file, form = _trace_file(spec)[0], "trace:FILE or trace:FILE:F"
     else:
-        parse(spec)
+        parse(spec, KNOWN)
         return
     if not Path(file).is_file():
         problem = "is a folder. Use a file" if Path(file).is_dir() else "does not exist. Check the path"
@@ -219,30 +203,17 @@ def own_times(spec: str | None) -> Arrivals | None:
 
 def is_chat(spec: str | None) -> bool:
     """Whether a workload sends chat messages."""
-    return (spec or "").partition(":")[0] in (*OWN_LENGTHS, "agent", "sharegpt")
+    return (spec or "").partition(":")[0] in (*OWN_LENGTHS, "agent", *programs.KINDS, "sharegpt")
+
+
+def is_programs(spec: str | None) -> bool:
+    """Whether a workload draws programs, and counts these."""
+    return (spec or "").partition(":")[0] in programs.KINDS
 
 
 def has_turns(spec: str | None) -> bool:
     """Whether a workload sends conversations with the model's real answers."""
-    return (spec or "").partition(":")[0] in ("multi-turn", "agent")
-
-
-def parse(spec: str, known: Mapping[str, Workload] = WORKLOADS) -> tuple[str, list[int]]:
-    """Return the name and the numbers of a workload; ValueError for an unknown one, or numbers out of bounds."""
-    name, *words = spec.split(":")
-    if name not in known:
-        raise UnknownWorkload(
-            f"unknown workload {name!r}.{nearest(name, WORKLOADS)} Use one of {', '.join(WORKLOADS)}, sharegpt:FILE, trace:FILE"
-        )
-    form, highest = known[name].form, known[name].highest
-    if len(words) > len(highest):
-        raise ValueError(f"{spec!r} has too many numbers. Use {form}")
-    numbers = []
-    for word, most in zip(words, highest):
-        if not (word.isdecimal() and 1 <= int(word) <= most):
-            raise ValueError(f"{spec!r} has {word!r}. Use {form}, numbers from 1 to {most:,}")
-        numbers.append(int(word))
-    return name, numbers
+    return (spec or "").partition(":")[0] in ("multi-turn", "agent", *programs.KINDS)
 
 
 def draw(
@@ -251,8 +222,12 @@ def draw(
     """Draw a whole run from one seed; `count` None takes all of a trace. Requests are cut to `context` tokens.
 
     Prompts and arrivals have generators of their own: another rate sends the same prompts. The rate of conversations is
-    that of their first turns.
+    that of their first turns, and that of programs, which `count` counts, that of their begins.
     """
+    if is_programs(spec):
+        calls = programs.drawn(spec, count or 100, arrivals, seed)
+        written, left_out = programs.written(calls, Draw(len(calls), np.random.default_rng(seed), corpus, context))
+        return Plan(written, arrivals, left_out)
     prompt_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
     rng = np.random.default_rng(prompt_seed)
     notes: list[str] = []
@@ -266,7 +241,7 @@ def draw(
         if spec.startswith("llm-mock"):
             samples = [Sample(s.prompt, llm_mock_output(len(split(s.prompt)))) for s in samples]
     else:
-        name, numbers = parse(spec)
+        name, numbers = parse(spec, WORKLOADS)
         samples = WORKLOADS[name].draw(Draw(count or 100, rng, corpus, context), *numbers)
     lengths = [fitted(s.prompt, s.num_tokens, context) for s in samples]
     cut = sum(fit != (s.prompt, s.num_tokens) for fit, s in zip(lengths, samples))
@@ -275,7 +250,7 @@ def draw(
             f"{cut} of {len(samples)} requests are longer than the context of {context:,} tokens: outputs cut to what is left "
             f"or {context // 2:,}, prompts to what is left then"
         )
-    firsts = [s for s in samples if s.chat is None or s.chat.after is None]
+    firsts = [s for s in samples if s.call is None or not s.call.after]
     if arrivals.kind == "trace":
         at_times = [sample.at / arrivals.value for sample in firsts]
         check_span(at_times, f"Play the trace faster than {arrivals.value:g} times, or leave out its last requests")
@@ -284,8 +259,8 @@ def draw(
         times = iter(arrivals.times(len(firsts), np.random.default_rng(arrival_seed)))
     planned, at = [], 0.0
     for i, (s, fit) in enumerate(zip(samples, lengths)):
-        at = next(times) if s.chat is None or s.chat.after is None else at
-        planned.append(Planned(i, at, *fit, s.user, s.chat))
+        at = next(times) if s.call is None or not s.call.after else at
+        planned.append(Planned(i, at, *fit, s.user, s.chat, s.call))
     return Plan(planned, arrivals, notes)
 
 
@@ -307,16 +282,14 @@ def _trace_file(spec: str) -> tuple[str, float]:
 
 def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
     trace = traces.read(path, draw.count or None)
-    if any(row.after or row.session for row in trace.rows):
-        raise ValueError(f"{str(path)!r} has programs, whose calls wait for answers. Use --trace of the simulator")
     samples, blocks = [], 0
-    for row in trace.rows:
+    for row, call in agentic.of(trace.rows):
         # Equal blocks give equal text, so that a prefix cache finds the same beginnings.
         shared = " ".join(draw.corpus.at(block * 7919, BLOCK_TOKENS) for block in row.blocks)
         # No longer than the context: lengths in a trace may be in millions.
         drawn = shared or row.prompt or draw.corpus.piece(draw.rng, min(row.prompt_tokens, draw.context + 1))
         blocks += bool(shared)
-        samples.append(Sample(drawn, row.num_tokens, row.user, row.at))
+        samples.append(Sample(drawn, row.num_tokens, row.user, call.at if call else row.at, call=call))
     notes = trace.notes()
     if blocks:
         notes.append(f"the trace's blocks of 512 tokens are replayed as {BLOCK_TOKENS} each")

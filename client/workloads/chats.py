@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from batch_files import sharegpt as sharegpt_files
 
-from ..data import Chat
+from ..data import Call, Chat
 from . import corpus, messages
 from .sample import Draw, Sample
 from .traces import skipped
@@ -46,7 +46,9 @@ def multi_turn(draw: Draw, turns: int = 8, think: int = 0) -> list[Sample]:
         chosen = draw.rng.choice(len(messages.FOLLOW_UPS), turns - 1, replace=turns > len(messages.FOLLOW_UPS))
         for turn, text in enumerate([opening, *(messages.FOLLOW_UPS[i] for i in chosen)], 1):
             after = len(samples) - 1 if turn > 1 else None
-            samples.append(Sample(text, cap, f"chat-{number}", chat=Chat(True, turn, after, float(think))))
+            before = () if after is None else (after,)
+            call = Call(before, float(think) if before else 0.0, after, len(corpus.split(text)), cap)
+            samples.append(Sample(text, cap, f"chat-{number}", chat=Chat(True, turn), call=call))
     return samples[: draw.count]
 
 
@@ -66,14 +68,13 @@ def agent(draw: Draw, turns: int = 8) -> list[Sample]:
         pause, last = 0.0, int(draw.rng.integers(1, turns + 1))
         for turn in range(1, last + 1):
             words = int(draw.rng.integers(result // 2, result + 1))
-            text = (
-                f"{instructions} {draw.corpus.piece(draw.rng, words)}"
-                if turn == 1
-                else draw.corpus.piece(draw.rng, words)
-            )
+            text = draw.corpus.piece(draw.rng, words)
             longest = float(draw.rng.choice(TOOL_SECONDS)) if turn < last else 0.0
-            how = Chat(True, turn, len(samples) - 1 if turn > 1 else None, pause, longest)
-            samples.append(Sample(text, int(draw.rng.integers(answer // 2, answer + 1)), f"agent-{number}", chat=how))
+            asked, name = int(draw.rng.integers(answer // 2, answer + 1)), f"agent-{number}"
+            before = (len(samples) - 1,) if turn > 1 else ()
+            call = Call(before, pause, before[0] if before else None, words, asked, longest, name, name)
+            text = text if before else f"{instructions} {text}"
+            samples.append(Sample(text, asked, name, chat=Chat(True, turn), call=call))
             pause = longest * float(draw.rng.uniform(0.2, 1.0))
         number += 1
     return samples[: draw.count]

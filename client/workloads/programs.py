@@ -6,31 +6,15 @@ All lengths and tool times are drawn before a run, so that all policies get the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from . import catalog
-from .catalog import Workload
-from .chats import TOOL_SECONDS
+from ..data import Call, Chat, Planned
+from .arrivals import Arrivals
+from .chats import INSTRUCTIONS, TOOL_SECONDS
+from .sample import Draw, Workload, parse
 
-
-class Call(NamedTuple):
-    """One call of a program that begins `at`; others are known by their indices, each after all that it needs.
-
-    It is sent `tool_s` seconds after all calls `after` are answered. Its prompt is the conversation of call `on` (None: the run's
-    instructions) with its answer, and then `fresh` tokens of its own. Its `session` may go on for `keep_s` seconds after it.
-    """
-
-    after: tuple[int, ...]
-    tool_s: float
-    on: int | None
-    fresh: int
-    answer: int
-    keep_s: float = 0.0
-    program: str = ""
-    session: str = ""
-    at: float = 0.0
+TEMPLATE_TOKENS = 64, 16  # at most, that a model's chat template adds to a first message and to a later one
 
 
 def joined(programs: Iterable[tuple[float, Sequence[Call]]]) -> list[Call]:
@@ -99,9 +83,51 @@ KINDS = {
 
 def draw(spec: str, times: Sequence[float], seed: int) -> list[Call]:
     """Draw a program for each time; ValueError for an unknown kind or numbers out of bounds."""
-    name, numbers = catalog.parse(spec, KINDS)
+    name, numbers = parse(spec, KINDS)
     rngs = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(len(times)))
     return joined((at, KINDS[name].draw(rng, *numbers)) for at, rng in zip(times, rngs))
+
+
+def drawn(spec: str, count: int, arrivals: Arrivals, seed: int) -> list[Call]:
+    """Draw programs that begin at the times of an arrival process; ValueError as `draw`."""
+    return draw(spec, arrivals.times(count, np.random.default_rng([seed, 1])), seed)
+
+
+def written(calls: Sequence[Call], draw: Draw) -> tuple[list[Planned], list[str]]:
+    """Return the calls with text for their tokens, and a note about programs that were left out because they exceed the context.
+
+    ValueError if none fits.
+    """
+    longest: list[int] = []  # what each call has at most, with its answer
+    for call in calls:
+        before = INSTRUCTIONS if call.on is None else longest[call.on]
+        longest.append(before + TEMPLATE_TOKENS[call.on is not None] + call.fresh + call.answer)
+    names, long = {call.program for call in calls}, {c.program for c, n in zip(calls, longest) if n > draw.context}
+    kept = [i for i, call in enumerate(calls) if call.program not in long]
+    if not kept:
+        raise ValueError(
+            f"no program fits the context of {draw.context:,} tokens. Use a longer --context or another model"
+        )
+    new = {old: i for i, old in enumerate(kept)}
+    instructions = f"{draw.corpus.piece(draw.rng, INSTRUCTIONS)} "
+    planned = []
+    for i, call in enumerate(calls[old] for old in kept):
+        text = (instructions if call.on is None else "") + draw.corpus.piece(draw.rng, call.fresh)
+        on = None if call.on is None else new[call.on]
+        own = call._replace(after=tuple(new[parent] for parent in call.after), on=on)
+        planned.append(Planned(i, call.at, text, call.answer, chat=Chat(True), call=own))
+    note = f"left out {len(long):,} of {len(names):,} programs, which are longer than the context of {draw.context:,} tokens"
+    return planned, [note] if long else []
+
+
+def longest_paths(calls: Sequence[Call], alone: Sequence[float]) -> dict[str, float]:
+    """Return the seconds of the longest path of each program, with its tools, from those that each call takes alone."""
+    ends: list[float] = []
+    longest: dict[str, float] = {}
+    for call, seconds in zip(calls, alone):
+        ends.append(call.tool_s + max((ends[parent] for parent in call.after), default=0.0) + seconds)
+        longest[call.program] = max(longest.get(call.program, 0.0), ends[-1])
+    return longest
 
 
 def _length(rng: np.random.Generator, median: int) -> int:

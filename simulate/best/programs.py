@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from client.report.figures import jain
+from client.report.programs import figures
 from costs.cost import Cost, Host
 from scheduling.sequence import Sequence
 from simulate.best.bounds import Jobs, jobs_of, least_weighted
@@ -76,14 +76,8 @@ def of(run: Run, cost: Cost, slots: int, page_size: int) -> dict[str, Any]:
         {"program": name, "began_s": loop.began[name], "took_s": times.get(name), "alone_s": alone, "calls": len(some)}
         for (name, some), alone in zip(loop.programs.items(), paths.tolist())
     ]
-    figures: dict[str, Any] = {"completed": len(times), "failed": len(each) - len(times), "calls": run.requests}
-    if times:
-        took = np.array([*times.values()])
-        slowdown = took / [alone for name, alone in zip(loop.programs, paths) if name in times]
-        for name, values in (("s", took), ("slowdown", slowdown)):
-            figures |= {f"mean_{name}": float(values.mean()), f"p99_{name}": float(np.quantile(values, 0.99))}
-        figures |= {"p50_s": float(np.median(took)), "jain_slowdown": jain(slowdown.tolist())}
+    found = figures(times, dict(zip(loop.programs, paths.tolist())), run.requests)
     # Completed programs are the lucky ones, whose mean may be below the bound of all; drafts give several tokens in a step.
-    if not figures["failed"] and not any(seq.drafted for seq in known):
-        figures |= {"least_mean_s": least, "above_least_mean": figures["mean_s"] / least - 1}
-    return {**figures, "each": each}
+    if not found["failed"] and not any(seq.drafted for seq in known):
+        found |= {"least_mean_s": least, "above_least_mean": found["mean_s"] / least - 1}
+    return {**found, "each": each}

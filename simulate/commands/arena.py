@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from client.workloads import catalog, programs
+from client.workloads import catalog
 from costs import published
 from simulate import hook_limit
 from simulate.arena import arena
@@ -67,8 +67,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     rules = Rules(args.cost, args.max_batch_size, args.kv_tokens, args.num, args.load)
     published.make(rules.cost)
     for workload in args.workloads:
-        if workload.partition(":")[0] not in programs.KINDS:
-            catalog.check(workload)
+        catalog.check(workload)
     for name in names:
         rules.scheduler(name)  # a name or file that is wrong is refused before anything runs
     seeds = range(args.seed, args.seed + args.seeds)

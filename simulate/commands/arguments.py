@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import policies
-from client.workloads import catalog, programs
+from client.workloads import catalog
 from scheduling.speculation import MOST
 from simulate import workloads
 from terminal.option_types import Type
@@ -104,8 +104,7 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
     """Return the options of the arrivals."""
     return [
         Option(
-            "--workload", f"a workload of the client: {', '.join(form for form, _ in catalog.describe())}; or programs "
-            f"in a closed loop: {', '.join(each.form for each in programs.KINDS.values())}",
+            "--workload", f"a workload of the client: {', '.join(form for form, _ in catalog.describe())}",
             default="clipped-normal",
         ),
         Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -146,10 +145,6 @@ def serve(
     say(console, f"{run.policy}: {pace}{hint_words(numbers['simulation'])}")
     numbers["simulation"] |= regret.of(run, scenario.cost, scheduler, fresh)
     each = numbers["simulation"].get("programs", {}).pop("each", [])
-    if folder and each:
-        with (args.out / "programs.csv").open("a", newline="", encoding="utf-8") as file:
-            lines = [("policy", *each[0])] * (not file.tell()) + [(run.policy, *one.values()) for one in each]
-            csv.writer(file, lineterminator="\n").writerows(lines)
     if args.blame and run.loop is not None:
         numbers["simulation"]["program_blame"] = program_blame.of(fresh, scenario.cost, scenario.host)
     elif args.blame:
@@ -157,7 +152,7 @@ def serve(
             found = blame.of(fresh, scenario.cost, scenario.host, run=run, progress=progress)
         numbers["simulation"]["blame"] = found.by_client()
     if folder:
-        result.keep(folder, load_of(args, rows), run, numbers)
+        result.keep(folder, load_of(args, rows), run, {**numbers, "program_times": each})
     return numbers
 
 

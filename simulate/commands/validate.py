@@ -16,7 +16,10 @@ from client.data import Planned
 from client.flags import base_url
 from client.send.target import fetch_stats
 from client.send.target import known as with_model
+from client.workloads import catalog, corpus, programs
+from client.workloads.arrivals import Arrivals
 from client.workloads.corpus import USUAL_CONTEXT
+from client.workloads.sample import parse
 from config import Config
 from costs import mock
 from costs.cost import Cost
@@ -55,7 +58,11 @@ def options() -> Sections:
         "engine": engine_options(kv=False, speculation=False, cost=None, default_cost=timed, max_tokens_per_step=256),
         "arrivals": [
             Option("--rate", "requests per second; choose a utilization of about 0.7", POSITIVE, default=1.0),
-            Option("--num", "requests", Number(1), default=60),
+            Option("--num", "requests, or programs", Number(1), default=60),
+            Option(
+                "--workload", f"send programs instead: {', '.join(kind.form for kind in programs.KINDS.values())}",
+                Read(lambda text: parse(text, programs.KINDS) and text, "NAME"),
+            ),
             Option("--seed", "random seed", Number(0), default=0),
             Option(
                 "--learn", "add the errors of this run to the file of --cost, to set the width of later intervals", None,
@@ -76,11 +83,17 @@ def options() -> Sections:
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve the same arrivals by a real server and by the simulator; `good` is false when an error exceeds its bound."""
     trace = validate.draw(args.rate, args.num, args.seed)
+    if args.workload:
+        plan = catalog.draw(args.workload, args.num, Arrivals("poisson", args.rate), args.seed, corpus.load())
+        trace = plan.planned
+        for note in plan.notes:
+            say(console, f"note: {note}")
     if args.url:
         refuse(args, [(" ".join((*NOT_OF_URL, *validate.SERVER)), "has no effect with --url. Leave it out")])
         if not args.cost:
             raise UsageError(f"--url needs --cost. Use the file of './eb probe {args.url}'")
         if has_requests(args.cost):
+            refuse(args, [("workload", "has no effect with a fit, which has no closed loop. Leave it out")])
             return _judged(console, [_by_fit(args, trace, console)])
     flags = server_flags(args)
     chosen, asked = make_policies(args)

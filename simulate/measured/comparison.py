@@ -24,7 +24,7 @@ LATENCY, SATURATED_LATENCY = 0.10, 0.25  # of the mean and of p99
 SATURATED = 0.8  # utilization from which waiting amplifies every error, and the makespan is the engine's
 TTFT = 0.20
 BOUNDS = (
-    f"mean and p99 latency within {LATENCY:.0%}, or {SATURATED_LATENCY:.0%} above a utilization of {SATURATED:.0%}; mean TTFT "
+    f"mean and p99 latency, and mean program time, within {LATENCY:.0%}, or {SATURATED_LATENCY:.0%} above a utilization of {SATURATED:.0%}; mean TTFT "
     f"within {TTFT:.0%}; makespan within {MAKESPAN:.0%} above that utilization (below it, the arrivals determine the makespan)"
 )
 
@@ -66,6 +66,7 @@ def compare(run: Run, served: Served, intervals: Mapping[str, Interval] | None =
         Comparison("makespan", run.makespan, makespan),
         *_statistics("latency", run.latency, np.array([outcome.latency for outcome in outcomes])),
         *_statistics("TTFT", run.ttft, np.array([o.ttft for o in outcomes if o.ttft is not None])),
+        *_statistics("program time", _program_seconds(run), served.program_seconds),
         *_statistics("ITL", np.frombuffer(run.gaps), token_gaps(records)),
     ]
     if records:
@@ -78,9 +79,13 @@ def bounded(comparisons: Iterable[Comparison], busy: float) -> list[Comparison]:
     """Return the comparisons with the bounds at this utilization."""
     above = busy > SATURATED
     latency = SATURATED_LATENCY if above else LATENCY
-    bounds = {"mean latency": latency, "p99 latency": latency, "mean TTFT": TTFT}
+    bounds = {"mean latency": latency, "p99 latency": latency, "mean program time": latency, "mean TTFT": TTFT}
     bounds |= {"makespan": MAKESPAN} if above else {}
     return [replace(c, bound=bounds.get(c.name)) for c in comparisons]
+
+
+def _program_seconds(run: Run) -> np.ndarray:
+    return np.array([*run.loop.times(run.host.alpha1).values()] if run.loop else [])
 
 
 def _statistics(kind: str, predicted: np.ndarray, measured: np.ndarray) -> list[Comparison]:

@@ -5,6 +5,7 @@ It must not know who sent the requests, or what is compared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from client.data import Call
+from client.report import programs
 from client.report.measure import Outcome
 from costs import drafting
 from costs.cost import Cost, Host
@@ -21,6 +24,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST
 from simulate.best.clairvoyant import KnownHits
+from simulate.closed_loop import ClosedLoop
 from simulate.logs import steps
 from simulate.measured.observed import seen
 from simulate.scenario import Chosen, Engine
@@ -32,12 +36,16 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Served:
-    """Complete outcomes in order, with times from the start of the run, steps as /events sends them, and the engine of /stats."""
+    """Complete outcomes in order, with times from the start of the run, steps as /events sends them, and the engine of /stats.
+
+    If the requests are `calls` of programs, a call is sent again when those that it waits for are answered.
+    """
 
     chosen: Chosen
     outcomes: Many[Outcome]
     records: Many[Record]
     engine: Record
+    calls: Many[Call] = ()
 
     def scheduler(self) -> Scheduler:
         """Return a new scheduler with the slots, KV pages, prefix hits and tokens per step of the server."""
@@ -69,7 +77,18 @@ class Served:
                 seq.end_after(o.tokens)
                 seq.answer_tokens = 0  # an oracle does not know it either
                 result.append(seq)
-        return result
+        if not self.calls:
+            return result
+        for seq, call in zip(result, self.calls, strict=True):
+            seq.arrived_at, seq.program, seq.session, seq.keep_s = call.at, call.program, call.session, call.keep_s
+        return ClosedLoop(result, self.calls)
+
+    @property
+    def program_seconds(self) -> np.ndarray:
+        """What each program took."""
+        sizes = Counter(call.program for call in self.calls)
+        _, each = programs.of(self.outcomes, {name: (calls, None) for name, calls in sizes.items()})
+        return np.array([one["took_s"] for one in each])
 
     def fresh(self) -> tuple[Scheduler, list[Sequence]]:
         """Return what a simulation begins with."""

@@ -27,7 +27,7 @@ from client.report.measure import Outcome
 from client.send import load, servers
 from client.send.dialects import Dialect
 from client.send.events import EventRecorder
-from client.send.target import Target, fetch_stats
+from client.send.target import Target, fetch_stats, known
 from costs.cost import Cost, Host
 from simulate.measured import comparison, intervals
 from simulate.measured.comparison import Comparison
@@ -86,7 +86,8 @@ def serve(
 ) -> tuple[Served, Served, Served]:
     """Send requests one at a time, some beside others, and then the trace, to a server that runs or is started; RuntimeError when it fails."""
     texts = [(f"{word} the king of this house", n) for word in WORDS[: TIMES + 1] for n in ALONE]
-    with nullcontext(running) if running else server(chosen.name, flags, console) as there:
+    with nullcontext(running) if running else server(chosen.name, flags, console) as reached:
+        there = known(reached)
         alone = observe(there, chosen, [Planned(i, 0.0, *each) for i, each in enumerate(texts)], console, users=1)
         alone = replace(alone, outcomes=alone.outcomes[len(ALONE) :])  # the first ones warm up
         pace = max(o.latency / o.tokens for o in alone.outcomes)
@@ -139,7 +140,7 @@ def observe(
         events.close()
     stats = fetch_stats(target) or {}
     records = [json.loads(line) for line in lines.getvalue().splitlines()]
-    return Served(chosen, outcomes, records, stats["engine"])
+    return Served(chosen, outcomes, records, stats["engine"], [p.call for p in trace if p.call])
 
 
 def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:

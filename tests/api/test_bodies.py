@@ -54,6 +54,11 @@ def yardstick() -> float:
     return seconds_of(lambda: json.loads(FULL))
 
 
+def is_within(seconds: float, act: Callable[[], Any]) -> bool:
+    """Whether `act` takes so little at least once: other programs slow the processor down."""
+    return any(seconds_of(act) < seconds for _ in range(3))
+
+
 def memory_of(act: Callable[[], Any]) -> int:
     """Return the most bytes that `act` has in use at a time."""
     tracemalloc.start()
@@ -73,7 +78,7 @@ def read(sent: bytes) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_body_costs_much_to_read(kind: str, yardstick: float) -> None:
     sent = f'{{"x": {KINDS[kind](MB - 9)}}}'.encode()
-    assert seconds_of(lambda: read(sent)) < 6 * yardstick
+    assert is_within(6 * yardstick, lambda: read(sent))
     assert memory_of(lambda: read(sent)) < 24 * MB
 
 
@@ -89,7 +94,7 @@ def test_no_kind_of_value_costs_much_to_check_in_any_field(app: Flask, kind: str
             with contextlib.suppress(ApiError):
                 body.validate(operation.body, fields)
 
-        assert seconds_of(check) < 2 * yardstick, (operation.path, place)
+        assert is_within(2 * yardstick, check), (operation.path, place)
         assert memory_of(check) < 12 * MB, (operation.path, place)
 
 
@@ -102,7 +107,7 @@ def test_no_value_in_any_field_makes_a_request_slow(app: Flask, route: str, yard
         def send(sent: Any = sent) -> None:
             client.open(sent.path, method=sent.method, data=sent.body, content_type="application/json").close()
 
-        assert seconds_of(send) < 6 * yardstick, sent.name
+        assert is_within(6 * yardstick, send), sent.name
     client.delete("/load")  # what is left of a load would fill the queue of the tests that follow
     wait_until(lambda: not client.get("/load").get_json()["active"])
 
@@ -116,7 +121,7 @@ def test_a_key_that_is_there_twice_is_found_in_one_pass(keys: int, yardstick: fl
         with pytest.raises(ApiError, match=f"'{keys - 1}' appears twice"):
             body.parse(sent, "{}")
 
-    assert seconds_of(refuse) < 2 * yardstick
+    assert is_within(2 * yardstick, refuse)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +192,8 @@ def test_of_many_unknown_fields_the_first_are_named_and_the_guess_is_quick(
     fields = dict.fromkeys((f"promt{i}" for i in range(16_000)), 1)
     sent = json.dumps(fields | {"num_tokens": 1})
     replies: list[Any] = []
-    taken = seconds_of(lambda: replies.append(client.post("/inference", data=sent)))
+    assert is_within(8 * yardstick, lambda: replies.append(client.post("/inference", data=sent)))
     assert "'promt" in replies[0].get_json()["error"]["message"]
-    assert taken < 8 * yardstick
     reply = client.post("/inference", json=fields | {"prompt": "x", "num_tokens": 1})
     assert reply.status_code == 200
     assert reply.headers["X-Ignored-Params"].startswith("promt0, promt1, ")
@@ -249,7 +253,7 @@ def test_a_large_answer_comes_in_parts_that_join_to_the_same(client: FlaskClient
 
 def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: FakeModel) -> None:
     go = threading.Event()
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     engine = fake_engine(model, max_batch_size=1, max_queue=0)
     app = application.create_app(Config(max_batch_size=1, max_queue=0), engine)
     service, client = app.extensions["service"], app.test_client()
@@ -264,7 +268,7 @@ def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: Fake
             assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
     finally:
         go.set()
-        waiting.join(10)
+        waiting.join(60)
     large = client.post("/tokenize", json={"inputs": "x" * 4000, "unknown": "x" * 20_000})
     assert places_taken(app) == 1  # until its last byte is out
     assert len(large.get_json()) == 4000

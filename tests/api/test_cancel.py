@@ -167,13 +167,15 @@ def test_delete_ends_a_request_and_its_client_is_told(server: Server) -> None:
 
 @pytest.mark.process
 def test_a_server_that_drains_refuses_newcomers_and_finishes_the_rest(tmp_path: Path) -> None:
-    with Server(tmp_path / "log", "dynamic", "--model", f"{MOCK}@4") as server:
+    with Server(tmp_path / "log", "dynamic", "--model", MOCK, "--max-batch-size", "1") as server:
         kept = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2)]
         kept[0].request("GET", "/ready")
         assert kept[0].getresponse().read()
-        kept[1].request("POST", "/inference", json.dumps({"prompt": "x", "num_tokens": 150}))
+        first = send(server, id="first")  # as long as it runs, the server drains
+        wait_until(lambda: figures(server)["requests-running"] == 1)
+        kept[1].request("POST", "/inference", json.dumps({"prompt": "x", "num_tokens": 15}))
         with in_background(kept[1].getresponse) as last:
-            wait_until(lambda: figures(server)["requests-running"] == 1)
+            wait_until(lambda: figures(server)["requests-waiting"] == 1)
             server.process.terminate()
             wait_until(lambda: server.get("/ready").status == 503)
             assert server.get("/ready").json["status"] == "draining"
@@ -185,11 +187,12 @@ def test_a_server_that_drains_refuses_newcomers_and_finishes_the_rest(tmp_path: 
             again = kept[0].getresponse()
             # Behind a balancer the next connection may reach a server that does not drain.
             assert (again.status, again.headers["Connection"]) == (503, "close")
+            assert server.send("DELETE", "/requests/first").status == 200
         assert (last[0].status, last[0].headers["Connection"]) == (200, "close")
         assert len(json.loads(last[0].read())["completion"]) > 1
-        for connection in kept:
+        for connection in (*kept, first):
             connection.close()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     assert "Traceback" not in server.output()
 
 
@@ -205,4 +208,4 @@ def test_who_outlasts_the_drain_is_told(tmp_path: Path) -> None:
         assert heads.count(b"HTTP/1.1 503") > 0
         for connection in connections:
             connection.close()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0

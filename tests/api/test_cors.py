@@ -236,7 +236,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.start()
         yield f"http://localhost:{server.server_port}"
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.mark.full

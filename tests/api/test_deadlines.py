@@ -43,18 +43,22 @@ def ask(app: Flask, headers: dict[str, str] | None = None, **fields: Any) -> Any
 
 @pytest.mark.parametrize("by_header", [False, True])
 def test_who_waits_too_long_is_answered_504_and_never_computed(model: FakeModel, by_header: bool) -> None:
-    app = small(model, queue_timeout=60.0 if by_header else 0.1)
+    app = small(model, queue_timeout=60.0)
     headers = {"X-Queue-Timeout": "0.1"} if by_header else None
+    refused = threading.Event()
     seen: set[int] = set()
 
-    def slow(plan: Any) -> None:
+    def hold(plan: Any) -> None:
         seen.update(len(seq.prompt_ids) for seq in plan.sequences)
-        time.sleep(0.02)
+        refused.wait(0.03)
 
-    model.before = slow
-    with in_background(lambda: ask(app, num_tokens=40)) as first:
+    model.before = hold
+    with in_background(lambda: ask(app, num_tokens=900)) as first:
         wait_until(lambda: model.plans)
+        if not by_header:
+            service(app).engine.manager.deadlines.queue_timeout = 0.1  # type: ignore[union-attr]
         refusal = ask(app, headers, prompt="late")
+        refused.set()
     assert refusal.status_code == 504
     error = refusal.get_json()["error"]
     assert error["type"] == "timeout_error"
@@ -68,7 +72,7 @@ def test_who_waits_too_long_is_answered_504_and_never_computed(model: FakeModel,
 
 
 def test_a_request_may_ask_for_less_time_and_not_for_more(model: FakeModel) -> None:
-    model.before = lambda plan: time.sleep(0.01)
+    model.before = lambda plan: time.sleep(0.03)
     app = small(model, request_timeout=0.3)
     for seconds, limit in (("0.05", "0.05 s"), ("1e9", "0.3 s")):
         reply = ask(app, {"X-Request-Timeout": seconds}, num_tokens=900)
@@ -87,7 +91,7 @@ def test_a_full_server_refuses_before_it_reads_and_says_when_to_come(model: Fake
     go = threading.Event()
     app = small(model, max_queue=1, overload_status=status)
     assert ask(app, num_tokens=9).status_code == 200
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     with in_background(lambda: ask(app)) as first, in_background(lambda: ask(app)) as second:
         wait_until(lambda: places_taken(app) == 2)
         wait_until(lambda: service(app).engine.tokenizer.encoded == 3)  # type: ignore[union-attr]

@@ -104,7 +104,7 @@ def test_a_load_that_nobody_wants_any_more_ends(engine: Engine) -> None:
 
 def test_refused_requests_count_as_failed_and_are_tried_again() -> None:
     model, go = FakeModel(), threading.Event()
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     engine = fake_engine(model, max_batch_size=1, max_queue=1)
     load = Load()
     load.start(engine, LoadRequest(**USERS))

@@ -158,7 +158,7 @@ def test_arrivals_and_departures_are_told_only_in_detail() -> None:
     manager.observers.append(feed.observe)
     try:
         inference = manager.enqueue(engine.make_inference("abc", 4, [97, 98, 99]))
-        inference.wait_for_completion(10)
+        inference.wait_for_completion(60)
         gone = engine.make_inference("abc", 4, [97])
         feed.on_arrival(gone)
         feed.observe(None, [gone])
@@ -206,7 +206,7 @@ def test_readers_and_a_writer_at_once_lose_nothing_unseen() -> None:
         if n % 100 == 0:
             time.sleep(0.002)
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(results) == 4
     for events in results:
         known = 0

@@ -40,7 +40,7 @@ def test_an_answer_says_what_wait_was_expected_and_what_cannot_be_on_time_is_ref
     for more in ({}, {"slo_s": 100}):
         reply = post(**more)
         assert reply.status_code == 200
-        assert 0 <= float(reply.headers["X-Expected-Wait"]) < 1
+        assert 0 <= float(reply.headers["X-Expected-Wait"]) < 20
         assert reply.data
         reply.close()
     refused = post(slo_s=1e-9)

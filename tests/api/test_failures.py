@@ -23,7 +23,7 @@ from tests.support.fakes import FakeModel
 
 def test_a_full_queue_refuses_with_a_time_to_come_back(model: FakeModel) -> None:
     go = threading.Event()
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     app = small(model, max_batch_size=1, max_queue=1)
     client = app.test_client()
     engine = service(app).engine
@@ -128,7 +128,7 @@ def test_a_loop_that_died_is_told(model: FakeModel, app: Flask, client: FlaskCli
 
 def test_a_loop_that_hangs_is_told(app: Flask, client: FlaskClient, model: FakeModel) -> None:
     go = threading.Event()
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     engine = service(app).engine
     assert engine is not None
     with in_background(lambda: ask(client)):

@@ -81,7 +81,7 @@ class World:
 def outcome_of(one: Inference) -> str:
     """Return "answered" for a request that gets exactly its tokens, or what it ends with."""
     try:
-        one.wait_for_completion(10)
+        one.wait_for_completion(60)
     except InferenceError as error:
         return error.kind
     return "answered" if len(one.output_ids) == one.num_tokens else f"{len(one.output_ids)} tokens"

@@ -215,7 +215,7 @@ def test_requests_and_tokens_are_counted(client: FlaskClient) -> None:
 
 def test_running_requests_are_shown(model: FakeModel, client: FlaskClient) -> None:
     go = threading.Event()
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     with in_background(lambda: ask(client)):
         wait_until(lambda: model.plans)
         assert value(client, "vllm:num_requests_running") == 1

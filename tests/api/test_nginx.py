@@ -113,7 +113,7 @@ def nginx(folder: Path, name: str, servers: dict[str, Server]) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def answers(port: int) -> bool:
@@ -207,7 +207,7 @@ class Clients:
     def send(self, count: int) -> None:
         """Wait until so many more requests are answered."""
         enough = len(self.statuses) + count
-        wait_until(lambda: len(self.statuses) >= enough or not all(t.is_alive() for t in self._threads))
+        wait_until(lambda: len(self.statuses) >= enough or not all(t.is_alive() for t in self._threads), 60)
 
 
 def end(server: Server, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,21 +126,33 @@ def test_a_stream_is_the_default_and_has_a_line_for_each_part(client: FlaskClien
     assert lines(post(client, "generate"))[0]["response"]
 
 
-@pytest.mark.parametrize("gap", [0, 0.005])  # seconds between tokens, so that lines have one or many
+@pytest.mark.parametrize("apart", [False, True])  # whether the first call has been read before the second begins
 def test_calls_are_objects_and_come_whole_in_a_stream(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, gap: float
+    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, apart: bool
 ) -> None:
     says(model, tokenizer, "Wait." + CALLS)
     message = whole(client, tools=TOOLS)["message"]
     assert (message["content"], without_ids(message)) == ("Wait.", [("weather", PARIS), ("now", {})])
-    model.before = lambda plan: time.sleep(gap)
-    *parts, last = lines(post(client, tools=TOOLS))
+    first, read = (
+        len(tokenizer.encode("Wait." + CALLS.partition('\n<tool_call>\n{"name": "now"')[0])),
+        threading.Event(),
+    )
+    if apart:
+        model.before = lambda plan: len(plan.sequences[0].output_ids) == first and not read.wait(60) and None
+    reply = post(client, tools=TOOLS)
+    frames: list[bytes] = []
+    for frame in reply.iter_encoded():
+        frames.append(frame)
+        if b'"tool_calls"' in frame:
+            read.set()
+    reply.set_data(b"".join(frames))
+    *parts, last = lines(reply)
     streamed = joined(parts)
     assert (streamed["content"], without_ids(streamed)) == ("Wait.", without_ids(message))
     assert [c["function"]["index"] for c in streamed["tool_calls"]] == [0, 1]
     assert len({c["id"] for c in streamed["tool_calls"] + message["tool_calls"]}) == 4
     assert last["done_reason"] == "stop"
-    if gap:
+    if apart:
         assert [len(part["message"]["tool_calls"]) for part in parts if "tool_calls" in part["message"]] == [1, 1]
 
 
@@ -155,11 +168,12 @@ def test_a_call_that_is_cut_off_never_comes(client: FlaskClient, model: FakeMode
 def test_a_stream_whose_last_tokens_show_nothing_ends_at_once(
     client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "CHECK_SECONDS", 10)
+    monkeypatch.setattr(streaming, "CHECK_SECONDS", 60)
+    monkeypatch.setattr(streaming, "SILENCE", 60)
     says(model, tokenizer, CALLS)
     began = time.perf_counter()
     post(client, tools=TOOLS, options={"num_predict": len(tokenizer.encode(CALLS)) // 4}).close()
-    assert time.perf_counter() - began < 8
+    assert time.perf_counter() - began < 40
 
 
 def test_without_tools_what_looks_like_a_call_is_text(client: FlaskClient, model: FakeModel, tokenizer: Any) -> None:
@@ -384,13 +398,15 @@ def test_an_error_in_a_stream_is_its_last_line(plain: FlaskClient, model: FakeMo
 
 
 def test_who_leaves_a_stream_frees_its_place(plain: FlaskClient, model: FakeModel) -> None:
-    model.before = lambda plan: time.sleep(0.005)
+    go = threading.Event()
+    model.before = lambda plan: len(plan.sequences[0].output_ids) == 1 and not go.wait(60) and None
     engine = service(plain.application).engine
     assert engine is not None
     reply = post(plain)
     assert next(reply.iter_encoded()).startswith(b'{"model"')
     assert engine.manager.running == 1
     reply.close()
+    go.set()
     wait_until(lambda: (engine.manager.running, places_taken(plain.application)) == (0, 0))
 
 
@@ -398,9 +414,16 @@ def test_silence_is_filled_with_what_no_reader_of_lines_sees(
     plain: FlaskClient, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "SILENCE", 0.03)
-    model.before = lambda plan: time.sleep(0.2 if len(plan.sequences[0].output_ids) == 2 else 0)
+    go = threading.Event()
+    model.before = lambda plan: len(plan.sequences[0].output_ids) == 2 and not go.wait(60) and None
     reply = post(plain, options={"num_predict": 6})
-    assert reply.text.count(" {") >= 1
+    frames: list[bytes] = []
+    for frame in reply.iter_encoded():
+        frames.append(frame)
+        if frame.isspace():
+            go.set()
+    reply.set_data(b"".join(frames))
+    assert go.is_set()
     assert joined(lines(reply)[:-1])["content"] == "abcdef"
 
 

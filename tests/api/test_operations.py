@@ -43,7 +43,7 @@ def app(model: FakeModel) -> Iterator[Flask]:
 def gate(model: FakeModel) -> Iterator[threading.Event]:
     """Return what lets the model go on; until then its first step waits."""
     go = threading.Event()
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     yield go
     go.set()
 
@@ -105,7 +105,7 @@ def test_slots_say_what_each_does(app: Flask, client: FlaskClient, model: FakeMo
     assert [slot["id"] for slot in idle] == [0, 1]
     assert {slot["state"] for slot in idle} == {"idle"}
     assert client.get("/slots?fail_on_no_slot=1").status_code == 200
-    model.before = lambda plan: time.sleep(0.005)
+    model.before = lambda plan: time.sleep(0.03)
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(ask, app, id, num_tokens=1000) for id in ("a", "b")]
         wait_until(lambda: client.get("/slots?fail_on_no_slot=1").status_code == 503)
@@ -167,7 +167,7 @@ def test_who_waits_is_told_so_and_then_why(
 
 def test_who_still_waits_is_told_why_and_for_how_many_steps(app: Flask, client: FlaskClient, model: FakeModel) -> None:
     steps = threading.Semaphore(0)
-    model.before = lambda plan: steps.acquire(timeout=10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: steps.acquire(timeout=60) and None  # type: ignore[func-returns-value]
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, app, f"r{i}", num_tokens=5) for i in range(4)]
         wait_until(lambda: in_the_loop(app) == 4 and model.plans)

@@ -165,11 +165,11 @@ def test_who_runs_goes_on_and_is_answered_in_full(client: FlaskClient, service: 
 
     def hold(plan: Any) -> None:
         entered.set()
-        assert go.wait(10)
+        assert go.wait(60)
 
     model.before = hold
     with in_background(lambda: ask(client, 6)) as answers:
-        assert entered.wait(10)
+        assert entered.wait(60)
         put = {"json": {"policy": "static"}}
         with in_background(lambda: client.put("/policy", **put)) as replies:
             assert not replies
@@ -182,14 +182,14 @@ def test_who_runs_goes_on_and_is_answered_in_full(client: FlaskClient, service: 
 
 def test_a_step_that_does_not_end_leaves_the_policy_as_it_is(model: FakeModel) -> None:
     entered, go = threading.Event(), threading.Event()
-    model.before = lambda plan: (entered.set(), go.wait(10))  # type: ignore[assignment, func-returns-value]
+    model.before = lambda plan: (entered.set(), go.wait(60))  # type: ignore[assignment, func-returns-value]
     manager = fake_engine(model).manager
     one = manager.enqueue("hi", 4, prompt_ids=[1])
-    assert entered.wait(10)
+    assert entered.wait(60)
     with pytest.raises(InferenceError, match="has not ended within"):
         manager.inbox.switch(policies.get_policy("static", 8), timeout=0.01)
     go.set()
-    assert one.wait_for_completion(10)
+    assert one.wait_for_completion(60)
     assert manager.policy_name == "dynamic"
     manager.stop()
 

@@ -267,7 +267,7 @@ def test_a_stream_that_fails_says_so_and_closes_its_items(client: FlaskClient, m
 
 def test_a_client_that_leaves_frees_its_place(app: Flask, client: FlaskClient, model: FakeModel) -> None:
     go = threading.Event()
-    model.before = lambda plan: go.wait(10) and None if plan.sequences[0].output_ids else None
+    model.before = lambda plan: go.wait(60) and None if plan.sequences[0].output_ids else None
     reply = client.post("/v1/responses", json={"input": "Hi", "stream": True, "stream_interval": 1})
     assert next(reply.iter_encoded()).startswith(b"event: response.created\n")
     assert places_taken(app) == 1

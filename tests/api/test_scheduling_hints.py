@@ -43,7 +43,7 @@ class OneAtATime:
         (seq,) = plan.sequences
         if seq.is_prefilling:
             self.order.append(seq.id)
-        assert self.go.wait(10)
+        assert self.go.wait(60)
 
     def send(self, path: str, n: int, more: Body, id: str) -> int:
         body = DIALECTS[path](n, more)

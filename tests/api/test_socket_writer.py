@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from test_streaming import ALL, joined
 
+from api import streaming
 from api.socket_writer import TURN_SECONDS, LentSocket, SocketWriter
 from app import create_app
 from config import Config
@@ -78,6 +79,15 @@ class Handler:
         self.sock.close()
 
 
+def received(handler: Handler, wanted: bytes) -> bytes:
+    """Wait until a handler's client has got this in whole chunks; return the chunks."""
+    got = b""
+    while not (got.endswith(b"\r\n") and len(unchunked(got)) >= len(wanted)):
+        got += handler.client.recv(10_000)
+    assert unchunked(got) == wanted
+    return got
+
+
 @pytest.fixture
 def handlers() -> Iterator[Any]:
     started: list[Handler] = []
@@ -101,14 +111,13 @@ def test_each_slow_step_is_written_at_once_as_a_chunk(handlers: Any) -> None:
 
 
 def test_steps_too_fast_for_the_cost_of_writing_are_written_together(handlers: Any) -> None:
-    handler = handlers(SocketWriter(interval=0.05, share=0.0))
-    got = b""
+    now = [0.0]
+    handler = handlers(SocketWriter(interval=0.05, share=0.0, clock=lambda: now[0]))
     for _ in range(100):
         handler.step(b"x")
-        time.sleep(0.0005)
-    while unchunked(got) != b"x" * 100:
-        got += handler.client.recv(1000)
-    assert got.count(b"\r\n") / 2 < 60
+    now[0] = 0.05
+    got = received(handler, b"x" * 100)
+    assert got.count(b"\r\n") / 2 < 10
 
 
 def test_what_was_there_before_the_stream_was_lent_waits_for_no_step(handlers: Any) -> None:
@@ -194,9 +203,9 @@ def test_writing_and_waking_at_once_lose_nothing(handlers: Any) -> None:
 
 def test_viewers_have_a_bounded_number_of_turns_and_streams_do_not_wait_for_them(handlers: Any) -> None:
     writer = SocketWriter()
+    began = time.perf_counter()
     viewers = [handlers(writer, paced=True) for _ in range(16)]
     stream = handlers(writer)
-    began = time.perf_counter()
     for n in range(50):
         for viewer in viewers:
             viewer.source.ready.append(b"%d," % n)
@@ -205,9 +214,8 @@ def test_viewers_have_a_bounded_number_of_turns_and_streams_do_not_wait_for_them
         time.sleep(0.004)
     reads = sum(viewer.source.reads for viewer in viewers)
     assert reads <= 2 * (time.perf_counter() - began) / TURN_SECONDS + 2, "80 a second; 16 viewers x 50 steps are 800"
-    wait_until(lambda: not any(viewer.source.unread for viewer in viewers))
     for viewer in viewers:
-        assert unchunked(viewer.client.recv(10_000)) == b"".join(b"%d," % n for n in range(50))
+        received(viewer, b"".join(b"%d," % n for n in range(50)))
 
 
 def test_a_viewer_that_does_not_read_loses_its_turn_and_the_others_keep_theirs(handlers: Any) -> None:
@@ -232,40 +240,48 @@ def ask(path: str, n: int) -> dict[str, Any]:
     return bodies.get(path, tgi)
 
 
-def stream(path: str, n: int, protocol: str) -> tuple[str, int]:
-    """Return a stream as a client sees it who is served by gunicorn, and how many pieces its handler sent."""
+def stream(path: str, n: int, protocol: str) -> tuple[str, bool]:
+    """Return a stream as a client sees it who is served by gunicorn, and whether its handler sent all of it."""
     model = FakeModel()
-    model.before = lambda plan: time.sleep(0.003)
     app = create_app(Config(policy="dynamic", access_log=False), fake_engine(model))
+    writer = app.extensions["service"].socket_writer
     server, client = socket.socketpair()
-    whole, pieces = b"", 0
+    whole, sent = b"", 0
+
+    def hold(plan: Any) -> None:
+        """Wait until the socket is lent, and until the writer has written."""
+        if len(plan.sequences[0].output_ids) == 1:
+            wait_until(lambda: writer._streams)
+        elif len(plan.sequences[0].output_ids) == n // 2:
+            wait_until(lambda: len(client.recv(1 << 16, socket.MSG_PEEK)) > sent)
+
+    model.before = hold if protocol == "HTTP/1.1" else model.before
     with server, client:
         client.settimeout(20)
         environ = {"gunicorn.socket": server, "SERVER_PROTOCOL": protocol}
         reply = app.test_client().post(path, json=ask(path, n), environ_overrides=environ)
-        for piece in reply.iter_encoded():
-            if piece:
-                server.sendall(b"%X\r\n%b\r\n" % (len(piece), piece))
-                pieces += 1
+        for piece in filter(None, reply.iter_encoded()):
+            chunk = b"%X\r\n%b\r\n" % (len(piece), piece)
+            sent += len(chunk)
+            server.sendall(chunk)
         server.shutdown(socket.SHUT_WR)
         while data := client.recv(1 << 16):
             whole += data
         reply.close()
     app.extensions["service"].engine.manager.stop()
-    return unchunked(whole).decode(), pieces
+    return unchunked(whole).decode(), sent == len(whole)
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_a_stream_says_the_same_whoever_writes_it(path: str) -> None:
+def test_a_stream_says_the_same_whoever_writes_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHECK_SECONDS", "SILENCE"):  # or a handler would look for itself
+        monkeypatch.setattr(streaming, name, 60.0)
     for protocol in ("HTTP/1.1", "HTTP/1.0"):
-        text, pieces = stream(path, 60, protocol)
+        text, by_handler = stream(path, 60, protocol)
         frames = [frame for frame in text.split("\n\n") if frame and not frame.startswith(":")]
         chunks = [json.loads(frame[5:]) for frame in frames if frame != "data: [DONE]"]
         firsts = [c for c in chunks if not c.get("choices") or c["choices"][0]["index"] == 0]
         assert len(joined(firsts)) == 60
         assert joined(firsts).startswith("abcdefghijklmnopqrstuvwxyzab")
         assert ("data: [DONE]" in frames) == (path not in ("/generate_stream", "/"))
-        if protocol == "HTTP/1.1":
-            assert pieces < 6, "the writer wrote what is in the middle"
-        else:
-            assert pieces > 6, "nobody but the handler knows how to frame it"
+        assert by_handler == (protocol == "HTTP/1.0"), "who else knows how to frame it"

@@ -161,12 +161,13 @@ def test_one_process_at_a_time_writes_a_file(tmp_path: Path) -> None:
 
 def test_a_killed_run_goes_on_with_every_line_answered_once(server: MockServer, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", (line(f"r{i}") for i in range(300)))
-    server.ttft = 0.005
+    server.ttft = 0.05
     words = [str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), "--url", server.url, "--concurrency", "4"]
     process = subprocess.Popen([sys.executable, "-m", "client.batch", *words], cwd=ROOT, env=clean_environment())
     wait_until(lambda: len(server.asked) > 40)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    server.ttft = 0
     assert 0 < len(rows(tmp_path / "out.jsonl")) < 300
     assert batch.main(words) == 0
     assert ids(tmp_path / "out.jsonl") == sorted(f"r{i}" for i in range(300))

@@ -82,18 +82,19 @@ def test_each_turn_follows_the_real_answer_to_the_one_before(
 
 
 def test_an_agent_names_its_session_and_how_long_its_tool_may_take(server: MockServer) -> None:
+    server.models = (200, {"data": [{"id": "bard", "owned_by": "effective-batching"}]})
     assert run(server, "--workload", "agent:3", "--numsamples", "1", "--burst") == 0
     planned = catalog.draw("agent:3", 12, BURST, 3, TEXT).planned
     firsts = {p.user: p for p in planned if p.chat and p.chat.turn == 1}
     assert len({" ".join(p.prompt.split()[: chats.INSTRUCTIONS]) for p in firsts.values()}) == 1
-    assert server.asked[0]["session"] == "agent-0"
+    assert server.asked[-1]["session"] == server.asked[-1]["program"] == "agent-0"
     for p, after in pairwise(planned):
-        assert p.chat
-        assert after.chat
-        if after.chat.after is None:
-            assert p.chat.keep_s == 0
+        assert p.call
+        assert after.call
+        if after.is_first:
+            assert p.call.keep_s == 0
         else:
-            assert 0 < after.chat.think <= (p.chat.keep_s or 0)
+            assert 0 < after.call.tool_s <= p.call.keep_s
 
 
 def test_the_turns_after_a_failed_one_are_not_sent(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:

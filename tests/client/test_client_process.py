@@ -75,7 +75,7 @@ def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> N
     while not server.asked and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     result = json.loads(out.splitlines()[-1])
     assert process.returncode == 1
     assert result["completed"] >= 1

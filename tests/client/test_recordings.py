@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -22,7 +25,7 @@ from client.report import waste
 from client.send import events
 from client.send.target import Target
 from config import Config
-from tests.support import ROOT
+from tests.support import ROOT, wait_until
 from tests.support.fakes import FakeModel, fake_engine
 from tests.support.mock_server import mock_server
 from tests.support.scheduling import drive, make_scheduler
@@ -113,7 +116,17 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-def test_the_terminal_reads_a_server(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_reads_a_server(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = top._lines
+
+    def one_line(watched: top.Watched, end: float, stop: threading.Event) -> None:
+        wait_until(lambda: watched.figures(time.monotonic() + watched.offset)["steps"] == 9)
+        over = iter([False, True])
+        lines(watched, math.inf, SimpleNamespace(wait=lambda seconds: next(over)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(top, "_lines", one_line)
     assert top.main([url, "--seconds", "0.7"]) == 0
     assert "9 steps" in capsys.readouterr().out
 

@@ -46,7 +46,7 @@ def beside_neighbours(server: Watched, act: Callable[[], None]) -> None:
     alone = neighbours(server)
     with ThreadPoolExecutor(1) as pool:
         together = pool.submit(neighbours, server)
-        wait_until(lambda: server.figures()["requests-running"] >= min(server.slots, 2))
+        wait_until(lambda: together.done() or server.figures()["requests-running"] >= min(server.slots, 2))
         act()
         assert together.result() == alone
 
@@ -96,7 +96,7 @@ def all_are_told_and_a_new_worker_comes(server: Watched, prompt: str) -> list[An
     sent = [*NEIGHBOURS, body("/inference", prompt)]
     with ThreadPoolExecutor(SLOTS) as pool:
         answers = list(pool.map(lambda each: server.ask("/inference", each), sent))
-    wait_until(lambda: server.has_new_worker(before), 60)
+    wait_until(lambda: server.has_new_worker(before), 120)
     return answers
 
 

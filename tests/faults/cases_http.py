@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 
-from harness import LONG, PATIENCE, Setting, Watched, check_error
+from harness import PATIENCE, Setting, Watched, check_error
 from table import Case, all_of, body
 
 from tests.support import wait_until
 from tests.support.servers import Answer
 
 HEAD = b"Host: x\r\nConnection: close\r\n"
-SLOW = Setting(("--max-tokens-per-step", "64"), {"slow_step": {"ms": 10}}, mock=True)
+SLOW = Setting(("--max-tokens-per-step", "64"), {"slow_step": {"ms": 100, "prompt_contains": "SLOWLY"}}, mock=True)
+SLOWLY = body("/inference", "SLOWLY", 900)  # for longer than anything that happens meanwhile
 PATHS = ("/nowhere", "//stats", "/%2e%2e/etc/passwd", "/web/../LICENSE", "/web/%2e%2e/LICENSE", "/web/..%2fLICENSE",
          "/stats%00", "/inference/")  # fmt: skip
 
@@ -86,7 +87,7 @@ def a_forged_origin_is_not_believed(server: Watched) -> None:
 
 def looking_in_waits_for_no_request(server: Watched) -> None:
     taken_in = server.taken_in()
-    socks = [server.begin("/inference", LONG) for _ in range(server.places)]
+    socks = [server.begin("/inference", SLOWLY) for _ in range(server.places)]
     wait_until(lambda: server.taken_in() >= taken_in + len(socks))
     for path in ("/metrics", "/stats", "/health", "/slots", "/") * 5:
         assert server.ask(path, method="GET").status == 200

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cases_engine import ARMED
-from cases_http import SLOW
+from cases_http import SLOW, SLOWLY
 from harness import PATIENCE, SLOTS, Setting, Watched
 from table import Act, Case, body
 
@@ -57,16 +57,17 @@ def texts(answers: list[Answer | None]) -> set[str]:
 def terminate(server: Watched) -> None:
     """Who is here gets its answer, who comes is refused at once, and the server ends well."""
     before = server.taken_in()
-    sent = [server.begin("/inference", body("/inference", tokens=60, seed=i)) for i in range(server.places - 8)]
-    wait_until(lambda: server.taken_in() >= before + len(sent))
-    server.process.terminate()
-    wait_until(lambda: not server.is_ready())
-    newcomer = server.ask("/inference", body("/inference"))
+    with server.begin("/inference", SLOWLY):  # so that the server is still there for the newcomer
+        sent = [server.begin("/inference", body("/inference", tokens=60, seed=i)) for i in range(server.places - 8)]
+        wait_until(lambda: server.taken_in() > before + len(sent))
+        server.process.terminate()
+        wait_until(lambda: not server.is_ready())
+        newcomer = server.ask("/inference", body("/inference"))
     assert (newcomer.status, newcomer.headers["Retry-After"]) == (503, "1")
     assert {read_answer(sock).status for sock in sent} == {200}
     for sock in sent:
         sock.close()
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
     assert "Traceback" not in server.output()
 
 
@@ -89,7 +90,7 @@ def all_are_told_of_the_end(server: Watched, end: Callable[[], None]) -> None:
     assert {answer.json["error"]["type"] for answer in answers} == {"unavailable_error"}
     assert b"unavailable_error" in streamed
     assert b"[DONE]" not in streamed
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0
     assert "Traceback" not in server.output()[said:]
 
 
@@ -132,7 +133,7 @@ def ends_by(number: int) -> Act:
         sock = server.begin("/inference", body("/inference", tokens=40))
         wait_until(lambda: server.taken_in() > before)
         server.process.send_signal(number)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
         sock.close()
         assert "Traceback" not in server.output()
         assert_port_is_free(server)
@@ -168,7 +169,7 @@ def kills(times: int) -> Act:
                 old, before = server.worker, len(finished)
                 wait_until(lambda: len(finished) > before + 4, 60)  # noqa: B023
                 os.kill(old, signal.SIGKILL)
-                wait_until(lambda: server.has_new_worker(old), 60)  # noqa: B023
+                wait_until(lambda: server.has_new_worker(old), 120)  # noqa: B023
 
     return act
 
@@ -204,7 +205,7 @@ def reloads(times: int) -> Act:
             with load(server) as answers:
                 wait_until(lambda: len(answers) > 4)
                 server.process.send_signal(signal.SIGHUP)
-                wait_until(lambda: server.has_new_worker(old), 60)  # noqa: B023
+                wait_until(lambda: server.has_new_worker(old), 120)  # noqa: B023
                 seen = len(answers)
                 wait_until(lambda: len(answers) > seen + 4)  # noqa: B023
             assert {a and a.status for a in answers} <= {200, 503}

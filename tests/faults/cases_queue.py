@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from cases_http import SLOW
-from harness import LONG, MB, PATIENCE, SLOTS, Setting, Watched
+from cases_http import SLOW, SLOWLY
+from harness import MB, PATIENCE, SLOTS, Setting, Watched
 from table import Case, body
 
 from tests.support import wait_until
 
 IMPATIENT = Setting(environment={"EB_SEND_TIMEOUT": "1", "EB_RECEIVE_TIMEOUT": "1"})
 STAGES: dict[str, tuple[bytes, Callable[[dict[str, Any]], bool]]] = {
-    "queued": (LONG, lambda told: told["scheduled_at"] is None),
-    "prefill": (body("/inference", "y" * 1000, 9), lambda told: told["scheduled_at"] is not None),
-    "decode": (LONG, lambda told: told["output_tokens"] > 2),
+    "queued": (SLOWLY, lambda told: told["scheduled_at"] is None),
+    "prefill": (body("/inference", "SLOWLY" + "y" * 700, 300), lambda told: told["scheduled_at"] is not None),
+    "decode": (SLOWLY, lambda told: told["output_tokens"] > 2),
     "last": (body("/inference", tokens=9), lambda told: told["output_tokens"] >= 8),
 }
 
@@ -32,7 +32,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def overload(server: Watched) -> None:
-    sent = [body("/inference", tokens=20, seed=i) for i in range(300)]
+    sent = [body("/inference", "SLOWLY", 2, seed=i) for i in range(300)]
     socks = [server.connect() for _ in sent]
     for sock, each in zip(socks, sent):
         sock.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -43,13 +43,13 @@ def overload(server: Watched) -> None:
     assert len(accepted) >= server.places
     assert len(accepted) + len(refused) == 300
     assert refused
-    assert {answer.json["num_tokens"] for answer in accepted} == {20}
+    assert {answer.json["num_tokens"] for answer in accepted} == {2}
     assert all(1 <= int(answer.headers["Retry-After"]) <= 60 for answer in refused)
 
 
 def who_waits_too_long_never_runs(server: Watched) -> None:
     taken_in = server.taken_in()
-    running = [server.begin("/inference", LONG) for _ in range(SLOTS)]
+    running = [server.begin("/inference", SLOWLY) for _ in range(SLOTS)]
     wait_until(lambda: server.taken_in() >= taken_in + SLOTS)
     before = server.figures()["requests-timed-out"]
     answer = server.ask("/inference", body("/inference"), X_Queue_Timeout="0.2", X_Request_Id="late")
@@ -80,7 +80,7 @@ def a_client_goes(server: Watched, stage: str, act: Callable[[Any], None]) -> No
     id = f"{stage}-{act.__name__}"
     socks = []
     if stage == "queued":
-        socks = [server.begin("/inference", LONG) for _ in range(SLOTS)]
+        socks = [server.begin("/inference", SLOWLY) for _ in range(SLOTS)]
         wait_until(server.is_full)
     socks.append(server.begin("/inference", sent, id))
     wait_until(lambda: server.knows(id) and is_there(server.told(id)))
@@ -93,7 +93,7 @@ def a_client_goes(server: Watched, stage: str, act: Callable[[Any], None]) -> No
 
 def many_give_up(server: Watched) -> None:
     """200 ask for most tokens; those that are taken in leave, and a probe is answered at once."""
-    socks = [server.begin("/inference", LONG) for _ in range(200)]
+    socks = [server.begin("/inference", SLOWLY) for _ in range(200)]
     wait_until(lambda: server.figures()["http"]["received"] >= 200)
     for sock in socks:
         sock.settimeout(0)
@@ -122,14 +122,14 @@ def who_stops_reading_is_dropped(server: Watched) -> None:
     frozen = [server.begin("/v1/completions", many, receive_buffer=2048) for _ in range(readers)]
     wait_until(lambda: server.figures()["requests-running"] > 0)
     assert server.ask("/inference", body("/inference", tokens=9)).status == 200
-    wait_until(server.is_at_rest, 40)
+    wait_until(server.is_at_rest)
     server.ledger.leave(len(frozen))
     for sock in frozen:
         sock.close()
 
 
 def readers_leave_streams(server: Watched) -> None:
-    sent = body("/inference", tokens=300, stream=True)
+    sent = body("/inference", "SLOWLY", 300, stream=True)
     for n in (0, 1, 3):
         sock = server.begin("/inference", sent, f"left-{n}")
         with sock.makefile("rb") as lines:
@@ -157,12 +157,17 @@ def long_and_short_both_finish(server: Watched) -> None:
 
 
 def a_free_slot_is_used_at_once(server: Watched) -> None:
+    """Others hold all slots until the last has come: then eight begin at once, and four as soon as one has ended."""
     ids = [f"slot-{i}" for i in range(SLOTS + 4)]
+    running = [server.begin("/inference", SLOWLY) for _ in range(SLOTS)]
+    wait_until(server.is_full)
     with ThreadPoolExecutor(len(ids)) as pool:
         sent = [
             pool.submit(server.ask, "/inference", body("/inference", tokens=40 + 3 * i), X_Request_Id=id)
             for i, id in enumerate(ids)
         ]
+        wait_until(lambda: all(map(server.knows, ids)))
+        hang_up(server, running)
         assert {each.result().status for each in sent} == {200}
     told = [server.told(id)["iterations"] for id in ids]
     late = sorted(first for first, _ in told)[SLOTS:]

@@ -11,17 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
-from fleet import options
+from fleet import door, options
 from fleet.autoscalers import Load
 from fleet.door import FleetQueue, Found
-from front import clients
+from front import clients, health
 from front.limits import Limits
 from front.sites import Site
-from tests.support import run_async
+from tests.support import SOON, run_async
 
-LIMITS = Limits(receive=10.0, send=10.0, connections=64)
+LIMITS = Limits(receive=SOON, send=SOON, connections=64, half_closed=SOON)
 GOOD = {"completion": "good"}
 ASK = {"prompt": "hello", "num_tokens": 4}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -54,11 +55,10 @@ class Front:
         return self.queue.sites.all
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        for _ in range(1000):
-            if condition():
-                return
+        end = asyncio.get_running_loop().time() + SOON
+        while not condition():
+            assert asyncio.get_running_loop().time() < end, "it did not happen in time"
             await asyncio.sleep(0.005)
-        raise AssertionError("it did not happen in time")
 
     async def only(self, *names: str) -> None:
         """Have only these replicas there, and wait until the queue knows."""
@@ -130,16 +130,19 @@ async def listening(handler: Handler) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def front(fleet: Fixed, policy: str = "dynamic", limits: Limits = LIMITS, *words: str) -> AsyncIterator[Front]:
-    """Serve with the options of these words of a command line."""
+    """Serve with the options of these words of a command line; the queue lists its replicas only when it must."""
     usual = [policy, "--router", "round-robin", "--max-batch-size", "8", "--host", "127.0.0.1"]
     plan = replace(options.parse([*usual, *words]), limits=limits)
     queue = FleetQueue(plan, fleet)
     sock = options.bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    async with clients.listening(queue.app(), sock, limits), aiohttp.ClientSession() as session:
-        one = Front(queue, fleet, url, session)
-        await one.until(lambda: len(queue.manager.engines) == len(fleet.replicas))
-        yield one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(door, "LOOK_SECONDS", 600.0)
+        patch.setattr(health, "LOOK_SECONDS", SOON)
+        async with clients.listening(queue.app(), sock, limits), aiohttp.ClientSession() as session:
+            one = Front(queue, fleet, url, session)
+            await one.until(lambda: len(queue.manager.engines) == len(fleet.replicas))
+            yield one
 
 
 def behind(
@@ -153,7 +156,7 @@ def behind(
             urls = [await stack.enter_async_context(listening(handler)) for handler in handlers]
             await test(await stack.enter_async_context(front(Fixed(*urls), policy, limits, *words)))
 
-    run_async(asyncio.wait_for(run(), 20))
+    run_async(asyncio.wait_for(run(), 3 * SOON))
 
 
 def says(content: Any, status: int = 200, seen: list[Any] | None = None) -> Handler:

@@ -10,11 +10,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from made_up import ASK, GOOD, Front, behind, breaks, says, streams, waits
+from made_up import ASK, GOOD, LIMITS, Front, behind, breaks, says, streams, waits
 
 from fleet import bodies
 from fleet.bodies import PROMPTS
 from front import relay, sites
+from tests.support import SOON
 
 UNAVAILABLE = {"error": {"message": "draining", "type": "unavailable_error", "param": None, "code": None}}
 FULL = {"error": {"message": "full", "type": "overloaded", "param": None, "code": None}}
@@ -26,7 +27,7 @@ def anthropics(kind: str, **more: Any) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": "no", **more}}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(sites, "REST_SECONDS", 0.05)
@@ -54,11 +55,13 @@ def test_a_request_and_its_answer_pass_unchanged_but_for_host_id_and_seed() -> N
 
 
 def test_a_long_answer_passes_in_pieces_and_is_cut_where_its_replica_breaks() -> None:
+    read = asyncio.Event()
+
     async def half(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "2000"})
         await answer.prepare(request)
         await answer.write(b"[" + b"1," * 499 + b"1")
-        await asyncio.sleep(0.2)
+        await read.wait()
         assert request.transport is not None
         request.transport.abort()
         return answer
@@ -66,6 +69,7 @@ def test_a_long_answer_passes_in_pieces_and_is_cut_where_its_replica_breaks() ->
     async def test(front: Front) -> None:
         async with front.session.post(front.url + "/inference", json=ASK) as answer:
             assert (answer.status, await answer.content.readexactly(1000)) == (200, b"[" + b"1," * 499 + b"1")
+            read.set()
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
 
@@ -102,7 +106,7 @@ def test_a_request_without_a_token_is_repeated_elsewhere(first: Any) -> None:
         status, body = await front.post("/inference", ASK | {"stream": True})
         assert (status, body.replace(b": ping\n\n", b"")) == (200, TOKEN + LAST)
         assert [site.refusals for site in front.sites] == [1, 0]
-        assert [site.open for site in front.sites] == [0, 0]
+        await front.until(lambda: [site.open for site in front.sites] == [0, 0])
 
     behind(test, first, streams(TOKEN, LAST))
 
@@ -162,6 +166,7 @@ def test_a_full_replica_gives_way_to_the_next(first: Any) -> None:
     behind(test, first, says(GOOD))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_when_all_are_full_the_answer_is_theirs() -> None:
     async def test(front: Front) -> None:
         status, body = await front.post("/inference", ASK)
@@ -196,6 +201,7 @@ def test_a_request_waits_for_a_replica() -> None:
     behind(test, says(GOOD))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_request_that_breaks_every_replica_gets_503() -> None:
     async def test(front: Front) -> None:
         status, body = await front.post("/inference", ASK)
@@ -214,7 +220,7 @@ async def breaks_after_a_ping_if_streamed(request: web.Request) -> web.StreamRes
 
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_client_that_leaves_is_gone_at_the_replica_too(begins: bool) -> None:
-    left = asyncio.Event()
+    came, left = asyncio.Event(), asyncio.Event()
 
     async def endless(request: web.Request) -> web.StreamResponse:
         await request.read()
@@ -223,20 +229,27 @@ def test_a_client_that_leaves_is_gone_at_the_replica_too(begins: bool) -> None:
             if begins:
                 await answer.prepare(request)
                 await answer.write(TOKEN)
-            await asyncio.sleep(30)
+            else:
+                came.set()
+            await asyncio.sleep(60)
         finally:
             left.set()
         return answer
 
     async def test(front: Front) -> None:
-        asked = asyncio.create_task(front.post("/inference", ASK | {"stream": True}))
-        await front.until(lambda: front.sites[0].open)
-        await asyncio.sleep(0.05)
+        async def ask() -> None:
+            async with front.session.post(front.url + "/inference", json=ASK | {"stream": True}) as answer:
+                await answer.content.readexactly(len(TOKEN))
+                came.set()
+                await answer.read()
+
+        asked = asyncio.create_task(ask())
+        await came.wait()
         asked.cancel()
-        await asyncio.wait_for(left.wait(), 5)
+        await asyncio.wait_for(left.wait(), SOON)
         await front.until(lambda: not front.sites[0].open)
 
-    behind(test, endless)
+    behind(test, endless, limits=LIMITS._replace(half_closed=0.1))
 
 
 def test_a_draining_queue_refuses_requests_and_finishes_open_ones() -> None:

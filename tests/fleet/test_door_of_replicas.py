@@ -54,7 +54,7 @@ def test_the_queue_tells_its_replicas_and_its_own_figures() -> None:
     async def test(front: Front) -> None:
         for _ in range(4):
             await front.post("/inference", ASK)
-        await front.until(lambda: not front.queue.manager.inbox.open)
+        await front.until(lambda: not front.queue.manager.inbox.open and not any(site.open for site in front.sites))
         assert [(one["name"], one["open"]) for one in json.loads((await front.get("/upstreams"))[1])] == [
             ("a", 0),
             ("b", 0),
@@ -195,17 +195,22 @@ def test_a_path_names_a_replica_and_may_only_look(prefix: str) -> None:
 
 
 def test_the_steps_of_a_replica_that_dies_just_end() -> None:
+    passed = asyncio.Event()
+
     async def dies(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         await answer.write(b"data: {}\n\n")
-        await asyncio.sleep(0.1)
+        await passed.wait()
         assert request.transport is not None
         request.transport.close()
         return answer
 
     async def test(front: Front) -> None:
-        assert await front.get("/upstream/a/events") == (200, b"data: {}\n\n")
+        async with front.session.get(front.url + "/upstream/a/events") as answer:
+            assert (answer.status, await answer.content.readexactly(10)) == (200, b"data: {}\n\n")
+            passed.set()
+            assert await answer.read() == b""
 
     behind(test, dies)
 

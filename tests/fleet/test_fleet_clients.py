@@ -11,6 +11,8 @@ import pytest
 from aiohttp import web
 from made_up import ASK, GOOD, LIMITS, Front, behind, connected, posted, read_answer, says, send, streams, waits
 
+from tests.support import SOON
+
 ASKED = json.dumps(ASK).encode()
 CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(ASKED), ASKED)
 QUICK = LIMITS._replace(receive=0.2, send=0.2, idle=0.4, body=0.4)
@@ -121,7 +123,7 @@ def test_a_connection_without_a_request_is_closed(pieces: list[bytes]) -> None:
                 writer.write(piece)
                 await asyncio.sleep(0.04)
             with contextlib.suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), 2)
+                await asyncio.wait_for(reader.read(), SOON)
 
     behind(test, says(GOOD), limits=QUICK)
 
@@ -208,7 +210,7 @@ def test_a_client_that_reads_nothing_is_disconnected() -> None:
         async with connected(front) as (_, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(posted("/inference", body=ASKED))
-            await asyncio.wait_for(left.wait(), 10)
+            await asyncio.wait_for(left.wait(), SOON)
 
     behind(test, endless, limits=QUICK)
 
@@ -217,7 +219,7 @@ def test_a_stream_to_a_client_of_http_1_0_ends_with_its_connection() -> None:
     async def test(front: Front) -> None:
         async with connected(front) as (reader, writer):
             writer.write(posted("/inference", "Connection: keep-alive", body=ASKED, version="1.0"))
-            assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"data: [DONE]\n\n")
+            assert (await asyncio.wait_for(reader.read(), SOON)).endswith(b"data: [DONE]\n\n")
 
     behind(test, streams(b"data: [DONE]\n\n"))
 
@@ -243,7 +245,7 @@ def test_a_half_closed_client_does_not_wait_for_a_long_answer() -> None:
     async def test(front: Front) -> None:
         line, answer = await send(front, posted("/inference", body=ASKED), ends=True)
         assert (line.split()[1], error_of(answer)) == ("499", "cancelled")
-        await asyncio.wait_for(left.wait(), 5)
+        await asyncio.wait_for(left.wait(), SOON)
 
     behind(test, slow, limits=LIMITS._replace(half_closed=0.1))
 

@@ -44,7 +44,8 @@ REQUESTS = [
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     folder = tmp_path_factory.mktemp("fleet")
     arguments = ["dynamic", "--model", "mock:llm-mock@20", "--access-log", "off"]
-    started = [Server(folder / name, *arguments).start() for name in "ab"]
+    slow = {"EB_FAULTS": json.dumps({"slow_step": {"ms": 100, "prompt_contains": "SLOWLY"}})}  # at the first one alone
+    started = [Server(folder / name, *arguments, **more).start() for name, more in (("a", slow), ("b", {}))]
     try:
         yield [server.wait() for server in started]
     finally:
@@ -55,7 +56,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
 def with_front(servers: list[Server], test: Any) -> None:
     async def run() -> None:
         async with front(Fixed(*(f"http://127.0.0.1:{server.port}" for server in servers))) as one:
-            await asyncio.wait_for(test(one), 60)
+            await asyncio.wait_for(test(one), 120)
 
     run_async(run())
 
@@ -87,11 +88,11 @@ def test_a_switch_of_the_policy_reaches_the_servers(servers: list[Server]) -> No
 
 def test_a_client_that_leaves_frees_its_slot(servers: list[Server]) -> None:
     async def running(front: Front) -> int:
-        stats = [json.loads((await front.get(f"/upstream/{name}/stats"))[1]) for name in "ab"]
-        return sum(one["requests-running"] for one in stats)
+        return int(json.loads((await front.get("/upstream/a/stats"))[1])["requests-running"])
 
     async def test(front: Front) -> None:
-        asked = asyncio.create_task(front.post("/inference", {"prompt": "x", "num_tokens": 900, "stream": True}))
+        await front.only("a")
+        asked = asyncio.create_task(front.post("/inference", {"prompt": "SLOWLY", "num_tokens": 900, "stream": True}))
         while await running(front) == 0:
             assert not asked.done()
         asked.cancel()
@@ -103,20 +104,28 @@ def test_a_client_that_leaves_frees_its_slot(servers: list[Server]) -> None:
 
 def test_a_killed_worker_costs_no_request_that_had_no_token(servers: list[Server]) -> None:
     """Whole answers are repeated elsewhere with the same text; streams that had begun end with one error."""
-    fields = {"prompt": "hello", "num_tokens": 300, "seed": 5}
+    fields = {"prompt": "SLOWLY", "num_tokens": 300, "seed": 5}
+    begun: list[str] = []  # the replica of each stream that has a token
+
+    async def stream(front: Front) -> bytes:
+        async with front.session.post(front.url + "/inference", json=fields | {"stream": True}) as answer:
+            body = b""
+            while b"data: " not in body:
+                body += await answer.content.readany()
+            begun.append(answer.headers["X-Upstream"])
+            return body + await answer.read()
 
     async def test(front: Front) -> None:
-        expected = json.loads((await front.post("/inference", fields))[1])["completion"]
+        async with front.session.post(f"http://127.0.0.1:{servers[1].port}/inference", json=fields) as answer:
+            expected = (await answer.json())["completion"]
         whole = [asyncio.create_task(front.post("/inference", fields)) for _ in range(8)]
-        begun = [asyncio.create_task(front.post("/inference", fields | {"stream": True})) for _ in range(8)]
-        await front.until(lambda: all(site.open == 8 for site in front.sites))
-        await asyncio.sleep(0.2)
+        await front.until(lambda: front.sites[0].open == 4)
+        streams = [asyncio.create_task(stream(front)) for _ in range(8)]
+        await front.until(lambda: begun.count("a") == 4)
         os.kill(servers[0].workers[0], signal.SIGKILL)
         for status, body in await asyncio.gather(*whole):
             assert (status, json.loads(body)["completion"]) == (200, expected)
-        ends = [body.split(b"\n\n")[-2] for _, body in await asyncio.gather(*begun)]
-        failed = sum(b"unavailable_error" in end for end in ends)
-        assert 1 <= failed <= 4  # the others had no token yet, or were at the other server
-        assert ends.count(b"data: [DONE]") == 8 - failed
+        ends = [body.split(b"\n\n")[-2] for body in await asyncio.gather(*streams)]
+        assert sum(b"unavailable_error" in end for end in ends) == ends.count(b"data: [DONE]") == 4
 
     with_front(servers, test)

@@ -8,6 +8,7 @@ import pytest
 
 from launch import preflight
 from simulate.laws.check import check
+from tests.support import SOON
 
 HEAD = "from scheduling import policy\nclass Policy(policy.Policy):\n"
 MISTAKES = {
@@ -20,12 +21,20 @@ MISTAKES = {
 }
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the checker's process begin and find a mistake, however slow the machine is."""
+    monkeypatch.setattr(preflight, "STARTS_SECONDS", 60.0)
+    monkeypatch.setattr(preflight, "CASES_SECONDS", SOON)
+
+
 def own(tmp_path: Path, body: str) -> str:
     path = tmp_path / "mine.py"
     path.write_text(HEAD + body)
     return str(path)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_reported_as_the_checker_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str
@@ -39,9 +48,11 @@ def test_a_mistake_is_reported_as_the_checker_reports_it(
     assert f"breaks a law ({verdict.broken.law})" in text
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_hook_that_never_returns_is_named_and_holds_up_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(preflight, "CASES_SECONDS", 3.0)
     body = "    def order(self, waiting, now):\n        while True: pass\n"
     preflight.check_own_policy(own(tmp_path, body))
     assert "order() of mine.py, line 4" in capsys.readouterr().err

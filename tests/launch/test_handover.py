@@ -15,7 +15,7 @@ from launch.worker.handover import MOST, Handover
 from tests.support import wait_until
 from tests.support.servers import Answer, Server
 
-MODEL = ("dynamic", "--model", "mock:llm-mock", "--max-batch-size", "4")
+MODEL = ("dynamic", "--model", "mock:llm-mock@4", "--max-batch-size", "4")
 SLOTS, WAITING = 4, 6
 ERROR = "CUDA error: an illegal memory access was encountered"
 
@@ -40,9 +40,16 @@ def test_requests_pass_from_one_process_to_the_next_in_any_number() -> None:
             sock.close()
 
 
-def ask(server: Server, number: int, stream: bool = False) -> Answer:
-    body = {"prompt": f"hello {number}", "max_tokens": 30, "temperature": 0, "stream": stream}
+def ask(server: Server, number: int, stream: bool = False, tokens: int = 30) -> Answer:
+    body = {"prompt": f"hello {number}", "max_tokens": tokens, "temperature": 0, "stream": stream}
     return server.send("POST", "/v1/completions", json.dumps(body).encode(), **{"Content-Type": "application/json"})
+
+
+def begin_endless(server: Server) -> socket.socket:
+    """Let a request take a slot until its connection is closed."""
+    sock, body = socket.create_connection(("127.0.0.1", server.port), 60), b'{"prompt": "endless", "num_tokens": 1000}'
+    sock.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    return sock
 
 
 def text_of(answer: Answer) -> str:
@@ -55,12 +62,16 @@ def text_of(answer: Answer) -> str:
 def test_whoever_has_seen_nothing_is_answered_by_the_process_that_follows(tmp_path: Path) -> None:
     with Server(tmp_path / "healthy", *MODEL) as healthy, ThreadPoolExecutor(SLOTS + WAITING) as pool:
         expected = [text_of(answer) for answer in pool.map(lambda i: ask(healthy, i), range(SLOTS + WAITING))]
-    faults = json.dumps({"bad_kernels": {"after": 20}, "slow_step": {"ms": 30, "times": 20}})
+    faults = json.dumps({"bad_kernels": {"prompt_contains": f"hello {SLOTS}"}})  # the first that waits
     with Server(tmp_path / "log", *MODEL, EB_FAULTS=faults) as server, ThreadPoolExecutor(SLOTS + WAITING) as pool:
         before = server.workers
-        begun = [pool.submit(ask, server, i, True) for i in range(SLOTS)]
-        wait_until(lambda: server.get("/stats").json["requests-running"] == SLOTS)
-        waiting = [pool.submit(ask, server, i, i % 2 == 0) for i in range(SLOTS, SLOTS + WAITING)]
+        with begin_endless(server):
+            begun = [pool.submit(ask, server, i, True, 900) for i in range(SLOTS - 1)]
+            wait_until(lambda: server.get("/stats").json["requests-running"] == SLOTS)
+            waiting = []
+            for i in range(SLOTS, SLOTS + WAITING):
+                waiting.append(pool.submit(ask, server, i, i % 2 == 0))
+                wait_until(lambda: server.get("/stats").json["requests-waiting"] == len(waiting))
         answers = [future.result() for future in waiting]
         assert [answer.status for answer in answers] == [200] * WAITING
         assert [*map(text_of, answers)] == expected[SLOTS:]
@@ -90,5 +101,5 @@ def test_a_device_that_fails_without_kernels_too_is_an_error_for_who_waited(tmp_
     with Server(tmp_path / "log", *MODEL, EB_FAULTS=faults) as server:
         answer = ask(server, 3)
         assert (answer.status, int(answer.headers["Retry-After"]) >= 1) == (503, True)
-        wait_until(lambda: ask(server, 4).status == 200)
+        wait_until(lambda: ask(server, 4).status == 200, 120)
         assert server.get("/stats").json["engine"]["faults"]["deaths"] == 2

@@ -175,7 +175,7 @@ def test_sixty_four_descriptors_are_too_few() -> None:
     result = subprocess.run(
         ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", sys.executable, str(ROOT / "app.py"), "dynamic",
          "--model", "bard", "--host", "127.0.0.1", "--port", str(free_port())],
-        capture_output=True, text=True, timeout=60, env=clean_environment(),
+        capture_output=True, text=True, timeout=180, env=clean_environment(),
     )  # fmt: skip
     assert result.returncode == 2
     assert "the open-file limit is 64" in result.stderr

@@ -16,7 +16,7 @@ from app import connect, create_app
 from config import Config
 from launch.faults.faults import Faults
 from scheduling.iteration import Plan
-from tests.support import wait_until
+from tests.support import SOON, wait_until
 from tests.support.fakes import FakeModel, fake_engine
 
 DIALECTS = {
@@ -92,14 +92,14 @@ def test_after_a_failed_step_the_server_is_ready_when_a_token_has_been_computed(
     def before(plan: Plan) -> None:
         if plan.number == 0:
             asked.set()
-            assert go.wait(10)
+            assert go.wait(SOON)
         elif any(bytes(seq.prompt_ids) == b"bad" for seq in plan.sequences):
             raise RuntimeError("poisoned")
 
     model.before = before
     with ThreadPoolExecutor(1) as pool:
         bad = pool.submit(ask, app, "/inference", "bad")
-        assert asked.wait(10)
+        assert asked.wait(SOON)
         doubt = client.get("/ready")
         assert (doubt.status_code, doubt.get_json()["status"]) == (503, "recovering")
         assert client.get("/health").status_code == 200

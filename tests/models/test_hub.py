@@ -39,7 +39,7 @@ def hub(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 def refusal(model: str, kind: type[Exception] = ModelUnavailable) -> str:
     with pytest.raises(kind) as error:
-        catalog.resolve(model, timeout_s=5)
+        catalog.resolve(model, timeout_s=20)
     assert "\n" not in str(error.value)
     return str(error.value)
 

@@ -52,7 +52,7 @@ def test_without_the_hub_the_default_becomes_bard_and_a_name_is_refused_in_time(
     )
     with pytest.raises(catalog.ModelUnavailable, match=r"cannot load gpt2-xl: .* Use --model bard"):
         catalog.resolve("gpt2-xl", timeout_s=0.4)
-    assert time.perf_counter() - began < 20  # two questions, whatever retries the client has
+    assert time.perf_counter() - began < 60  # two questions, whatever retries the client has
 
 
 def test_a_name_server_that_hangs_is_left_behind_in_time(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:

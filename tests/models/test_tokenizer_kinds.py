@@ -230,6 +230,7 @@ def test_a_tokenizer_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TokenizerError, match=r"tokenizer.json .* backtracks"):
         general_bpe.probe(lambda text: [ends.wait(20)], {}, "tokenizer.json")
     ends.set()
+    monkeypatch.setattr(general_bpe, "PROBE_SECONDS", 20)
     general_bpe.probe(lambda text: [0], {}, "tokenizer.json")
 
 

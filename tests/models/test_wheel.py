@@ -28,6 +28,7 @@ TINY = WheelModel("Tiny", "tiny-model==1.0", len(WEIGHTS), MEMBER, len(WEIGHTS),
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(wheel, "PIP_STARTS_S", 60)
     return tmp_path / "cache" / "models"
 
 

@@ -15,6 +15,7 @@ from app import create_app
 from config import Config
 from observe import queued_log
 from observe.queued_log import QueuedHandler, QueuedLog
+from tests.support import SOON
 from tests.support.fakes import FakeModel, fake_engine
 
 
@@ -26,7 +27,7 @@ class Stuck(io.StringIO):
         self.go = threading.Event()
 
     def write(self, text: str) -> int:
-        self.go.wait(20)
+        self.go.wait(SOON)
         return super().write(text)
 
 
@@ -72,7 +73,7 @@ def test_a_log_whose_reader_is_stuck_delays_no_request(client: FlaskClient, monk
 def test_lines_that_a_full_disk_does_not_take_are_counted(client: FlaskClient) -> None:
     log = log_to(client, Full())
     assert {ask(client) for _ in range(3)} == {"hiabc"}
-    log.flush()
+    log.flush(SOON)
     assert log.dropped == 3
 
 
@@ -81,7 +82,7 @@ def test_lines_stay_in_order_and_dictionaries_become_json() -> None:
     log.start()
     for i in range(100):
         log.write({"n": i} if i % 2 else f"line {i}")
-    log.flush()
+    log.flush(SOON)
     written = stream.getvalue().splitlines()
     assert written[:2] == ["line 0", '{"n":1}']
     assert len(written) == 100
@@ -91,7 +92,7 @@ def test_lines_written_before_the_thread_starts_wait_for_it() -> None:
     log = QueuedLog(stream := io.StringIO())
     log.write("early")
     log.start()
-    log.flush()
+    log.flush(SOON)
     assert stream.getvalue() == "early\n"
 
 
@@ -113,6 +114,6 @@ def test_log_records_go_through_the_queue_with_their_traceback() -> None:
         raise KeyError("lost")
     except KeyError:
         logger.exception("step %d", 3)
-    log.flush()
+    log.flush(SOON)
     assert stream.getvalue().startswith("step 3\nTraceback")
     assert "KeyError: 'lost'" in stream.getvalue()

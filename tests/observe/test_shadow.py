@@ -187,7 +187,7 @@ def answers(shadow: Shadow, look: Callable[[], None] = lambda: None) -> list[dic
 
     shadow.start(tell)
     try:
-        wait_until(lambda: told, 60)
+        wait_until(lambda: told)
     finally:
         shadow.stop()
     return told
@@ -353,7 +353,7 @@ def test_settings_that_cannot_work_are_rejected(settings: dict[str, str], words:
 def state_of(server: Server) -> dict[str, Any]:
     """Return the first event of the live page's feed."""
     url = f"http://127.0.0.1:{server.port}/events?detail=1"
-    with urllib.request.urlopen(url, timeout=20) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         while True:
             line = reply.readline()
             if line.startswith(b"data: "):
@@ -368,7 +368,7 @@ def test_a_server_reports_how_the_other_policy_would_have_served(tmp_path: Path)
     with Server(tmp_path / "log", "dynamic", *flags) as server:
         assert server.get("/stats").json["shadow"]["state"] == "waiting"
         server.burst([{"prompt": "hi", "num_tokens": 3 + 5 * k % 40} for k in range(3 * MINIMUM)])
-        wait_until(lambda: server.get("/stats").json["shadow"]["state"] == "ready", 60)
+        wait_until(lambda: server.get("/stats").json["shadow"]["state"] == "ready")
         told = server.get("/stats").json["shadow"]
         assert (told["policy"], told["served"]) == ("static", "dynamic")
         assert MINIMUM <= told["requests"] <= 3 * MINIMUM

@@ -22,7 +22,7 @@ from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
 from simulate.measured import observed, observed_law
 from simulate.measured import what_if as simulated
-from tests.support import wait_until
+from tests.support import SOON, wait_until
 from tests.support.observe import COST, Uneven, answer_to, inferences, manager, recorded, served, watch
 from tests.support.scheduling import drive, make_scheduler, requests
 
@@ -316,7 +316,7 @@ def test_one_question_is_answered_at_a_time_and_in_bounded_time() -> None:
     wait_until(lambda: one._process.process is not None)
     ask()
     one.stop()
-    first.join(10)
+    first.join(SOON)
     assert kinds == ["overloaded", "unavailable_error"]
     slow = process("import sys; sys.stdin.read()", timeout=0.01)
     with pytest.raises(InferenceError) as caught:

@@ -184,6 +184,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--rate": (VALIDATE, "2"),
         "--num": (VALIDATE, "5"),
         "--seed": (VALIDATE, "1"),
+        "--workload": (VALIDATE, "react:2"),
         "--server-flag": (VALIDATE, "--model=bard"),
         "--learn": ("validate dynamic --cost NOISYCOST", ""),
         "--url": (VALIDATE, "http://127.0.0.1:1"),

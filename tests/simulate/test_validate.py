@@ -14,6 +14,8 @@ import pytest
 
 from client.data import Planned
 from client.report.measure import Outcome
+from client.workloads import catalog, corpus
+from client.workloads.arrivals import Arrivals
 from costs import published
 from costs.cost import Affine, Cost, Host, Scaled
 from simulate.__main__ import main
@@ -268,6 +270,21 @@ def test_a_wrong_command_line_is_answered_with_the_remedy(
         code = error.code
     assert code == 2
     assert words in capsys.readouterr().err
+
+
+def test_programs_are_simulated_in_a_closed_loop_and_their_times_compared() -> None:
+    planned = catalog.draw("agents", 12, Arrivals("poisson", 2.0), 1, corpus.load()).planned
+    asked_once = replace(asked("dynamic", planned), calls=[p.call for p in planned if p.call])
+    run = asked_once.simulate(LAW, NONE, records=True)
+    chunks = chunks_of(run)
+    outcomes = sorted((outcome(int(seq.id[1:]), seq, run, chunks) for seq in run.sequences), key=lambda o: o.index)
+    served = replace(asked_once, outcomes=outcomes, records=steps_of(run))
+    for law in (LAW, SLOWER):
+        found = comparison.compare(served.simulate(law, NONE, records=True), served)
+        (mean,) = (c for c in found if c.name == "mean program time")
+        assert mean.good == (law is LAW) == (mean.error == pytest.approx(0))
+    assert run.loop
+    assert mean.measured == pytest.approx(np.mean([*run.loop.times().values()]))
 
 
 def test_a_comparison_fails_above_its_bound() -> None:

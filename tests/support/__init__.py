@@ -38,7 +38,7 @@ def run_async(coroutine: Coroutine[Any, Any, None]) -> None:
         pool.submit(asyncio.run, coroutine).result()
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Return as soon as `condition()` is true; fail when it is not in time.
 
     It asks ever less often: a question to a server takes both sides longer than the first pauses.

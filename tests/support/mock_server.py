@@ -33,8 +33,10 @@ class MockServer:
         self.paths: list[str] = []
         self.arrived: list[float] = []
         self.keys: list[str | None] = []
+        self.sessions: list[tuple[str | None, ...]] = []  # and programs, of the headers
         self.running = self.most_running = 0
         self.most = 0  # nobody is answered before so many run
+        self.holds: Callable[[dict[str, Any]], bool] = lambda body: False  # whether a request still has to wait
         self.stats: Answer = (200, STATS)
         self.info: Answer = (404, {"error": {"message": "no such path"}})
         self.models: Answer = (200, {"data": [{"id": "bard"}]})
@@ -104,9 +106,10 @@ class MockServer:
         self.asked.append(body)
         self.paths.append(path)
         self.keys.append(headers.get("authorization"))
+        self.sessions.append((headers.get("x-session-id"), headers.get("x-program-id")))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        while self.most_running < self.most:
+        while self.most_running < self.most or self.holds(body):
             await asyncio.sleep(0.01)
         try:
             await self._generate(path, body, writer)

@@ -56,7 +56,7 @@ def run_app(*argv: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedP
     """Run app.py to its end, as server.sh does."""
     return subprocess.run(
         [sys.executable, str(ROOT / "app.py"), *argv],
-        capture_output=True, text=True, timeout=60, cwd=cwd, env=clean_environment(**extra),
+        capture_output=True, text=True, timeout=180, cwd=cwd, env=clean_environment(**extra),
     )  # fmt: skip
 
 
@@ -174,7 +174,8 @@ def kill(process: subprocess.Popen[Any]) -> None:
     """Kill a process and those that it has started, without a warning; do nothing if it has ended."""
     if process.poll() is None:
         for pid in processes_of(process.pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a child may follow its parent by itself
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
 

@@ -63,8 +63,8 @@ class Served:
         return asked
 
     def end(self) -> None:
+        self.manager.stop()  # first, or what is held could still be answered
         self.model.gate.set()
-        self.manager.stop()
         self.thread.join(SOON)
         assert not self.thread.is_alive()
 

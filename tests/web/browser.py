@@ -36,6 +36,7 @@ class Tab:
         # Pages of one context share a process, which takes longer to begin than they do.
         self.context = browser.contexts[0] if browser.contexts else browser.new_context()
         self.page = self.context.new_page()
+        self.page.set_default_timeout(120_000)
         self.page.emulate_media(**media)
         if viewport is not None:
             self.page.set_viewport_size(viewport)
@@ -73,7 +74,7 @@ class Tab:
         self.until("EB.page.model !== EB.page.live")
         return self.page
 
-    def until(self, condition: str, seconds: float = 30.0) -> None:
+    def until(self, condition: str, seconds: float = 120.0) -> None:
         """Ask again and again; playwright's own waiting would need eval, which the page forbids."""
         wait_until(lambda: self.page.evaluate(f"Boolean({condition})"), seconds)
 
@@ -84,7 +85,7 @@ def send_load(tab: Tab, count: int = 30, least: int = 4) -> Any:
     for field, value in (("load-count", count), ("load-min", least), ("load-max", 40)):
         page.fill(f"#{field}", str(value))
     page.click("#burst")
-    tab.until("EB.page.card.answer", 60)
+    tab.until("EB.page.card.answer")
     return page
 
 

@@ -68,7 +68,7 @@ def test_after_a_load_a_card_compares_the_policies_in_figures_and_lanes(tab: Tab
     alone.on("request", lambda request: asked.append(request.url))
     alone.on("pageerror", lambda error: asked.append(str(error)))
     alone.goto(shared.as_uri())
-    wait_until(lambda: alone.evaluate("globalThis.EB?.race?.lanes.length") == 4, 15)
+    wait_until(lambda: alone.evaluate("globalThis.EB?.race?.lanes.length") == 4)
     assert alone.locator("#card .said li").all_text_contents() == said
     assert alone.evaluate("EB.race.lanes.map((lane) => lane.total)") == [30] * 4
     assert asked == [shared.as_uri()]
@@ -92,7 +92,7 @@ def test_the_latest_requests_are_simulated_under_any_policy(tab: Tab) -> None:
     page.uncheck("#card input >> nth=0")
     page.select_option("#card select >> nth=1", "latest")
     page.click("#card form button")
-    tab.until("EB.page.card.answer.lanes.some((lane) => lane.policy === 'chunked')", 60)
+    tab.until("EB.page.card.answer.lanes.some((lane) => lane.policy === 'chunked')")
     assert page.text_content("#card dd") == "6"
     assert "nobatch" not in page.locator("#card tbody th").all_text_contents()
     assert str(page.text_content("#card h2")).startswith("The latest requests: ")

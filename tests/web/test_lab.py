@@ -90,9 +90,8 @@ def tab(chromium: Any, host: Any) -> Iterator[Tab]:
 
 
 def opened(tab: Tab, path: str = "/") -> Tab:
-    tab.page.set_default_timeout(120_000)
     tab.open(path)
-    tab.until("EB.lab.engine.state === 'ready'", 120)
+    tab.until("EB.lab.engine.state === 'ready'")
     return tab
 
 
@@ -104,7 +103,7 @@ def run(tab: Tab, text: str = OWN) -> str:
     """Race with this text in the editor; return the problem that is shown."""
     tab.page.fill("#text", text)
     tab.page.click("#run")
-    tab.until("EB.lab.engine.state === 'ready'", 120)
+    tab.until("EB.lab.engine.state === 'ready'")
     return str(tab.page.text_content("#problem"))
 
 
@@ -156,7 +155,7 @@ def test_what_is_wrong_is_shown_at_its_line_and_the_page_stays_alive(tab: Tab) -
     assert "MemoryError" in run(tab, "x = [0] * 10**9\n")
     assert run(tab) == ""
     tab.page.click("#laws")
-    tab.until("EB.lab.engine.state === 'busy'", 60)
+    tab.until("EB.lab.engine.state === 'busy'")
     tab.until("EB.lab.engine.state === 'ready'", 240)
     assert "keeps every law" in str(tab.page.text_content("#verdict"))
     tab.page.select_option("#lesson", "sjf")
@@ -174,8 +173,8 @@ def stops(tab: Tab, text: str) -> tuple[str, int]:
     tab.until("EB.lab.engine.state === 'busy'")
     tab.page.wait_for_timeout(300)
     tab.page.click("#stop")
-    tab.until("document.querySelector('#problem').textContent", 60)
-    tab.until("EB.lab.engine.state === 'ready'", 120)
+    tab.until("document.querySelector('#problem').textContent")
+    tab.until("EB.lab.engine.state === 'ready'")
     return str(tab.page.text_content("#problem")), tab.page.evaluate("EB.lab.engine.restarts") - before
 
 
@@ -218,7 +217,7 @@ def test_a_link_carries_policy_and_race_and_runs_nothing_by_itself(tab: Tab, chr
     assert other.page.evaluate("EB.lab.engine.asked") == 0
     assert other.complaints == []
     other.page.click("#run")
-    other.until("document.querySelector('#problem').textContent", 60)
+    other.until("document.querySelector('#problem').textContent")
     assert "found []" in str(other.page.text_content("#problem"))
     other.close()
     page.fill("#text", OWN)
@@ -269,7 +268,7 @@ def test_a_policy_is_kept_downloaded_and_copied_from_those_that_are_shipped(tab:
     download.value.save_as(tmp_path / "my_policy.py")
     assert (tmp_path / "my_policy.py").read_text("utf-8") == (ROOT / "policies" / "static.py").read_text("utf-8")
     page.reload()
-    tab.until("EB.lab.engine.state === 'ready'", 120)
+    tab.until("EB.lab.engine.state === 'ready'")
     assert page.input_value("#text") == (ROOT / "policies" / "static.py").read_text("utf-8")
     page.fill("#text", "def f():")
     page.press("#text", "End")

@@ -41,7 +41,7 @@ def test_it_is_live_and_shows_what_runs(tab: Tab) -> None:
     tab.until("EB.page.live.columns.length > 10")
     tab.until("document.querySelectorAll('#rows tr').length > 20")
     assert page.text_content("#policy") == "static"
-    tab.until("document.querySelector('#load-state').textContent === '30 of 30 answered'", 30)
+    tab.until("document.querySelector('#load-state').textContent === '30 of 30 answered'")
     shares = page.locator("#waste-legend b").all_text_contents()
     assert sum(int(share.split()[0]) for share in shares) == 100
     assert tab.complaints == []

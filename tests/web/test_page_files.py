@@ -15,7 +15,7 @@ from api.schemas.demo import LoadRequest
 from app import create_app
 from client.report import race
 from config import Config
-from tests.support import ROOT, wait_until
+from tests.support import ROOT, SOON, wait_until
 from tests.support.fakes import FakeModel, fake_engine, places_taken
 from tests.support.servers import Server
 
@@ -111,7 +111,7 @@ def test_a_load_that_is_stopped_sends_no_more_and_lets_another_start(rate: float
 
 def test_the_requests_of_a_load_are_found_and_cancelled_like_any_other() -> None:
     model, go = FakeModel(), threading.Event()
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    model.before = lambda plan: go.wait(SOON) and None  # type: ignore[func-returns-value]
     engine = fake_engine(model, max_batch_size=2)
     app = create_app(Config(), engine)
     client, arrived = app.test_client(), []
@@ -142,7 +142,7 @@ def test_the_load_of_the_button_fills_a_batch(server: Server) -> None:
     body = json.dumps({"count": 24, "min_tokens": 5, "max_tokens": 20}).encode()
     reply = server.send("POST", "/load", body, **{"Content-Type": "application/json"})
     assert reply.json["total"] == 24
-    wait_until(lambda: not server.send("GET", "/load").json["active"], 60)
+    wait_until(lambda: not server.send("GET", "/load").json["active"])
     assert server.send("GET", "/load").json["done"] == 24
     sizes = {row["batch_size"] for row in server.get("/stats").json["engine"]["batch_stats"]}
     assert 8 in sizes

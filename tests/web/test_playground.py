@@ -119,7 +119,7 @@ def test_a_blank_prompt_and_a_load_that_makes_no_sense_are_refused_beside_the_fi
 def test_what_is_typed_while_an_answer_streams_is_kept_and_enter_sends(tab: Tab) -> None:
     page = opened(tab)
     page.evaluate("EB.page.playground.fit({ chats: true })")
-    page.fill("#tokens", "200")
+    page.fill("#tokens", "900")  # more than are written before all below has been done
     page.fill("#prompt", "the first")
     page.press("#prompt", "Enter")
     tab.until("document.querySelector('#send').disabled")

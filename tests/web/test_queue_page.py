@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from browser import SMALL, Tab, in_a_browser
 
-from fleet.options import bind
 from tests.support import ROOT, wait_until
+from tests.support.servers import free_port
 
 pytestmark = in_a_browser
 
@@ -20,8 +20,7 @@ pytestmark = in_a_browser
 @pytest.fixture(scope="module")
 def page(chromium: Any) -> Iterator[Any]:
     """Yield the page of a queue whose upstream cannot be reached."""
-    with bind("127.0.0.1", 0) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "front", "dynamic+vtc", "--upstream", "http://127.0.0.1:9", "--slots", "2"]
     with subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -109,7 +109,7 @@ def framed(page: Any, lanes: int) -> Any:
     """Return the frame of a report with its race, once all lanes are there."""
     wait_until(lambda: len(page.frames) == 2)
     frame = page.frames[1]
-    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == lanes, 15)
+    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == lanes)
     return frame
 
 
