@@ -57,7 +57,7 @@ class Trace:
         return self._loop(result) if self.closed and any(seen.after for seen in self.seen) else result
 
     def _loop(self, sequences: list[Sequence]) -> list[Sequence]:
-        from client.workloads.programs import Call  # which a run in a browser does not need
+        from client.data import Call  # which a run in a browser does not need
         from simulate.closed_loop import ClosedLoop
 
         ends = [seen.at + (seen.latency or 0.0) for seen in self.seen]

@@ -8,7 +8,7 @@ import pytest
 
 import policies
 from batching import Inference
-from client.workloads.programs import Call
+from client.data import Call
 from costs.published import Constant
 from observe.replay.question import Server
 from observe.replay.recording import Recording
