@@ -53,6 +53,7 @@ def connect(service: Service, engine: Engine) -> None:
     manager.deadlines.request_timeout = service.config.request_timeout
     manager.listeners += [service.registry.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
     manager.observers += [
+        service.programs.observe,  # before those that ask it
         service.registry.observe,
         service.meters.observe,
         service.feed.observe,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flask import Response, g
+from flask import request as http_request
 
 from api.answer_parts import AnswerParts
 from api.http import errors
@@ -24,7 +25,7 @@ from api.http.registry import RequestContext
 from api.prompts import Prompt, resolve_max_tokens
 from api.schemas import body
 from api.schemas.forms import Form
-from api.schemas.scheduling_hints import HINTS, SchedulingHints
+from api.schemas.scheduling_hints import HINTS, SchedulingHints, names_in
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 from serving.adapters import AdapterError, Loaded
@@ -219,11 +220,13 @@ def start_generation(
     service: Service, engine: Engine, request: GenerationRequest, *, streams: bool = False
 ) -> Generation:
     """Put a request's inferences into the queue, all or none: half of an answer would be worth nothing."""
-    names = request.limit_name, request.prompt_name
-    lengths = [resolve_max_tokens(engine, prompt, request.max_tokens, *names) for prompt in request.prompts]
+    named = request.limit_name, request.prompt_name
+    lengths = [resolve_max_tokens(engine, prompt, request.max_tokens, *named) for prompt in request.prompts]
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
     options = {**request.options, "wakeup": wakeup, "on_end": ticket and ticket.notify}
+    names = names_in(http_request.headers.get, options.pop("program", ""), options.get("session", ""))
+    options |= {"session": names["session"], "call": service.programs.begin(**names)}
     if service.config.dedup == "per-key":
         options["owner"] = current_owner()
     temperature = options.get("temperature", 1.0)

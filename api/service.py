@@ -21,6 +21,7 @@ from observe.feed import Feed
 from observe.meters import Meters
 from observe.queued_log import QueuedLog
 from serving.adapters import AdapterStore, Weights
+from serving.programs import Programs
 from serving.text_watch import TextWatch
 from stats import ServerStats
 
@@ -147,7 +148,8 @@ class Service:
         self.access_log = QueuedLog(sys.stdout)
         self.operations: list[Operation] = []
         self.watcher = Watcher()
-        self.registry = RequestRegistry(self.watcher)
+        self.programs = Programs()
+        self.registry = RequestRegistry(self.watcher, self.programs)
         self.meters = Meters()
         self.stats = ServerStats(self.meters)
         self.completer = Completer()

@@ -13,13 +13,15 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from api.schemas.scheduling_hints import names_in
+
 # About one match per token of English text with a vocabulary of 32,000 to 150,000 tokens.
 PIECE = re.compile(r"[^\W\d_]{1,7}|\d{1,3}|[^\w\s]|_|\n+")
 SHOWN = 200_000  # characters that are cut into pieces; what follows counts by length alone
 PROMPTS = ("system", "instructions", "prompt", "input", "inputs", "messages", "tools")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "max_new_tokens", "num_predict",
           "num_tokens")  # fmt: skip
-CLIENT, PRIORITY, SLO, SESSION = "X-Queue-Client", "X-Queue-Priority", "X-Queue-Slo", "X-Session-Id"
+CLIENT, PRIORITY, SLO = "X-Queue-Client", "X-Queue-Priority", "X-Queue-Slo"
 HINTS = frozenset(name.lower() for name in (CLIENT, PRIORITY, SLO))  # headers that end here
 KEYS = ("Authorization", "X-Api-Key", "Api-Key")
 CLIENT_BY = ("header", "key", "address")
@@ -38,6 +40,8 @@ class Asked(NamedTuple):
     slo_s: float | None
     session: str
     model: str
+    program: str = ""
+    parent: str = ""  # the session that started this one
 
 
 def asked(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, client_by: str = "header") -> Asked:
@@ -45,7 +49,6 @@ def asked(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, clie
 
     A client is its header, else `user`, else its key, else its address; with `client_by` only its key, or only its address.
     """
-    model = fields.get("model")
     return Asked(
         prompt=pieces("\n".join(text for name in PROMPTS for text in _texts(fields.get(name), 0))) or [0],
         limit=_limit(fields),
@@ -54,8 +57,8 @@ def asked(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, clie
         client=_client(fields, headers, peer, client_by),
         priority=int(_number(headers.get(PRIORITY), fields.get("priority"), MOST_PRIORITY) or 0),
         slo_s=max(0.0, _number(headers.get(SLO), fields.get("slo_s"), 1e6) or 0.0) or None,
-        session=headers.get(SESSION, "")[:LONGEST_NAME],
-        model=model[:LONGEST_NAME] if isinstance(model, str) else "",
+        model=_name(fields.get("model")),
+        **names_in(headers.get, _name(fields.get("program")), _name(fields.get("session") or fields.get("session_id"))),
     )
 
 
@@ -101,6 +104,10 @@ def _number(header: str | None, field: Any, most: float) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return max(-most, min(number, most)) if math.isfinite(number) else None
+
+
+def _name(value: Any) -> str:
+    return value[:LONGEST_NAME] if isinstance(value, str) else ""
 
 
 def _whole(value: Any) -> int | None:

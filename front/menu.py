@@ -31,6 +31,7 @@ ORDERS = {
     "edf": "the nearest deadline first, by X-Queue-Slo",
     "vtc": "clients get equal numbers of tokens",
     "vtc-pred": "as vtc, but expects each answer's length: better where answers come in one piece",
+    "vtc-plas": "as vtc, and of each client the program that has received the least service",
     "drr": "clients take turns, each for a quantum of tokens",
     "rpm": "each client may send so many requests per minute",
     "admission-control": "refuses what would miss its deadline",

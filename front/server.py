@@ -288,7 +288,7 @@ class Queue(Door):
         inference = Inference(
             "", limit * asked.choices, prompt, id=name if is_free else uuid.uuid4().hex, client=asked.client,
             priority=asked.priority, session=asked.session, open_ended=asked.limit is None, deadline=asked.slo_s,
-            on_end=relay.on_end,
+            call=self.service.programs.begin(asked.program, asked.session, asked.parent), on_end=relay.on_end,
         )  # fmt: skip
         inference.sequence.slots = asked.choices
         # For `adapter-affinity`: an upstream that swaps models serves the same one in a row.

@@ -17,7 +17,7 @@ def answer_key(inference: Any) -> Hashable:
 
     Without randomness (temperature 0) the seed does not count. Owner, client, priority and the seconds in which the
     answer is wanted do, and whether it is background work: a copy must not wait behind a request that a policy serves
-    later than it would serve the copy. So do the fields that an eviction keeps its pages by.
+    later than it would serve the copy. So do its program, and the fields that an eviction keeps its pages by.
     """
     seq, text, sampling = inference.sequence, inference.text, inference.sequence.sampling
     if sampling.temperature == 0 and sampling.seed:
@@ -26,5 +26,5 @@ def answer_key(inference: Any) -> Hashable:
         hashlib.sha256(array("q", seq.prompt_ids).tobytes()).digest(),
         inference.num_tokens, inference.scores_prompt, seq.open_ended, seq.cache_salt, sampling, text.rules,
         inference.is_background, inference.owner, seq.client, seq.priority, inference.deadline,
-        seq.session, seq.keep_s,
+        seq.session, seq.program, seq.keep_s,
     )  # fmt: skip

@@ -140,6 +140,8 @@ class Feed:
             "id": inference.id, "number": number, "t": seq.arrived_at, "prompt_tokens": len(seq.prompt_ids),
             "max_tokens": seq.max_tokens,
         }  # fmt: skip
+        if inference.call is not None:
+            arrival |= {"program": inference.call.program, "after": inference.call.after}
         if self.show_text:
             arrival["prompt"] = inference.prompt[:SHOWN_CHARACTERS]
         self.waiting[inference.id] = arrival

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from scheduling.sequence import Sequence
 from serving.adapters import Loaded
+from serving.call import Call
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Inference:
     * `open_ended`: the client named no length, so `num_tokens` is the rest of the context.
     * `deadline`, `queue_timeout`, `request_timeout`: seconds from its arrival in which the answer is wanted, after which it
       times out in the queue, and after which it times out as a whole. The server's limits apply if they are shorter.
+    * `call`: the request as part of a program.
     * `owner`: whose request it is. Owners may be kept from sharing answers.
     * `is_background`: it is computed while the server has nothing else to do, takes no place, and has no deadline.
     * `has_place`: its HTTP request holds a place for it.
@@ -122,6 +124,7 @@ class Inference:
         priority: int = 0,
         session: str = "",
         keep_s: float = 0.0,
+        call: Call | None = None,
         open_ended: bool = False,
         deadline: float | None = None,
         queue_timeout: float = math.inf,
@@ -146,6 +149,7 @@ class Inference:
         self.deadline = deadline
         self.scores_prompt = scores_prompt
         self.fewest_tokens = 0 if scores_prompt or embeds else 1
+        self.call = call
         self.owner = owner
         self.is_background = is_background
         self.has_place = has_place
@@ -156,7 +160,7 @@ class Inference:
         self.event_obj = threading.Event()
         self.sequence = Sequence(
             prompt_ids, num_tokens, id=self.id, sampling=sampling, client=client, priority=priority,
-            session=session, keep_s=keep_s, open_ended=open_ended,
+            session=session, program=call.program if call else "", keep_s=keep_s, open_ended=open_ended,
             constrained=getattr(sampling, "grammar", None) is not None,
             stop=text.feed if text is not None and text.watches else None,
         )  # fmt: skip

@@ -14,7 +14,8 @@ class Seen(NamedTuple):
 
     `pages` names its full pages, of prompt and answer, by numbers, equal where their tokens and all before them are.
     `drafts`: of each step with drafts, the place in the answer, their number, and how many were accepted. `waited`: seconds
-    until it joined the batch. `constrained`: its answer followed a grammar.
+    until it joined the batch. `constrained`: its answer followed a grammar. `after`: the places of its parents in the trace,
+    which were answered before it came.
     """
 
     at: float
@@ -30,13 +31,16 @@ class Seen(NamedTuple):
     drafts: Many[Many[int]] = ()
     waited: float = 0.0
     constrained: bool = False
+    program: str = ""
+    after: Many[int] = ()
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Finished requests, in order of arrival."""
+    """Finished requests, in order of arrival. If `closed`, those of a program come as long after their parents as they did."""
 
     seen: Many[Seen]
+    closed: bool = False
 
     def sequences(self) -> list[Sequence]:
         """Return fresh sequences, whose answers end after as many tokens as on the server."""
@@ -44,10 +48,22 @@ class Trace:
             Sequence(
                 [0] * seen.prompt, max(seen.tokens, seen.limit), id=str(i), arrived_at=seen.at, client=seen.client,
                 priority=seen.priority, deadline=seen.deadline, open_ended=seen.open_ended,
-                hashes=[page.to_bytes(8, "big") for page in seen.pages], constrained=seen.constrained,
+                hashes=[page.to_bytes(8, "big") for page in seen.pages], constrained=seen.constrained, program=seen.program,
             )
             for i, seen in enumerate(self.seen)
         ]  # fmt: skip
         for seq, seen in zip(result, self.seen):
             seq.end_after(seen.tokens)
-        return result
+        return self._loop(result) if self.closed and any(seen.after for seen in self.seen) else result
+
+    def _loop(self, sequences: list[Sequence]) -> list[Sequence]:
+        from client.data import Call  # which a run in a browser does not need
+        from simulate.closed_loop import ClosedLoop
+
+        ends = [seen.at + (seen.latency or 0.0) for seen in self.seen]
+        pauses = [max(0.0, s.at - max((ends[place] for place in s.after), default=s.at)) for s in self.seen]
+        calls = [
+            Call(tuple(s.after), pause, None, s.prompt, s.tokens, program=s.program)
+            for s, pause in zip(self.seen, pauses)
+        ]
+        return ClosedLoop(sequences, calls)

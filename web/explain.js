@@ -235,6 +235,11 @@
     if (record) {
       words.push(`${counted(record.prompt_tokens, "prompt token")}, ${counted(record.output_tokens, "output token")}`);
       if (record.cached_tokens) words.push(`${counted(record.cached_tokens, "prompt token")} from the prefix cache`);
+      if (record.program) {
+        const { name, depth, calls, prompt_tokens, output_tokens } = record.program;
+        const tokens = counted(prompt_tokens + output_tokens, "token");
+        words.push(`call ${count(depth)} in a row of program ${name}, whose ${counted(calls, "ended call")} received ${tokens}`);
+      }
       if (record.iterations) words.push(`batch size ${record.batch.mean.toFixed(1)} on average, ${count(record.batch.max)} at most`);
     }
     if (own) {

@@ -39,11 +39,12 @@
 
   // The runs of an answer, as a file of recorded runs has them.
   function runsOf(answer) {
-    const arrivals = answer.requests.map((request) => ({
-      id: request.id, t: request.t, prompt_tokens: request.prompt_tokens, max_tokens: request.output_tokens,
+    // Calls of programs come when their parents were answered, which differs by lane.
+    const arrivals = (lane) => answer.requests.map((request, k) => ({
+      id: request.id, t: lane.arrived?.[k] ?? request.t, prompt_tokens: request.prompt_tokens, max_tokens: request.output_tokens,
     }));
     return answer.lanes.map((lane) => ({
-      policy: lane.policy, name: `${lane.policy}, ${nameOf(lane, answer)}`, arrivals, departures: [],
+      policy: lane.policy, name: `${lane.policy}, ${nameOf(lane, answer)}`, arrivals: arrivals(lane), departures: [],
       records: steps(lane.records, answer.requests), cut: answer.cut_s,
     }));
   }

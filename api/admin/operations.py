@@ -32,7 +32,7 @@ TIMELINE = {
         "state": {"enum": ["waiting", "running", "held", "finished"]},
         "finish_reason": {"type": ["string", "null"]},
         "prompt_tokens": {"type": "integer"}, "output_tokens": {"type": "integer"},
-        "cached_tokens": {"type": "integer"}, "computed_as": {"type": ["string", "null"]},
+        "cached_tokens": {"type": "integer"}, "computed_as": {"type": ["string", "null"]}, "program": {"type": ["object", "null"]},
         "arrived_at": NUMBER, "scheduled_at": NUMBER,
         "first_token_at": NUMBER, "finished_at": NUMBER, "iterations": {"type": ["array", "null"]},
         "batch": {"type": "object"}, "waited": {"type": "array"}, "blame": {"type": ["string", "null"]}, "choices": {"type": "array"},

@@ -19,6 +19,7 @@ from api.http.watcher import Watcher
 from batching import Inference, InferenceError, outcome
 from serving.inference import cancel_all
 from serving.places import Place
+from serving.programs import Programs
 
 Waited = Callable[[Inference], Mapping[str, tuple[int, float]]]
 KEPT = 1000  # finished requests that can still be looked up
@@ -68,8 +69,11 @@ class RequestContext:
 class RequestRegistry:
     """The open requests, and the last finished ones."""
 
-    def __init__(self, watcher: Watcher, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, watcher: Watcher, programs: Programs | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._watcher = watcher
+        self._programs = programs or Programs()
         self._lock = threading.Lock()
         self._open: dict[str, RequestContext] = {}
         self._of: dict[str, RequestContext] = {}  # by the id of an inference that the loop has
@@ -236,6 +240,7 @@ class RequestRegistry:
             "cached_tokens": seq.cached,
             "drafted_tokens": seq.drafted,
             "accepted_tokens": seq.accepted,
+            "program": self._programs.describe(inference.call),
             "computed_as": None if inference.first is None else inference.first.id,
             "arrived_at": wall(seq.arrived_at),
             "scheduled_at": wall(seq.scheduled_at),

@@ -37,11 +37,14 @@ class Server:
 
     def question(self, requests: Iterable[Served], more: Iterable[str] = (), **ask: Any) -> Iterator[str]:
         """Yield the lines of a question: the requests and measured steps, then `more`, then the question itself."""
+        requests = list(requests)
         numbers: dict[bytes, int] = {}  # in place of long hashes
+        places = {r.id: place for place, r in enumerate(requests) if r.latency is not None}
         rows = (
-            (*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts, r.waited, r.constrained)
+            (*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts, r.waited, r.constrained,
+             r.program, [places[id] for id in r.after if id in places])
             for r in requests
-        )
+        )  # fmt: skip
         yield from in_pieces("requests", rows, ROWS_PER_LINE)
         steps = ((*step, seconds) for step, seconds in self.recording.steps())
         yield from in_pieces("steps", steps, ROWS_PER_LINE)

@@ -33,7 +33,8 @@ class Served(NamedTuple):
     """A request that has left; `latency` is None unless its answer is complete. `alone`: it found the server idle.
 
     `drafts`: of each step in which it had some, the place in its answer, how many they were, and how many were accepted.
-    `waited`: seconds until it joined the batch. `constrained`: its answer followed a grammar.
+    `waited`: seconds until it joined the batch. `constrained`: its answer followed a grammar. `after`: the ids of its parents
+    in its program.
     """
 
     id: str
@@ -51,6 +52,8 @@ class Served(NamedTuple):
     drafts: Many[tuple[int, int, int]] = ()
     waited: float = 0.0
     constrained: bool = False
+    program: str = ""
+    after: tuple[str, ...] = ()
 
 
 class Window(NamedTuple):
@@ -159,7 +162,8 @@ class Recording:
                 inference.id, arrived, len(seq.prompt_ids), tokens, latency, seq.client, seq.priority,
                 seq.deadline, seq.open_ended, seq.max_tokens, alone, seq.hashes,
                 [(at - len(seq.prompt_ids), drafted, accepted) for at, drafted, accepted in drafts],
-                (seq.scheduled_at or arrived) - arrived, seq.constrained,
+                (seq.scheduled_at or arrived) - arrived, seq.constrained, seq.program,
+                inference.call.after if inference.call is not None else (),
             )
         )  # fmt: skip
         self.departures += 1

@@ -45,6 +45,10 @@ class Fair(policy.Policy):
     def _queue_of(self, client: str) -> Collection[Sequence]:
         return self._queues.get(client, ())
 
+    def in_turn(self, client: str, now: float) -> Iterable[Sequence]:
+        """Return the waiting requests of a client, the first to join first."""
+        return self._queue_of(client)
+
     def _leave(self, seq: Sequence) -> None:
         """Remove a request from its client's queue, and the queue when it is empty."""
         queue = self._queues.get(seq.client)
@@ -64,7 +68,7 @@ class Fair(policy.Policy):
         """Yield the heads of the queues; a request that does not join is passed over as if it had been charged."""
         places: dict[str, Iterator[Sequence]] = {}
         passed: dict[str, float] = {}
-        heads = {client: next(iter(self._queues[client])) for client in self.backlogged()}
+        heads = {client: next(iter(self.in_turn(client, now))) for client in self.backlogged()}
         while heads:
             client = min(heads, key=lambda c: self.counters[c] + passed.get(c, 0.0))
             seq = heads[client]
@@ -72,11 +76,11 @@ class Fair(policy.Policy):
             if seq.state == "waiting":
                 price = self.price_of_joining(seq) / self.weight(client)
                 passed[client] = passed.get(client, 0.0) + price
-                places.setdefault(client, iter(list(self._queue_of(client))[1:]))
+                places.setdefault(client, iter(list(self.in_turn(client, now))[1:]))
             if client in places:
                 following = next(places[client], None)
             else:
-                following = next(iter(self._queue_of(client)), None)
+                following = next(iter(self.in_turn(client, now)), None)
             if following is None:
                 del heads[client]
             else:

@@ -6,6 +6,7 @@ A request without a program counts under its session; without either, it counts 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import replace
 
 from policies.orders._sorted import Sorted
@@ -26,9 +27,13 @@ class Programs(Sorted):
         super().__init__(max_batch_size, **options)
         self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0, uses=("program", "session"))
         # By program, what it has received, and when a call last came or left; the least recently used first.
-        self.accounts: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.accounts: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
         # Of a request inside: both when it arrived, its own too, since one that was suspended must not be charged twice.
         self._before: dict[Sequence, tuple[float, float]] = {}
+
+    def holder(self, seq: Sequence) -> Hashable:
+        """Return what the account of a request is found by; false for one that counts alone."""
+        return seq.program or seq.session
 
     def opening(self, seq: Sequence) -> float:
         """Return the account of a program when its first call arrives."""
@@ -44,7 +49,7 @@ class Programs(Sorted):
         return self.w_p * max(0, prompt) + self.w_q * len(seq.output_ids)
 
     def account(self, seq: Sequence) -> float:
-        return self.accounts.get(seq.program or seq.session, (self.opening(seq), 0.0))[0]
+        return self.accounts.get(self.holder(seq), (self.opening(seq), 0.0))[0]
 
     def key(self, seq: Sequence, now: float) -> float:
         """Return what the program had received when the request arrived, and the request since then."""
@@ -65,7 +70,7 @@ class Programs(Sorted):
         self._keep(seq, self.credit(self.account(seq), before, self.service(seq) - own), now)
 
     def _keep(self, seq: Sequence, account: float, now: float) -> None:
-        if name := seq.program or seq.session:
+        if name := self.holder(seq):
             self.accounts[name] = account, now
             self.accounts.move_to_end(name)
             if len(self.accounts) > KEPT:

@@ -33,18 +33,24 @@ class Sorted(policy.Policy):
         return False
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
+        return self._ordered(waiting, self._sorted, now)
+
+    def _ordered(self, waiting: Collection[Sequence], entries: list[Entry], now: float) -> Iterator[Sequence]:
         overdue: dict[Sequence, None] = {}
         for seq in _by_arrival(waiting):
             if not self.is_overdue(seq, now):
                 break
             overdue[seq] = None
             yield seq
-        for seq in self._by_key():
+        for seq in self._by_key(entries):
             if seq not in overdue:
                 yield seq
 
-    def _by_key(self) -> Iterator[Sequence]:
-        entries = self._sorted
+    def _list_of(self, seq: Sequence) -> list[Entry]:
+        """Return the list in which a sequence waits."""
+        return self._sorted
+
+    def _by_key(self, entries: list[Entry]) -> Iterator[Sequence]:
         passed = 0  # entries at the end that were yielded and did not join
         while passed < len(entries):
             entry = entries[-1 - passed]
@@ -55,7 +61,7 @@ class Sorted(policy.Policy):
     def _outranked(self, running: list[Sequence], key: Callable[[Sequence], float]) -> list[Sequence]:
         """Return the requests that are preempted for the first in order, each for one with a lower key, the highest first."""
         out = []
-        for seq, better in zip(sorted(running, key=key, reverse=True), self._by_key()):
+        for seq, better in zip(sorted(running, key=key, reverse=True), self._by_key(self._sorted)):
             if key(better) >= key(seq):
                 break
             out.append(seq)
@@ -79,12 +85,13 @@ class Sorted(policy.Policy):
 
     def _put(self, seq: Sequence, now: float) -> None:
         entry = self._entries[seq] = (-self.key(seq, now), -next(self._numbers), seq)
-        insort(self._sorted, entry)
+        insort(self._list_of(seq), entry)
 
     def _drop(self, seq: Sequence) -> None:
         entry = self._entries.pop(seq, None)
         if entry is not None:
-            del self._sorted[bisect_left(self._sorted, entry)]
+            entries = self._list_of(seq)
+            del entries[bisect_left(entries, entry)]
 
 
 def _by_arrival(waiting: Collection[Sequence]) -> Iterator[Sequence]:

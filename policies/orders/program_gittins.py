@@ -7,6 +7,7 @@ are long, this is like `plas`. Until `least` programs have ended, calls are serv
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Hashable
 
 from policies.orders._programs import Programs
 from scheduling.options import option
@@ -35,7 +36,13 @@ class Order(Programs):
         return best
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
+        running: set[Hashable] = set()
         while self.accounts and now - next(iter(self.accounts.values()))[1] > self.idle:
-            self._samples.append(self.accounts.popitem(last=False)[1][0])
-            self._totals = sorted(self._samples)
+            name, (received, _) = self.accounts.popitem(last=False)
+            running = running or set(map(self.holder, self._before))
+            if name in running:  # a call of it is open: look again after a while
+                self.accounts[name] = received, now
+            else:
+                self._samples.append(received)
+                self._totals = sorted(self._samples)
         super().on_arrival(seq, now)

@@ -20,7 +20,7 @@ def of(again: Callable[[], tuple[Scheduler, Any]], cost: Cost, host: Host, asked
     """Return the seconds by which each other program delayed the named one, or the slowest one, largest first.
 
     `again` makes a fresh scheduler and the closed loop. `by` also names the call that the other delayed most, by its number.
-    ValueError if the program has not all its answers.
+    ValueError if the program has not all its answers, also when it is alone. Others without which it has not are left out.
     """
 
     def serve(keep: Callable[[str], bool]) -> tuple[ClosedLoop, dict[str, float]]:
@@ -33,7 +33,8 @@ def of(again: Callable[[], tuple[Scheduler, Any]], cost: Cost, host: Host, asked
 
     everyone, times = serve(lambda name: True)
     asked = asked or max(times, key=times.__getitem__, default="")
-    if asked not in times:
+    alone = serve(asked.__eq__)[1].get(asked) if asked in times else None
+    if alone is None:
         raise ValueError(f"program {asked!r} has no blame, since not all its calls have an answer. Choose another one")
     begin = everyone.began
     beside = {
@@ -42,13 +43,16 @@ def of(again: Callable[[], tuple[Scheduler, Any]], cost: Cost, host: Host, asked
     }
     others = sorted((name for name in beside if beside[name] > 0 and name != asked), key=lambda name: -beside[name])
     by: list[dict[str, Any]] = []
+    left_out = len(others[MOST_OTHERS:])
     for other in others[:MOST_OTHERS]:
         without, less = serve(other.__ne__)
+        if asked not in less:  # calls at other times may be refused
+            left_out += 1
+            continue
         delays = [mine - shorter for mine, shorter in zip(calls(everyone), calls(without))]
         worst = max(range(len(delays)), key=delays.__getitem__)
         by.append({"program": other, "s": times[asked] - less[asked], "call": worst, "call_s": delays[worst]})
     by.sort(key=lambda row: -row["s"])
-    alone, left_out = serve(asked.__eq__)[1][asked], len(others[MOST_OTHERS:])
     residual = times[asked] - alone - sum(row["s"] for row in by)
     return {
         "program": asked,

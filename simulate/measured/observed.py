@@ -49,7 +49,7 @@ class Observed:
     @classmethod
     def of(cls, rows: dict[str, list[Any]], ask: dict[str, Any]) -> Observed:
         """Read what a server has sent (`observe/replay/question.py`)."""
-        trace = Trace([Seen(*row) for row in rows["requests"]])
+        trace = Trace([Seen(*row) for row in rows["requests"]], closed=not ask.get("engines"))
         timed = [(Step(*row[:-1]), row[-1]) for row in rows["steps"]]
         cost, host, basis = law(timed, ask["sigma"], ask["cost"])
         host = replace(host, late=ask.get("late", False))

@@ -85,7 +85,7 @@ class Lane:
 
 
 def as_it_was(server: Observed) -> Scenario[Trace]:
-    """Return the scenario in which the requests arrive when the loop saw them, and its steps take as long as they did.
+    """Return the scenario in which all requests arrive when the loop saw them, and its steps take as long as they did.
 
     The fit leaves out steps that took far longer than others, and a busy machine has many of them. What slowed this load would
     have slowed any policy. A burst would begin with a batch of one request if an idle loop did not take a moment to wake.
@@ -131,12 +131,17 @@ def measured(server: Observed) -> Lane:
 def simulated(server: Observed, scenario: Scenario[Trace], chosen: Chosen, trace: Trace) -> Lane:
     """Return the lane of a policy in a scenario in which the requests of `trace` arrive when the loop sees them.
 
+    Calls of programs come after their parents, as long as they did on the server.
+
     The figures are about the requests that the measured ones are about.
     """
-    run = scenario.serve(chosen, records=True)
+    rows = replace(scenario.rows, closed=trace.closed)
+    run = replace(scenario, rows=rows).serve(chosen, records=True)
     steps = stretches(run.iterations)
-    done = [(seq.finished_at or 0.0, trace.seen[int(seq.id)]) for seq in run.done]
-    latency = np.array([end - one.at for end, one in done if one.latency is not None])
+    late = [seen.at - one.at for seen, one in zip(rows.seen, trace.seen)]
+    came = {int(seq.id): seq.arrived_at - late[int(seq.id)] for seq in run.sequences}
+    done = [(int(seq.id), seq.finished_at or 0.0) for seq in run.done]
+    latency = np.array([end - came[i] for i, end in done if trace.seen[i].latency is not None])
     if not len(latency):
         raise ValueError(f"{run.policy} served none of the requests. Choose another policy")
     padded = chosen.policy(scenario.engine.slots).padded
@@ -144,6 +149,7 @@ def simulated(server: Observed, scenario: Scenario[Trace], chosen: Chosen, trace
         "policy": run.policy, "measured": False, "whole": len(run.done) == len(trace.seen),
         **times_of(latency, int(run.tokens.sum()), run.ended - trace.seen[0].at), **shares_of(steps),
         "extrapolates": not server.cost and extrapolates(steps, padded, (step for step, _ in server.timed)),
+        "arrived": [round(came.get(i, one.at) - trace.seen[0].at, 6) for i, one in enumerate(trace.seen)] if run.loop else None,
     }  # fmt: skip
     return Lane(figures, steps)
 

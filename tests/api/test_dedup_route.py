@@ -88,6 +88,7 @@ def test_an_equal_input_is_embedded_once(start: Start) -> None:
         ({"temperature": 1, "seed": 5}, {"seed": 6}),
         ({}, {"priority": -1}),
         ({}, {"user": "someone"}),
+        ({}, {"program": "another"}),
     ],
     ids=str,
 )

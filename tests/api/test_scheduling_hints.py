@@ -96,3 +96,9 @@ def test_a_client_with_few_requests_need_not_wait_for_one_with_many(serve: Calla
 @pytest.mark.parametrize("serve", ["sjf"], indirect=True)
 def test_the_shortest_is_served_first(serve: Callable[..., str], path: str) -> None:
     assert serve(path, (30, {}), (3, {}), (10, {})) == "bca"
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("serve", ["program-fcfs"], indirect=True)
+def test_the_program_that_began_first_is_served_first(serve: Callable[..., str], path: str) -> None:
+    assert serve(path, (2, {"program": "p"}), (2, {}), (2, {"session": "p"})) == "acb"

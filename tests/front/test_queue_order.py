@@ -66,6 +66,25 @@ def test_two_clients_get_equal_numbers_of_tokens_under_vtc_alone(policy: str, le
     before(test, policy, slots=4, step=0.003)
 
 
+def test_the_program_that_began_first_goes_first() -> None:
+    async def test(front: Front) -> None:
+        first = await front.occupied(1)
+        names: list[Any] = [
+            {"program": "p"},
+            {"headers": {"X-Session-Id": "s"}},
+            {"headers": {"X-Parent-Session-Id": "p"}},
+        ]
+        asked = []
+        for tag, name in enumerate(names):
+            asked.append(asyncio.create_task(front.ask(tag=tag, max_tokens=2, **name)))
+            await front.until(lambda: front.queue.manager.waiting == len(asked))
+        front.go()
+        await asyncio.gather(*first, *asked)
+        assert front.upstream.tags == ["first", "0", "2", "1"]
+
+    before(test, "dynamic+program-fcfs")
+
+
 def test_an_upstream_that_swaps_models_swaps_them_seldom() -> None:
     async def test(front: Front) -> None:
         asks = [{"model": ["llama", "qwen", "gemma"][i % 3], "tag": f"{i % 3}{i}", "max_tokens": 3} for i in range(18)]

@@ -49,6 +49,15 @@ def test_hints_of_the_wrong_type_count_as_absent() -> None:
     assert (found.priority, found.slo_s) == (-1000, None)
 
 
+def test_a_program_and_its_sessions_are_named_by_the_body_else_by_headers() -> None:
+    headers = {"X-Session-Id": "s", "X-Parent-Session-Id": "up", "X-Program-Id": "p"}
+    found = asked({}, headers, "")
+    assert (found.program, found.session, found.parent) == ("p", "s", "up")
+    named = asked({"program": "mine", "session_id": "own"}, headers, "")
+    assert (named.program, named.session, named.parent) == ("mine", "own", "up")
+    assert asked({"program": 3, "session": ["x"]}, {}, "").program == ""
+
+
 def test_equal_texts_have_equal_stand_ins() -> None:
     assert pieces("hello world") == pieces("hello world") != pieces("hello there")
     assert len(pieces("\ud800 x" * 100_000)) > 100_000

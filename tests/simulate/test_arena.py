@@ -87,6 +87,7 @@ def test_every_loop_and_every_order_is_in_the_arena_once() -> None:
         "program-fcfs",
         "program-gittins",
         "program-srpt",
+        "vtc-plas",
     }  # its workloads have no programs
     assert len(names) == len(set(names)) == len(policies.names()) + len({*policies.order_names()} - left_out)
 

@@ -187,7 +187,7 @@ def test_the_laws_hold_with_other_options_in_large_cases_too(name: str, options:
 
 # Orders by length, deadline, priority or client pass a request as often as such requests arrive; these loops make groups.
 UNBOUNDED = {"bucket", "multibin", "static-exact"} | {
-    f"dynamic+{order}" for order in ("drr", "edf", "lcf", "mlfq", "priority", "srpt", "vtc", "vtc-pred")
+    f"dynamic+{order}" for order in ("drr", "edf", "lcf", "mlfq", "priority", "srpt", "vtc", "vtc-plas", "vtc-pred")
 }
 
 

@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 
 import policies
+from client.workloads.programs import joined
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from tests.simulate.test_programs import LATE, NEWCOMER, Program, call, chain, times
+from simulate import workloads
+from simulate.closed_loop import ClosedLoop
+from simulate.simulator import simulate
+from tests.simulate.test_programs import LATE, NEWCOMER, SECOND, Program, call, chain, times
 
 EXACT: dict[str, Any] = {"w_p": 0, "w_q": 1}
 LEVELS: dict[str, Any] = {**EXACT, "quantum": 0}
-ORDERS = ["plas", "atlas", "program-fcfs", "program-gittins", "program-srpt"]
+ORDERS = ["plas", "atlas", "program-fcfs", "program-gittins", "program-srpt", "vtc-plas"]
 
 
 def test_the_program_that_came_first_goes_first() -> None:
@@ -45,6 +49,7 @@ def test_clients_that_name_a_new_program_for_each_call_do_not_fill_the_memory(or
         scheduler.step(lambda plan: [7], lambda now=float(number) / 1000: now)  # type: ignore[misc]
     assert len(policy.accounts) == 4096
     assert not policy._before
+    assert not getattr(policy, "_lists", None)
 
 
 def test_a_call_that_is_suspended_and_comes_again_is_charged_once() -> None:
@@ -67,3 +72,41 @@ def test_gittins_serves_first_what_most_likely_ends_soon() -> None:
     assert policy.index(0.0) == pytest.approx(2 / 3)
     assert policy.index(1.0) == pytest.approx(1 / 9)
     assert policy.index(10.0) == 0
+
+
+def test_gittins_learns_nothing_from_a_program_while_a_call_of_it_waits() -> None:
+    policy: Any = policies.get_policy("dynamic+program-gittins", 1)
+    still, ended = Sequence([1], 5, program="open"), Sequence([1], 5, program="ended")
+    policy.on_arrival(still, 0.0)
+    policy.on_arrival(ended, 0.0)
+    policy.on_finish(ended, 1.0)
+    for now in (100.0, 200.0):
+        policy.on_arrival(Sequence([1], 5), now)
+        assert "open" in policy.accounts
+    assert list(policy._samples) == [0.0]
+    assert "ended" not in policy.accounts
+
+
+def renamer_share(policy: str) -> float:
+    """Return the share of tokens of a client that names a new program for each call; another has as many, as long chains."""
+    loop = workloads.of_calls(joined(chain(0.0, *[8] * 60) for _ in range(12)), instructions=0).sequences()
+    assert isinstance(loop, ClosedLoop)
+    for number, seq in enumerate(loop.sequences):
+        seq.client = "renames" if number // 60 % 2 else "honest"
+        seq.program = f"{number}" if seq.client == "renames" else seq.program
+    simulate(Scheduler(policies.get_policy(policy, 4)), loop, SECOND)
+    ends = {
+        client: [s.finished_at or 0.0 for s in loop.sequences if s.client == client] for client in ("honest", "renames")
+    }
+    until = min(map(max, ends.values()))  # both always have calls that wait
+    honest, renames = (sum(end <= until for end in some) for some in ends.values())
+    return renames / (honest + renames)
+
+
+def test_a_client_that_renames_each_call_gains_under_plas_and_nothing_where_clients_come_first() -> None:
+    assert renamer_share("dynamic+plas") > 0.7
+    assert renamer_share("dynamic+vtc-plas") == pytest.approx(0.5, abs=0.02)
+
+
+def test_of_one_client_the_program_that_has_received_least_goes_first() -> None:
+    assert times(NEWCOMER, "dynamic+vtc-plas", **LEVELS) == [6, 11, 2]

@@ -12,8 +12,10 @@ import policies
 from client.workloads.programs import KINDS, Call, draw, joined
 from costs.cost import Host
 from costs.published import Constant
+from policies import dynamic
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
 from simulate import workloads
 from simulate.best import program_blame, programs
 from simulate.rows import Rows
@@ -144,6 +146,24 @@ def test_blame_names_the_program_that_delayed_another_and_its_call() -> None:
     )
     assert (found["took_s"], found["alone_s"], found["residual_s"]) == (8, 6, 0)
     assert found["by"] == [{"program": "program-1", "s": 2, "call": 1, "call_s": 2}]
+
+
+class Turning(dynamic.Policy):
+    """Refuses the calls that follow when it has seen two programs."""
+
+    def __init__(self, max_batch_size: int) -> None:
+        super().__init__(max_batch_size)
+        self.seen: set[str] = set()
+
+    def refuse(self, seq: Sequence, now: float) -> bool:
+        self.seen.add(seq.program)
+        return now > 0 and len(self.seen) == 2
+
+
+def test_blame_leaves_out_the_others_without_which_a_program_fails() -> None:
+    rows = workloads.of_calls(joined([chain(0.0, 2, 2), chain(0.0, 2), chain(0.0, 2)]), instructions=0)
+    found = program_blame.of(lambda: (Scheduler(Turning(1)), rows.sequences()), SECOND, Host(), "program-0")
+    assert (found["by"], found["left_out"]) == ([], 2)
 
 
 def test_results_by_program_are_in_the_json_the_csv_and_the_report(

@@ -85,6 +85,19 @@ def test_the_detail_of_a_request_names_those_that_delayed_it(tab: Tab) -> None:
     assert tab.complaints == []
 
 
+@pytest.mark.full
+def test_the_detail_of_a_request_tells_its_program_and_what_that_has_received(tab: Tab) -> None:
+    page = send_load(tab, 4, least=2)
+    program = {"name": "<trip>", "depth": 2, "after": [], "calls": 3, "prompt_tokens": 30, "output_tokens": 10}
+    page.route("**/requests/*", lambda route: route.fulfill(json=route.fetch().json() | {"program": program}))
+    page.evaluate(
+        "EB.page.explain.choose(Math.min(...[...EB.page.model.requests.values()].map(({ number }) => number)))"
+    )
+    told = "call 2 in a row of program <trip>, whose 3 ended calls received 40 tokens"
+    tab.until(f"document.querySelector('#detail').textContent.includes('{told}')")
+    assert tab.complaints == []
+
+
 def blamed(wait: tuple[float, float], trusted: bool, ran: float = 100, **cost: float) -> dict[str, Any]:
     """Return an answer on a request that waited so many milliseconds, measured and simulated, and ran 100, as simulated."""
     none = {"alone": 0, "residual": 0, "residual_share": None}
