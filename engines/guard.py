@@ -6,25 +6,20 @@ This module must not know which engine it is.
 from __future__ import annotations
 
 import logging
-import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from traceback import walk_stack
-from types import FrameType
 
 from policies import get_policy
+from scheduling.hook_limit import HookLimit
 from scheduling.hooks import overrides
-from scheduling.located import described, locate, locate_error
+from scheduling.located import described, locate_error
 from scheduling.policy import Policy
 
 log = logging.getLogger("vllm.effective_batching")  # below the engine's own logger, which has a handler
 HOOK_SECONDS = 1.0  # that the hooks of a step may take
-
-
-class HookTimeout(Exception):
-    """The hooks of a step did not return in time."""
 
 
 def make_policy(name: str, slots: int, options: Mapping[str, object]) -> Policy:
@@ -41,24 +36,23 @@ class Guard:
 
     def __init__(self) -> None:
         self.faults: Counter[str] = Counter()
-        self._limits = threading.current_thread() is threading.main_thread()
-        if self._limits:
-            signal.signal(signal.SIGALRM, self._stop)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if locate(list(walk_stack(frame))) is not None:  # never in the engine's own code
-            raise HookTimeout(f"no answer within {HOOK_SECONDS:g} s. Look for a loop whose condition stays true")
+        is_main = threading.current_thread() is threading.main_thread()
+        self._limit = HookLimit(HOOK_SECONDS, time.monotonic) if is_main else None
+        self._is_limited = False
 
     @contextmanager
     def limited(self) -> Iterator[None]:
         """Stop hooks that take too long if the main thread calls them; other threads have no limit."""
-        if self._limits:
-            signal.setitimer(signal.ITIMER_REAL, HOOK_SECONDS, HOOK_SECONDS)
+        if self._limit is None or self._is_limited:  # what an inner call takes counts with the outer one
+            yield
+            return
+        self._is_limited = True
+        self._limit.start()
         try:
             yield
         finally:
-            if self._limits:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            self._limit.stop()
+            self._is_limited = False
 
     def name(self, error: BaseException, policy: Policy, then: str) -> None:
         """Write an error to the log, if it is the first of its hook."""
