@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engines.guard import make_policy
+from engines.failsafe import make_policy
 from policies import absolute, complete
 
 TESTED = "0.32."

@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from scheduling.lasting import LastingCall
 
@@ -35,15 +34,14 @@ class HookLimit:
         self._look_every = min(LOOK_EVERY, seconds / 4)
         self._call = LastingCall()
         self._has_raised = False
-        self._passed = self._began_at = self._looked_at = 0.0
-        self._handler: Any = None  # whose alarm it was before, and the rest of that timer
-        self._left = (0.0, 0.0)
 
     def start(self) -> None:
         """Begin to look; only the main thread may."""
         self._passed, self._began_at = 0.0, self._clock()
         self._looked_at = self._began_at
-        self._handler = signal.signal(signal.SIGALRM, self._look)
+        self._handler = signal.signal(
+            signal.SIGALRM, self._look
+        )  # whose alarm it was before, and the rest of that timer
         self._left = signal.setitimer(signal.ITIMER_REAL, self._look_every, self._look_every)
 
     def stop(self) -> None:

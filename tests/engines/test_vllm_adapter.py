@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engines import guard
+from engines import failsafe
 from tests.engines.small_vllm import Status, request, small_vllm
 
 
@@ -114,15 +114,15 @@ def test_a_policy_that_fails_loses_no_request_and_is_named(make: Any, tmp_path: 
     run(scheduler)
     assert not scheduler.requests
     assert scheduler.plans is not None
-    assert sum(scheduler._guard.faults.values()) >= 1
+    assert sum(scheduler.faults.values()) >= 1
 
 
 def test_a_hook_that_does_not_return_is_stopped(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "HOOK_SECONDS", 0.2)
+    monkeypatch.setattr(failsafe, "HOOK_SECONDS", 0.2)
     scheduler = make(policy_file(tmp_path, "    def order(self, waiting, now):\n        while True:\n            pass"))
     scheduler.add_request(request("a"))
     run(scheduler)
-    assert scheduler._guard.faults == {"order": 1}
+    assert scheduler.faults == {"order": 1}
     assert not scheduler.requests
 
 
@@ -146,17 +146,21 @@ def test_if_the_books_fail_while_a_request_is_refused_vllm_goes_on_alone(
         scheduler.add_request(request(id, client="alice"))
     run(scheduler)
     assert scheduler.plans is None
-    assert scheduler._guard.faults == {"ZeroDivisionError": 1}
+    assert scheduler.faults == {"ZeroDivisionError": 1}
     assert not scheduler.requests
 
 
-def test_a_limit_within_a_limit_leaves_the_outer_one_running() -> None:
-    one = guard.Guard()
-    with one.limited():
-        with one.limited():
-            pass
-        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+def test_a_limit_within_a_limit_leaves_the_outer_one_running(make: Any) -> None:
+    scheduler, left = make("dynamic"), list[float]()
+
+    def outer() -> None:
+        scheduler.safely(lambda: None)
+        left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    scheduler.safely(outer)
+    left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+    assert left[0] > 0
+    assert left[1] == 0
 
 
 def test_steps_that_vllm_never_computes_are_not_kept(make: Any) -> None:

@@ -45,7 +45,7 @@ def test_what_would_go_wrong_later_is_told_at_once(
 
 def test_only_three_rooms_are_found_from_vllms_path() -> None:
     code = (
-        "import sys; sys.path.insert(0, 'engines/entry'); import eb_vllm, policies, engines.guard; from importlib.util import find_spec; "
+        "import sys; sys.path.insert(0, 'engines/entry'); import eb_vllm, policies, engines.failsafe; from importlib.util import find_spec; "
         "print(find_spec('config'), find_spec('simulate'), policies.names()[0], eb_vllm.Middleware.__name__)"
     )
     command = [sys.executable, "-P" if sys.version_info >= (3, 11) else "-I", "-c", code]
