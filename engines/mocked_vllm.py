@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -49,7 +48,7 @@ class Mocked:
                 enable_chunked_prefill=chunked, async_scheduling=ahead, is_encoder_decoder=False, watermark=0.0,
             ),
         )  # fmt: skip
-        spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=64, dtype=torch.float32)
+        spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=64, dtype=_model().dtype)
         kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(size, sha256)
