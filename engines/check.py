@@ -10,10 +10,10 @@ import argparse
 import logging
 import sys
 from dataclasses import replace
-from importlib.metadata import version
 from itertools import product
 from typing import Any
 
+from engines.serve import vllm_version
 from scheduling.located import described
 from scheduling.pages import pages_for
 from simulate.laws import laws, overtaking
@@ -32,8 +32,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--cases", type=int, default=CASES, help=f"cases for each kind of scheduler (default {CASES})")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cases (default 0)")
     args = parser.parse_args(argv)
+    try:
+        if args.cases < 1:
+            raise ValueError(f"--cases is {args.cases}, but must be at least 1. Use {CASES}")
+        found_version = vllm_version()
+    except ValueError as error:
+        parser.exit(2, f"error: {error}\n")
     logging.disable(logging.WARNING)  # one for each case
-    print(f"vLLM {version('vllm')}, {args.cases:,} cases for each scheduler, seed {args.seed}", flush=True)  # noqa: T201
+    print(f"vLLM {found_version}, {args.cases:,} cases for each scheduler, seed {args.seed}", flush=True)  # noqa: T201
     breaks = False
     for ahead, policy, chunked in product((False, True), ("fcfs", "priority"), (True, False)):
         kind = {"ahead": ahead, "policy": policy, "chunked": chunked}

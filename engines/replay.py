@@ -26,6 +26,8 @@ HINTS = ("client", "priority", "deadline", "open_ended", "adapter", "session", "
 
 def main(argv: list[str]) -> None:
     """Print what came of each record; exit with 1 if one cannot be read."""
+    if not argv or argv[0].startswith("-"):
+        raise SystemExit("usage: ./eb vllm replay RECORD ...")
     for path in argv:
         try:
             lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]

@@ -151,7 +151,7 @@ def test_if_the_books_fail_while_a_request_is_refused_vllm_goes_on_alone(
 
 
 def test_a_limit_within_a_limit_leaves_the_outer_one_running(make: Any) -> None:
-    scheduler, left = make("dynamic"), list[float]()
+    scheduler, left, before = make("dynamic"), list[float](), signal.getitimer(signal.ITIMER_REAL)[0]
 
     def outer() -> None:
         scheduler.safely(lambda: None)
@@ -160,7 +160,7 @@ def test_a_limit_within_a_limit_leaves_the_outer_one_running(make: Any) -> None:
     scheduler.safely(outer)
     left.append(signal.getitimer(signal.ITIMER_REAL)[0])
     assert left[0] > 0
-    assert left[1] == 0
+    assert (left[1] > 0) == (before > 0)
 
 
 def test_steps_that_vllm_never_computes_are_not_kept(make: Any) -> None:

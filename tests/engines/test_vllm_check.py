@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from engines import check, serve
 from engines.check import broken_by
 from simulate.laws.case import Case, Request
 from simulate.laws.shrink import Shrinker
@@ -116,6 +118,19 @@ def test_a_scheduler_that_is_not_breaks_one(use: Any, cls: type[Any], law: str) 
     broken = broken_by(KIND, CASE)
     assert broken is not None
     assert broken.law == law
+
+
+@pytest.mark.parametrize(("line", "told"), [(["--cases", "0"], "at least 1"), ([], "EB_VLLM_PYTHON")])
+def test_what_cannot_be_checked_is_told_at_once(
+    line: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(serve, "version", missing)
+    with pytest.raises(SystemExit):
+        check.main(line)
+    assert told in capsys.readouterr().err
 
 
 def test_the_smallest_case_has_only_what_it_needs(use: Any) -> None:

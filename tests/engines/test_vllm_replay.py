@@ -51,6 +51,12 @@ def test_each_policy_decides_alike_outside_of_the_engine(
     assert replay.Replay(lines_of(tmp_path / "record")).run().endswith(SAME)
 
 
+@pytest.mark.parametrize("line", [[], ["--help"]])
+def test_without_a_record_it_says_how_it_is_used(line: list[str]) -> None:
+    with pytest.raises(SystemExit, match="RECORD"):
+        replay.main(line)
+
+
 @pytest.mark.parametrize("text", ["", "1", '{"n": 1}', "no"])
 def test_a_file_that_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "record"
