@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from engines.record import Record
@@ -49,9 +50,8 @@ class Failsafe:
         """Begin with the policy of the settings; `sizes` are the engine's slots, pages, page size and tokens of a step."""
         self._name, self._options, self._sizes = settings.get("policy", "dynamic"), settings.get("options", {}), sizes
         self.views, self.faults = {}, Counter[str]()
-        self._limit = HookLimit(HOOK_SECONDS, time.monotonic)
-        # Only the main thread can be stopped. What an inner call takes counts with the outer one.
-        self._is_limited = threading.current_thread() is not threading.main_thread()
+        is_main = threading.current_thread() is threading.main_thread()  # no other thread can be stopped
+        self._limit = HookLimit(HOOK_SECONDS, time.monotonic) if is_main else nullcontext()
         policy, path = make_policy(self._name, sizes["slots"], self._options), settings.get("record", "")
         self.plans = Scheduler(policy, None, sizes["tokens"], record=bool(path))
         self.plans.pages = self.plans.batch.pages = pages
@@ -112,23 +112,13 @@ class Failsafe:
         """Do the bookkeeping, within the limit on hooks; if it fails, the engine goes on without it, with all its requests."""
         if self.plans is not None:
             try:
-                self._do_limited(do, *values)
+                with self._limit:
+                    do(*values)
             except BaseException as error:
                 if self.plans is not None:  # else an inner call has given up
                     self._note(error, "The engine goes on without a policy")
                     self.plans = None
                 self.on_give_up()
-
-    def _do_limited(self, do: Callable[..., None], *values: Any) -> None:
-        if self._is_limited:
-            return do(*values)
-        self._is_limited = True
-        self._limit.start()
-        try:
-            do(*values)
-        finally:
-            self._limit.stop()
-            self._is_limited = False
 
     def on_give_up(self) -> None:
         """Let the engine go on alone."""

@@ -24,7 +24,7 @@ class HookLimit:
     """Looks at the main thread, and stops a call that look after look finds for `seconds` on `clock`.
 
     If the call catches that and goes on for `grace` seconds more, `end` gets the words. Without `end`, all calls since
-    `start` count together, and after `seconds`, the one that is found is stopped; then they are counted anew.
+    it began count together, and after `seconds`, the one that is found is stopped; then they are counted anew.
     """
 
     def __init__(
@@ -34,18 +34,24 @@ class HookLimit:
         self._look_every = min(LOOK_EVERY, seconds / 4)
         self._call = LastingCall()
         self._has_raised = False
+        self._depth = 0
 
-    def start(self) -> None:
-        """Begin to look; only the main thread may."""
+    def __enter__(self) -> None:
+        """Begin to look; only the main thread may. What is limited within it counts with it."""
+        self._depth += 1
+        if self._depth > 1:
+            return
         self._passed, self._began_at = 0.0, self._clock()
         self._looked_at = self._began_at
-        self._handler = signal.signal(
-            signal.SIGALRM, self._look
-        )  # whose alarm it was before, and the rest of that timer
+        # Whose alarm it was before, and the rest of that timer.
+        self._handler = signal.signal(signal.SIGALRM, self._look)
         self._left = signal.setitimer(signal.ITIMER_REAL, self._look_every, self._look_every)
 
-    def stop(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop looking. A timer that ran before goes on, as if this one had not been there."""
+        self._depth -= 1
+        if self._depth:
+            return
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
         left, interval = self._left

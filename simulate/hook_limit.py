@@ -33,7 +33,7 @@ def _end(words: str) -> None:
 def begin() -> None:
     """Limit the hooks for as long as a worker process lives, whose main thread this is; what they print goes to stderr."""
     sys.stdout = sys.stderr
-    HookLimit(LIMIT, time.monotonic, GRACE, _end).start()
+    HookLimit(LIMIT, time.monotonic, GRACE, _end).__enter__()
 
 
 @contextmanager
@@ -42,9 +42,5 @@ def limited(seconds: float = LIMIT) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
-    limit = HookLimit(seconds, time.monotonic, GRACE, _end)
-    limit.start()
-    try:
+    with HookLimit(seconds, time.monotonic, GRACE, _end):
         yield
-    finally:
-        limit.stop()
