@@ -1,11 +1,11 @@
-"""`./eb vllm COMMAND`: run a policy inside vLLM, or report from a record how closely vLLM followed it."""
+"""`./eb vllm COMMAND`: run a policy inside vLLM, hold vLLM's scheduler to laws, or decide a recorded run again."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
 
-COMMANDS = ("serve", "report")
+COMMANDS = ("serve", "check", "replay")
 
 if __name__ == "__main__":
     name = sys.argv[1] if len(sys.argv) > 1 else ""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from scheduling.pages import pages_for
 from scheduling.reservations import Reservations
 from scheduling.sequence import Sequence
 
@@ -64,7 +65,7 @@ class Blocks(Reservations):
         self._free = int(self._blocks.get_num_free_blocks()) - sum(rest[seq] for seq in self._promised)
 
     def _pages(self, tokens: int) -> int:
-        return -(-tokens // self._size)
+        return pages_for(tokens, self._size)
 
     @property
     def free_tokens(self) -> int:

@@ -54,16 +54,27 @@ class Middleware:
                 return None if refused else await send(message)
             held.append(message)
             text = message.get("body", b"")
-            if message["type"] == "http.response.start" or (b'"role":"assistant"' in text and b'"content":""' in text):
+            is_empty = b'"role":"assistant"' in text and b'"content":""' in text and message.get("more_body")
+            if message["type"] == "http.response.start" or is_empty:
                 return None  # a chat's stream begins so
             # A stream that ends before it has begun, too: vLLM leaves out chunks without tokens.
-            if refused := b"refused_by_policy" in text or text.startswith(b"data: [DONE]"):
+            if refused := is_refusal(text) or text.startswith(b"data: [DONE]"):
                 held = [{**held[0], "status": 429, "headers": HEADERS}, {"type": "http.response.body", "body": ERROR}]
             for one in held:
                 await send(one)
             held = None
 
         return await self.app({**scope, "headers": [*kept, (b"content-length", b"%d" % len(body))]}, read, write)
+
+
+def is_refusal(body: bytes) -> bool:
+    """Return whether vLLM ended a choice of an answer, or of an event, because a policy refused it; a text may say so, too."""
+    if b"refused_by_policy" in body:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            choices = json.loads(body.removeprefix(b"data: "))["choices"]
+            ends = [(choice.get("finish_reason"), choice.get("stop_reason")) for choice in choices]
+            return ("abort", "refused_by_policy") in ends
+    return False
 
 
 def marked(body: bytes, headers: dict[str, str], shows_reason: bool = False) -> bytes:

@@ -9,10 +9,19 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engines.guard import make_policy
+from engines.failsafe import make_policy
 from policies import absolute, complete
 
 TESTED = "0.32."
+
+
+def vllm_version() -> str:
+    """Return the version of vLLM in this environment; ValueError if there is none."""
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        text = f"{sys.executable} has no vLLM. Activate its environment, or set EB_VLLM_PYTHON to its Python"
+        raise ValueError(text) from None
 
 
 def main(argv: list[str]) -> None:
@@ -30,12 +39,8 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"--policy-option is {wrong!r}, but must be NAME=VALUE, as in quantum=64")
         name, options = absolute(complete(own.policy)), dict(text.split("=", 1) for text in own.policy_option)
         make_policy(name, 1 << 10, options)
-        if not (found := version("vllm")).startswith(TESTED) and not own.untested:
+        if not (found := vllm_version()).startswith(TESTED) and not own.untested:
             raise ValueError(f"vLLM is {found}, but only {TESTED}x was tested. Use that, or add --untested to try it")
-    except PackageNotFoundError:
-        parser.exit(
-            2, f"error: {sys.executable} has no vLLM. Activate its environment, or set EB_VLLM_PYTHON to its Python\n"
-        )
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")
     settings = {"policy": name, "options": options, "record": os.path.abspath(own.record) if own.record else ""}

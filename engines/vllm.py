@@ -9,8 +9,8 @@ step in four places:
     self.running[-1]             the victim when blocks run out: the policy's victim is moved to the end
     _preempt_request             called before the step for requests that the policy preempts, as reset_prefix_cache does
 
-What vLLM did then becomes the plan, which is committed with vLLM's outputs. A policy that fails is replaced by `dynamic`, which
-is vLLM's own order; if the bookkeeping fails, vLLM goes on without it. No other file uses names of vLLM that are not public.
+What vLLM did then becomes the plan, which is committed with vLLM's outputs. What happens if a policy fails is in `failsafe.py`.
+No other file uses names of vLLM that are not public.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -27,13 +27,11 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 from engines.between import Blocks, Queue
-from engines.guard import Guard, HookTimeout, log, make_policy
-from engines.record import Record
+from engines.failsafe import Failsafe
 from scheduling.advance import Output, TokenRun
 from scheduling.hooks import overrides
 from scheduling.iteration import Plan
 from scheduling.policy import PolicyError
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
 SETTINGS = "EB_VLLM"  # the variable with the policy, its options and the record, as JSON
@@ -43,75 +41,35 @@ REASONS = {
 REFUSED = "refused_by_policy"  # stop_reason of a request that the policy refused
 
 
-class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
-    """vLLM's scheduler with the decisions of a policy; `plans` plans, and is None once the bookkeeping has failed."""
+class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
+    """vLLM's scheduler with the decisions of a policy."""
 
-    plans: Any = None
     waiting: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = json.loads(os.environ.get(SETTINGS, "{}"))
         if self.connector is not None:
             raise ValueError("policies cannot see requests that await a KV connector. Leave out --kv-transfer-config")
-        self._name, self._options = settings.get("policy", "dynamic"), settings.get("options", {})
         self.lost: list[str] = []  # those that lost their blocks
-        self.views: dict[str, Sequence] = {}
         self._blocked: list[Any] = []  # new requests whose grammar is being compiled: the policy does not see them yet
         self._plan: Plan | None = None
         self._counts: dict[str, int] | None = None
-        self._planned: dict[int, tuple[Plan | None, dict[str, Any]]] = {}
+        self._planned = deque[tuple[Any, Plan | None, dict[str, Any]]]()  # vLLM's steps that are not computed yet
         self._tokens: defaultdict[Sequence, list[int]] = defaultdict(list)
         self._refused: list[Any] = []
         self._ending: dict[Sequence, str] = {}
         self._is_updating = False
         self._differs: dict[str, Any] = {}  # what was planned, if vLLM did something else
-        self._guard = Guard()
         self.waiting = Queue(self, self.waiting)
-        policy = make_policy(self._name, self.max_num_running_reqs, self._options)
-        path = settings.get("record", "")
-        self.plans = Scheduler(policy, None, self.max_num_scheduled_tokens, record=bool(path))
-        self.plans.pages = self.plans.batch.pages = Blocks(self)
-        self.plans.sharing.errors = []
-        self.plans.use(policy)
-        self.record = Record(path, self._head())
-        log.info("policy %s decides for %d slots", self._name, policy.max_batch_size)
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "policy": self._name, "options": self._options, "slots": self.max_num_running_reqs, "page_size": self.block_size,
-            "pages": self.kv_cache_manager.block_pool.num_gpu_blocks - 1, "tokens": self.max_num_scheduled_tokens,
+        sizes = {
+            "slots": self.max_num_running_reqs, "page_size": self.block_size, "tokens": self.max_num_scheduled_tokens,
+            "pages": self.kv_cache_manager.block_pool.num_gpu_blocks - 1,
         }  # fmt: skip
+        self.start_policy(json.loads(os.environ.get(SETTINGS, "{}")), sizes, Blocks(self))
 
-    # Failures and switches
-
-    def _switch(self, name: str, options: Mapping[str, object], now: float) -> None:
-        for seq in self.plans.switch(make_policy(name, self.max_num_running_reqs, options), now):
-            self.views.pop(seq.id, None)
-        self._name, self._options = name, dict(options)
-        self.record.write({"switch": self._head(), "before": self.plans.number + 1, "now": now})
-
-    def _replace(self, error: Exception, now: float) -> None:
-        """Replace a policy that failed by `dynamic`."""
-        self._guard.name(error, self.plans.policy, "dynamic takes its place")
-        self._switch("dynamic", {}, now)
-
-    def _safely(self, do: Callable[..., None], *values: Any) -> None:
-        """Do the bookkeeping; if that fails, vLLM goes on without it, with all its requests."""
-        if self.plans is not None:
-            try:
-                with self._guard.limited():
-                    do(*values)
-            except Exception as error:
-                self._guard.name(error, self.plans.policy, "vLLM goes on without a policy")
-                self.plans = self.waiting.line = self._counts = None
-
-    def _note_errors(self, now: float) -> None:
-        errors, self.plans.sharing.errors = self.plans.sharing.errors, []
-        for error in errors:
-            self._guard.name(error, self.plans.policy, "It goes on, since this hook only takes note")
-        if stuck := next((error for error in errors if isinstance(error, HookTimeout)), None):
-            self._replace(stuck, now)
+    def on_give_up(self) -> None:
+        self.waiting.line = self._counts = None
+        self._planned.clear()
 
     # Arrivals and departures
 
@@ -133,15 +91,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             self.deferred_waiting.discard(request)
             seq = self.views[request.request_id] = self._view(request)
             self.record.arrival(seq, self.plans.number + 1, now)
-            if not self._add(seq, now):
+            if not self.add(seq, now):
                 self._turn_away([seq])
-
-    def _add(self, seq: Sequence, now: float) -> bool:
-        try:
-            return bool(self.plans.add(seq))
-        except Exception as error:
-            self._replace(error, now)
-            return seq in self.plans.waiting or bool(self.plans.add(seq))
 
     def _view(self, request: Any) -> Sequence:
         """Return a request as a policy sees it; the middleware puts the client into its extra arguments."""
@@ -166,7 +117,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         """Handle the end of any request; its status has the reason."""
         seq = self.views.get(request.request_id)
         if seq is not None:
-            self._safely(self._end, seq, request)
+            self.safely(self._end, seq, request)
         return super()._free_request(request, *args, **kwargs)
 
     def _end(self, seq: Sequence, request: Any) -> None:
@@ -187,27 +138,23 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now, self._plan = time.time(), None
-        self._safely(self._prepare, now)
+        self.safely(self._prepare, now)
         output = super().schedule(throttle_prefills)
-        self._safely(self._follow, output.num_scheduled_tokens, now)
+        self.safely(self._follow, output.num_scheduled_tokens, now)
         self.waiting.line = self._counts = None
-        self._planned[id(output)] = self._plan, self._differs
+        if self.plans is not None:
+            self._planned.append((output, self._plan, self._differs))
         return output
 
     def _prepare(self, now: float) -> None:
         """Plan the step, and steer vLLM to it."""
-        if wanted := self.record.wanted(now):
-            try:
-                self._switch(wanted["policy"], wanted.get("options", {}), now)
-                self._guard.faults.clear()
-            except Exception as error:
-                log.error("cannot switch to policy %s: %s", wanted, error)
+        self.look_for_switch(now)
         self._take_in(now)
         self._give_back(Plan(0, now, [], []), now)
         try:
             self._plan = self._planned_step(now)
-        except Exception as error:
-            self._replace(error, now)
+        except BaseException as error:
+            self.replace(error, now)
             self._plan = self._planned_step(now)
         self._turn_away(self.plans.refused)
         for seq in self._plan.preempted if self._plan else ():
@@ -283,7 +230,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return new_token_ids, stopped
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        plan, differs = self._planned.pop(id(scheduler_output), (None, {}))
+        plan, differs = self._planned_for(scheduler_output)
         self._tokens.clear()
         self._is_updating = True
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -299,8 +246,16 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             )  # fmt: skip
             outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(refusal)
         self._refused = []
-        self._safely(self._commit, plan, differs, time.time())
+        self.safely(self._commit, plan, differs, time.time())
         return outputs
+
+    def _planned_for(self, output: Any) -> tuple[Plan | None, dict[str, Any]]:
+        """Return what was planned for a step of vLLM, which computes them in order; those before it never come."""
+        while any(own is output for own, *_ in self._planned):
+            own, plan, differs = self._planned.popleft()
+            if own is output:
+                return plan, differs
+        return None, {}
 
     def _commit(self, plan: Plan | None, differs: dict[str, Any], now: float) -> None:
         for seq, ids in self._tokens.items():
@@ -329,7 +284,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             if seq.finish_reason is None:
                 self._remove(seq, reason, now)
         self._ending.clear()
-        self._note_errors(now)
+        self.note_errors(now)
 
     def _output(self, seq: Sequence) -> Output:
         ids = self._tokens.get(seq)

@@ -16,9 +16,14 @@ from scheduling.eviction import UNKNOWN, Eviction, Ranking
 from scheduling.sequence import Sequence
 
 
+def pages_for(tokens: int, page_size: int) -> int:
+    """Return how many pages hold a number of tokens."""
+    return -(-tokens // page_size)
+
+
 def in_whole_pages(tokens: int, page_size: int) -> int:
     """Round a number of tokens up to whole pages."""
-    return -(-tokens // page_size) * page_size
+    return pages_for(tokens, page_size) * page_size
 
 
 class PagePool:
@@ -68,7 +73,7 @@ class PagePool:
         return self.total - self.free
 
     def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
+        return pages_for(tokens, self.page_size)
 
     def can_ever_hold(self, tokens: int) -> bool:
         return self.pages_for(tokens) <= self.total

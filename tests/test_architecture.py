@@ -41,7 +41,7 @@ CORE: dict[str, set[str]] = {
 }  # fmt: skip
 LABORATORY: dict[str, set[str]] = {
     "client": {"aiohttp", "batch_files", "click", "dotenv", "matplotlib", "numpy", "requests", "rich", "terminal"},
-    "engines": {"policies", "scheduling", "vllm"},
+    "engines": {"policies", "scheduling", "simulate", "vllm"},
     "fleet": {"aiohttp", "client", "config", "front", "generate", "multidict", "ray", "terminal", "yarl"},
     "front": {"aiohttp", "api", "batching", "client", "config", "fleet", "multidict", "observe", "policies", "scheduling", "serving",
               "terminal", "werkzeug", "yarl"},
@@ -142,6 +142,10 @@ def test_the_pure_rooms_ask_nobody_for_time_or_chance(room: str) -> None:
 def test_the_simulators_files_of_the_fleet_import_nothing_of_its_servers(name: str) -> None:
     assert {module for module in imports(ROOT / name) if module not in STANDARD} <= {"fleet"}
     assert not set(imports(ROOT / name)) & (IMPURE - {"random"})
+
+
+def test_inside_of_vllm_nothing_knows_the_laboratory() -> None:
+    assert [path.name for path in files_of("engines") if "simulate" in set(imports(path))] == ["check.py"]
 
 
 def test_only_one_file_knows_ray() -> None:

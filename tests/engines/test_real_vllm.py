@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -19,3 +20,14 @@ def test_vllm_and_the_policies_in_it_lose_no_request_and_no_block() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
     assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs vLLM: run tools/setup_vllm.sh")
+def test_vllm_breaks_only_the_law_that_the_documentation_names() -> None:
+    command = [str(PYTHON), "-m", "engines", "check", "--cases", "5"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    kinds = [line for line in result.stdout.splitlines() if line.endswith(" the laws")]
+    laws = [line for line in result.stdout.splitlines() if re.match("  [a-z]", line)]
+    assert len(kinds) == 8, result.stderr
+    assert all("in a step that preempts" in line for line in laws), laws

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engines import guard
+from engines import failsafe
 from tests.engines.small_vllm import Status, request, small_vllm
 
 
@@ -99,7 +100,9 @@ def test_a_request_that_is_aborted_leaves_no_view(make: Any) -> None:
         "    def allocate_tokens(self, running, token_budget):\n        return [0] * len(running)",
         "    def allocate_tokens(self, running, token_budget):\n        return [-1]",
         "    def preempt(self, waiting, running, budget, now):\n        return [None]",
+        "    def admit(self, waiting, running, budget, now):\n        raise SystemExit",
         "    def on_arrival(self, seq, now):\n        1 / 0",
+        "    def on_arrival(self, seq, now):\n        raise SystemExit",
         "    def on_token(self, seq, now):\n        1 / 0",
         "    def release(self, running):\n        return running",
     ],
@@ -111,15 +114,15 @@ def test_a_policy_that_fails_loses_no_request_and_is_named(make: Any, tmp_path: 
     run(scheduler)
     assert not scheduler.requests
     assert scheduler.plans is not None
-    assert sum(scheduler._guard.faults.values()) >= 1
+    assert sum(scheduler.faults.values()) >= 1
 
 
 def test_a_hook_that_does_not_return_is_stopped(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "HOOK_SECONDS", 0.05)
+    monkeypatch.setattr(failsafe, "HOOK_SECONDS", 0.2)
     scheduler = make(policy_file(tmp_path, "    def order(self, waiting, now):\n        while True:\n            pass"))
     scheduler.add_request(request("a"))
     run(scheduler)
-    assert scheduler._guard.faults == {"order": 1}
+    assert scheduler.faults == {"order": 1}
     assert not scheduler.requests
 
 
@@ -132,6 +135,40 @@ def test_without_its_books_vllm_goes_on_alone(make: Any, monkeypatch: pytest.Mon
     run(scheduler)
     assert scheduler.plans is None
     assert not scheduler.requests
+
+
+def test_if_the_books_fail_while_a_request_is_refused_vllm_goes_on_alone(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = make("dynamic+rpm", options={"limit": 1})
+    monkeypatch.setattr(scheduler.plans, "remove_all", lambda *given: 1 / 0)
+    for id in "ab":
+        scheduler.add_request(request(id, client="alice"))
+    run(scheduler)
+    assert scheduler.plans is None
+    assert scheduler.faults == {"ZeroDivisionError": 1}
+    assert not scheduler.requests
+
+
+def test_a_limit_within_a_limit_leaves_the_outer_one_running(make: Any) -> None:
+    scheduler, left, before = make("dynamic"), list[float](), signal.getitimer(signal.ITIMER_REAL)[0]
+
+    def outer() -> None:
+        scheduler.safely(lambda: None)
+        left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    scheduler.safely(outer)
+    left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+    assert left[0] > 0
+    assert (left[1] > 0) == (before > 0)
+
+
+def test_steps_that_vllm_never_computes_are_not_kept(make: Any) -> None:
+    scheduler = make("dynamic", tokens=8)
+    scheduler.add_request(request("a", prompt=40))
+    outputs = [scheduler.schedule() for _ in range(5)]
+    scheduler.update_from_output(outputs[3], None)
+    assert [own is outputs[4] for own, *_ in scheduler._planned] == [True]
 
 
 def test_a_refused_request_is_answered_and_uses_nothing(make: Any) -> None:

@@ -45,7 +45,7 @@ def test_what_would_go_wrong_later_is_told_at_once(
 
 def test_only_three_rooms_are_found_from_vllms_path() -> None:
     code = (
-        "import sys; sys.path.insert(0, 'engines/entry'); import eb_vllm, policies, engines.guard; from importlib.util import find_spec; "
+        "import sys; sys.path.insert(0, 'engines/entry'); import eb_vllm, policies, engines.failsafe; from importlib.util import find_spec; "
         "print(find_spec('config'), find_spec('simulate'), policies.names()[0], eb_vllm.Middleware.__name__)"
     )
     command = [sys.executable, "-P" if sys.version_info >= (3, 11) else "-I", "-c", code]
@@ -74,6 +74,10 @@ def test_any_other_body_passes_unchanged(body: bytes) -> None:
     assert marked(body, {}) == body
 
 
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"!"},%b}]}\n\n'
+REASONS = b'"finish_reason":"abort","stop_reason":"refused_by_policy"'
+
+
 def answer(*bodies: bytes) -> list[dict[str, Any]]:
     """Return what the middleware sends for an app's answer."""
     sent: list[dict[str, Any]] = []
@@ -82,7 +86,7 @@ def answer(*bodies: bytes) -> list[dict[str, Any]]:
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for body in bodies:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": body, "more_body": body.startswith(b"data: ")})
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}"}
@@ -98,8 +102,9 @@ def answer(*bodies: bytes) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "bodies",
     [
-        [b'data: {"stop_reason": "refused_by_policy"}', b"data: [DONE]"],
-        [b'data: {"delta":{"role":"assistant","content":""}}', b'data: {"stop_reason": "refused_by_policy"}'],
+        [CHUNK % REASONS, b"data: [DONE]"],
+        [b'data: {"delta":{"role":"assistant","content":""}}', CHUNK % REASONS],
+        [(CHUNK % REASONS).removeprefix(b"data: ")],
         [b"data: [DONE]"],
     ],
 )
@@ -109,6 +114,20 @@ def test_a_refused_request_gets_429_and_an_error(bodies: list[bytes]) -> None:
     assert json.loads(sent[1]["body"])["error"]["code"] == "overloaded"
 
 
-def test_any_other_answer_passes_as_it_comes() -> None:
-    sent = answer(b"data: 1\n\n", b"data: refused_by_policy\n\n")
-    assert [message.get("body") for message in sent] == [None, b"data: 1\n\n", b"data: refused_by_policy\n\n"]
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"data: 1\n\n",
+        b"data: refused_by_policy\n\n",
+        CHUNK % b'"finish_reason":null,"text":"refused_by_policy"',
+        CHUNK % b'"finish_reason":"stop","stop_reason":"refused_by_policy"',
+    ],
+)
+def test_any_other_answer_passes_as_it_comes(first: bytes) -> None:
+    sent = answer(first, CHUNK % REASONS)
+    assert [message.get("body") for message in sent] == [None, first, CHUNK % REASONS]
+
+
+def test_a_chat_without_any_text_is_answered() -> None:
+    whole = b'{"choices":[{"message":{"role":"assistant","content":""},"finish_reason":"stop"}]}'
+    assert [message.get("body") for message in answer(whole)] == [None, whole]

@@ -12,7 +12,7 @@ import random
 import sys
 from typing import Any
 
-from tests.engines.mocked_vllm import Mocked
+from engines.mocked_vllm import Mocked
 
 POLICIES = ("dynamic", "static", "elastic", "nobatch", "chunked", "prefill-first", "baton", "econoserve", "tgi", "lightllm",
             *(f"dynamic+{order}" for order in ("sjf", "edf", "vtc", "drr", "lpm", "srpt", "mlfq", "priority", "prefix-tree", "rpm")))  # fmt: skip
@@ -29,6 +29,11 @@ def requests(seed: int) -> list[tuple[list[int], int, bool, int]]:
     ]  # fmt: skip
 
 
+def step(mocked: Mocked) -> None:
+    mocked.plan()
+    mocked.compute()
+
+
 def broken(cls: type[Any], given: list[tuple[list[int], int, bool, int]], **sizes: Any) -> str:
     """Serve requests; return which law is broken, or nothing."""
     mocked = Mocked(cls, **sizes)
@@ -36,17 +41,21 @@ def broken(cls: type[Any], given: list[tuple[list[int], int, bool, int]], **size
     for i, (prompt, tokens, leaves, pause) in enumerate(given):
         mocked.add(f"r{i}", prompt, tokens, extra={"client": "ab"[i % 2]})
         for _ in range(pause):
-            mocked.step()
+            step(mocked)
         if leaves:
             aborted.add(f"r{i // 2}")
             mocked.abort(f"r{i // 2}")
-    if mocked.run(5000) == 5000:
+    steps = 0
+    while not mocked.is_over and steps < 5000:
+        step(mocked)
+        steps += 1
+    if steps == 5000:
         return "no request is lost: some are not answered after 5,000 steps"
     if missing := {f"r{i}" for i in range(len(given))} - aborted - set(mocked.ended):
         return f"no request is lost: {sorted(missing)} have no answer"
     if mocked.free != free:
         return f"no page is leaked: {free - mocked.free} blocks do not come back"
-    faults = getattr(getattr(mocked.scheduler, "_guard", None), "faults", None)
+    faults = getattr(mocked.scheduler, "faults", None)
     return (
         f"a hook or the books failed: {dict(faults)}" if faults or getattr(mocked.scheduler, "plans", 1) is None else ""
     )

@@ -86,3 +86,13 @@ def test_many_short_calls_are_not_one_long_one() -> None:
     with limited(0.1):
         assert check("dynamic+sjf", 80, large=0).broken is None
     assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_a_timer_that_ran_before_goes_on_with_what_is_left_of_it() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 500.0)
+    try:
+        with limited(0.1):
+            pass
+        assert 400 < signal.getitimer(signal.ITIMER_REAL)[0] <= 500
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
