@@ -15,14 +15,15 @@
 
 enum { LOW = 128, FINEST = 127 * LOW };    // a number is high * LOW + low, at most FINEST
 enum { SEGMENT = 32 };                     // blocks of values whose weighted sums fit 31 bits
-enum { SUMS = LANES == 16 || PAIRS_OF_BYTES ? 8 : 4 };  // sums of products that fit the registers
+enum { SUMS = LANES == 16 ? 8 : 4 };       // pairs of sums that fit the registers
+enum { VALUE_SUMS = PAIRS_OF_BYTES ? 8 : SUMS };  // the same beside values
 enum { TOGETHER = LANES == 16 || PAIRS_OF_BYTES ? QUERIES : 2 };  // queries that share a load
 #define FLATTENED 1e-34f                   // of weights: up to it they are zero, or their inverse could be infinite
 
-// Numbers of 15 bits: their high bytes, then their low ones; or as int16, of each four the first and the third, then the
-// second and the fourth.
+// Numbers of 15 bits lie as all high bytes, then all low ones; or as int16, and then of each four the first and the
+// third, the second and the fourth.
 typedef struct {
-  int8_t bytes[2 * MAX_HEAD_SIZE];  // zeros behind D
+  int8_t bytes[2 * MAX_HEAD_SIZE];                 // zeros behind D
   int32_t start;                                   // of a score, makes up for BYTE_OFFSET
   float scale;
 } SplitQuery;
@@ -247,7 +248,7 @@ APART void weigh_rest_bytes(const Call *c, const Queries *t, const SplitWeights 
 INLINE void attend_bytes(const Call *c, const Queries *t, float *scores, int i0, int nq, int stream) {
   const int D = c->D, blocks = (t->keys + BLOCK - 1) / BLOCK, count = t->count - i0 < nq ? t->count - i0 : nq;
   const int fit = SUMS / nq / PARTS, nk = fit > AHEAD ? AHEAD : fit > 1 ? fit : 1;
-  const int columns = SUMS / nq > 4 ? 4 : SUMS / nq > 1 ? SUMS / nq : 1;
+  const int columns = VALUE_SUMS / nq > 4 ? 4 : VALUE_SUMS / nq > 1 ? VALUE_SUMS / nq : 1;
   const long stride = c->stride / BLOCK;
   SplitQuery q[TOGETHER];
   for (int i = 0; i < nq; i++) split_query(query_values(c, t->at[i0 + i]), &q[i], D, c->half);

@@ -43,7 +43,8 @@ enum { BLOCK_ROWS = 2, FEW_ROWS_OF_BLOCKS = 1 };
 #endif
 
 // A step's products of V vectors of weights with 4 inputs of R rows from x on.
-INLINE void blocks_step(int format, ivec (*acc)[4], const ivec *weights, const int8_t *x, int64_t stride, int R, int V) {
+INLINE void blocks_step(int format, ivec (*acc)[4], const ivec *weights, const int8_t *x, int64_t stride, int R,
+                        int V) {
   UNROLL for (int r = 0; r < R; r++) {
     ivec four = four_bytes(x + r * stride);
     UNROLL for (int j = 0; j < V; j++)
@@ -51,8 +52,8 @@ INLINE void blocks_step(int format, ivec (*acc)[4], const ivec *weights, const i
   }
 }
 
-// AVX2's 16 registers hold either low or high halves beside the sums, so all low ones come first, and float sums stay in
-// memory: GCC would keep sums of products there instead, and wait for each.
+// AVX2's 16 registers hold low or high halves beside the sums, so all low ones come first, and float sums stay in
+// memory. Else GCC would keep sums of products there, and wait for each.
 #define FEW_REGISTERS() if (PAIRS_OF_BYTES && format != Q8_0 && R * V >= 8) __asm__ volatile("" : "+m"(sum))
 
 // R rows from `row` on times V vectors of outputs of panel p, from output `at` on, into sums [R][64]. `lines` of `next`
