@@ -7,8 +7,8 @@
 //   values  [4][D][4]
 //
 // A query is rounded to 15 bits, and so are its weights times the scales of their values: both have a scale for each
-// query, and a high and a low byte. Sums of products are exact integers, the same in every order: for a token alone
-// and in a chunk.
+// query, and a high and a low byte, or 16 bits where these are multiplied faster. Sums of products are exact integers,
+// the same in every order: for a token alone and in a chunk.
 #pragma once
 #include "attention_any.h"
 #include "bytes.h"
@@ -16,18 +16,21 @@
 enum { LOW = 128, FINEST = 127 * LOW };    // a number is high * LOW + low, at most FINEST
 enum { SEGMENT = 32 };                     // blocks of values whose weighted sums fit 31 bits
 enum { SUMS = LANES == 16 ? 8 : 4 };       // pairs of sums that fit the registers
-enum { TOGETHER = LANES == 16 ? QUERIES : 2 };  // queries that share a load
+enum { VALUE_SUMS = PAIRS_OF_BYTES ? 8 : SUMS };  // the same beside values
+enum { TOGETHER = LANES == 16 || PAIRS_OF_BYTES ? QUERIES : 2 };  // queries that share a load
 #define FLATTENED 1e-34f                   // of weights: up to it they are zero, or their inverse could be infinite
 
+// Numbers of 15 bits lie as all high bytes, then all low ones; or as int16, and then of each four the first and the
+// third, the second and the fourth.
 typedef struct {
-  int8_t high[MAX_HEAD_SIZE], low[MAX_HEAD_SIZE];  // zeros behind D
+  int8_t bytes[2 * MAX_HEAD_SIZE];                 // zeros behind D
   int32_t start;                                   // of a score, makes up for BYTE_OFFSET
   float scale;
 } SplitQuery;
 
 // A query's weights of a block, in the place of its scores.
 typedef struct {
-  int8_t high[BLOCK], low[BLOCK];
+  int8_t bytes[2 * BLOCK];
   int32_t sum, unused[7];
 } SplitWeights;
 
@@ -49,11 +52,48 @@ INLINE float peak_of_row(const char *from, int D, int half) {
   return peak_of(most, 1e-30f);  // smaller numbers are zeros: the inverse of their scale could be infinite
 }
 
-INLINE void split(ivec x, int8_t *high, int8_t *low) {
+// LANES numbers to places `at` and following of `count`.
+INLINE void split(ivec x, int8_t *to, int at, int count) {
+#if PAIRS_OF_BYTES
+  __m256i v = _mm256_shuffle_epi32((__m256i)x, 0xd8);
+  __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  memcpy(to + 2 * at, &pairs, sizeof pairs);
+#else
   ivec above = (x + LOW / 2) >> 7;
-  store_bytes(high, above);
-  store_bytes(low, x - (above << 7));
+  store_bytes(to + at, above);
+  store_bytes(to + count + at, x - (above << 7));
+#endif
 }
+
+INLINE int number_at(const int8_t *from, int at, int count) {
+#if PAIRS_OF_BYTES
+  int16_t number;
+  memcpy(&number, from + 2 * (at / 4 * 4 + at % 2 * 2 + at % 4 / 2), sizeof number);
+  return number;
+#else
+  return from[at] * LOW + from[count + at];
+#endif
+}
+
+// Sums of products of bytes with numbers of 15 bits; AVX2 has no use for the second.
+typedef struct {
+  ivec high, low;
+} Sums;
+
+// 4 bytes times the numbers from place `at` on of `count`, for each lane.
+INLINE void add_products(Sums *sums, ivec bytes, const int8_t *from, int at, int count) {
+#if PAIRS_OF_BYTES  // products of 16 bits take half the instructions of two products of bytes
+  __m256i first = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)bytes, 8), 8);
+  __m256i second = _mm256_srai_epi16((__m256i)bytes, 8);
+  sums->high += (ivec)_mm256_madd_epi16(first, (__m256i)four_bytes(from + 2 * at));
+  sums->high += (ivec)_mm256_madd_epi16(second, (__m256i)four_bytes(from + 2 * at + 4));
+#else
+  sums->high = dot(sums->high, bytes, four_bytes(from + at));
+  sums->low = dot(sums->low, bytes, four_bytes(from + count + at));
+#endif
+}
+
+INLINE ivec total_of(Sums sums) { return PAIRS_OF_BYTES ? sums.high : (sums.high << 7) + sums.low; }
 
 // Write D numbers as bytes and return their scale, which is NaN where one is infinite or NaN, so that what reads the
 // token becomes NaN too.
@@ -69,7 +109,7 @@ INLINE void split_query(const char *from, SplitQuery *q, int D, int half) {
   ivec sum = {0};
   for (int d = 0; d < D; d += LANES) {
     ivec x = rounded(load_some(from, d, D, half) * inverse);
-    split(x, q->high + d, q->low + d);
+    split(x, q->bytes, d, MAX_HEAD_SIZE);
     sum += x;
   }
   q->start = -BYTE_OFFSET * sum_of(sum);
@@ -91,7 +131,7 @@ APART float split_weights(const Call *c, const int32_t *row, int h, float *w, in
     ivec sum = {0};
     for (int t = 0; t < BLOCK && b * BLOCK + t < n; t += LANES) {
       ivec x = rounded(load_floats(w + b * BLOCK + t, LANES) * inverse);
-      split(x, of_block.high + t, of_block.low + t);
+      split(x, of_block.bytes, t, BLOCK);
       sum += x;
     }
     of_block.sum = sum_of(sum);
@@ -121,31 +161,26 @@ INLINE void append_int8(const Call *c, const int32_t *row, int h, int first, int
 // As score().
 INLINE void score_bytes(const SplitQuery *q, const char *const *key, const char *const *ahead, float *scores,
                         long stride, int D, int nq, int nk) {
-  ivec high[TOGETHER][AHEAD * PARTS], low[TOGETHER][AHEAD * PARTS];
+  Sums sums[TOGETHER][AHEAD * PARTS];
   UNROLL for (int i = 0; i < nq; i++) {
-    UNROLL for (int j = 0; j < nk * PARTS; j++) high[i][j] = low[i][j] = (ivec){0};
+    UNROLL for (int j = 0; j < nk * PARTS; j++) sums[i][j] = (Sums){{0}, {0}};
   }
   for (int d = 0; d < D / 4 * 4; d += 4) {
     ivec k[AHEAD * PARTS];
     UNROLL for (int j = 0; j < nk * PARTS; j++) k[j] = load_ints(key[j / PARTS] + d * BLOCK + j % PARTS * LANES * 4);
     UNROLL for (int j = 0; j < nk; j++)
       if (ahead) prefetch(ahead[j] + d * BLOCK);
-    UNROLL for (int i = 0; i < nq; i++) {
-      ivec x = four_bytes(q[i].high + d), y = four_bytes(q[i].low + d);
-      UNROLL for (int j = 0; j < nk * PARTS; j++) {
-        high[i][j] = dot(high[i][j], k[j], x);
-        low[i][j] = dot(low[i][j], k[j], y);
-      }
-    }
+    UNROLL for (int i = 0; i < nq; i++)
+      UNROLL for (int j = 0; j < nk * PARTS; j++) add_products(&sums[i][j], k[j], q[i].bytes, d, MAX_HEAD_SIZE);
   }
   UNROLL for (int j = 0; j < nk * PARTS; j++) {
     const char *rest = key[j / PARTS] + j % PARTS * LANES;
     vec scale = load_floats((const float *)(key[j / PARTS] + D * BLOCK) + j % PARTS * LANES, LANES);
     if (ahead && j % PARTS == 0) prefetch(ahead[j / PARTS] + D * BLOCK);
     UNROLL for (int i = 0; i < nq; i++) {
-      ivec total = (high[i][j] << 7) + low[i][j] + q[i].start;
+      ivec total = total_of(sums[i][j]) + q[i].start;
       for (int d = D / 4 * 4; d < D; d++)
-        total += load_bytes((const int8_t *)rest + d * BLOCK) * (q[i].high[d] * LOW + q[i].low[d]);
+        total += load_bytes((const int8_t *)rest + d * BLOCK) * number_at(q[i].bytes, d, MAX_HEAD_SIZE);
       store_floats(scores + i * stride + j * LANES, __builtin_convertvector(total, vec) * scale, LANES);
     }
   }
@@ -163,10 +198,10 @@ INLINE void weigh_bytes(const Call *c, const Queries *t, const SplitWeights *w, 
     UNROLL for (int j = 0; j < nc; j++) sum[i][j] = (vec){0};
   for (int first = 0, next; first < blocks; first = next) {
     next = first + segment_at(t, first);
-    ivec high[TOGETHER][4], low[TOGETHER][4];
+    Sums sums[TOGETHER][4];
     int32_t start[TOGETHER] = {0};
     UNROLL for (int i = 0; i < nq; i++)
-      UNROLL for (int j = 0; j < nc; j++) high[i][j] = low[i][j] = (ivec){0};
+      UNROLL for (int j = 0; j < nc; j++) sums[i][j] = (Sums){{0}, {0}};
     for (int b = first; b < blocks && b < next; b++) {
       const char *value = block_at(c, c->values, t->pages, t->head, b) + 4 * d0;
       const char *ahead = stream ? stream_at(c, t->pages, t->head, blocks, blocks + b + FAR) + 4 * d0 : value;
@@ -176,19 +211,14 @@ INLINE void weigh_bytes(const Call *c, const Queries *t, const SplitWeights *w, 
           v[j] = load_ints(value + 4 * LANES * j);
           if (stream && 4 * LANES * j % LINE == 0) prefetch(ahead + 4 * LANES * j);
         }
-        UNROLL for (int i = 0; i < nq; i++) {
-          ivec x = four_bytes(w[i * stride + b].high + four), y = four_bytes(w[i * stride + b].low + four);
-          UNROLL for (int j = 0; j < nc; j++) {
-            high[i][j] = dot(high[i][j], v[j], x);
-            low[i][j] = dot(low[i][j], v[j], y);
-          }
-        }
+        UNROLL for (int i = 0; i < nq; i++)
+          UNROLL for (int j = 0; j < nc; j++) add_products(&sums[i][j], v[j], w[i * stride + b].bytes, four, BLOCK);
       }
       UNROLL for (int i = 0; i < nq; i++) start[i] -= BYTE_OFFSET * w[i * stride + b].sum;
     }
     UNROLL for (int i = 0; i < nq; i++)
       UNROLL for (int j = 0; j < nc; j++)
-        sum[i][j] += __builtin_convertvector((high[i][j] << 7) + low[i][j] + start[i], vec);
+        sum[i][j] += __builtin_convertvector(total_of(sums[i][j]) + start[i], vec);
   }
   UNROLL for (int i = 0; i < nq; i++)
     UNROLL for (int j = 0; j < nc; j++) store_floats(o + i * MAX_HEAD_SIZE + d0 + j * LANES, sum[i][j], LANES);
@@ -206,7 +236,7 @@ APART void weigh_rest_bytes(const Call *c, const Queries *t, const SplitWeights 
         const int8_t *value = (const int8_t *)block_at(c, c->values, t->pages, t->head, b) + 4 * d;
         for (int i = 0; i < BLOCK; i++) {
           int8_t number = (int8_t)(value[i / 4 * 4 * c->D + i % 4] - BYTE_OFFSET);
-          total += number * (w[b].high[i] * LOW + w[b].low[i]);
+          total += number * number_at(w[b].bytes, i, BLOCK);
         }
       }
       o[d] += (float)total;
@@ -218,7 +248,7 @@ APART void weigh_rest_bytes(const Call *c, const Queries *t, const SplitWeights 
 INLINE void attend_bytes(const Call *c, const Queries *t, float *scores, int i0, int nq, int stream) {
   const int D = c->D, blocks = (t->keys + BLOCK - 1) / BLOCK, count = t->count - i0 < nq ? t->count - i0 : nq;
   const int fit = SUMS / nq / PARTS, nk = fit > AHEAD ? AHEAD : fit > 1 ? fit : 1;
-  const int columns = SUMS / nq > 4 ? 4 : SUMS / nq > 1 ? SUMS / nq : 1;
+  const int columns = VALUE_SUMS / nq > 4 ? 4 : VALUE_SUMS / nq > 1 ? VALUE_SUMS / nq : 1;
   const long stride = c->stride / BLOCK;
   SplitQuery q[TOGETHER];
   for (int i = 0; i < nq; i++) split_query(query_values(c, t->at[i0 + i]), &q[i], D, c->half);

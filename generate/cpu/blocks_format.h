@@ -5,7 +5,7 @@
 #pragma once
 #include "quantized.h"
 
-enum { BLOCK = 32, MINUS_ONE = -1 };  // MINUS_ONE: of Q4_1, which makes a start the sum of the inputs' bytes
+enum { BLOCK = 32, MINUS_ONE = -1 };  // MINUS_ONE: of Q4_1, which needs the sum of the inputs
 
 INLINE int weight_bits(int format) { return format == Q8_0 ? 8 : 4; }
 INLINE int64_t block_bytes(int format) { return BLOCK * weight_bits(format) / 8 + (format == Q4_1 ? 4 : 2); }

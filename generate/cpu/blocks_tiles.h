@@ -71,7 +71,7 @@ INLINE void tile_groups(int format, const Inputs *in, const Unpacked *w, int64_t
       vec product = __builtin_convertvector(load_ints(products[g % 2][r]), vec);
       vec of_inputs = all_of(scales[r * in->groups + g]);
       sum[r] = fused(product, of_inputs * scale, sum[r]);
-      if (format == Q4_1) sum[r] = fused(of_inputs * all_of((float)starts[r * in->groups + g]), least, sum[r]);
+      if (format == Q4_1) sum[r] = fused(all_of(total_at(starts + r * in->groups + g)), least, sum[r]);
     }
   }
   UNROLL for (int r = 0; r < TILE_ROWS; r++) store_floats(sums + r * PANEL + at, sum[r], LANES);

@@ -42,6 +42,20 @@ enum { BLOCK_ROWS = 4, FEW_ROWS_OF_BLOCKS = 1 };
 enum { BLOCK_ROWS = 2, FEW_ROWS_OF_BLOCKS = 1 };
 #endif
 
+// A step's products of V vectors of weights with 4 inputs of R rows from x on.
+INLINE void blocks_step(int format, ivec (*acc)[4], const ivec *weights, const int8_t *x, int64_t stride, int R,
+                        int V) {
+  UNROLL for (int r = 0; r < R; r++) {
+    ivec four = four_bytes(x + r * stride);
+    UNROLL for (int j = 0; j < V; j++)
+      acc[r][j] = format == Q8_0 ? dot(acc[r][j], weights[j], four) : dot_small(acc[r][j], weights[j], four);
+  }
+}
+
+// AVX2's 16 registers hold low or high halves beside the sums, so all low ones come first, and float sums stay in
+// memory. Else GCC would keep sums of products there, and wait for each.
+#define FEW_REGISTERS() if (PAIRS_OF_BYTES && format != Q8_0 && R * V >= 8) __asm__ volatile("" : "+m"(sum))
+
 // R rows from `row` on times V vectors of outputs of panel p, from output `at` on, into sums [R][64]. `lines` of `next`
 // are fetched with each group.
 INLINE const char *blocks_part(int format, const Task *t, int64_t row, int64_t p, int at, int R, int V, float *sums,
@@ -54,40 +68,36 @@ INLINE const char *blocks_part(int format, const Task *t, int64_t row, int64_t p
   vec sum[BLOCK_ROWS][4];
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < V; j++) sum[r][j] = (vec){0};
   for (int64_t g = 0; g < in->groups; g++, x += BLOCK, scales++, starts++) {
-    vec scale[4], least[4];
+    const char *halves = w;
     ivec acc[BLOCK_ROWS][4];
-    UNROLL for (int j = 0; j < V; j++) scale[j] = load_halves(w + 2 * LANES * j);
-    w += 2 * PANEL;
-    if (format == Q4_1) {
-      UNROLL for (int j = 0; j < V; j++) least[j] = load_halves(w + 2 * LANES * j);
-      w += 2 * PANEL;
-    }
+    w += format == Q4_1 ? 4 * PANEL : 2 * PANEL;
     next = fetch(next, lines);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < V; j++) acc[r][j] = (ivec){0};
-    UNROLL for (int s = 0; s < weight_bits(format); s++) {
-      const char *step = w + 4 * PANEL * s + 2 * at;  // an output has 2 bytes where w began, 4 here
-      ivec low[4], high[4];
-      UNROLL for (int j = 0; j < V; j++) {
-        ivec both = load_ints(step + 4 * LANES * j);
-        low[j] = format == Q8_0 ? both : both & 0x0f0f0f0f;
-        high[j] = both >> 4 & 0x0f0f0f0f;
-      }
-      UNROLL for (int r = 0; r < R; r++) {
-        ivec four = four_bytes(x + r * in->stride + 4 * s);
-        UNROLL for (int j = 0; j < V; j++)
-          acc[r][j] = format == Q8_0 ? dot(acc[r][j], low[j], four) : dot_small(acc[r][j], low[j], four);
-        if (format != Q8_0) {
-          four = four_bytes(x + r * in->stride + BLOCK / 2 + 4 * s);
-          UNROLL for (int j = 0; j < V; j++) acc[r][j] = dot_small(acc[r][j], high[j], four);
+    const int turns = PAIRS_OF_BYTES && format != Q8_0 ? 2 : 1;
+    UNROLL for (int turn = 0; turn < turns; turn++)
+      UNROLL for (int s = 0; s < weight_bits(format); s++) {
+        const char *step = w + 4 * PANEL * s + 2 * at;  // an output has 2 bytes where w began, 4 here
+        ivec low[4], high[4];
+        FEW_REGISTERS();
+        UNROLL for (int j = 0; j < V; j++) {
+          ivec both = load_ints(step + 4 * LANES * j);
+          low[j] = format == Q8_0 ? both : both & 0x0f0f0f0f;
+          high[j] = both >> 4 & 0x0f0f0f0f;
         }
+        if (turn == 0) blocks_step(format, acc, low, x + 4 * s, in->stride, R, V);
+        if (turn == turns - 1 && format != Q8_0)
+          blocks_step(format, acc, high, x + BLOCK / 2 + 4 * s, in->stride, R, V);
       }
-    }
     w += 4 * PANEL * weight_bits(format);
+    FEW_REGISTERS();
+    vec scale[4], least[4];
+    UNROLL for (int j = 0; j < V; j++) scale[j] = load_halves(halves + 2 * LANES * j);
+    if (format == Q4_1)
+      UNROLL for (int j = 0; j < V; j++) least[j] = load_halves(halves + 2 * PANEL + 2 * LANES * j);
     UNROLL for (int r = 0; r < R; r++) {
       ivec start = all_of_int(format == Q4_1 ? 0 : starts[r * in->groups]);
       UNROLL for (int j = 0; j < V; j++) acc[r][j] = (format == Q8_0 ? acc[r][j] : whole_sum(acc[r][j])) + start;
-      vec of_inputs = all_of(scales[r * in->groups]), total = of_inputs;
-      if (format == Q4_1) total = of_inputs * all_of((float)starts[r * in->groups]);
+      vec of_inputs = all_of(scales[r * in->groups]), total = all_of(total_at(starts + r * in->groups));
       UNROLL for (int j = 0; j < V; j++) {
         sum[r][j] = fused(__builtin_convertvector(acc[r][j], vec), of_inputs * scale[j], sum[r][j]);
         if (format == Q4_1) sum[r][j] = fused(total, least[j], sum[r][j]);

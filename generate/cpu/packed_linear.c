@@ -65,9 +65,9 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
   int64_t bands = (t->m + t->band - 1) / t->band, end = share_end(t->panels * bands, worker, workers);
   if (format->begin) format->begin(t);
   for (int64_t i = from; i < to; i++) {
-    int64_t p = i % t->panels, first = i / t->panels * t->band, last = first + t->band < t->m ? first + t->band : t->m;
-    const char *next = (const char *)t->w->packed + (p + 1) * bytes_each;
-    int64_t bytes = p + 1 < t->panels ? bytes_each : 0;
+    int64_t p = i / bands, first = i % bands * t->band, last = first + t->band < t->m ? first + t->band : t->m;
+    const char *next = (const char *)t->w->packed + (p + 1) * bytes_each + i % bands * bytes_each / bands;
+    int64_t bytes = p + 1 < t->panels ? bytes_each / bands : 0;
     if (i + 1 == end) {  // the worker's share is done: on to where its share of the next weight begins
       bytes = after ? panel_bytes(after->format, after->k) : 0;
       next = after ? (const char *)after->packed + share_end(panels_of(after->n), worker - 1, workers) * bytes : 0;
@@ -77,12 +77,22 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
   if (format->end) format->end(t);
 }
 
-// Rows beyond some hundreds are cut into bands, so that many cores find work in few panels.
+// Rows of a band. Bands share a panel: beyond some hundreds of rows, and where workers would have unequal numbers of
+// panels, so few that one more matters.
+static int64_t band_of(int format, int64_t m, int64_t panels) {
+  const int64_t fewest = format == BFLOAT16 ? BAND : LANES == 16 ? 32 : 8;  // rows that take no longer than in more
+  const int64_t multiple = format == BFLOAT16 ? 48 : HAS_TILES ? 16 : 4;    // of the rows of tiles and of blocks
+  int64_t bands = (m + BAND - 1) / BAND;
+  while (panels * bands % workers && panels * bands < 16 * workers && m >= (bands + 1) * fewest) bands++;
+  return bands > 1 ? padded((m + bands - 1) / bands, multiple) : BAND;
+}
+
 void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *out, int64_t m, int mode,
                    const Linear *next, const Extra *extra) {
   const Format *format = &formats[w->format];
-  Product t = {{w, x, residual, out, m, w->n, w->k, mode, panels_of(w->n), BAND}, next};
-  int64_t items = t.task.panels * ((m + t.task.band - 1) / t.task.band), each = items / (2 * workers);
+  Product t = {{w, x, residual, out, m, w->n, w->k, mode, panels_of(w->n), 0}, next};
+  t.task.band = band_of(w->format, m, t.task.panels);
+  const int64_t items = t.task.panels * ((m + t.task.band - 1) / t.task.band), each = items / (2 * workers);
   t.task.extra = extra;
   if (!format->prepare(&t.task)) {
     memset(out, 0xff, (size_t)(m * (mode == SWIGLU ? w->n / 2 : w->n)) * (mode == FLOAT32 ? 4 : 2));  // all NaN

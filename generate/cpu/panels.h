@@ -14,7 +14,8 @@ enum { BAND = 192, SLICE_BYTES = 1 << 14 };  // rows at most of a product; weigh
 
 // The rows of a product, rounded to bytes for a format of weights that multiplies bytes; see quantized.h. Each row has
 // `stride` bytes, whole groups, with zeros behind k; and `groups` scales and starts. A start is what the sum of a
-// group's products begins with, -offset times the sum of its bytes, since weights are stored with `offset` added.
+// group's products begins with, -offset times the sum of its bytes, since weights are stored with `offset` added; for a
+// negative offset it is that times the scale, as a float32.
 typedef struct {
   const bf16 *x;
   int8_t *bytes;

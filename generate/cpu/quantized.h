@@ -29,6 +29,15 @@ INLINE void round_group(const bf16 *x, int8_t *bytes, float *scale, int32_t *sta
   }
   *scale = bits < 0x7f800000 ? peak / 127.f : NAN;
   *start = -offset * sum_of(sum);
+  const float total = *scale * (float)*start;
+  if (offset < 0) memcpy(start, &total, sizeof total);
+}
+
+// The sum of a group of inputs, where the offset is negative.
+INLINE float total_at(const int32_t *start) {
+  float total;
+  memcpy(&total, start, sizeof total);
+  return total;
 }
 
 INLINE void round_row(const Inputs *in, int64_t row, int group) {

@@ -92,8 +92,10 @@ INLINE vec choose(uvec mask, vec yes, vec no) { return (vec)(((uvec)yes & mask) 
 
 // x within the bounds; NaN stays NaN.
 INLINE vec within(vec x, float low, float high) {
-#ifdef __AVX512F__  // min and max return their second operand for a NaN
+#if defined(__AVX512F__)  // min and max return their second operand for a NaN
   return (vec)_mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), (__m512)x));
+#elif defined(__AVX2__)
+  return (vec)_mm256_max_ps(_mm256_set1_ps(low), _mm256_min_ps(_mm256_set1_ps(high), (__m256)x));
 #else
   x = choose((uvec)(x < low), all_of(low), x);
   return choose((uvec)(x > high), all_of(high), x);

@@ -19,6 +19,7 @@ from generate.cpu import linear
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import load_library
 from generate.cpu.linear import KernelLinear
+from generate.cpu.team import team
 from models.gguf.block_matrix import BLOCK, KINDS, BlockMatrix
 from tests.support.generate import numbers
 
@@ -111,6 +112,16 @@ def test_outputs_are_those_of_exact_sums_at_every_number_of_rows(n: int, k: int,
     x = numbers(max(ROWS), k, seed=3).bfloat16()
     expected = reference(weight, bias, x, kind)
     for rows in ROWS:
+        assert torch.equal(layer(x[:rows].contiguous()), expected[:rows])
+
+
+@every_kind
+def test_workers_that_share_a_panel_compute_what_one_does(kind: str) -> None:
+    layer = layer_of(numbers(320, 96, seed=1) / 10, numbers(320, seed=2), kind, wide=True)
+    x = numbers(200, 96, seed=3).bfloat16()
+    expected = layer(x)
+    team().use(2, own=True)
+    for rows in (16, 63, 200):
         assert torch.equal(layer(x[:rows].contiguous()), expected[:rows])
 
 
