@@ -106,6 +106,8 @@ class RunningBatch:
             named = ", ".join(seq.id for seq in leaving)
             raise PolicyError(f"release or preempt: {named}: one of them twice, or not running")
         self.running[:] = kept
+        for seq in leaving:  # before any of them gives back pages that others await
+            seq.computed = self.pages.sound(seq)
         for seq in leaving:
             # If a policy with fewer slots took over since this one was given out, it ends with its sequence.
             if seq.slot in self.slots:
