@@ -61,7 +61,9 @@ def bootstrap(
     """
     rng = np.random.default_rng(seed)
     times = max(100, min(MAX_RESAMPLES, MAX_DRAWS // max(counts)))
-    values = statistic(*(draw(times, count, rng) for count in counts))
+    most = max(1, MAX_DRAWS // max(counts))  # at once
+    parts = [min(most, times - i) for i in range(0, times, most)]
+    values = np.concatenate([statistic(*(draw(part, count, rng) for count in counts)) for part in parts])
     low, high = np.percentile(values, TAILS, axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high)]
 
