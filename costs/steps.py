@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -78,38 +79,35 @@ def step_of(plan: Plan) -> Step:
     """
     decodes = context = prefills = prompt = squares = longest = widest = work = masks = 0
     pairs = 0.0
-    drafts = plan.drafts
-    for i, (seq, count) in enumerate(zip(plan.sequences, plan.counts)):
+    for seq, count, drafts in zip(plan.sequences, plan.counts, plan.drafts or repeat(())):
         length = seq.computed + count
+        if length > longest:
+            longest = length
         if seq.constrained and count >= seq.pending:
-            masks += count if drafts and drafts[i] else 1
-        if count > 1 and drafts and drafts[i]:
-            decodes += count
-            context += length
-            work += length * count
-            longest, widest = max(longest, length), max(widest, 1)
-            continue
+            masks += count if drafts else 1
         if count == 1 and seq.output_ids:
             decodes += 1
             context += length
+        elif drafts:
+            decodes += count
+            context += length
+            work += length * (count - 1)
         else:
             prefills += 1
             prompt += count
             pairs += count * (seq.computed + (count + 1) / 2)
             squares += count * count
-        work += length * count
-        if length > longest:
-            longest = length
-        if count > widest:
-            widest = count
+            work += length * count
+            if count > widest:
+                widest = count
+    widest = widest or min(decodes, 1)
     if plan.padded:
         prompt += plan.padding
         for seq in plan.held:
             decodes += 1
             context += seq.computed + 1
-            work += seq.computed + 1
             longest = max(longest, seq.computed + 1)
-    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work, masks)
+    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work + context, masks)
 
 
 def step_of_members(

@@ -93,6 +93,7 @@ class FleetQueue(Queue):
             site.prefill_tokens = int(report.get("prefill_tokens", 0))
             site.slots = min(int(report.get("slots") or self.sites.usual) + 1, self.sites.usual)
         self._known = found
+        self._told &= found.keys()  # one that comes back under its name may be another server
         await self._tell_all()
         self._source.report(self._waiting())
 

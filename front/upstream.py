@@ -73,6 +73,12 @@ class Upstream:
         self._open: Plan | None = None  # the last plan, if nothing came of it
         self._stepped = 0.0  # when the last step ended
         self.let_through = 0  # requests so far
+        self.is_leaving = False  # it gets no more requests
+
+    @property
+    def slots(self) -> int:
+        """How many requests it may have at once."""
+        return 0 if self.is_leaving else self.site.slots
 
     def tell(self, turn: Turn) -> None:
         """Note that something came; the caller has the inbox's lock, unless it is the loops' thread."""

@@ -19,6 +19,7 @@ from fleet.routers import Asked
 from front.sites import REST_SECONDS, Site, Sites
 from front.upstream import Turn, Upstream
 from scheduling.policy import Policy
+from scheduling.reservations import ENDLESS
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from serving.inference import InferenceError
@@ -53,7 +54,7 @@ class Upstreams(BatchingManager):
     @property
     def engines(self) -> list[int]:
         """The slots of each upstream, if there are several."""
-        return [one.site.slots for one in self.each if one.site.slots] if len(self.each) > 1 else []
+        return [one.slots for one in self.each if one.slots] if len(self.each) > 1 else []
 
     @property
     def named(self) -> list[tuple[str, int]]:
@@ -92,8 +93,9 @@ class Upstreams(BatchingManager):
                 self._connect(one, self.each[0].scheduler.policy)
                 self.each.append(one)
         for one in self.each[1:]:
-            if all(site is not one.site for site in sites):
-                one.site.slots = one.scheduler.slot_cap = 0
+            one.is_leaving = all(site is not one.site for site in sites)
+            if one.is_leaving:
+                one.scheduler.slot_cap = 0
                 if one.scheduler.running:
                     self._is_leaving = True
                 else:
@@ -108,8 +110,8 @@ class Upstreams(BatchingManager):
     def slot_cap(self) -> int:
         """Return the slots of the upstreams that do not rest; those of the schedulers change within a round."""
         now = self.sites.clock()
-        slots = [(len(one.scheduler.batch.slots), one.site) for one in self.each if self.scheduler is not None]
-        return sum(min(count, site.slots) for count, site in slots if site.rests_until <= now)
+        able = [one for one in self.each if self.scheduler is not None and one.site.rests_until <= now]
+        return sum(min(len(one.scheduler.batch.slots), one.slots) for one in able)
 
     def expect(self, turn: Turn) -> None:
         """Register a request before it is queued."""
@@ -207,7 +209,9 @@ class Upstreams(BatchingManager):
     def _open(self, able: Iterable[Upstream]) -> None:
         """Let requests through to these upstreams only; none of them rests."""
         for one in self.each:
-            one.scheduler.slot_cap, one.scheduler.batch.most = 0, one.site.slots
+            batch = one.scheduler.batch
+            # A server of our own computes more answers than it has slots one after another.
+            batch.slot_cap, batch.most, batch.most_alone = 0, one.slots, ENDLESS if one.site.own else one.slots
         for one in able:
             one.scheduler.slot_cap = self._most(one)
 
@@ -220,10 +224,10 @@ class Upstreams(BatchingManager):
         if one.site.rests_until > self.sites.clock():
             return 0
         if one.site.refuses_since == inf or one.scheduler.policy.closed:
-            return one.site.slots
+            return one.slots
         since = self._clock() - REST_SECONDS
         turns = [turn for seq in one.scheduler.running if (turn := self._turns.get(seq)) is not None]
-        return min(one.site.slots, one.site.tries + sum(turn.begun_at < since or not turn.probes for turn in turns))
+        return min(one.slots, one.site.tries + sum(turn.begun_at < since or not turn.probes for turn in turns))
 
     def _able(self) -> list[Upstream]:
         """Return the upstreams that can take a waiting request."""
@@ -243,7 +247,7 @@ class Upstreams(BatchingManager):
                 turn = None if seq is None else self._turns.get(seq)
             except BaseException:  # the loop that asks next handles it
                 return able
-        load = [len(one.scheduler.running) for one in able]
+        load = [one.scheduler.batch.taken for one in able]
         return [able[i] for i in self.sites.order([one.site for one in able], load, turn.asked if turn else Asked())]
 
     def _step(self, one: Upstream) -> bool:

@@ -16,13 +16,13 @@ class RunningBatch:
     """`running` is in order of admission; `slot_cap` bounds it below the number of slots, whose numbers are `slots`.
 
     `numbers` are those that it may have, if other batches have the others. If sequences take more than one slot, all of
-    them together take at most `most`.
+    them together take at most `most`, and one alone at most `most_alone`, which may be more than there are.
     """
 
     def __init__(self, pool: PagePool | None, numbers: range | None = None) -> None:
         self.running: list[Sequence] = []
         self.pages = Reservations(pool)
-        self.slot_cap = self.most = ENDLESS
+        self.slot_cap = self.most = self.most_alone = ENDLESS
         self._extra = 0  # slots that running sequences take beyond one each
         self.numbers = range(ENDLESS) if numbers is None else numbers
         self.slots = self.numbers[:0]
@@ -39,12 +39,16 @@ class RunningBatch:
         """How many sequences may join now."""
         return max(0, min(len(self._free_slots), self.slot_cap - len(self.running)))
 
+    @property
+    def taken(self) -> int:
+        """The slots that the running sequences take, one for each of their answers."""
+        return len(self.running) + self._extra
+
     def fits(self, seq: Sequence) -> bool:
-        """Return whether enough slots are free for a sequence that takes several; alone, it may take more than a policy has."""
-        if (extra := self._extra + seq.slots - 1) == 0:
+        """Return whether enough slots are free for a sequence that takes several."""
+        if self._extra + seq.slots == 1:
             return True
-        count = len(self.running) + 1
-        return count + extra <= min(self.most, len(self.slots) if count > 1 else ENDLESS)
+        return self.taken + seq.slots <= (min(self.most, len(self.slots)) if self.running else self.most_alone)
 
     def budget(self, tokens: int) -> Budget:
         """Return what is free before a step that may compute this many tokens."""
@@ -106,6 +110,8 @@ class RunningBatch:
             named = ", ".join(seq.id for seq in leaving)
             raise PolicyError(f"release or preempt: {named}: one of them twice, or not running")
         self.running[:] = kept
+        for seq in leaving:  # before any of them gives back pages that others await
+            seq.computed = self.pages.sound(seq)
         for seq in leaving:
             # If a policy with fewer slots took over since this one was given out, it ends with its sequence.
             if seq.slot in self.slots:

@@ -142,14 +142,17 @@ class SlotSteps(NamedTuple):
         return 1 - self.useful / rows if rows else None
 
     @classmethod
-    def of(cls, plan: Plan, slots: int) -> SlotSteps:
-        """Return how a step spends its slots if it rejects no draft, before any of its sequences advances."""
+    def of(cls, plan: Plan, slots: int, recomputes: bool) -> SlotSteps:
+        """Return how a step spends its slots if it rejects no draft, before any of its sequences advances.
+
+        If it surely recomputes nothing, no row is looked at.
+        """
         rows, held = len(plan.sequences), len(plan.held)
         padding, recomputed = 0.0, 0.0
         width = max(plan.counts) if plan.padded and plan.counts else 0  # of the rectangle's rows
         if width:
             padding = plan.padding / width
-        if not plan.repeats:  # a row that only decodes recomputes nothing, since its last token is new
+        if recomputes and not plan.repeats:  # a row that only decodes recomputes nothing, since its last token is new
             for seq, count in zip(plan.sequences, plan.counts):
                 if seq.recompute_until > seq.computed:
                     recomputed += min(count, seq.recompute_until - seq.computed) / (width or count)

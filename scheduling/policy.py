@@ -160,8 +160,9 @@ class Policy:
             0 if seq.finish_reason is not None else len(seq.prompt_ids) + len(seq.output_ids) - seq.computed
             for seq in running
         ]
-        left = token_budget - counts.count(1)
-        for i, count in enumerate(counts):
+        decodes = counts.count(1)
+        left = token_budget - decodes
+        for i, count in enumerate(counts if decodes < len(counts) else ()):
             if count > 1:
                 counts[i] = max(0, min(count, left))
                 left -= counts[i]

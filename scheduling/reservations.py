@@ -201,8 +201,15 @@ class Reservations:
     def _awaited(self, seq: Sequence, pool: PagePool) -> Sequence | None:
         """Return the writer of the last page that a sequence found, until the sequence computes something itself."""
         pages, rest = divmod(seq.computed, pool.page_size)
-        writer = pool.writers.get(seq.pages[pages - 1]) if pages and not rest else None
+        writer = pool.writers.get(seq.pages[pages - 1]) if pages and not rest and seq.pages else None
         return None if writer is seq else writer
+
+    def sound(self, seq: Sequence) -> int:
+        """Return how many tokens of a running sequence are computed, without those for which it waits."""
+        tokens = seq.computed
+        while self._pool is not None and self._pool.writers and (writer := self._awaited(seq, self._pool)) is not None:
+            seq, tokens = writer, min(tokens, writer.computed)
+        return tokens
 
     def sharers(self, plan: Plan) -> tuple[list[Sequence], list[Sequence]]:
         """Return those in a plan that need pages which it computes, and those that need pages which it does not compute."""

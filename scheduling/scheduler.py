@@ -248,7 +248,7 @@ class Scheduler:
         """
         self.backlog.forget()
         # How slots were spent, and who computed a prompt, can only be told before sequences advance.
-        slot_steps = SlotSteps.of(plan, self._slots)
+        slot_steps = SlotSteps.of(plan, self._slots, self.queue.recomputes)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
         result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.errors)
         if self.policy.estimates:

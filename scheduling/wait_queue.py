@@ -28,6 +28,7 @@ class WaitQueue:
         self.clock = WaitClock()
         self.blocked: Sequence | None = None  # the first in order that could not join, if one ended the last admission
         self.joined: list[Sequence] = []  # those that have joined since the last plan
+        self.recomputes = False  # a sequence has joined whose tokens were computed before
         self.expiries: list[tuple[float, int, Sequence]] = []  # a heap, with entries of sequences that have left
         self._numbers = count()
 
@@ -150,6 +151,7 @@ class WaitQueue:
 
     def _note_join(self, seq: Sequence, step: int, now: float) -> None:
         self.clock.leave(seq, now)
+        self.recomputes = self.recomputes or seq.recompute_until > 0
         # One that was preempted has been scheduled before.
         if seq.scheduled_at is None:
             seq.scheduled_at = now

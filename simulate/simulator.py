@@ -14,7 +14,7 @@ from array import array
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from costs.cost import Cost, Host
 from scheduling.driver import Driver, tokens_due
@@ -29,6 +29,7 @@ from simulate.swap import SwapSpace
 if TYPE_CHECKING:
     import numpy as np
 
+NOTHING: list[Any] = []
 FRUITLESS = 100_000  # turns without a step or an arrival after which a policy is said to hang
 
 
@@ -174,6 +175,8 @@ class Simulation(Driver):
         for seq in self.arrivals:
             seq.arrived_at += host.alpha0
         scheduler.record = records
+        self._left = 0  # the first requests, all of which have left
+        self._answers: dict[int, list[int]] = {}  # by length
         self._fruitless = 0
         self._fast_forward = fast_forward
 
@@ -232,12 +235,22 @@ class Simulation(Driver):
     def record(self, iteration: Iteration) -> None:
         if self.records:
             self.result.iterations.append(iteration)
+        if iteration.left:
+            self._save_memory()
         if self.result.loop is not None and iteration.left:
             # Before the next step ends no other call is sent, so fast-forward knows all arrivals that it may pass.
             for seq in self.result.loop.follow(iteration.left, self.now + self.host.alpha1):
                 seq.arrived_at += self.host.alpha0
                 self.result.sequences.append(seq)
                 insort(self.arrivals, seq, key=lambda other: other.arrived_at)
+
+    def _save_memory(self) -> None:
+        """Have the answers of requests that have left share a list if they are equally long: all of their tokens are unknown."""
+        sequences = self.result.sequences
+        while self._left < len(sequences) and (seq := sequences[self._left]).state == "finished":
+            seq.output_ids = self._answers.setdefault(len(seq.output_ids), seq.output_ids)
+            seq.details = seq.prompt_details = NOTHING
+            self._left += 1
 
     def _pass_equal_steps(self, plan: Plan) -> float | None:
         """Let the steps pass that must equal this plan, except the one in which a sequence arrives or leaves.

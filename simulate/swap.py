@@ -37,9 +37,9 @@ class SwapSpace(Reservations):
         computed = self._out.pop(seq, 0)
         tokens_out = in_whole_pages(computed, self.page_size)
         self._free += tokens_out
-        # The tokens that it finds in the prefix cache need not come back.
+        # The tokens that it finds in the prefix cache need not come back, unless they are still to be computed.
         if computed > seq.computed:
-            self._moved += tokens_out - seq.computed
+            self._moved += tokens_out - self.sound(seq)
             seq.computed = computed
         return True
 

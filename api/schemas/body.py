@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
@@ -211,12 +212,12 @@ def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str =
         unsupported = getattr(schema, "unsupported", {})
         refuse_unsupported(unsupported, {name: fields[name] for name in unknown}, path)
         ignored += islice((path + name for name in unknown if name not in unsupported), MOST_NAMES - len(ignored))
-    known = {}
-    for name, field in own.items():
-        value = fields.get(name)
-        if value is None and not (field.is_required() and name in fields):
+    known, objects = {}, _objects(schema)
+    for name, value in fields.items():
+        field = own.get(name)
+        if field is None or (value is None and not field.is_required()):
             continue
-        inner = _schema_of(field.annotation)
+        inner = objects.get(name)
         known[name] = value if inner is None else _known(inner, value, ignored, f"{path}{name}.")
     return known
 
@@ -231,10 +232,14 @@ def refuse_unsupported(unsupported: Unsupported, fields: Mapping[str, Any], path
             )
 
 
-def _schema_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the schema of a field that is an object or an optional object."""
-    kinds = [annotation, *get_args(annotation)] if get_origin(annotation) is not list else []
-    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+@cache
+def _objects(schema: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return the schema of each field that is an object or an optional object."""
+    found: dict[str, type[BaseModel]] = {}
+    for name, field in schema.model_fields.items():
+        kinds = [field.annotation, *get_args(field.annotation)] if get_origin(field.annotation) is not list else []
+        found.update((name, kind) for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return found
 
 
 def _validation_error(
@@ -273,8 +278,8 @@ def _value_at(fields: Any, place: tuple[int | str, ...], otherwise: Any) -> Any:
 
 def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInfo | None:
     """Return the innermost field of a path such as ("parameters", "stop", 3)."""
-    field = schema.model_fields.get(str(place[0])) if place else None
-    inner = None if field is None else _schema_of(field.annotation)
+    name = str(place[0]) if place else ""
+    field, inner = schema.model_fields.get(name), _objects(schema).get(name)
     within = _field_at(inner, place[1:]) if inner is not None else None
     return within or field
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 MAX_RESAMPLES = 1000
-MAX_DRAWS = 3_000_000  # observations drawn in all, so that a long run does not take minutes
+MAX_DRAWS = 3_000_000  # observations drawn in all, so that a long run does not take minutes, and at once
 TAILS = (2.5, 97.5)
 MIN_REQUESTS = 10
 MIN_RUNS = 3
@@ -61,7 +61,9 @@ def bootstrap(
     """
     rng = np.random.default_rng(seed)
     times = max(100, min(MAX_RESAMPLES, MAX_DRAWS // max(counts)))
-    values = statistic(*(draw(times, count, rng) for count in counts))
+    most = max(1, MAX_DRAWS // max(counts))  # at once, which does not change the draws of one series
+    parts = [min(most, times - i) for i in range(0, times, most)]
+    values = np.concatenate([statistic(*(draw(part, count, rng) for count in counts)) for part in parts])
     low, high = np.percentile(values, TAILS, axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high)]
 

@@ -328,3 +328,12 @@ def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
     assert result["mean_e2el_ms"] is result["output_throughput"] is None
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert dict(tables.rows(result))["Duration (s)"] == "-"
+
+
+def test_an_interval_is_the_same_if_it_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [i % 7 + i / 50 for i in range(50)]
+    found = []
+    for draws in (5000, 700, 1):  # 100 resamples at once, 14, and one by one
+        monkeypatch.setattr(figures, "MAX_DRAWS", draws)
+        found.append(figures.intervals("ttft", seconds))
+    assert found[0] == found[1] == found[2]

@@ -118,6 +118,18 @@ def test_a_switch_reaches_a_replica_that_starts_later_before_its_first_request()
     assert [path for _, path, *_ in seen[1:]] == ["/inference"] * 3
 
 
+def test_a_replica_that_comes_back_is_told_the_policy_again() -> None:
+    seen: list[Any] = []
+
+    async def test(front: Front) -> None:
+        assert (await switch(front, "static"))[0] == 200
+        await front.only("b")
+        await front.only("a", "b")
+
+    behind(test, notes(seen), says({}))
+    assert [fields for _, path, _, fields in seen if path == "/policy"] == [{"policy": "static", "options": {}}] * 2
+
+
 def test_a_replica_that_refuses_the_policy_gets_no_request() -> None:
     async def test(front: Front) -> None:
         assert (await switch(front, "static"))[0] == 200
@@ -156,6 +168,34 @@ def test_a_report_bounds_the_requests_of_a_replica_and_tells_routers_more() -> N
         await asyncio.gather(*asked)
 
     behind(test, waits(release))
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "static"])
+def test_a_request_for_more_answers_than_any_replica_has_slots_goes_to_an_idle_one(policy: str) -> None:
+    async def test(front: Front) -> None:
+        front.fleet.reports = {"a": REPORT | {"slots": 1}}
+        await front.queue.refresh()
+        asked = [{"prompt": "x", "n": n} for n in (1, 4, 1, 20)]
+        answers = await asyncio.gather(*(front.post("/v1/completions", fields) for fields in asked))
+        assert [status for status, _ in answers] == [200] * 4
+
+    behind(test, says(GOOD), policy=policy)
+
+
+def test_a_router_counts_each_answer_of_a_request() -> None:
+    release = asyncio.Event()
+
+    async def test(front: Front) -> None:
+        asked = [asyncio.create_task(front.post("/v1/completions", {"prompt": "x", "n": 4}))]
+        await front.until(lambda: sum(site.open for site in front.sites))
+        other = next(site for site in front.sites if not site.open)
+        asked += [asyncio.create_task(front.post("/v1/completions", {"prompt": "x"})) for _ in range(3)]
+        await front.until(lambda: sum(site.open for site in front.sites) == 4)
+        assert other.open == 3
+        release.set()
+        await asyncio.gather(*asked)
+
+    behind(test, waits(release), waits(release), words=("--router", "least-loaded"))
 
 
 @pytest.mark.parametrize("router", ["prefix-aware", "session-sticky"])

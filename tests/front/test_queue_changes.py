@@ -59,6 +59,18 @@ def test_an_upstream_that_leaves_finishes_its_requests_and_gets_no_more() -> Non
     before(test, count=2, slots=2, usual=2)
 
 
+def test_an_upstream_that_comes_back_has_its_slots_again() -> None:
+    async def test(front: Front) -> None:
+        sites = front.queue.sites.all
+        for now, slots in ((sites[1:], 2), (sites, 4)):
+            front.queue.manager.update(now)
+            await settled(front, slots)
+        answers = await front.all(*({"max_tokens": 9, "tag": i} for i in range(8)))
+        assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
+
+    before(test, count=2, slots=2, usual=2)
+
+
 def test_an_upstream_that_comes_takes_free_numbers_and_the_policy_of_the_others() -> None:
     async def test(front: Front) -> None:
         only(front, 1)

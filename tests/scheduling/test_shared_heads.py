@@ -94,6 +94,19 @@ def test_another_computes_the_head_of_a_writer_that_is_gone(policy: str, fault: 
     assert not pool.writers
 
 
+def test_a_reader_that_is_preempted_while_it_waits_has_nothing_to_recompute() -> None:
+    scheduler, (writer, reader) = make_scheduler("dynamic", 2, PagePool(60, PAGE), budget=8), burst(2)
+    for seq in (writer, reader):
+        scheduler.add(seq)
+    for now in range(2):  # 16 of the head's 20 tokens
+        plan = scheduler.plan(now)
+        assert plan is not None
+        assert reader.computed == HEAD
+        scheduler.commit(plan, next_tokens(plan), now + 1)
+    scheduler.preempt(plan, [reader], 2)
+    assert reader.recompute_until == 2 * 8
+
+
 def test_rows_that_have_read_the_pages_of_one_that_fails_go_on() -> None:
     run = drive(make_scheduler("dynamic", 3, PagePool(60, PAGE)), burst(3), forward=sound(failing({1: [0]})))
     assert counts(run, 1) == {"r1": 1, "r2": 1}

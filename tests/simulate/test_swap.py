@@ -10,8 +10,10 @@ import policies
 from costs import published
 from costs.cost import Cost, Transfer
 from costs.steps import Step
+from scheduling.driver import tokens_due
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
 from simulate import workloads
 from simulate.simulator import Run, simulate
 from simulate.swap import SwapSpace
@@ -58,6 +60,41 @@ def test_swapping_costs_what_it_moves_and_recomputing_what_it_computes(
     assert run.busy == run.makespan
     assert scheduler.pages is not None
     assert scheduler.pages.used == 0
+
+
+def test_a_token_that_was_never_computed_is_not_moved_out() -> None:
+    """The first request computes 2 tokens of the head in each step; the second waits for all 8."""
+    pages = PagePool(21, 2)
+    scheduler = Scheduler(policies.get_policy("dynamic", 2), pages, 3)
+    scheduler.batch.pages = swap = SwapSpace(pages, Transfer(1000, 1000.0), 100)
+    writer, reader = (Sequence([*range(8), last], 4, id=str(last)) for last in (8, 9))
+    moved = []
+    for seq in (writer, reader):
+        scheduler.add(seq)
+    for now in range(2):
+        plan = scheduler.plan(now)
+        assert plan is not None
+        assert reader.computed == 8
+        scheduler.preempt(plan, [reader], now)
+        moved.append(swap.seconds())
+        scheduler.commit(plan, tokens_due(plan), now + 1)
+    assert moved == [0.0, 2.0]
+
+
+def test_a_token_that_another_request_will_compute_is_moved_in() -> None:
+    pages = PagePool(11, 2)
+    swap = SwapSpace(pages, Transfer(1000, 1000.0), 100)
+    first, last, large = (Sequence([*range(begin, begin + 9)], 4) for begin in (0, 0, 100))
+    for seq, tokens in ((first, 10), (large, 20)):  # the large one takes all pages
+        swap.hash(seq)
+        assert swap.reserve(seq, tokens)
+        seq.computed = 9
+        swap.release(seq)
+    assert swap.seconds() == 20.0
+    for seq in (last, first):
+        swap.hash(seq)
+        assert swap.reserve(seq, 10)
+    assert swap.seconds() == 10.0
 
 
 def opt(gbps: float | None) -> float:
