@@ -51,5 +51,5 @@ class Record:
         names = ("max_tokens", "client", "priority", "deadline", "open_ended", "adapter", "session", "constrained")
         self.write(
             {"arrive": seq.id, "before": before, "now": now, "at": seq.arrived_at, "prompt": len(seq.prompt_ids),
-             "pages": [crc32(page) for page in seq.hashes], **{name: getattr(seq, name) for name in names}}
+             "program": seq.program, "pages": [crc32(page) for page in seq.hashes], **{name: getattr(seq, name) for name in names}}
         )  # fmt: skip
