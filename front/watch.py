@@ -15,9 +15,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
-from flask import request
 from werkzeug.serving import make_server
 
 import policies
@@ -59,7 +58,9 @@ class Watch(BatchingManager):
         super().__init__(NONE)
         self._path, self._service, self.app = path, Service(config, policies), App("watch", static_folder=None)
         assemble(self.app, self._service, (native, operations, policy, events, dashboard))
-        self.app.before_request(_refuse)
+        for rule in self.app.url_map.iter_rules():
+            if {"POST", "PUT", "DELETE"} & (rule.methods or set()) and rule.rule not in CHANGES:
+                self.app.view_functions[rule.endpoint] = _refuse
         self._at, self._latest, self._rest = 0, b"", b""  # bytes read, the latest of them, and a line that is not whole
         self._epoch = time.time() - time.perf_counter()  # the record has times of day
         self._requests: dict[str, Inference] = {}
@@ -105,9 +106,9 @@ class Watch(BatchingManager):
             one.sequence.arrived_at = line["at"] - self._epoch
             self._requests[one.id] = one
             notify(self.listeners, one)
-        else:  # vLLM has started: what ran before is gone
-            self._leave([(id, "abort") for id in self._requests], time.perf_counter())
+        elif "slots" in line:  # vLLM has started: what ran before is gone
             self._before, self.pages = self._number, Blocks(line["pages"] + 1, line["page_size"])
+            self._leave([(id, "abort") for id in self._requests], time.perf_counter())
             self._use(line)
             if self._service.engine is None:
                 connect(self._service, Engine(
@@ -172,10 +173,9 @@ class Watch(BatchingManager):
         notify(self.observers, step, [one for one, _ in left])
 
 
-def _refuse() -> None:
-    if request.method in ("POST", "PUT", "DELETE") and request.path not in CHANGES:
-        text = f"{request.method} {request.path} is not served where vLLM is only watched. Send requests to vLLM itself"
-        raise ApiError(text, type="not_found_error")
+def _refuse(**values: Any) -> NoReturn:
+    text = "this is not served where vLLM is only watched. Send requests to vLLM itself"
+    raise ApiError(text, type="not_found_error")
 
 
 def main() -> None:
