@@ -109,6 +109,7 @@ class Watch(BatchingManager):
         elif "slots" in line:  # vLLM has started: what ran before is gone
             self._before, self.pages = self._number, Blocks(line["pages"] + 1, line["page_size"])
             self._leave([(id, "abort") for id in self._requests], time.perf_counter())
+            self.max_tokens_per_step = line["tokens"]
             self._use(line)
             if self._service.engine is None:
                 connect(self._service, Engine(
@@ -133,10 +134,10 @@ class Watch(BatchingManager):
 
     def _ask_for(self, wanted: Policy, timeout: float | None = None) -> None:
         """Write where vLLM finds it which policy it shall switch to, and return once it has; InferenceError if it has not."""
-        before, draft = self.policy, Path(f"{self._path}.policy.new")
-        draft.write_text(json.dumps({"policy": wanted.name, "options": values_of(wanted)}), "utf-8")
-        os.replace(draft, f"{self._path}.policy")
         with self.inbox.changed:
+            before, draft = self.policy, Path(f"{self._path}.policy.new")
+            draft.write_text(json.dumps({"policy": wanted.name, "options": values_of(wanted)}), "utf-8")
+            os.replace(draft, f"{self._path}.policy")
             if not self.inbox.changed.wait_for(lambda: self.policy is not before, SWITCH_SECONDS):
                 text = "vLLM has not switched yet. It does so in its next step, unless its log has an error"
                 raise InferenceError("timeout_error", text)
