@@ -1,4 +1,4 @@
-"""`./eb vllm COMMAND`: run a policy inside vLLM, hold vLLM's scheduler to laws, or decide a recorded run again."""
+"""`./eb vllm COMMAND`: run a policy inside vLLM, hold vLLM's scheduler to laws, or decide a recorded run again; `eb` itself starts `watch`."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ COMMANDS = ("serve", "check", "replay")
 if __name__ == "__main__":
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in COMMANDS:
-        raise SystemExit(f"error: unknown command {name!r}. Use ./eb vllm with one of: {', '.join(COMMANDS)}")
+        raise SystemExit(f"error: unknown command {name!r}. Use ./eb vllm with one of: {', '.join(COMMANDS)}, watch")
     import_module(f"engines.{name}").main(sys.argv[2:])

@@ -1,7 +1,7 @@
 """ASGI middleware of vLLM's API process: tells the scheduler who sent a request, and answers 429 if a policy refused it.
 
-A client is the header X-Client, else `user`, else the key. It is added to the body's `vllm_xargs`, with `slo_s`. vLLM ends
-a refused request as if it were complete, so the first bytes of an answer are held back until that is known.
+A client is the header X-Client, else `user`, else the key. It is added to the body's `vllm_xargs`, with `slo_s` and
+`program`. vLLM ends a refused request as if it were complete, so the first bytes of an answer are held back until that is known.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 SHOW_REASON = ("/v1/completions", "/v1/chat/completions")  # the other dialects' answers do not say why they ended
 PATHS = (*SHOW_REASON, "/v1/responses", "/v1/messages")
 LONGEST_NAME = 200
+PROGRAM = ("x-program-id", "x-claude-code-session-id")  # as in the server's `api/schemas/scheduling_hints.py`
 WORDS = "the policy refused this request. Try again later"
 ERROR = json.dumps({"error": {"message": WORDS, "type": "overloaded", "param": None, "code": "overloaded"}}).encode()
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(ERROR)), (b"retry-after", b"1")]
@@ -78,7 +79,7 @@ def is_refusal(body: bytes) -> bool:
 
 
 def marked(body: bytes, headers: dict[str, str], shows_reason: bool = False) -> bytes:
-    """Return a body with its client and deadline where the scheduler finds them; a body that is no object is unchanged."""
+    """Return a body with its client, deadline and program for the scheduler; a body that is no object is unchanged."""
     fields: Any = None
     with suppress(ValueError):
         fields = json.loads(body)
@@ -90,6 +91,9 @@ def marked(body: bytes, headers: dict[str, str], shows_reason: bool = False) -> 
     hints: dict[str, Any] = {"client": client} if client else {}
     with suppress(KeyError, TypeError, ValueError):
         hints["slo_s"] = max(0.0, float(headers.get("x-slo") or fields.pop("slo_s")))
+    named = (extra.get("program"), fields.pop("program", ""), *map(headers.get, PROGRAM))
+    if program := next((name for name in named if name and isinstance(name, str)), ""):
+        hints["program"] = program[:LONGEST_NAME]
     if shows_reason:
         hints["shows_reason"] = 1
     return json.dumps({**fields, "vllm_xargs": {**extra, **hints}}).encode() if hints else body

@@ -22,6 +22,8 @@ class Record:
     def __init__(self, path: str, head: dict[str, Any]) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) if path else -1
         self._wanted, self._looks_at, self._seen = f"{path}.policy", 0.0, 0
+        with suppress(OSError):
+            self._seen = os.stat(self._wanted).st_mtime_ns  # one that was requested of an earlier run
         self.write(head)
 
     def write(self, line: dict[str, Any]) -> None:
@@ -51,5 +53,5 @@ class Record:
         names = ("max_tokens", "client", "priority", "deadline", "open_ended", "adapter", "session", "constrained")
         self.write(
             {"arrive": seq.id, "before": before, "now": now, "at": seq.arrived_at, "prompt": len(seq.prompt_ids),
-             "pages": [crc32(page) for page in seq.hashes], **{name: getattr(seq, name) for name in names}}
+             "program": seq.program, "pages": [crc32(page) for page in seq.hashes], **{name: getattr(seq, name) for name in names}}
         )  # fmt: skip

@@ -21,7 +21,7 @@ from scheduling.sequence import Sequence
 
 Line = dict[str, Any]
 CLOSE = 1e-6  # seconds by which times of the record may be rounded
-HINTS = ("client", "priority", "deadline", "open_ended", "adapter", "session", "constrained")
+HINTS = ("client", "priority", "deadline", "open_ended", "adapter", "session", "program", "constrained")
 
 
 def main(argv: list[str]) -> None:
@@ -77,7 +77,8 @@ class Replay:
         elif "cancel" in line:
             self._scheduler.remove_all([self._sequences[line["cancel"]]], line["now"], line["reason"])
         else:
-            hashes, hints = [b"%d" % page for page in line["pages"]], {name: line[name] for name in HINTS}
+            hashes = [b"%d" % page for page in line["pages"]]
+            hints = {name: line[name] for name in HINTS if name in line}
             ids = line["arrive"], line["at"]
             seq = Sequence([0] * line["prompt"], line["max_tokens"], *ids, hashes=hashes, **hints)
             seq.sampling = crc32(seq.id.encode()) >> 1  # its tokens: those of answers differ

@@ -104,6 +104,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
             # vLLM replaces a length that a client did not name by what the context leaves.
             open_ended=request.max_tokens >= self.max_model_len - request.num_prompt_tokens,
             adapter=request.lora_request.lora_name if request.lora_request else "", session=request.session_id or "",
+            program=str(extra.get("program", "")),
             constrained=request.use_structured_output, cache_salt=request.cache_salt or "",
             hashes=list(request.block_hashes[: (len(prompt) - 1) // self.block_size]),
         )  # fmt: skip

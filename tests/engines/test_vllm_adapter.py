@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,15 +183,18 @@ def test_a_refused_request_is_answered_and_uses_nothing(make: Any) -> None:
 
 def test_the_record_has_no_prompt_and_a_file_beside_it_switches_the_policy(make: Any, tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
+    Path(f"{path}.policy").write_text('{"policy": "static"}', "utf-8")  # left by an earlier run
+    os.utime(f"{path}.policy", (1, 1))
     scheduler = make("dynamic", record=str(path), slots=1)
     for id, tokens in (("a", 2), ("long", 9), ("short", 2)):
-        scheduler.add_request(request(id, tokens=tokens))
+        scheduler.add_request(request(id, tokens=tokens, program="agent"))
     step(scheduler)
     Path(f"{path}.policy").write_text('{"policy": "dynamic+sjf"}', "utf-8")
     scheduler.record._looks_at = 0.0
     run(scheduler)
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert [line["arrive"] for line in lines if "arrive" in line] == ["a", "long", "short"]
+    assert {line["program"] for line in lines if "arrive" in line} == {"agent"}
     assert not [line for line in lines if "prompt_ids" in line]
     assert [id for line in lines for id in line.get("joined", ())] == ["a", "short", "long"]
     assert [line["switch"]["policy"] for line in lines if "switch" in line] == ["dynamic+sjf"]

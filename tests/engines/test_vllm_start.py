@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from api.schemas import scheduling_hints
 from engines import serve
-from engines.middleware import Middleware, marked
+from engines.middleware import PROGRAM, Middleware, marked
 from tests.support import ROOT
 
 
@@ -58,6 +59,9 @@ def test_only_three_rooms_are_found_from_vllms_path() -> None:
     [
         ({"user": "alice"}, {}, {"client": "alice"}),
         ({"user": "alice", "slo_s": 3}, {"x-client": "bob"}, {"client": "bob", "slo_s": 3.0}),
+        ({"program": "p"}, {"x-program-id": "q"}, {"program": "p"}),
+        ({"vllm_xargs": {"program": "o"}, "program": "p"}, {}, {"program": "o"}),
+        ({"program": 3}, {"x-claude-code-session-id": "s"}, {"program": "s"}),
         ({"vllm_xargs": {"a": 1}, "slo_s": "soon"}, {"authorization": "Bearer k"}, {"a": 1, "client": "key-45c3a1c5"}),
     ],
 )
@@ -67,6 +71,10 @@ def test_a_body_tells_the_scheduler_who_sent_it(fields: Any, headers: dict[str, 
     assert all(
         told[name] == value for name, value in hints.items() if name != "client" or not headers.get("authorization")
     )
+
+
+def test_the_headers_that_name_a_program_are_those_of_the_server() -> None:
+    assert [name.lower() for name in scheduling_hints.PROGRAM] == list(PROGRAM)
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"vllm_xargs": 3, "user": "a"}', b'{"user": 3}'])
