@@ -86,6 +86,11 @@ class Call(NamedTuple):
     session: str = ""
     at: float = 0.0
 
+    def within(self, run: str) -> "Call":
+        """Return the call with names of one run, in ASCII and short enough for a header and for our servers."""
+        names = {name: f"{ascii(text)[1:-1][:240]}-{run}" for name in ("program", "session") if (text := getattr(self, name))}
+        return self._replace(**names)
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,7 @@ class LoadRun:
         self._missing = {p.index: len(p.call.after) for p in trace if p.call}  # answers that a call waits for
         self._ended: set[str] = set()  # programs of which a call failed
         self._said: dict[int, list[Message]] = {}  # each conversation that others may go on with
+        self._mark = secrets.token_hex(3)  # of the run in the names of its programs, which the server would go on with
         self._users = users
         self._think = think
         self._on_outcome = on_outcome
@@ -283,13 +285,14 @@ class LoadRun:
         self, session: aiohttp.ClientSession, planned: Planned, intended: float, before: Sequence[Message]
     ) -> Outcome:
         dialect = self._target.dialect.of(planned)
-        body = json.dumps(dialect.body(planned, before, **self._fields)).encode()
+        named = replace(planned, call=planned.call.within(self._mark)) if planned.call else planned
+        body = json.dumps(dialect.body(named, before, **self._fields)).encode()
         reading = Reading(planned, dialect, intended, self.now())
         try:
             # A redirect would turn the POST into a GET and time two requests as one.
             async with session.post(
                 self._target.url + dialect.path, data=body, allow_redirects=False,
-                headers={"Content-Type": "application/json", **self._target.names(planned)},
+                headers={"Content-Type": "application/json", **self._target.names(named)},
             ) as answer:  # fmt: skip
                 # Some servers ignore the wish for a stream, and answer with all tokens at once.
                 if answer.status == 200 and dialect.stream and answer.content_type != "application/json":

@@ -112,7 +112,28 @@ def test_only_servers_that_take_them_get_more_fields_than_openais(server: MockSe
     assert not bodies[1].keys() & more.keys()
     assert bodies[1]["max_tokens"] == 3
     served(server, [planned])
-    assert server.sessions == [("program-0.0", "program-0")]
+    ((session, program),) = server.sessions
+    assert (session.rpartition("-")[0], program.rpartition("-")[0]) == ("program-0.0", "program-0")
+
+
+def test_a_second_run_does_not_go_on_with_the_programs_of_the_first(server: MockServer) -> None:
+    for _ in range(2):
+        served(server, plan(DIAMOND))
+    first, second = ({program for _, program in server.sessions[i : i + 4]} for i in (0, 4))
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\u65e5\u672c", "s" * 300, "'\"\\"])
+def test_a_name_of_a_trace_fits_a_header(server: MockServer, name: str) -> None:
+    call = plan([DIAMOND[0]])[0].call
+    assert call
+    planned = Planned(0, 0.0, "call 0", 3, chat=Chat(True), call=call._replace(session=name, program=name))
+    assert served(server, [planned])[0].error == ""
+    ((session, program),) = server.sessions
+    assert session == program
+    assert len(session) <= 256
+    assert session.isascii()
 
 
 @pytest.mark.parametrize("spec", programs.KINDS)
