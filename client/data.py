@@ -88,8 +88,8 @@ class Call(NamedTuple):
 
     def within(self, run: str) -> "Call":
         """Return the call with names of one run, in ASCII and short enough for a header and for our servers."""
-        names = {name: f"{ascii(text)[1:-1][:240]}-{run}" for name in ("program", "session") if (text := getattr(self, name))}
-        return self._replace(**names)
+        program, session = (f"{ascii(name)[1:-1][:240]}-{run}" if name else "" for name in (self.program, self.session))
+        return self._replace(program=program, session=session)
 
 
 @dataclass(frozen=True, slots=True)

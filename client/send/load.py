@@ -114,7 +114,7 @@ class LoadRun:
         self._outcomes: list[Outcome] = []
         self._sent = self._done = self._tokens = 0
         self._requests: set[asyncio.Task[None]] = set()
-        self._stopped = False
+        self._stopping = asyncio.Event()
         self.stalls: list[float] = []
         self._ready = threading.Event()
         self._finished = threading.Event()
@@ -132,19 +132,21 @@ class LoadRun:
 
     def stop(self) -> None:
         """Stop sending."""
-        self._stopped = True
-        self._cancel(self._schedule)
+        self._call(self._stopping.set)
+        if self._schedule is not None:
+            self._call(self._schedule.cancel)
 
     def close(self) -> None:
         """Cancel the open requests."""
-        self._cancel(self._main)
+        if self._main is not None:
+            self._call(self._main.cancel)
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def _cancel(self, task: asyncio.Task[None] | None) -> None:
-        if self._loop is not None and task is not None:
+    def _call(self, act: Callable[[], object]) -> None:
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(task.cancel)
+                self._loop.call_soon_threadsafe(act)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all sent requests have ended; return False after the timeout."""
@@ -226,7 +228,7 @@ class LoadRun:
 
         async def leave(task: asyncio.Task[None]) -> None:
             await asyncio.wait([task])
-            await asyncio.sleep(self._think)
+            await self._pause(self._think)
             free.release()
 
         for planned in self._firsts:
@@ -268,11 +270,16 @@ class LoadRun:
         """Send a request when its tool is done or its user has thought, unless the run or its program has ended."""
         wait = (planned.call.tool_s if planned.call else 0.0) + (0.0 if planned.program else self._think)
         at = self.now() + wait
-        await asyncio.sleep(wait)
-        if self._stopped or (planned.program and planned.program in self._ended):
+        await self._pause(wait)
+        if self._stopping.is_set() or (planned.program and planned.program in self._ended):
             return
         self._count(planned, at)
         await self._converse(session, planned, at)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for a tool or a user, but not beyond the end of a stopped run."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _beat(self) -> None:
         """Record how much longer than requested the loop slept: in that time it sent and read nothing."""
