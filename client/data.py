@@ -86,6 +86,11 @@ class Call(NamedTuple):
     session: str = ""
     at: float = 0.0
 
+    def within(self, run: str) -> "Call":
+        """Return the call with names of one run, in ASCII and short enough for a header and for our servers."""
+        program, session = (f"{ascii(name)[1:-1][:240]}-{run}" if name else "" for name in (self.program, self.session))
+        return self._replace(program=program, session=session)
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:

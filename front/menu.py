@@ -36,8 +36,8 @@ ORDERS = {
     "rpm": "each client may send so many requests per minute",
     "admission-control": "refuses what would miss its deadline",
     "adapter-affinity": "one model after the other, for an upstream that swaps them",
-    "program-fcfs": "the program that began first, by X-Session-Id",
-    "plas": "the program that has received the least service, by X-Session-Id",
+    "program-fcfs": "the program that began first, by X-Program-Id or X-Session-Id",
+    "plas": "the program that has received the least service, by X-Program-Id or X-Session-Id",
     "atlas": "as plas, but calls that run together count once",
     "program-gittins": "the program most likely to end soon, judging by those that have ended",
 }

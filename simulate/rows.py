@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -181,6 +181,13 @@ class Rows:
             columns["calls"] = list(moved)
         notes = (*self.notes, note) if note else self.notes
         return replace(self, notes=notes, blocks=self.blocks and self.blocks.only(chosen), **columns)
+
+    def first(self, count: int) -> Rows:
+        """Return the first requests, or all of the first programs, which come one after another."""
+        if self.calls:
+            kept = {*islice(dict.fromkeys(call.program for call in self.calls), count)}
+            count = sum(call.program in kept for call in self.calls)
+        return self.only(np.arange(min(count, len(self.at))))
 
     def copied(self, copies: int, seed: int) -> Rows:
         """Return `copies` copies of the requests at once, each with contents and clients of its own.

@@ -238,7 +238,7 @@
       if (record.program) {
         const { name, depth, calls, prompt_tokens, output_tokens } = record.program;
         const tokens = counted(prompt_tokens + output_tokens, "token");
-        words.push(`call ${count(depth)} in a row of program ${name}, whose ${counted(calls, "ended call")} received ${tokens}`);
+        words.push(`depth ${count(depth)} in program ${name}, whose ${counted(calls, "ended call")} received ${tokens}`);
       }
       if (record.iterations) words.push(`batch size ${record.batch.mean.toFixed(1)} on average, ${count(record.batch.max)} at most`);
     }

@@ -177,8 +177,8 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
     warnings += lateness(numbers)
     if numbers["unsent"]:
         waits = numbers.get("turns") or numbers.get("programs")
-        why = "one that they waited for failed, or the run stopped early" if waits else "stopped early"
-        warnings.append(f"{why}: {numbers['unsent']} of {numbers['num_prompts']} were not sent")
+        why = "a request that they waited for failed, or the run was stopped" if waits else "the run was stopped"
+        warnings.append(f"{numbers['unsent']} of {numbers['num_prompts']} requests were not sent: {why}")
     return warnings
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,7 @@ class LoadRun:
         self._missing = {p.index: len(p.call.after) for p in trace if p.call}  # answers that a call waits for
         self._ended: set[str] = set()  # programs of which a call failed
         self._said: dict[int, list[Message]] = {}  # each conversation that others may go on with
+        self._mark = secrets.token_hex(3)  # of the run in the names of its programs, which the server would go on with
         self._users = users
         self._think = think
         self._on_outcome = on_outcome
@@ -112,7 +114,7 @@ class LoadRun:
         self._outcomes: list[Outcome] = []
         self._sent = self._done = self._tokens = 0
         self._requests: set[asyncio.Task[None]] = set()
-        self._stopped = False
+        self._stopping = asyncio.Event()
         self.stalls: list[float] = []
         self._ready = threading.Event()
         self._finished = threading.Event()
@@ -130,19 +132,21 @@ class LoadRun:
 
     def stop(self) -> None:
         """Stop sending."""
-        self._stopped = True
-        self._cancel(self._schedule)
+        self._call(self._stopping.set)
+        if self._schedule is not None:
+            self._call(self._schedule.cancel)
 
     def close(self) -> None:
         """Cancel the open requests."""
-        self._cancel(self._main)
+        if self._main is not None:
+            self._call(self._main.cancel)
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def _cancel(self, task: asyncio.Task[None] | None) -> None:
-        if self._loop is not None and task is not None:
+    def _call(self, act: Callable[[], object]) -> None:
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(task.cancel)
+                self._loop.call_soon_threadsafe(act)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all sent requests have ended; return False after the timeout."""
@@ -224,7 +228,7 @@ class LoadRun:
 
         async def leave(task: asyncio.Task[None]) -> None:
             await asyncio.wait([task])
-            await asyncio.sleep(self._think)
+            await self._pause(self._think)
             free.release()
 
         for planned in self._firsts:
@@ -266,11 +270,16 @@ class LoadRun:
         """Send a request when its tool is done or its user has thought, unless the run or its program has ended."""
         wait = (planned.call.tool_s if planned.call else 0.0) + (0.0 if planned.program else self._think)
         at = self.now() + wait
-        await asyncio.sleep(wait)
-        if self._stopped or (planned.program and planned.program in self._ended):
+        await self._pause(wait)
+        if self._stopping.is_set() or (planned.program and planned.program in self._ended):
             return
         self._count(planned, at)
         await self._converse(session, planned, at)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for a tool or a user, but not beyond the end of a stopped run."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _beat(self) -> None:
         """Record how much longer than requested the loop slept: in that time it sent and read nothing."""
@@ -283,13 +292,14 @@ class LoadRun:
         self, session: aiohttp.ClientSession, planned: Planned, intended: float, before: Sequence[Message]
     ) -> Outcome:
         dialect = self._target.dialect.of(planned)
-        body = json.dumps(dialect.body(planned, before, **self._fields)).encode()
+        named = replace(planned, call=planned.call.within(self._mark)) if planned.call else planned
+        body = json.dumps(dialect.body(named, before, **self._fields)).encode()
         reading = Reading(planned, dialect, intended, self.now())
         try:
             # A redirect would turn the POST into a GET and time two requests as one.
             async with session.post(
                 self._target.url + dialect.path, data=body, allow_redirects=False,
-                headers={"Content-Type": "application/json", **self._target.names(planned)},
+                headers={"Content-Type": "application/json", **self._target.names(named)},
             ) as answer:  # fmt: skip
                 # Some servers ignore the wish for a stream, and answer with all tokens at once.
                 if answer.status == 200 and dialect.stream and answer.content_type != "application/json":

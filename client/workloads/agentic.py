@@ -11,15 +11,19 @@ import graphlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, islice
 
 from ..data import Call
 from .traces import Row
 
 
-def of(rows: Sequence[Row]) -> Sequence[tuple[Row, Call | None]]:
-    """Return the rows of a trace, with their calls if it has programs; ValueError as `linked`."""
-    return linked(rows) if any(row.session or row.after for row in rows) else [(row, None) for row in rows]
+def of(rows: Sequence[Row], programs: int | None = None) -> Sequence[tuple[Row, Call | None]]:
+    """Return the rows of a trace, with their calls if it has programs, of which the first are kept; ValueError as `linked`."""
+    if not any(row.session or row.after for row in rows):
+        return [(row, None) for row in rows[:programs]]
+    found = linked(rows)
+    kept = {*islice(dict.fromkeys(call.program for _, call in found), programs)}
+    return [(row, call) for row, call in found if call.program in kept]
 
 
 def linked(rows: Sequence[Row]) -> list[tuple[Row, Call]]:
@@ -30,7 +34,7 @@ def linked(rows: Sequence[Row]) -> list[tuple[Row, Call]]:
     number = {row.id: i for i, row in enumerate(rows) if row.id}
     if unknown := [name for row in rows for name in row.after if name not in number]:
         raise ValueError(
-            f"a request waits for {unknown[0]!r}, which the trace does not have. Add it, or leave it out of wait_for"
+            f"a request waits for {unknown[0]!r}, which is not in the trace. Add it, or remove it from wait_for"
         )
     after = [tuple(number[name] for name in dict.fromkeys(row.after)) for row in rows]
     sessions: dict[str, list[int]] = {}
@@ -64,7 +68,7 @@ def linked(rows: Sequence[Row]) -> list[tuple[Row, Call]]:
         place = {i: k for k, i in enumerate(graphlib.TopologicalSorter(dict(enumerate(after))).static_order())}
     except graphlib.CycleError as error:
         names = ", ".join(repr(rows[i].id) for i in error.args[1])
-        raise ValueError(f"the requests {names} wait for one another. Leave one out of wait_for") from None
+        raise ValueError(f"requests wait in a circle: {names}. Remove one from the wait_for of the next") from None
     if timeless := [row for row, parents in zip(rows, after) if not parents and not math.isfinite(row.at)]:
         raise ValueError(f"request {timeless[0].id!r} waits for none and has no timestamp. Add one")
     order = sorted(range(len(rows)), key=lambda i: (begins[first(i)], first(i), place[i]))

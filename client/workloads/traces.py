@@ -235,12 +235,12 @@ def _from_json(line: str) -> Row:
             _time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""), limit=_limit(entry),
             constrained=constrained,
         )  # fmt: skip
-    after, session, wait = entry.get("wait_for") or [], entry.get("session_id"), entry.get("delay") or 0.0
+    after, session = entry.get("wait_for") or [], entry.get("session_id")
     # A call that waits for others has no time of its own, and comes after all that have one.
     usual = {"timestamp": math.inf} if after or (session and "delay" in entry) else {}
     at = entry["timestamp_ms"] if "timestamp_ms" in entry else {**usual, **entry}["timestamp"]
-    blocks, wait = entry.get("hash_ids") or [], wait + (entry.get("tool_wait_ms") or 0.0)
-    if not 0 <= wait < math.inf or not isinstance(after, list):
+    blocks, wait = entry.get("hash_ids") or [], sum(_time(entry.get(name) or 0) for name in ("delay", "tool_wait_ms"))
+    if wait < 0 or not isinstance(after, list):
         raise ValueError("delay or tool_wait_ms is below 0, or wait_for is not a list")
     if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
         raise ValueError("hash_ids is not a list of numbers")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-import numpy as np
 from rich.console import Console
 
 from batch_files import sharegpt
@@ -143,7 +142,7 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> Rows:
     # The order matters: --num counts only requests that fit the context, and each copy has all that it took.
     if args.trace:
         if args.is_given("num"):
-            rows = rows.only(np.arange(min(args.num, len(rows.at))))
+            rows = rows.first(args.num)
         rows = rows.faster(args.speed)
         check_span(rows.at, f"Use a higher --speed than {args.speed!r}, or leave out the last requests with --num")
         if args.copies > 1:

@@ -81,7 +81,7 @@ def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> N
     assert result["completed"] >= 1
     assert result["failed"] == 0
     assert result["unsent"] == 5000 - result["completed"]
-    assert "stopped early" in err
+    assert "were not sent: the run was stopped" in err
     assert "Traceback" not in err
 
 

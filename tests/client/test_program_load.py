@@ -104,6 +104,19 @@ def test_no_call_of_a_program_is_sent_after_one_failed(server: MockServer) -> No
     assert {index: outcome.error for index, outcome in outcomes.items()} == {0: "", 1: "HTTP 400", 2: ""}
 
 
+def test_a_stopped_run_waits_for_no_tool(server: MockServer) -> None:
+    answered = threading.Event()
+    target = Target(server.url, dialect=Dialect("chat", stream=True, counts=True))
+    tree = [DIAMOND[0], Call((0,), 3600.0, 0, 4, 3)]
+    run = LoadRun(target, plan(tree), on_outcome=lambda outcome: answered.set())
+    run.start()
+    assert answered.wait(20)
+    run.stop()
+    assert run.wait(20)
+    assert [outcome.index for outcome in run.outcomes()] == [0]
+    run.close()
+
+
 def test_only_servers_that_take_them_get_more_fields_than_openais(server: MockServer) -> None:
     planned = plan([Call((), 0.0, None, 4, 3, keep_s=4.0)])[0]
     more = {"program": "program-0", "session": "program-0.0", "keep_s": 4.0, "ignore_eos": True}
@@ -112,7 +125,28 @@ def test_only_servers_that_take_them_get_more_fields_than_openais(server: MockSe
     assert not bodies[1].keys() & more.keys()
     assert bodies[1]["max_tokens"] == 3
     served(server, [planned])
-    assert server.sessions == [("program-0.0", "program-0")]
+    ((session, program),) = server.sessions
+    assert (session.rpartition("-")[0], program.rpartition("-")[0]) == ("program-0.0", "program-0")
+
+
+def test_a_second_run_does_not_go_on_with_the_programs_of_the_first(server: MockServer) -> None:
+    for _ in range(2):
+        served(server, plan(DIAMOND))
+    first, second = ({program for _, program in server.sessions[i : i + 4]} for i in (0, 4))
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\u65e5\u672c", "s" * 300, "'\"\\"])
+def test_a_name_of_a_trace_fits_a_header(server: MockServer, name: str) -> None:
+    call = plan([DIAMOND[0]])[0].call
+    assert call
+    planned = Planned(0, 0.0, "call 0", 3, chat=Chat(True), call=call._replace(session=name, program=name))
+    assert served(server, [planned])[0].error == ""
+    ((session, program),) = server.sessions
+    assert session == program
+    assert len(session) <= 256
+    assert session.isascii()
 
 
 @pytest.mark.parametrize("spec", programs.KINDS)
@@ -151,6 +185,19 @@ def test_a_saved_trace_of_programs_is_sent_in_a_closed_loop(tmp_path: Path) -> N
     ]
     assert [(c.after, c.answer, c.session) for c in calls] == [(c.after, c.answer, c.session) for c in rows.calls]
     assert [c.tool_s for c in calls] == pytest.approx([c.tool_s for c in rows.calls])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_first_programs_of_a_trace_are_whole(tmp_path: Path, number: int) -> None:
+    rows = [
+        {"request_id": "a", "timestamp": 0}, {"request_id": "c", "timestamp": 9}, {"request_id": "b", "wait_for": ["a"]},
+    ]  # fmt: skip
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(json.dumps({**row, "input_length": 9, "output_length": 2}) for row in rows))
+    sent = catalog.draw(f"trace:{file}", number, Arrivals("trace", 1.0), 1, TEXT).planned
+    assert [p.program for p in sent] == ["program-0", "program-0", "program-1"][: number + 1]
+    simulated = workloads.read(file).first(number).calls or []
+    assert [call.program for call in simulated] == [p.program for p in sent]
 
 
 def test_the_slowdown_is_over_the_longest_path_alone() -> None:

@@ -40,6 +40,13 @@ def test_only_the_longest_of_parallel_calls_counts_for_atlas() -> None:
     assert times(some, "dynamic+program-srpt", 2, **EXACT) == [12, 7, 5.5]
 
 
+def test_without_known_programs_the_oracle_serves_the_shortest_request_first() -> None:
+    policy: Any = policies.get_policy("dynamic+program-srpt", 1)
+    short, long = Sequence([1], 4, id="short", program="new"), Sequence([1], 9, id="long", program="old")
+    policy.accounts["old"] = 100.0, 0.0
+    assert policy.key(short, 0.0) < policy.key(long, 0.0)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_clients_that_name_a_new_program_for_each_call_do_not_fill_the_memory(order: str) -> None:
     policy: Any = policies.get_policy(f"dynamic+{order}", 1)

@@ -73,8 +73,8 @@ def test_a_saved_trace_gives_the_same_times(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([row("a", 1, wait_for=["x"])], "does not have"),
-        ([row("a", 1, wait_for=["b"]), row("b", 1, wait_for=["a"])], "wait for one another"),
+        ([row("a", 1, wait_for=["x"])], "not in the trace"),
+        ([row("a", 1, wait_for=["b"]), row("b", 1, wait_for=["a"])], "wait in a circle"),
         ([row("", 1, session_id="s", delay=1)], "no timestamp"),
         ([{"resourceSpans": [3]}], "cannot be read"),
     ],
@@ -84,7 +84,15 @@ def test_a_trace_that_could_never_be_served_is_refused(tmp_path: Path, rows: lis
         read(tmp_path, *rows)
 
 
-def test_a_bad_delay_is_a_bad_line(tmp_path: Path) -> None:
-    rows = read(tmp_path, row("a", 1, timestamp=0), row("b", 1, wait_for=["a"], delay=-1))
+@pytest.mark.parametrize(("delay", "words"), [(-1, "below 0"), ("x", "'x' is not a number"), (True, "not a number")])
+def test_a_bad_delay_is_a_bad_line(tmp_path: Path, delay: Any, words: str) -> None:
+    rows = read(tmp_path, row("a", 1, timestamp=0), row("b", 1, wait_for=["a"], delay=delay))
     assert len(rows.at) == 1
     assert "line 2" in rows.notes[0]
+    assert words in rows.notes[0]
+
+
+def test_an_exact_bound_is_not_minus_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "run dynamic --workload agents --num 1 --seed 1 --cost vtc-a10g"
+    told, _ = run_command(capsys, *line.split())
+    assert str(told["simulation"]["programs"]["above_least_mean"]) == "0.0"

@@ -93,7 +93,7 @@ def test_the_detail_of_a_request_tells_its_program_and_what_that_has_received(ta
     page.evaluate(
         "EB.page.explain.choose(Math.min(...[...EB.page.model.requests.values()].map(({ number }) => number)))"
     )
-    told = "call 2 in a row of program <trip>, whose 3 ended calls received 40 tokens"
+    told = "depth 2 in program <trip>, whose 3 ended calls received 40 tokens"
     tab.until(f"document.querySelector('#detail').textContent.includes('{told}')")
     assert tab.complaints == []
 
