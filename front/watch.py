@@ -113,7 +113,7 @@ class Watch(BatchingManager):
             self._use(line)
             if self._service.engine is None:
                 connect(self._service, Engine(
-                    model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="none", dtype="", kv_dtype="", context=0,
+                    model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="watched", dtype="", kv_dtype="", context=0,
                     vocabulary=0, width=0, n_pages=0, page_size=1, tokens_per_step=0, manager=self, make_inference=NONE, grammars=NONE,
                 ))  # fmt: skip
             for viewer in list(self._service.feed.viewers):

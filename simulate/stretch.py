@@ -68,8 +68,6 @@ def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
 
 def gaps_of_step(plan: Plan, outputs: list[Output], now: float) -> list[float]:
     """Return the seconds between tokens that the members of a plan see when it ends now; a run's tokens share its time."""
-    if plan.repeats and plan.sequences and not plan.drafts:  # each got its last token in the step before
-        return [now - (plan.sequences[0].last_token_at or 0.0)] * len(plan.sequences)
     if not plan.drafts:
         pairs = zip(plan.sequences, outputs)
         return [now - s.last_token_at for s, output in pairs if output is not None and s.last_token_at is not None]
