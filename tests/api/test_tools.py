@@ -260,7 +260,7 @@ def test_a_marker_that_is_a_control_token_is_read_too(
     model.says = [*tokenizer.encode("Hm"), special[marker], *tokenizer.encode('[{"name": "now", "arguments": {}}]'), 2]
     for stream in (False, True):
         reply = chat(client, USER, tools=TOOLS, stream=stream, max_tokens=200)
-        assert "Hm" in reply.text
+        assert "".join(re.findall('"content":"(.*?)"', reply.text)) == "Hm"  # a stream may send it in two pieces
         assert '"name":"now"' in reply.text
         assert marker not in reply.text
 
