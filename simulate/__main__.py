@@ -14,9 +14,10 @@ from types import ModuleType
 
 from rich.console import Console
 
+from scheduling.hook_limit import HookTimeout
 from scheduling.located import described, locate
 from scheduling.scheduler import PolicyError
-from simulate.hook_limit import HookTimeout, limited
+from simulate.hook_limit import limited
 from terminal.console import emit_json, say
 from terminal.options import Argument, Choice, Command, read
 

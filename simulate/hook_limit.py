@@ -14,9 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scheduling.hook_limit import HookLimit, HookTimeout
-
-__all__ = ["HookTimeout", "begin", "limited"]
+from scheduling.hook_limit import HookLimit
 
 LIMIT = 5.0  # seconds, a thousand times what a hook needs
 GRACE = 2.0

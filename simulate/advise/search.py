@@ -16,10 +16,10 @@ import numpy as np
 
 from costs import cost
 from costs.steps import Step
+from scheduling.hook_limit import HookTimeout
 from scheduling.located import described
 from simulate.advise.changes import Change, serve, title
 from simulate.fitting.fitted import Fitted
-from simulate.hook_limit import HookTimeout
 from simulate.simulator import Run
 from simulate.trace import Trace
 

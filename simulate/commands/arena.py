@@ -15,13 +15,13 @@ from rich.console import Console
 
 from client.workloads import catalog
 from costs import published
+from scheduling.hook_limit import HookTimeout
 from simulate import hook_limit
 from simulate.arena import arena
 from simulate.arena.arena import REFERENCE, Paired, Rules, Standing
 from simulate.arena.measures import Measures
 from simulate.commands import pictures
 from simulate.commands.arguments import Sections
-from simulate.hook_limit import HookTimeout
 from terminal.console import say, table_of
 from terminal.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted

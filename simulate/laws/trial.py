@@ -15,6 +15,7 @@ from typing import Any
 from scheduling.advance import run_of
 from scheduling.backlog import FITTED
 from scheduling.driver import Driver
+from scheduling.hook_limit import HookTimeout
 from scheduling.iteration import Iteration, Plan
 from scheduling.located import described
 from scheduling.policy import Policy
@@ -22,7 +23,6 @@ from scheduling.scheduler import Output, PolicyError, Scheduler, TokenRun
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from scheduling.step_law import StepLaw
-from simulate.hook_limit import HookTimeout
 from simulate.laws import hook_results, laws
 from simulate.laws.case import Case
 from simulate.laws.contents import Contents

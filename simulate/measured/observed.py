@@ -20,10 +20,11 @@ from typing import Any, TextIO
 
 from costs.drafting import Recorded, RecordedDrafter
 from costs.steps import Step
+from scheduling.hook_limit import HookTimeout
 from scheduling.located import described, locate_error
 from scheduling.speculation import Speculator
 from scheduling.stretches import Stretch
-from simulate.hook_limit import HookTimeout, limited
+from simulate.hook_limit import limited
 from simulate.measured.observed_law import law
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.trace import Seen, Trace

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduling.hook_limit import HookTimeout
 from simulate import __main__ as command_line
-from simulate.hook_limit import HookTimeout, limited
+from simulate.hook_limit import limited
 from simulate.laws.check import check
 from tests.support import ROOT
 from tests.support.simulate import run_command
