@@ -181,7 +181,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     state = watched.state
     figures = watched.figures(time.monotonic() + watched.offset)
     device = state.get("device", "none")
-    model = state.get("model", "") + (f" on {device}" if device not in ("none", "watched") else "")
+    model = state.get("model", "") + (f" on {device}" if device != "none" else "")
     head = Text()
     head.append(f" {state.get('policy', '?')} ", "bold reverse")
     head.append(f" {model} · {url}", "grey70")

@@ -1,7 +1,7 @@
 """`./eb vllm watch RECORD`: the live page, the figures and the policy of the vLLM that `./eb vllm serve` started with --record.
 
-The steps in the record become those of a loop of this process, from which the server's own pages are made. The record may
-not exist yet, grows, and begins anew with each start of vLLM.
+The recorded steps are replayed as if a loop in this process had made them, so the server's own pages can show them. The
+record need not exist yet. It is followed as it grows, and from its beginning when vLLM restarts.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Watch(BatchingManager):
             self._use(line)
             if self._service.engine is None:
                 connect(self._service, Engine(
-                    model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="watched", dtype="", kv_dtype="", context=0,
+                    model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="none", dtype="", kv_dtype="", context=0, facts={"watched": True},
                     vocabulary=0, width=0, n_pages=0, page_size=1, tokens_per_step=0, manager=self, make_inference=NONE, grammars=NONE,
                 ))  # fmt: skip
             for viewer in list(self._service.feed.viewers):
@@ -133,7 +133,7 @@ class Watch(BatchingManager):
         notify(self.fallback.listeners)  # they tell the page
 
     def _ask_for(self, wanted: Policy, timeout: float | None = None) -> None:
-        """Write where vLLM finds it which policy it shall switch to, and return once it has; InferenceError if it has not."""
+        """Request a switch by writing RECORD.policy, and wait until the record shows it; InferenceError if it does not in time."""
         with self.inbox.changed:
             before, draft = self.policy, Path(f"{self._path}.policy.new")
             draft.write_text(json.dumps({"policy": wanted.name, "options": values_of(wanted)}), "utf-8")

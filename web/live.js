@@ -61,7 +61,7 @@
         chats: state.chats, demo: state.demo, queues: state.device === "upstream",
       };
       document.body.classList.toggle("queue", facts.queues);
-      $("try").hidden = state.device === "watched"; // requests go to the engine itself
+      $("try").hidden = Boolean(state.watched); // requests go to the engine itself
       if (facts.queues) card.fitQueue();
       live.connected(state);
       playground.fit(state);
@@ -132,7 +132,7 @@
     EB.put("policy", facts.policy || "…");
     EB.showShadow(shadow);
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
-    const where = ["none", "watched"].includes(facts.device) ? "" : ` on ${facts.device}${facts.dtype && `, ${facts.dtype}`}`; // a mock computes nowhere
+    const where = facts.device === "none" ? "" : ` on ${facts.device}${facts.dtype && `, ${facts.dtype}`}`; // a mock computes nowhere
     const what = facts.queues ? `queue before ${facts.model}` : `${facts.model}${size}${where}`;
     EB.put("facts", facts.model ? `${what}, ${EB.count(facts.slots)} slots${gauges}` : "");
     document.title = `${facts.policy || ""} · effective-batching`;

@@ -158,6 +158,7 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "model": engine.model_name,
         "parameters": engine.facts.get("parameters"),
         "upstreams": engine.facts.get("upstreams"),
+        "watched": "watched" in engine.facts,
         "device": engine.device,
         "dtype": engine.dtype,
         "context": engine.context,
