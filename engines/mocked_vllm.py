@@ -1,4 +1,4 @@
-"""A scheduler class of vLLM without a model: requests come, steps are computed by nobody, tokens are invented.
+"""A vLLM scheduler class without a model: it gets real requests, and made-up tokens for each step that it schedules.
 
 With `ahead`, each step is planned before the one before it has its tokens, as vLLM does on a GPU. This module must not know
 laws or policies.
@@ -58,7 +58,7 @@ class Mocked:
         self.ended, self.tokens = dict[str, str](), Counter[str]()
 
     def add(self, id: str, prompt: list[int], tokens: int, **more: Any) -> None:
-        """Send a request whose answer has so many tokens."""
+        """Add a request whose answer ends after `tokens` tokens."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, extra_args=more.pop("extra", None))
         self.scheduler.add_request(Request(id, prompt, params, None, block_hasher=self._hasher, **more))
 

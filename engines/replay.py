@@ -1,7 +1,7 @@
 """`./eb vllm replay RECORD`: let this project's own scheduler decide a recorded run again, and count the steps that are equal.
 
-Arrivals, cancellations, switches, the clock and the lengths of answers are those of the record; who joins, who is preempted and
-what each computes is decided anew, with pages of its own. It needs no vLLM.
+Arrivals, cancellations, switches, times and the lengths of answers come from the record. The scheduler decides again who joins, who
+is preempted and how many tokens each row computes, and keeps its own pages. vLLM need not be installed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ step in four places:
     self.running[-1]             the victim when blocks run out: the policy's victim is moved to the end
     _preempt_request             called before the step for requests that the policy preempts, as reset_prefix_cache does
 
-What vLLM did then becomes the plan, which is committed with vLLM's outputs. What happens if a policy fails is in `failsafe.py`.
+The plan is then corrected to what vLLM did, and committed with vLLM's outputs. `failsafe.py` handles policies that fail.
 No other file uses names of vLLM that are not public.
 """
 

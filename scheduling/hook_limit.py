@@ -21,10 +21,11 @@ class HookTimeout(BaseException):
 
 
 class HookLimit:
-    """Looks at the main thread, and stops a call that look after look finds for `seconds` on `clock`.
+    """Watches the main thread, and raises HookTimeout in a hook that runs for `seconds` on `clock`.
 
-    If the call catches that and goes on for `grace` seconds more, `end` gets the words. Without `end`, all calls since
-    it began count together, and after `seconds`, the one that is found is stopped; then they are counted anew.
+    If the hook catches that and runs for `grace` seconds more, `end` is called with the message. Without `end`, the limit
+    is on the total time of all hooks since it was entered. The hook that runs when the total is used up is stopped, and
+    the total starts again at zero.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class HookLimit:
         self._depth = 0
 
     def __enter__(self) -> None:
-        """Begin to look; only the main thread may. What is limited within it counts with it."""
+        """Start watching; only the main thread may. A limit that is entered again inside itself keeps its running total."""
         self._depth += 1
         if self._depth > 1:
             return
