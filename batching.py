@@ -97,12 +97,12 @@ class BatchingManager:
 
     def enqueue_all(self, inferences: list[Inference]) -> None:
         """Enqueue all of the inferences, or raise InferenceError and enqueue none."""
-        for inference in inferences:
-            self.inbox.check(inference)
-        (self.inbox if self.dedup is None else self.dedup).reserve(inferences)
         now = self._clock()
         for inference in inferences:
+            self.inbox.check(inference)
             inference.attach(self.inbox, now)
+        (self.inbox if self.dedup is None else self.dedup).reserve(inferences)
+        for inference in inferences:
             notify(self.listeners, inference)
         if not self.inbox.deliver(inferences):  # the loop ended meanwhile and never saw them
             self._end_all(inferences)

@@ -152,8 +152,10 @@ class Upstreams(BatchingManager):
     @property
     def queued(self) -> list[Sequence]:
         """The waiting requests, those that the loops have not seen yet last."""
+        # In this order, since a loop may take some of them in meanwhile.
+        arrived = [inference.sequence for inference in list(self.inbox.arrived)]
         known = [] if self.scheduler is None else list(self.scheduler.waiting)
-        return known + [inference.sequence for inference in list(self.inbox.arrived)]
+        return list(dict.fromkeys(known + arrived))
 
     def before(self, seq: Sequence) -> tuple[list[Sequence], float]:
         """Return the waiting requests ahead of this one in the policy's order, and the seconds that they take.
@@ -161,11 +163,11 @@ class Upstreams(BatchingManager):
         The request may be one that does not wait yet. An order of a long queue takes a while, so it is reused for a multiple
         of that: one that it lacks and that does not wait is then the last.
         """
-        first, now = self.each[0].scheduler, self._clock()
-        if now >= self._sorts_at or (seq in first.waiting and seq not in self._order):
-            self._order = first.queue.in_order(first.policy, first.sharing.running, seq, now)
+        first, now, waiting = self.each[0].scheduler, self._clock(), dict.fromkeys(self.queued)
+        if now >= self._sorts_at or (seq in waiting and seq not in self._order):
+            self._order = first.queue.in_order(first.policy, first.sharing.running, [*waiting, seq], now)
             self._sorts_at = now + RARELY * (self._clock() - now)
-        sooner = [one for one in takewhile(lambda one: one is not seq, self._order) if one in first.waiting]
+        sooner = [one for one in takewhile(lambda one: one is not seq, self._order) if one in waiting]
         return sooner, self.inbox.rate.seconds_for(sum(one.total for one in sooner))
 
     def assemble(self, policy: Policy) -> Callable[[], bool]:

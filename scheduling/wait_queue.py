@@ -42,23 +42,25 @@ class WaitQueue:
         self.waiting[seq] = None
         self.clock.arrive(seq, seq.arrived_at)
 
-    def in_order(self, policy: Policy, running: Iterable[Sequence], also: Sequence, now: float) -> list[Sequence]:
-        """Return the waiting requests and `also` in the policy's order, next to join first; any thread may call it.
+    def in_order(
+        self, policy: Policy, running: Iterable[Sequence], new: Iterable[Sequence], now: float
+    ) -> list[Sequence]:
+        """Return the waiting requests and `new` in the policy's order, next to join first; any thread may call it.
 
         This sorts by a copy of the policy, since an order may change the policy's memory. If that fails, or another thread
         changes the policy meanwhile, the order is that of arrival, as it is for the requests that the policy holds back.
         """
         waiting = dict.fromkeys(self.waiting)
-        is_new = also not in waiting
+        new = [seq for seq in new if seq not in waiting]
         try:
-            policy = deepcopy(policy, {id(one): one for one in (self.batch.pages, also, *waiting, *running)})
-            if is_new:
-                waiting[also] = None
-                policy.on_arrival(also, now)
+            policy = deepcopy(policy, {id(one): one for one in (self.batch.pages, *new, *waiting, *running)})
+            for seq in new:
+                waiting[seq] = None
+                policy.on_arrival(seq, now)
             first = [seq for seq in policy.order(waiting, now) if seq in waiting]
         except BaseException:
             first = []
-        return list(dict.fromkeys([*first, *waiting, also]))
+        return list(dict.fromkeys([*first, *waiting, *new]))
 
     def requeue(self, sequences: list[Sequence], now: float) -> None:
         """Put sequences that lost their slots before all that wait, the first to arrive first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from scripted import Front, before
@@ -170,7 +171,7 @@ def test_a_full_queue_tells_a_short_request_to_come_back_sooner_where_it_would_g
         front.go()
         await front.until(lambda: len(steps) > 5)
         waiting = asyncio.create_task(front.all(*({"max_tokens": 400, "tag": i} for i in range(2))))
-        await front.until(lambda: front.queue.manager.waiting == 2)
+        await front.until(lambda: len(front.queue.manager.scheduler.waiting) == 2)
         refused = [await front.ask(max_tokens=tokens) for tokens in (3, 500)]
         assert [answer.status for answer in refused] == [429, 429]
         short, long = (int(answer.headers["Retry-After"]) for answer in refused)
@@ -179,3 +180,39 @@ def test_a_full_queue_tells_a_short_request_to_come_back_sooner_where_it_would_g
         first.cancel()
 
     before(test, "dynamic+sjf", max_queue=2)
+
+
+def test_a_refused_request_is_told_its_place_by_its_own_deadline() -> None:
+    async def test(front: Front) -> None:
+        await front.all(*({"max_tokens": 9} for _ in range(4)))  # so that the queue knows how long a token takes
+        first = await front.occupied(1)
+        waiting = asyncio.create_task(front.ask(max_tokens=2000, slo_s=60))
+        await front.until(lambda: len(front.queue.manager.scheduler.waiting) == 1)
+        late = await front.ask(max_tokens=9, slo_s=100)
+        front.queue.manager._sorts_at = 0.0  # or the second is told by the order found for the first
+        soon = await front.ask(max_tokens=9, slo_s=1)
+        assert [answer.status for answer in (soon, late)] == [429, 429]
+        assert int(soon.headers["Retry-After"]) == 1 < int(late.headers["Retry-After"])
+        for task in (waiting, *first):
+            task.cancel()
+
+    before(test, "dynamic+edf", max_queue=1)
+
+
+def test_requests_that_the_loop_has_not_seen_yet_are_ahead_too() -> None:
+    async def test(front: Front) -> None:
+        await front.all(*({"max_tokens": 9} for _ in range(4)))  # so that the queue knows how long a token takes
+        first, manager = await front.occupied(1), front.queue.manager
+        short, long, new = (Inference("", tokens, [0] * 7) for tokens in (3, 400, 20))
+        for one in (short, long, new):
+            one.attach(manager.inbox, time.perf_counter())
+        with manager.inbox.changed:  # the loop takes nothing in
+            manager.inbox.arrived += [long, short]
+            ahead, seconds = manager.before(new.sequence)
+            assert (ahead, manager.queued) == ([short.sequence], [long.sequence, short.sequence])
+            assert 0 < seconds == manager.inbox.rate.seconds_for(10)
+            manager.inbox.arrived.clear()
+        front.go()
+        await asyncio.gather(*first)
+
+    before(test, "dynamic+sjf")
