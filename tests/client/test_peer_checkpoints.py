@@ -80,7 +80,7 @@ def test_random_weights_are_written_once_and_served_by_all(tmp_path: Path) -> No
 def test_a_checkpoint_in_int8_is_within_half_a_step_of_the_weights_and_says_how_it_is_rounded(tmp_path: Path) -> None:
     model = gguf.random_model("gpt2", n_embd=64, n_inner=128)
     model.save_pretrained(tmp_path / "source")
-    folder = compressed.write(tmp_path / "source", tmp_path / "rounded")
+    folder = compressed.write(tmp_path / "source", tmp_path / "rounded", "int8")
     stored, exact = compressed.load_file(str(folder / "model.safetensors")), model.state_dict()
     name = "transformer.h.1.mlp.c_fc"
     scale = stored[f"{name}.weight_scale"].float().T
@@ -88,3 +88,20 @@ def test_a_checkpoint_in_int8_is_within_half_a_step_of_the_weights_and_says_how_
     assert torch.equal(stored["transformer.ln_f.weight"], exact["transformer.ln_f.weight"])
     config = json.loads((folder / "config.json").read_text())
     assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] == 8
+
+
+def test_a_checkpoint_in_int4_is_within_half_a_step_of_the_weights_and_refuses_what_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    model = gguf.random_model("llama", intermediate_size=64)
+    model.save_pretrained(tmp_path / "source")
+    folder = compressed.write(tmp_path / "source", tmp_path / "rounded", "int4")
+    stored, name = compressed.load_file(str(folder / "model.safetensors")), "model.layers.1.mlp.down_proj.weight"
+    exact, packed = model.state_dict()[name].float(), stored[f"{name}_packed"]
+    whole = (packed.unsqueeze(-1) >> torch.arange(0, 32, 4)).bitwise_and(15).view(exact.shape) - 8
+    scale = stored[f"{name}_scale"].float().repeat_interleave(compressed.GROUP, 1)
+    assert ((whole * scale - exact).abs() <= scale * 0.51).all()
+    assert stored[f"{name}_shape"].tolist() == [*exact.shape]
+    gguf.random_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(ValueError, match="int4 needs"):
+        compressed.write(tmp_path / "gpt2", tmp_path / "none", "int4")
