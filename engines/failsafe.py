@@ -17,7 +17,7 @@ from typing import Any
 from engines.record import Record
 from policies import get_policy
 from scheduling.hook_limit import HookLimit, HookTimeout
-from scheduling.hooks import overrides
+from scheduling.hooks import reserve_as_answers_grow
 from scheduling.located import described, locate_error
 from scheduling.policy import Policy
 from scheduling.reservations import Reservations
@@ -30,11 +30,8 @@ HOOK_SECONDS = 1.0  # that the hooks of a step may take
 
 def make_policy(name: str, slots: int, options: Mapping[str, object]) -> Policy:
     """Return a policy for an engine that allocates pages as answers grow; ValueError for a wrong name or option."""
-    policy = get_policy(name, slots, options)
     # To reserve whole answers would leave an engine emptier than without a policy: it preempts when pages run out.
-    if not overrides(policy, "reserve_tokens") and not policy.padded and not policy.closed:
-        policy.reserve_tokens = lambda seq: seq.length + policy.margin  # type: ignore[method-assign]
-    return policy
+    return reserve_as_answers_grow(get_policy(name, slots, options))
 
 
 class Failsafe:

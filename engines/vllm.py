@@ -63,7 +63,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         self.waiting = Queue(self, self.waiting)
         sizes = {
             "slots": self.max_num_running_reqs, "page_size": self.block_size, "tokens": self.max_num_scheduled_tokens,
-            "pages": self.kv_cache_manager.block_pool.num_gpu_blocks - 1,
+            "pages": self.kv_cache_manager.block_pool.num_gpu_blocks - 1, "context": self.max_model_len,
         }  # fmt: skip
         self.start_policy(json.loads(os.environ.get(SETTINGS, "{}")), sizes, Blocks(self))
 
@@ -271,7 +271,10 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         if plan is not None and (plan.sequences or plan.held):
             self._sync(plan.sequences)
             known = [seq.computed for seq in plan.sequences]
+            later = self._planned[0][0].num_scheduled_tokens if self._planned else {}
             for seq, count in kept:
+                if count > 1 and seq.id in later and seq.id in self.requests:  # the next chunk is planned already
+                    seq.computed = self.requests[seq.id].num_computed_tokens - later[seq.id]
                 seq.computed -= count  # the commit adds it
             iteration = self.plans.commit(plan, [self._output(seq) for seq in plan.sequences], now)
             for seq, computed in zip(plan.sequences, known):

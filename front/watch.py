@@ -12,8 +12,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -30,6 +31,9 @@ from api.service import Engine, Service
 from batching import BatchingManager, Inference, InferenceError
 from config import Config
 from front.server import Silent
+from observe.replay.question import Server as Asking
+from observe.replay.recording import Recording
+from observe.replay.what_if import WhatIf
 from scheduling.iteration import Iteration, Member, SlotSteps
 from scheduling.options import values_of
 from scheduling.pages import PagePool
@@ -41,7 +45,8 @@ LOOK_EVERY = 0.1  # seconds
 SWITCH_SECONDS = 3.0  # vLLM looks for another policy four times a second, but only while it has requests
 PIECE, KEPT = 1 << 20, 256  # bytes read at once, and remembered to tell whether the file is still the same
 NONE = cast(Any, None)
-CHANGES = ("/policy", "/web/markdown")  # that are served although their method is not GET
+CHANGES = ("/policy", "/web/markdown", "/what-if")  # that are served although their method is not GET
+HINTS = {"client", "priority", "open_ended", "adapter", "session", "program", "constrained"}
 
 
 class Blocks(PagePool):
@@ -61,10 +66,17 @@ class Watch(BatchingManager):
         for rule in self.app.url_map.iter_rules():
             if {"POST", "PUT", "DELETE"} & (rule.methods or set()) and rule.rule not in CHANGES:
                 self.app.view_functions[rule.endpoint] = _refuse
+            if rule.rule.endswith(("/what-if", "/blame")):
+                view = self.app.view_functions[rule.endpoint]
+                self.app.view_functions[rule.endpoint] = partial(self._simulate, view)
         self._at, self._latest, self._rest = 0, b"", b""  # bytes read, the latest of them, and a line that is not whole
         self._epoch = time.time() - time.perf_counter()  # the record has times of day
         self._requests: dict[str, Inference] = {}
         self._number = self._before = 0  # of the last step, and of the last one before vLLM started again
+        self._ended, self._file = 0.0, ""  # when the last step ended, and the policy, if it is from a file
+        self._questions = Asking(self, Recording(), inside=True)  # about what vLLM has done since it started
+        self.listeners.append(lambda *new: self._questions.recording.on_arrival(*new))
+        self.observers.append(lambda *step: self._questions.recording.observe(*step))
         self.inbox.switch = self._ask_for  # type: ignore[method-assign, assignment]
 
     @property
@@ -102,19 +114,27 @@ class Watch(BatchingManager):
         elif "cancel" in line:
             self._leave([(line["cancel"], line["reason"])], line["now"] - self._epoch)
         elif "arrive" in line:
-            one = Inference("", line["max_tokens"], [0] * line["prompt"], id=line["arrive"], client=line["client"])
-            one.sequence.arrived_at = line["at"] - self._epoch
+            self._epoch = min(self._epoch, line["at"])  # the record may be older than the start of this machine
+            one = Inference("", line["max_tokens"], [0] * line["prompt"], id=line["arrive"])
+            seq, due = one.sequence, line["deadline"]
+            seq.arrived_at, seq.deadline = line["at"] - self._epoch, due and due - self._epoch
+            seq.hashes = [b"%d" % page for page in line["pages"]]
+            for name in HINTS & line.keys():
+                setattr(seq, name, line[name])
             self._requests[one.id] = one
             notify(self.listeners, one)
         elif "slots" in line:  # vLLM has started: what ran before is gone
             self._before, self.pages = self._number, Blocks(line["pages"] + 1, line["page_size"])
             self._leave([(id, "abort") for id in self._requests], time.perf_counter())
-            self.max_tokens_per_step = line["tokens"]
+            self.max_tokens_per_step, self._ended = line["tokens"], 0.0
             self._use(line)
+            self._questions.recording = Recording(clock=lambda: self._ended)  # the record may be old
+            self._questions.slots, self._questions.late = line["slots"], False
             if self._service.engine is None:
                 connect(self._service, Engine(
-                    model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="none", dtype="", kv_dtype="", context=0, facts={"watched": True},
+                    model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="none", dtype="", kv_dtype="", context=line.get("context", 0), facts={"watched": True},
                     vocabulary=0, width=0, n_pages=0, page_size=1, tokens_per_step=0, manager=self, make_inference=NONE, grammars=NONE,
+                    what_if=WhatIf(self._questions, line.get("context", 4096)),
                 ))  # fmt: skip
             for viewer in list(self._service.feed.viewers):
                 viewer.gone = True  # it connects again, since vLLM may have other slots now
@@ -122,10 +142,10 @@ class Watch(BatchingManager):
     def _use(self, head: dict[str, Any]) -> None:
         """Note which policy decides; a file with one is not run here."""
         try:
-            chosen = policies.get_policy(head["policy"], head["slots"], head["options"], own=False)
+            chosen, self._file = policies.get_policy(head["policy"], head["slots"], head["options"], own=False), ""
         except ValueError:
             chosen = policies.get_policy("dynamic", head["slots"])
-            chosen.name = Path(head["policy"]).name
+            chosen.name = self._file = Path(head["policy"]).name
         with self.inbox.changed:
             self.scheduler = self.scheduler or Scheduler(chosen)
             self.scheduler.use(chosen)
@@ -144,18 +164,22 @@ class Watch(BatchingManager):
 
     def _step(self, line: dict[str, Any]) -> None:
         members, pages = [Member(**row) for row in line["members"]], line["pages"]
+        # vLLM may plan a step while the one before it is computed, which is then part of its seconds.
+        planned = line["t"] - self._epoch
+        self._questions.late |= planned < self._ended - 1e-5  # more than the rounding error of times of day
+        begin, self._ended = max(planned, self._ended), planned + line["seconds"]
         step = Iteration(
-            line["n"] + self._before, line["t"] - self._epoch, line["seconds"], line["policy"], line["queue"], members, line["joined"],
+            line["n"] + self._before, begin, self._ended - begin, line["policy"], line["queue"], members, line["joined"],
             [(one["id"], one["reason"]) for one in line["left"]], SlotSteps(**line["slot_steps"]), pages["used"], pages["total"],
             line.get("displaced", []), blocked_by=line.get("blocked_by"),
         )  # fmt: skip
-        self._number, cast(Blocks, self.pages).used, end = step.n, pages["used"], step.t + step.seconds
+        self._number, cast(Blocks, self.pages).used, end = step.n, pages["used"], self._ended
         for one in filter(None, map(self._requests.get, step.preempted)):
             one.sequence.preempt()
         for row in (row for row in members if row.id in self._requests):
             seq = self._requests[row.id].sequence
             seq.slot, seq.computed, seq.state = row.slot, row.computed, "running"
-            seq.scheduled_at = seq.scheduled_at or step.t
+            seq.scheduled_at = seq.scheduled_at or planned
             # An answer has its first token as soon as the prompt is computed.
             total = line["outputs"].get(row.id, row.computed - len(seq.prompt_ids) + 1)
             if row.tokens and total > len(seq.output_ids):
@@ -172,6 +196,11 @@ class Watch(BatchingManager):
             live = (one.sequence for one in self._requests.values())
             self.scheduler.running[:] = [seq for seq in live if seq.state == "running"]
         notify(self.observers, step, [one for one, _ in left])
+
+    def _simulate(self, view: Callable[..., Any], **values: Any) -> Any:
+        if self._file:
+            raise ApiError(f"{self._file} is a file, which is not run here. Use a named policy", type="not_found_error")
+        return view(**values)
 
 
 def _refuse(**values: Any) -> NoReturn:

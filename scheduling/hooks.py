@@ -15,6 +15,13 @@ def overrides(policy: Policy, hook: str) -> bool:
     return getattr(type(policy), hook) is not getattr(Policy, hook)
 
 
+def reserve_as_answers_grow(policy: Policy) -> Policy:
+    """Let a policy without a `reserve_tokens` of its own reserve a margin, not whole answers, and return it."""
+    if not overrides(policy, "reserve_tokens") and not policy.padded and not policy.closed:
+        policy.reserve_tokens = lambda seq: seq.length + policy.margin  # type: ignore[method-assign]
+    return policy
+
+
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """The hooks of one policy that do more than the defaults."""

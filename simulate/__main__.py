@@ -30,7 +30,7 @@ COMMANDS = {
     "grade": "Check and score policy files for a lesson of docs/tutorial.",
     "fleet": "Serve a workload with many replicas behind a router.",
     "prefix": "Compare prefix caches: hits, TTFT and TPOT by cache and batch size.",
-    "calibrate": "Time the engine on this machine and fit a cost model to it.",
+    "calibrate": "Time the engine on this machine, or read the steps of a recorded vLLM, and fit a cost model to them.",
     "probe": "Send any server a designed load of a few minutes, and fit what its steps cost.",
     "fit": "Fit what the steps of any server cost, from a log of its requests.",
     "validate": "Send the same arrivals through a real server and the simulator, side by side.",

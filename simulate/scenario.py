@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import policies
 from costs.cost import Cost, Host, Transfer
+from scheduling.hooks import reserve_as_answers_grow
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -32,6 +33,15 @@ class Chosen:
     def policy(self, slots: int) -> Policy:
         """Return a new policy for so many slots."""
         return policies.get_policy(self.name, slots, self.options)
+
+
+class Inside(Chosen):
+    """A policy inside vLLM, which pads no rows and preempts requests when pages run out."""
+
+    def policy(self, slots: int) -> Policy:
+        policy = reserve_as_answers_grow(super().policy(slots))
+        policy.padded = False
+        return policy
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@
       return form;
     }
 
-    // Offer what makes a difference in a queue, which sends no load itself.
+    // Offer what makes a difference in a queue or in vLLM, which send no load themselves.
     fitQueue() {
       const load = this.of.querySelector("[value=load]");
       if (!load) return;

@@ -62,7 +62,7 @@
       };
       document.body.classList.toggle("queue", facts.queues);
       $("try").hidden = Boolean(state.watched); // requests go to the engine itself
-      if (facts.queues) card.fitQueue();
+      if (facts.queues || state.watched) card.fitQueue();
       live.connected(state);
       playground.fit(state);
       if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall

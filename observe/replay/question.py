@@ -22,18 +22,18 @@ class Server:
 
     `served` is the name under which the manager's policy can be created again, if that is not its own name. If it is `late`,
     requests reach what computes them a step after they joined. `engines` are the slots of each engine, if several serve its
-    queue.
+    queue. If it is `inside`, the policy decides inside vLLM.
     """
 
     def __init__(
         self, manager: BatchingManager, recording: Recording, *, served: str = "", slots: int = 0, cost: str = "",
-        late: bool = False, engines: Many[int] = (),
+        late: bool = False, engines: Many[int] = (), inside: bool = False,
     ) -> None:  # fmt: skip
         self.manager = manager
         self.recording = recording
         self.slots = slots or manager.max_batch_size
         self._first = (manager.policy_name, served or manager.policy_name)
-        self._cost, self._late, self.engines = cost, late, list(engines)
+        self._cost, self.late, self.engines, self._inside = cost, late, list(engines), inside
 
     def question(self, requests: Iterable[Served], more: Iterable[str] = (), **ask: Any) -> Iterator[str]:
         """Yield the lines of a question: the requests and measured steps, then `more`, then the question itself."""
@@ -64,6 +64,7 @@ class Server:
             "machine": [self.slots, manager.max_tokens_per_step, *kv, drafts],
             "sigma": self.recording.mean_gap(),
             "cost": self._cost,
-            "late": self._late,
+            "late": self.late,
             "engines": self.engines,
+            "inside": self._inside,
         }

@@ -1,7 +1,8 @@
-"""Time the engine on this machine and fit a cost model to it."""
+"""Time the engine on this machine, or read the steps of a recorded vLLM, and fit a cost model to them."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from rich.console import Console
 
 from costs import cost as costs
 from simulate.commands.arguments import Sections, now
+from simulate.commands.option_checks import refuse
 from simulate.measured import calibrate
+from simulate.measured.recorded import cost_of
 from terminal.console import say
 from terminal.options import FILE, Choice, Number, Option, UsageError, Values
 
@@ -34,6 +37,7 @@ def options() -> Sections:
             "--statistic", "statistic over the steps of a point; min: for a machine with other work", Choice(["median", "min"]),
             default="median",
         ),
+        Option("--record", "fit the steps of a vLLM, from what ./eb vllm serve --record wrote; nothing is timed", FILE),
         Option("--out", "file to write", FILE, default=Path("cost.json")),
     ]}  # fmt: skip
 
@@ -49,6 +53,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     """Time the engine, fit a cost model, report its error and write the file."""
     if args.out.is_dir():
         raise UsageError(f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}")
+    if args.record:
+        refuse(args, [(" ".join(args.origin.keys() - {"record", "out"}), "has no effect with --record. Leave it out")])
+        return of_record(args, console)
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
     more = {name: getattr(args, name) for name in ("threads", "context", "steps", "statistic")}
     points = calibrate.grid(args.grid, args.max_tokens_per_step, args.context)
@@ -67,6 +74,18 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         "worst": fit.worst,
         "drift": fit.drift,
     }
+
+
+def of_record(args: Values, console: Console) -> dict[str, Any]:
+    """Fit a cost model to the steps in a record of vLLM, report its error and what it cannot know, and write the file."""
+    content = cost_of(args.record)
+    args.out.write_text(json.dumps(content) + "\n")
+    mape, drift, seen = (content[name] for name in ("mape", "drift", "seen"))
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in content["machine"].items())
+    say(console, f"{content['steps']:,} steps; error {mape:.1%}, of the means of each size {drift:.1%}")
+    say(console, f"not in it: HTTP; tokenizing; over {seen['decodes']} decodes or {seen['prompt']:,} prompt tokens")
+    say(console, f"written: {args.out}. Use it: ./eb simulate run dynamic --cost {args.out} {flags}")
+    return {"file": str(args.out), **{name: content[name] for name in ("cost", "host", "mape", "drift", "seen")}}
 
 
 def report(fit: calibrate.Fit, console: Console) -> None:

@@ -26,7 +26,7 @@ from scheduling.speculation import Speculator
 from scheduling.stretches import Stretch
 from simulate.hook_limit import limited
 from simulate.measured.observed_law import law
-from simulate.scenario import Chosen, Engine, Scenario
+from simulate.scenario import Chosen, Engine, Inside, Scenario
 from simulate.trace import Seen, Trace
 
 LOWEST_PRIORITY = 19
@@ -68,7 +68,7 @@ class Observed:
             speculator=speculator,
             engines=tuple(ask.get("engines", ())),
         )
-        served = Chosen(*ask["served"])
+        served = (Inside if ask.get("inside") else Chosen)(*ask["served"])
         scenario = Scenario((served,), engine, cost, host, trace, (served.policy(slots),))
         stretches = sorted((Stretch(*row) for row in rows.get("stretches", ())), key=lambda stretch: stretch.t)
         if engine.engines:  # each has numbered its own

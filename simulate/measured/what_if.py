@@ -234,7 +234,7 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
         ids, scenario, lanes = [str(i) for i in range(len(trace.seen))], replace(server.scenario, rows=trace), []
     else:
         trace, ids, scenario, lanes = server.scenario.rows, server.ids, as_it_was(server), [measured(server)]
-    wanted = [*scenario.policies, *(Chosen(name) for name in ask["policies"])]
+    wanted = [*scenario.policies, *map(type(scenario.policies[0]), ask["policies"])]
     distinct: dict[str, Chosen] = {}  # by name: the question may name the served policy, too
     for chosen in wanted:
         distinct.setdefault(chosen.policy(scenario.engine.slots).name, chosen)

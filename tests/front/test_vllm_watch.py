@@ -73,8 +73,11 @@ def test_a_whole_record_becomes_the_steps_and_figures_of_a_server(record: Path) 
     add(watch, record, *LINES)
     theirs = [line for line in map(json.loads, LINES) if "members" in line]
     ours = [value for kind, value in events(watch) if kind == "step"]
-    same = ("n", "seconds", "members", "joined", "left", "pages", "queue", "policy")
+    same = ("n", "members", "joined", "left", "pages", "queue", "policy")
     assert [[one[name] for name in same] for one in ours] == [[one[name] for name in same] for one in theirs]
+    ends = [one["t"] + one["seconds"] for one in ours]
+    assert all(one["t"] >= end - 1e-5 for one, end in zip(ours[1:], ends))  # the second begins as the first ends
+    assert sum(one["seconds"] for one in ours) < sum(one["seconds"] for one in theirs)
     stats = get(watch, "/stats")
     assert (stats["requests"], stats["requests-cancelled"], stats["total-tokens-handled"]) == (4, 1, 16)
     assert (stats["policy"], stats["engine"]["iterations"], stats["requests-waiting"]) == ("dynamic+sjf", 11, 0)
@@ -100,7 +103,7 @@ def test_the_page_and_its_files_are_served_and_what_computes_is_not(record: Path
     add(watch, record, *LINES)
     client = watch.app.test_client()
     assert b"<html" in client.get("/", headers={"Accept": "text/html"}).data
-    for method, path in (("POST", "/inference"), ("POST", "/what-if"), ("POST", "/load"), ("DELETE", "/requests/r0")):
+    for method, path in (("POST", "/inference"), ("POST", "/load"), ("DELETE", "/requests/r0")):
         answer = client.open(path, method=method, json={})
         assert answer.status_code == 404
         assert "vLLM itself" in answer.json["error"]["message"]
@@ -170,3 +173,57 @@ def test_a_vllm_without_requests_is_said_not_to_have_switched(record: Path, monk
     assert (answer.status_code, shown.policy_name) == (504, "dynamic+sjf")
     assert "next step" in answer.json["error"]["message"]
     assert client.put("/policy", json={"policy": "/tmp/mine.py"}).status_code == 400
+
+
+def run(overlaps: bool, policy: str = "dynamic") -> list[dict[str, Any]]:
+    """Return a record of an old run: two slots, six requests one after another, and answers of four tokens in four steps."""
+    lines: list[dict[str, Any]] = [HEAD | {"policy": policy}]
+    for i in range(6):
+        id, at = f"r{i}", float(10 + i)
+        hints = {"max_tokens": 4, "client": "ab"[i % 2], "deadline": at + 9, "program": "", "pages": [7]}
+        lines.append({"arrive": id, "before": 4 * i + 1, "now": at, "at": at, "prompt": 20, **hints})
+        for k in range(4):
+            member = {
+                "id": id,
+                "slot": 0,
+                "phase": "decode" if k else "prefill",
+                "tokens": 1 if k else 20,
+                "computed": 20 + k,
+                "total": 24,
+            }
+            early = 0.05 if overlaps and k else 0.0  # it is planned when the step before it begins
+            lines.append({
+                "n": 4 * i + k + 1, "t": at + 0.05 * k - early, "seconds": 0.05 + early, "policy": policy, "queue": 0, "members": [member],
+                "joined": [] if k else [id], "left": [{"id": id, "reason": "length"}] if k == 3 else [], "pages": {"used": 2, "total": 5},
+                "slot_steps": {"useful": 1.0, "idle": 1.0}, "outputs": {id: 4} if k == 3 else {},
+            })  # fmt: skip
+    return lines
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_other_policies_are_simulated_on_the_requests_and_step_times_of_a_record(overlaps: bool, record: Path) -> None:
+    shown = watching(record)
+    add(shown, record, *run(overlaps))
+    client = shown.app.test_client()
+    answer = client.post("/what-if", json={"policies": ["dynamic+sjf"]}).json
+    assert [lane["policy"] for lane in answer["lanes"]] == ["dynamic", "dynamic", "dynamic+sjf"]
+    for lane in answer["lanes"]:  # each request has the loop for itself, for four steps
+        assert lane["latency_mean_s"] == pytest.approx(0.2, abs=1e-3)
+    blame = client.get("/requests/r3/blame").json
+    assert (blame["trusted"], blame["client"], blame["others"]) == (True, "b", [])
+    assert shown._questions.late is overlaps
+
+
+def test_too_little_and_a_policy_from_a_file_are_refused_with_the_reason(record: Path) -> None:
+    shown = watching(record)
+    client = shown.app.test_client()
+    assert client.post("/what-if", json={}).status_code == 503  # vLLM has not started
+    add(shown, record, *LINES)
+    few = client.post("/what-if", json={"policies": ["static"]})
+    assert (few.status_code, "too little" in few.json["error"]["message"]) == (404, True)
+    record.unlink()
+    take_in(shown)
+    add(shown, record, *run(overlaps=False, policy="/home/me/mine.py"))
+    for reply in (client.post("/what-if", json={}), client.get("/requests/r3/blame")):
+        assert (reply.status_code, "mine.py" in reply.json["error"]["message"]) == (404, True)

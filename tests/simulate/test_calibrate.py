@@ -14,7 +14,10 @@ import pytest
 
 from costs import cost as costs
 from costs.cost import Affine, Cost, Host
-from simulate.measured import calibrate
+from costs.steps import decoding, step_of_members
+from scheduling.iteration import Member
+from simulate.__main__ import main
+from simulate.measured import calibrate, intervals
 from simulate.measured.calibrate import Measure, Point, choose, cross_validate, fit, grid, predict
 from simulate.measured.least_squares import TERMS, terms_of
 
@@ -164,3 +167,38 @@ def test_the_share_of_experts_that_a_model_tells_is_the_one_of_the_law(share: fl
     found, _ = calibrate.calibrate(measure, grid(), facts)
     assert found.cost.chosen == share
     assert found.cost.experts == pytest.approx(0.2, rel=0.2)
+
+
+def vllm_record(path: Path, overlaps: bool, steps: int = 200) -> None:
+    """Write a record of decode steps of one to four rows and prompts of two chunks, by LAW, with 0.001 s between two steps."""
+    lines: list[dict[str, Any]] = [{"slots": 4, "tokens": 64, "pages": 10, "page_size": 16}]
+    ended, begun = 1.8e9, 1.8e9
+    for n in range(steps):
+        rows = 1 + n * 7 % 4
+        members = [Member(f"r{i}", i, "decode", 1, 40 + n, 300) for i in range(rows)]
+        members += [Member("p", 4, "prefill", 10 + n % 50, 60 + n % 50, 300)] * (n % 3 == 0)
+        begins, seconds = ended + 0.001, LAW.seconds(step_of_members(members, False))
+        planned, begun, ended = (begun if overlaps and n else begins), begins, begins + seconds
+        rows_of = [member._asdict() for member in members]
+        lines.append({"n": n, "t": planned, "seconds": ended - planned, "members": rows_of, "left": []})
+    path.write_text("\n".join([*map(json.dumps, lines), '{"n": 3, "mem']))  # it still grows
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_the_law_of_a_recorded_vllm_is_recovered_also_where_steps_overlap(overlaps: bool, tmp_path: Path) -> None:
+    vllm_record(tmp_path / "record", overlaps)
+    assert main(f"calibrate --record {tmp_path / 'record'} --out {tmp_path / 'cost.json'}".split()) == 0
+    law, host, facts = costs.load(tmp_path / "cost.json")
+    for rows in (1, 4):  # where steps overlap, the time between two is not known from that of a step
+        step, between = decoding(rows, 100 * rows), 0.001 * overlaps
+        assert law.seconds(step) == pytest.approx(LAW.seconds(step) + between, rel=0.01)
+    assert (host.sigma, bool(host.late)) == (pytest.approx(0.0 if overlaps else 0.001, abs=1e-5), overlaps)
+    assert facts["machine"] == {"max_batch_size": 4, "max_tokens_per_step": 64, "kv_tokens": 160}
+    assert len(list(intervals.of_cost(str(tmp_path / "cost.json")).laws(law, 2))) == 2  # type: ignore[union-attr]
+
+
+def test_what_is_no_record_or_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vllm_record(tmp_path / "record", False, steps=29)
+    for more, words in (("", "at least 30"), (" --steps 3", "no effect with --record")):
+        assert main(f"calibrate --record {tmp_path / 'record'}{more}".split()) != 0
+        assert words in capsys.readouterr().err

@@ -172,6 +172,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--steps": (CALIBRATE, "2"),
         "--statistic": (CALIBRATE, "min"),
         "--context": (CALIBRATE, "4096"),
+        "--record": (CALIBRATE, "RECORD"),
         "--out": ("calibrate --out OUT/other.json", "OUT/cost.json"),
     },
     "validate": {
@@ -296,6 +297,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     host = {"alpha0": 0.01, "alpha1": 0.02, "alpha2": 0.001, "sigma": 0.01, "poll": 0.0}
     seen = [{"sent": i, "prompt": 9, "output": 5, "first": i + 0.5, "last": i + 0.9} for i in range(8)]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, [{"server": {}}, *seen])))
+    member = {"id": "a", "slot": 0, "phase": "decode", "tokens": 1, "total": 99}
+    steps = [{"t": 1.0 * n, "seconds": 0.5, "members": [{**member, "computed": n}], "left": []} for n in range(1, 40)]
+    head = {"slots": 2, "tokens": 9, "pages": 9, "page_size": 16}
+    (tmp_path / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (head, *steps)))
     cost = {"kind": "affine", "base": 0.008, "row": 0.0002, "token": 0.0001}
     (tmp_path / "cost.json").write_text(json.dumps({"cost": cost, "host": dict.fromkeys(host, 0.0)}))
     timed = {"decodes": 1, "prefills": 0, "chunk": 0, "held_out": 0.01, "first": 0.011, "second": 0.009}
@@ -380,7 +385,7 @@ def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) 
         main(f"run dynamic {SMALL} --no-plots --out {out / 'run'}".split())
         capsys.readouterr()
     files = {
-        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl",
+        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl", "RECORD": "record.jsonl",
         "SHAREGPT": "sharegpt.json",
     }  # fmt: skip
     places = {name: folder / path for name, path in files.items()} | {"OUT": out, "RUN": out / "run"}

@@ -1,0 +1,54 @@
+"""A cost file from the steps in a record of `./eb vllm serve --record`. It must not know vLLM: a record is lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from costs.cost import Host, to_dict
+from costs.steps import Step, seen_in, step_of_members
+from scheduling.iteration import Member
+from simulate.measured import observed_law
+from simulate.measured.intervals import Noise
+from simulate.measured.least_squares import TERMS, law_of
+
+FEWEST_STEPS = 30  # a fit needs this many
+
+
+def cost_of(path: Path) -> dict[str, Any]:
+    """Return the content of a cost file; ValueError if this is no record or has too few steps. It may still grow."""
+    try:
+        head, *lines = map(json.loads, path.read_text("utf-8").rpartition("\n")[0].splitlines())
+        masked = {line["arrive"]: line["prompt"] for line in lines if line.get("constrained")}
+        steps, host = _steps([line for line in lines if "members" in line], masked)
+        sizes = head["slots"], head["tokens"], head["pages"] * head["page_size"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"cannot read {str(path)!r}: {error!r}. Use a file of ./eb vllm serve --record") from None
+    if len(steps) < FEWEST_STEPS:
+        raise ValueError(f"{str(path)!r} has {len(steps)} steps, but at least {FEWEST_STEPS} are needed. Record more")
+    found, _, basis = observed_law.law(steps, host.sigma, "")
+    law, noise, seen = cast(Any, found), observed_law.noise(found, steps, basis, ""), seen_in(step for step, _ in steps)
+    return {
+        "cost": to_dict(law_of(law.factor * np.array([getattr(law.law, name) for name in TERMS]), law.law)), "host": asdict(host), "mape": basis["mean_error"], "drift": basis["misfit"], "seen": seen,
+        "steps": len(steps), "machine": dict(zip(("max_batch_size", "max_tokens_per_step", "kv_tokens"), sizes)),
+        "noise": asdict(cast(Noise, noise)) | {"seen": seen},
+    }  # fmt: skip
+
+
+def _steps(lines: list[dict[str, Any]], masked: dict[str, int]) -> tuple[list[tuple[Step, float]], Host]:
+    """Return the steps with their seconds, the mean time between two of them, and whether they overlap."""
+    steps, gaps, ended, goes_on, late = list[tuple[Step, float]](), list[float](), 0.0, False, False
+    for line in lines:
+        # vLLM may plan a step while the one before it is computed, which is then part of its seconds.
+        begin, end = max(line["t"], ended), line["t"] + line["seconds"]
+        late |= line["t"] < ended - 1e-5  # more than the rounding error of times of day
+        gaps += [begin - ended] * goes_on
+        step = step_of_members([Member(**row) for row in line["members"]], False, masked)
+        if step.tokens and end > begin:
+            steps.append((step, end - begin))
+        ended, goes_on = end, len(line["left"]) < len(line["members"])
+    return steps, Host(sigma=sum(gaps) / len(gaps) if gaps else 0.0, late=float(late))
