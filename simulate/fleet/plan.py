@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -43,7 +44,7 @@ class Limit:
 
     def value(self, run: Run, skip: int) -> float:
         """Return the statistic of a run without its first `skip` requests."""
-        measures = {
+        measures: dict[str, Callable[[], np.ndarray]] = {
             "ttft": lambda: run.ttft, "tpot": lambda: result.tpots(run), "e2el": lambda: run.latency,
             "queue": lambda: run.waiting, "itl": lambda: np.frombuffer(run.gaps or bytes(8)),
             "program": lambda: np.array([*run.loop.times(run.host.alpha1).values()] if run.loop else [0.0]),
