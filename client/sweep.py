@@ -179,12 +179,22 @@ def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[f
     """Return whether the server is saturated; `e2els` are the latencies of the last run, in order of arrival."""
     last = history[-1]
     if over == "rate":
-        share = (last["request_throughput"] or 0.0) / float(last["request_rate"])
-        return share < OVERLOADED or (share < SERVED and grows(e2els))
+        return served(last) < OVERLOADED or (served(last) < SERVED and grows(e2els))
     if over == "users" and len(history) > 2:
         three = [run["output_throughput"] or 0.0 for run in history[-3:]]
         return three[1] < GAIN * three[0] and three[2] < GAIN * three[1]
     return False
+
+
+def served(last: Mapping[str, Any]) -> float:
+    """Return the rate at which a run completed requests, as a share of that at which they came.
+
+    Programs take long even alone: of these, the seconds that they would take without each other, as a share of the run's.
+    """
+    if not (each := last.get("program_times")):
+        return float(last["request_throughput"] or 0.0) / float(last["request_rate"])
+    least = max(one["began_s"] + (one["alone_s"] or 0.0) for one in each)
+    return float(least / last["duration"])
 
 
 def grows(e2els: Sequence[float | None]) -> bool:

@@ -39,14 +39,15 @@ class ClosedLoop(list[Sequence]):
             for parent in call.after:
                 self._children[sequences[parent].id].append(i)
         self.began = {name: some[0].arrived_at for name, some in self.programs.items()}
-        for seq in sequences:
-            seq.program_tokens = fresh[seq.program], answers[seq.program]
+        for seq, call in zip(sequences, calls):
+            seq.program_tokens = fresh[call.program], answers[call.program]
         super().__init__(self._sent(i, seq.arrived_at) for i, seq in enumerate(sequences) if not calls[i].after)
 
     def keep(self, programs: Collection[str]) -> ClosedLoop:
         """Leave out all other programs, before any is served."""
-        self[:] = [seq for seq in self if seq.program in programs]
         self.programs = {name: some for name, some in self.programs.items() if name in programs}
+        kept = {seq.id for some in self.programs.values() for seq in some}
+        self[:] = [seq for seq in self if seq.id in kept]
         return self
 
     def follow(self, left: Iterable[tuple[str, str]], now: float) -> list[Sequence]:

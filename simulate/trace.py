@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduling.sequence import Sequence
+
+if TYPE_CHECKING:
+    from simulate.closed_loop import ClosedLoop
 
 
 class Seen(NamedTuple):
@@ -44,6 +47,9 @@ class Trace:
 
     def sequences(self) -> list[Sequence]:
         """Return fresh sequences, whose answers end after as many tokens as on the server."""
+        return self.loop() if self.closed and any(seen.after for seen in self.seen) else self._fresh()
+
+    def _fresh(self) -> list[Sequence]:
         result = [
             Sequence(
                 [0] * seen.prompt, max(seen.tokens, seen.limit), id=str(i), arrived_at=seen.at, client=seen.client,
@@ -54,16 +60,22 @@ class Trace:
         ]  # fmt: skip
         for seq, seen in zip(result, self.seen):
             seq.end_after(seen.tokens)
-        return self._loop(result) if self.closed and any(seen.after for seen in self.seen) else result
+        return result
 
-    def _loop(self, sequences: list[Sequence]) -> list[Sequence]:
+    def loop(self) -> ClosedLoop:
+        """Return fresh sequences of programs, each under `loop_name`."""
         from client.data import Call  # which a run in a browser does not need
         from simulate.closed_loop import ClosedLoop
 
         ends = [seen.at + (seen.latency or 0.0) for seen in self.seen]
         pauses = [max(0.0, s.at - max((ends[place] for place in s.after), default=s.at)) for s in self.seen]
         calls = [
-            Call(tuple(s.after), pause, None, s.prompt, s.tokens, program=s.program)
-            for s, pause in zip(self.seen, pauses)
+            Call(tuple(s.after), pause, None, s.prompt, s.tokens, program=self.loop_name(i))
+            for i, (s, pause) in enumerate(zip(self.seen, pauses))
         ]
-        return ClosedLoop(sequences, calls)
+        return ClosedLoop(self._fresh(), calls)
+
+    def loop_name(self, place: int) -> str:
+        """Return the name in a loop of the program of a request; one without is a program of its own."""
+        name = self.seen[place].program
+        return f"program {name}" if name else f"request {place}"

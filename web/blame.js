@@ -10,14 +10,17 @@
     return `${milliseconds < 0 ? "−" : ""}${seconds(Math.abs(milliseconds) / 1000)}`;
   }
 
+  function called(id, numbers) {
+    return numbers.has(id) ? `#${numbers.get(id)}` : id.slice(0, 8);
+  }
+
   // One part of a request's time, the worst culprit first; `numbers` has the requests' numbers on this page by id.
   function sentence(verb, part, answer, numbers) {
     const { measured, simulated, alone, residual } = answer[part];
     const others = answer.others.filter((other) => other[part]).sort((a, b) => b[part] - a[part]);
     const worst = others.slice(0, SHOWN).filter((other) => Math.abs(other[part]) >= LEAST * simulated);
     const words = worst.map((other) => {
-      const who = numbers.has(other.id) ? `#${numbers.get(other.id)}` : other.id.slice(0, 8);
-      return `${time(other[part])} because of ${who}${other.client && ` (${other.client})`}`;
+      return `${time(other[part])} because of ${called(other.id, numbers)}${other.client && ` (${other.client})`}`;
     });
     const more = others.slice(worst.length);
     if (more.length) words.push(`${time(more.reduce((sum, other) => sum + other[part], 0))} because of ${counted(more.length, "other")}`);
@@ -40,7 +43,16 @@
     if (!answer.trusted) return [doubt(off(answer.wait_ms) >= off(answer.run_ms) ? "wait_ms" : "run_ms", answer)];
     const parts = [["waited", "wait_ms"], ["ran", "run_ms"]].map(([verb, part]) =>
       answer[part].trusted ? sentence(verb, part, answer, numbers) : doubt(part, answer));
-    return [...parts, basis(answer)];
+    return [...parts, ...(answer.program?.trusted ? [programOf(answer.program, numbers)] : []), basis(answer)];
+  }
+
+  // Which other programs delayed the one of the request, and which of its calls.
+  function programOf({ name, calls, simulated_ms: took, alone_ms: alone, others }, numbers) {
+    const words = others.slice(0, SHOWN).filter((other) => Math.abs(other.ms) >= LEAST * took).map((other) => {
+      const who = other.program ? `program ${other.program}` : called(other.id, numbers);
+      return `${time(other.ms)} because of ${who} (${called(other.call, numbers)} by ${time(other.call_ms)})`;
+    });
+    return `With it, program ${name} took ${time(took)} for ${counted(calls, "call")}: ${[`${time(alone)} even alone`, ...words].join(", ")}.`;
   }
 
   function basis({ latency_ms: { measured, simulated }, left_out: out, cost: { scaled_by: factor } }) {

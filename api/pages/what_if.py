@@ -53,11 +53,12 @@ ROWS: dict[str, Any] = {"type": "array", "items": {"type": "object", "required":
 BLAME: dict[str, Any] = {
     "type": "object",
     "required": [
-        "id", "client", "policy", "trusted", "latency_ms", "wait_ms", "run_ms", "others", "clients", "left_out", "cost",
+        "id", "client", "policy", "trusted", "latency_ms", "wait_ms", "run_ms", "others", "clients", "left_out", "program", "cost",
     ],
     "properties": {
         "trusted": {"type": "boolean"}, "wait_ms": PART, "run_ms": PART, "others": ROWS, "clients": ROWS,
-        "left_out": {"type": "integer"}, "cost": {"type": "object", "properties": {"scaled_by": NUMBER}},
+        "left_out": {"type": "integer"}, "program": {"type": ["object", "null"]},
+        "cost": {"type": "object", "properties": {"scaled_by": NUMBER}},
     },
 }  # fmt: skip
 MOST_REQUESTS = 400

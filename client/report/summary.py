@@ -147,8 +147,10 @@ def tables(results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
         workload, seed = results.summary.get("workload"), results.summary.get("seed")
         ends = [f"{p} saturated at {v:g}" for p, v in sweep.get("saturation", {}).items()]
         heading = "; ".join([f"{workload} over {sweep['over']}, seed {seed}", *ends])
-        return [(heading, *rows(results, results.loads))]
-    return [*((title(results, load), *rows(results, [load])) for load in results.loads), *programs(results.runs)]
+        loads = [(heading, *rows(results, results.loads))]
+    else:
+        loads = [(title(results, load), *rows(results, [load])) for load in results.loads]
+    return [*loads, *programs(results.runs)]
 
 
 def _theirs(policy: str) -> str:

@@ -282,8 +282,6 @@ def _trace_file(spec: str) -> tuple[str, float]:
 
 def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
     trace = traces.read(path, draw.count or None)
-    if draw.count and any(row.id or row.session for row in trace.rows):
-        trace = traces.read(path)  # the rows of a program may be far from one another
     samples, blocks = [], 0
     for row, call in agentic.of(trace.rows, draw.count or None):
         # Equal blocks give equal text, so that a prefix cache finds the same beginnings.

@@ -82,8 +82,11 @@ def skipped(bad: list[tuple[int, str]], good: int, units: str = "lines") -> list
 
 
 def read(path: Path, most: int | None = None) -> Trace:
-    """Read a trace, at most its first `most` requests; ValueError when nothing can be used, or times are of two forms."""
-    trace = Trace([])
+    """Read a trace, at most its first `most` requests, or all if these are of programs, whose rows may be far apart.
+
+    ValueError when nothing can be used, or times are of two forms.
+    """
+    trace, programs = Trace([]), False
     rows: list[Row] = []
     began_at = 0
     try:
@@ -101,7 +104,8 @@ def read(path: Path, most: int | None = None) -> Trace:
                         f"{str(path)!r}, line {number}: the time is {row.form}, but that of line {began_at} is "
                         f"{rows[0].form}. Write all times in one form"
                     )
-                if most and len(rows) >= most:
+                programs |= bool(row.id or row.session)
+                if most and len(rows) >= most and not programs:
                     break
     except OSError as error:
         raise ValueError(f"cannot read {str(path)!r}: {error.strerror}. Use another trace file") from error

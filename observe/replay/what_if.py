@@ -117,8 +117,8 @@ class WhatIf:
     def _beside(self, id: str) -> list[Served]:
         """Return the requests that arrived before this one left, itself among them.
 
-        They begin where the server was last idle before it, or with the oldest that is recorded: a later beginning
-        would leave out the queue that the request found.
+        They begin where the server was last idle before it and the first recorded call of its program, or with the oldest
+        that is recorded: a later beginning would leave out the queue that the request found.
         """
         recording = self._server.recording
         one = recording.find(id)
@@ -133,7 +133,8 @@ class WhatIf:
             still = "requests that were in the server with it are still running. Try again when they have left"
             raise InferenceError("unavailable_error", still, 3)
         requests = recording.arrived(last=end)
-        begin = max((i for i, other in enumerate(requests) if other.alone and other.at <= one.at), default=0)
+        first = min((other.at for other in requests if one.program and other.program == one.program), default=one.at)
+        begin = max((i for i, other in enumerate(requests) if other.alone and other.at <= first), default=0)
         requests = requests[begin:]
         if one not in requests or len(recording.steps()) < FEWEST_STEPS:
             few = f"request {id[:200]!r} is too old, or fewer than {FEWEST_STEPS} steps are measured. Send a load first"

@@ -11,7 +11,7 @@ from typing import Any
 
 from costs.cost import Cost, Host
 from scheduling.scheduler import Scheduler
-from simulate.best.blame import MOST_OTHERS
+from simulate.best.blame import MOST_OTHERS, MOST_REPLAYED
 from simulate.closed_loop import ClosedLoop
 from simulate.simulator import simulate
 
@@ -35,7 +35,9 @@ def of(again: Callable[[], tuple[Scheduler, Any]], cost: Cost, host: Host, asked
     asked = asked or max(times, key=times.__getitem__, default="")
     alone = serve(asked.__eq__)[1].get(asked) if asked in times else None
     if alone is None:
-        raise ValueError(f"program {asked!r} has no blame, since not all its calls have an answer. Choose another one")
+        raise ValueError(
+            f"program {asked!r} is not in the run, or not all its calls have an answer. Choose another one"
+        )
     begin = everyone.began
     beside = {
         name: min(begin[name] + times[name], begin[asked] + times[asked]) - max(begin[name], begin[asked])
@@ -43,8 +45,9 @@ def of(again: Callable[[], tuple[Scheduler, Any]], cost: Cost, host: Host, asked
     }
     others = sorted((name for name in beside if beside[name] > 0 and name != asked), key=lambda name: -beside[name])
     by: list[dict[str, Any]] = []
-    left_out = len(others[MOST_OTHERS:])
-    for other in others[:MOST_OTHERS]:
+    most = min(MOST_OTHERS, MOST_REPLAYED // len(everyone.sequences))
+    left_out = len(others[most:])
+    for other in others[:most]:
         without, less = serve(other.__ne__)
         if asked not in less:  # calls at other times may be refused
             left_out += 1

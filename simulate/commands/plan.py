@@ -52,6 +52,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     check_plan(args)
     scenario = make_scenario(args, console, unit=True, draws_more=args.shortest_queue > 0)
     rows = scenario.rows
+    if not rows.closed and (unknown := [limit for limit in limits if limit.measure == "program"]):
+        raise UsageError(f"--limit {unknown[0]} needs programs. Use --workload agents, or limit e2el")
     if rows.rate == math.inf:
         raise UsageError(
             f"all {len(rows.at):,} requests arrive at once, so they have no rate. Use another --num or --trace"
@@ -85,7 +87,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             lines.append((policy, str(slots), f"{capacity.low:.3g}", *shown, capacity.binds, str(replicas or "-"),
                           str(shortest or "-")))  # fmt: skip
     measured = ["90 % interval"] if noise else []
-    heads = ("policy", "slots", "requests/s", *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
+    rate = "programs/s" if rows.closed else "requests/s"
+    heads = ("policy", "slots", rate, *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
     console.print(table_of(f"{source}, {args.cost}: " + ", ".join(map(str, limits)), heads, lines, words=["binds"]))
     if args.out:
         pictures.draw(pictures.capacities, capacities, args.out, console)

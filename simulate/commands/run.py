@@ -79,6 +79,9 @@ def options() -> Sections:
                 f"at most {blame.MOST_REQUESTS} requests",
                 None,
             ),
+            Option(
+                "--program", "with --blame: the program to explain, as programs.csv names it (default: the slowest)"
+            ),
             Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
             *(
                 Option(f"--{name}", f"{name.upper()} limit in seconds, for goodput", POSITIVE)
@@ -146,7 +149,9 @@ def serve(
     numbers["simulation"] |= regret.of(run, scenario.cost, scheduler, fresh)
     each = numbers["simulation"].get("programs", {}).pop("each", [])
     if args.blame and run.loop is not None:
-        numbers["simulation"]["program_blame"] = program_blame.of(fresh, scenario.cost, scenario.host)
+        numbers["simulation"]["program_blame"] = program_blame.of(
+            fresh, scenario.cost, scenario.host, args.program or ""
+        )
     elif args.blame:
         with counted(console, run.requests, "requests left out once, for --blame") as progress:
             found = blame.of(fresh, scenario.cost, scenario.host, run=run, progress=progress)
@@ -163,6 +168,8 @@ def without_effect(args: Values, scenario: Scenario[Rows]) -> Reasons:
         yield "no_plots no_records", "requires --out. Use --out DIR"
     if not scenario.rows.calls or scenario.rows.ids is None:
         yield "save_trace", "has no effect: no requests are drawn programs. Use --workload agents"
+    if not args.blame or not scenario.rows.closed:
+        yield "program", "requires --blame and programs. Use --blame --workload agents"
     if not args.kv_tokens:
         yield "open_ended", f"{UNLIMITED} 65536"
         yield "evict", f"{UNLIMITED} 4096"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 import config
-from client.data import Planned
+from client.data import Call, Planned
 from client.flags import base_url
+from client.report.measure import Outcome
 from client.send.target import fetch_stats
 from client.send.target import known as with_model
 from client.workloads import catalog, corpus, programs
@@ -29,14 +31,17 @@ from simulate.commands.calibrate import flags_of, report
 from simulate.commands.fit import compare, table_of_compared
 from simulate.commands.inputs import make_cost, make_policies, noise_of, with_engine
 from simulate.commands.option_checks import refuse
-from simulate.fitting.fitted import has_requests, load
+from simulate.fitting.fitted import Fitted, has_requests, load
 from simulate.fitting.probe import row_of
 from simulate.logs.checks import checked
 from simulate.logs.formats import SAME, request
+from simulate.logs.log import Request
 from simulate.measured import calibrate, comparison, intervals, validate
 from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Noise
-from simulate.measured.served import Record
+from simulate.measured.served import Record, program_seconds
+from simulate.simulator import simulate
+from simulate.trace import Trace
 from terminal.console import say, table_of
 from terminal.options import POSITIVE, Number, Option, Read, UsageError, Values
 
@@ -93,7 +98,6 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         if not args.cost:
             raise UsageError(f"--url needs --cost. Use the file of './eb probe {args.url}'")
         if has_requests(args.cost):
-            refuse(args, [("workload", "has no effect with a fit, which has no closed loop. Leave it out")])
             return _judged(console, [_by_fit(args, trace, console)])
     flags = server_flags(args)
     chosen, asked = make_policies(args)
@@ -139,15 +143,49 @@ def _by_fit(args: Values, trace: Many[Planned], console: Console) -> tuple[dict[
         say(console, f"warning: {doubt}")
     target = with_model(validate.target(args.url, "openai"))
     validate.send(target, trace[:1])  # which warms it up
-    log = checked([request(row_of(o), SAME) for o in validate.send(target, trace, console)])
+    outcomes = validate.send(target, trace, console)
+    log = checked(list(_requests(outcomes, trace)))
     for note in log.notes:
         say(console, f"note: {note.text}")
     scenario = replace(fitted.scenario, rows=log.trace, host=replace(fitted.scenario.host, first_step=0.0))
     fitted = replace(fitted, log=log, scenario=scenario)
     run = fitted.replay(fitted.law)
-    compared = comparison.bounded(compare(fitted, log, np.isfinite(log.last)), run.busy / run.makespan)
+    compared = compare(fitted, log, np.isfinite(log.last))
+    if calls := [one.call for one in trace if one.call]:
+        compared.append(_program_time(fitted, outcomes, calls))
+    compared = comparison.bounded(compared, run.busy / run.makespan)
     console.print(table_of_compared(f"{fitted.kind.title}, {len(log.at)} requests", compared))
     return {"policy": args.policies[0], "compared": [c.to_dict() for c in compared]}, compared
+
+
+def _requests(outcomes: Many[Outcome], trace: Many[Planned]) -> Iterator[Request]:
+    """Yield what a client saw of each request; a turn of a conversation begins with the one before it."""
+    for outcome, planned in zip(outcomes, trace):
+        seen, on = request(row_of(outcome), SAME), planned.call and planned.call.on
+        before = None if on is None else outcomes[on]
+        yield seen._replace(prefix=(before.id, (before.prompt_tokens or 0) + before.tokens)) if before else seen
+
+
+def _program_time(fitted: Fitted, outcomes: Many[Outcome], calls: Many[Call]) -> Comparison:
+    """Compare the mean program time with that of a closed loop of the log's requests; RuntimeError if it lacks some."""
+    seen, scenario = fitted.log.trace.seen, fitted.scenario
+    if len(seen) < len(calls):
+        raise RuntimeError(
+            f"{len(calls) - len(seen)} of {len(calls)} answers have no token counts, so programs cannot be served "
+            "again. Use a server that reports usage in streams"
+        )
+    order = sorted(range(len(calls)), key=lambda i: outcomes[i].sent)  # as the log has them
+    place = {i: k for k, i in enumerate(order)}
+    rows = Trace(
+        [
+            one._replace(program=calls[i].program, after=[place[parent] for parent in calls[i].after])
+            for one, i in zip(seen, order)
+        ]
+    )
+    loop = rows.loop()
+    simulate(scenario.fresh(*scenario.policies)[0], loop, scenario.cost, scenario.host)
+    expected = np.array([*loop.times(scenario.host.alpha1).values()])
+    return Comparison("mean program time", float(expected.mean()), float(program_seconds(outcomes, calls).mean()))
 
 
 def server_flags(args: Values) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -32,7 +33,7 @@ STUDENT = 2.10  # two-sided 95 % with 18 degrees of freedom
 
 @dataclass(frozen=True)
 class Limit:
-    """`statistic` (mean, p50 ... p99.9) of `measure` (ttft, itl, tpot, e2el, queue) is at most `bound` seconds."""
+    """`statistic` (mean, p50 ... p99.9) of `measure` (ttft, itl, tpot, e2el, queue, program) is at most `bound` seconds."""
 
     measure: str
     statistic: str
@@ -43,15 +44,13 @@ class Limit:
 
     def value(self, run: Run, skip: int) -> float:
         """Return the statistic of a run without its first `skip` requests."""
-        if self.measure == "itl":
-            values = np.frombuffer(run.gaps) if run.gaps else np.zeros(1)
-            values = values[int(len(values) * skip / max(run.answered, 1)) :]
-        else:
-            measures = {
-                "ttft": lambda: run.ttft, "tpot": lambda: result.tpots(run), "e2el": lambda: run.latency,
-                "queue": lambda: run.waiting,
-            }  # fmt: skip
-            values = measures[self.measure]()[skip:]
+        measures: dict[str, Callable[[], np.ndarray]] = {
+            "ttft": lambda: run.ttft, "tpot": lambda: result.tpots(run), "e2el": lambda: run.latency,
+            "queue": lambda: run.waiting, "itl": lambda: np.frombuffer(run.gaps or bytes(8)),
+            "program": lambda: np.array([*run.loop.times(run.host.alpha1).values()] if run.loop else [0.0]),
+        }  # fmt: skip
+        values = measures[self.measure]()
+        values = values[int(len(values) * skip / max(run.answered, 1)) :]
         if self.statistic == "mean":
             return float(values.mean())
         return float(np.percentile(values, float(self.statistic.removeprefix("p"))))
@@ -63,13 +62,13 @@ def parse_limit(text: str) -> Limit:
     measure, _, bound = rest.partition(":")
     try:
         good = statistic == "mean" or 0 <= float(statistic.removeprefix("p")) <= 100
-        if good and measure in ("ttft", "itl", "tpot", "e2el", "queue") and float(bound) > 0:
+        if good and measure in ("ttft", "itl", "tpot", "e2el", "queue", "program") and float(bound) > 0:
             return Limit(measure, statistic, float(bound))
     except ValueError:
         pass
     raise ValueError(
         f"cannot read the limit {text!r}. Use statistic:measure:seconds, as in p99:ttft:1, p99:itl:0.1, mean:e2el:5, "
-        "with ttft, itl, tpot, e2el or queue"
+        "with ttft, itl, tpot, e2el, queue or program"
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from simulate.logs import steps
 from simulate.measured.intervals import Interval, statistics
-from simulate.measured.served import Record, Served
+from simulate.measured.served import Record, Served, program_seconds
 from simulate.simulator import Run
 
 MAKESPAN = 0.05
@@ -66,7 +66,7 @@ def compare(run: Run, served: Served, intervals: Mapping[str, Interval] | None =
         Comparison("makespan", run.makespan, makespan),
         *_statistics("latency", run.latency, np.array([outcome.latency for outcome in outcomes])),
         *_statistics("TTFT", run.ttft, np.array([o.ttft for o in outcomes if o.ttft is not None])),
-        *_statistics("program time", _program_seconds(run), served.program_seconds),
+        *_statistics("program time", _program_seconds(run), program_seconds(outcomes, served.calls)),
         *_statistics("ITL", np.frombuffer(run.gaps), token_gaps(records)),
     ]
     if records:

@@ -83,13 +83,6 @@ class Served:
             seq.arrived_at, seq.program, seq.session, seq.keep_s = call.at, call.program, call.session, call.keep_s
         return ClosedLoop(result, self.calls)
 
-    @property
-    def program_seconds(self) -> np.ndarray:
-        """What each program took."""
-        sizes = Counter(call.program for call in self.calls)
-        _, each = programs.of(self.outcomes, {name: (calls, None) for name, calls in sizes.items()})
-        return np.array([one["took_s"] for one in each])
-
     def fresh(self) -> tuple[Scheduler, list[Sequence]]:
         """Return what a simulation begins with."""
         return self.scheduler(), self.sequences()
@@ -136,6 +129,13 @@ class Served:
         spent = np.array([r["seconds"] for r in alike])
         shared = float(np.median(spent[met]) - np.median(spent[~met])) if 0 < met.sum() < len(met) else 0.0
         return max(0.0, self.host().alpha0 - host.alpha0) + max(0.0, shared)
+
+
+def program_seconds(outcomes: Many[Outcome], calls: Many[Call]) -> np.ndarray:
+    """Return what each program took, all of whose calls were answered."""
+    sizes = Counter(call.program for call in calls)
+    _, each = programs.of(outcomes, {name: (count, None) for name, count in sizes.items()})
+    return np.array([one["took_s"] for one in each])
 
 
 def _median(seconds: Many[float]) -> float:

@@ -17,8 +17,10 @@ import numpy as np
 from costs.cost import Cost, Scaled
 from costs.steps import Step, beyond, seen_in, step_of_members
 from scheduling.iteration import SlotSteps
+from scheduling.scheduler import Scheduler
 from scheduling.stretches import Stretch
-from simulate.best import blame, regret
+from simulate.best import blame, program_blame, regret
+from simulate.closed_loop import ClosedLoop
 from simulate.measured.lanes import MAX_WEIGHT, cut, records, stretches
 from simulate.measured.observed import Observed, converse, seen
 from simulate.scenario import Chosen, Scenario
@@ -220,8 +222,46 @@ def blame_from(server: Observed, id: str) -> dict[str, Any]:
     return {
         "id": id, "client": one.client, "policy": scenario.asked[0].name, "trusted": explains(real, found.took[0]),
         "latency_ms": {"measured": 1000 * latency, "simulated": 1000 * float(found.took.sum())},
-        **told, "cost": basis,
+        **told, "program": program_from(server, scenario, place), "cost": basis,
     }  # fmt: skip
+
+
+def program_from(server: Observed, scenario: Scenario[Trace], place: int) -> dict[str, Any] | None:
+    """Return which other programs delayed that of a request, up to its answer, in a closed loop.
+
+    None for a request without a program, with several engines, or where the simulation does not answer all calls.
+    """
+    rows, ids = scenario.rows, server.ids
+    one = rows.seen[place]
+    if not one.program or scenario.engine.engines:
+        return None
+
+    def again() -> tuple[Scheduler, ClosedLoop]:
+        return scenario.fresh(*scenario.policies)[0], rows.loop()
+
+    try:
+        found = program_blame.of(again, scenario.cost, scenario.host, rows.loop_name(place))
+    except ValueError:
+        return None
+    calls = [i for i, seen in enumerate(rows.seen) if seen.program == one.program]
+    real = server.scenario.rows.seen
+    took = max(real[i].at + (real[i].latency or 0.0) for i in calls) - rows.seen[calls[0]].at
+    known = {rows.loop_name(i): i for i in range(len(ids))}
+    others = []
+    for row in found["by"]:
+        other = known[row["program"]]
+        name = {"program": real[other].program} if real[other].program else {"id": ids[other]}
+        others.append({**name, "ms": _ms(row["s"]), "call": ids[calls[row["call"]]], "call_ms": _ms(row["call_s"])})
+    return {
+        "name": one.program, "calls": len(calls), "trusted": is_close(took, found["took_s"]),
+        "measured_ms": _ms(took), "simulated_ms": _ms(found["took_s"]),
+        "alone_ms": _ms(found["alone_s"]), "residual_ms": _ms(found["residual_s"]),
+        "others": [other for other in others if abs(other["ms"]) >= blame.LEAST], "left_out": found["left_out"],
+    }  # fmt: skip
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)
 
 
 def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:

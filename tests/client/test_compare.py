@@ -280,6 +280,8 @@ def test_a_server_is_saturated_by_a_rate_it_cannot_serve_or_users_without_gain()
     assert sweep.saturated("rate", [at(8, 5)], growing)
     assert not sweep.saturated("rate", [at(8, 7.9)], growing)
     assert not sweep.saturated("rate", [at(8, 5)], [1.0] * 20)
+    last = {"program_times": [{"began_s": 10.0, "alone_s": 20.0}], "request_rate": 1.0, "request_throughput": 5.0}
+    assert [sweep.saturated("rate", [last | {"duration": s}], [1.0] * 20) for s in (40.0, 70.0)] == [False, True]
     assert sweep.saturated("rate", [at(8, 3)], [1.0] * 20)
     assert sweep.saturated("users", [at(0, 5), at(0, 5.1), at(0, 5.2)], [])
     assert not sweep.saturated("users", [at(0, 5), at(0, 9), at(0, 9.1)], [])

@@ -12,6 +12,7 @@ from client.data import Call
 from costs.published import Constant
 from observe.replay.question import Server
 from observe.replay.recording import Recording
+from observe.replay.what_if import WhatIf
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from serving.call import Call as Asked
@@ -73,6 +74,20 @@ def test_the_shadow_replays_programs_as_well() -> None:
     found = answer_to(served.question(served.recording.arrived(), shadow=["dynamic", {}]), shadow.answer_from)
     assert found["makespan"] < found["real"]["makespan"] / 2
     assert found["error"]["makespan"] == pytest.approx(0, abs=0.05)
+
+
+def test_blame_names_what_delayed_the_program_of_a_request_and_its_call() -> None:
+    one = WhatIf(server(), 1024)
+    answer = answer_to(one._question(one._beside("turn 5"), blame="turn 5"), what_if.answer_from)
+    program = answer["program"]
+    assert (program["name"], program["calls"], program["trusted"]) == ("agent", TURNS, True)
+    assert program["simulated_ms"] == pytest.approx(program["measured_ms"], rel=0.05)
+    assert 1000 * PAUSE * (TURNS - 1) < program["alone_ms"] < program["simulated_ms"]
+    assert {other["id"] for other in program["others"]} <= {f"{i}" for i in range(14)}
+    worst = program["others"][0]
+    assert worst["ms"] > 100
+    assert worst["call"] in {f"turn {i}" for i in range(TURNS)}
+    assert answer_to(one._question(one._beside("3"), blame="3"), what_if.answer_from)["program"] is None
 
 
 def test_a_call_keeps_its_pause_after_the_last_of_its_parents() -> None:

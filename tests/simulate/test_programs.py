@@ -17,7 +17,9 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import workloads
+from simulate.__main__ import main
 from simulate.best import program_blame, programs
+from simulate.fleet.plan import parse_limit
 from simulate.rows import Rows
 from simulate.simulator import Run, simulate
 from tests.support.simulate import run_command
@@ -146,6 +148,13 @@ def test_blame_names_the_program_that_delayed_another_and_its_call() -> None:
     )
     assert (found["took_s"], found["alone_s"], found["residual_s"]) == (8, 6, 0)
     assert found["by"] == [{"program": "program-1", "s": 2, "call": 1, "call_s": 2}]
+
+
+def test_a_capacity_may_have_a_limit_of_program_times(capsys: pytest.CaptureFixture[str]) -> None:
+    run = serve(workloads.of_calls(joined(LATE), instructions=0), "dynamic")
+    assert parse_limit("p100:program:9").value(run, 0) == max(times_of(run))
+    assert main(["plan", "dynamic", "--limit", "mean:program:9"]) == 2
+    assert "needs programs" in capsys.readouterr().err
 
 
 class Turning(dynamic.Policy):

@@ -19,8 +19,10 @@ from client.workloads.arrivals import Arrivals
 from costs import published
 from costs.cost import Affine, Cost, Host, Scaled
 from simulate.__main__ import main
+from simulate.commands import validate as validating
 from simulate.engines import known
 from simulate.fitting.fitted import Fitted, save
+from simulate.logs.checks import checked
 from simulate.logs.log import Log
 from simulate.measured import comparison, validate
 from simulate.measured.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
@@ -28,7 +30,7 @@ from simulate.measured.intervals import Noise
 from simulate.measured.served import Served
 from simulate.measured.validate import Validation
 from simulate.result import chunks_of, outcome
-from simulate.scenario import Chosen, Scenario
+from simulate.scenario import Chosen, Engine, Scenario
 from simulate.simulator import Run
 from simulate.trace import Seen, Trace
 from tests.support.servers import Server
@@ -285,6 +287,12 @@ def test_programs_are_simulated_in_a_closed_loop_and_their_times_compared() -> N
         assert mean.good == (law is LAW) == (mean.error == pytest.approx(0))
     assert run.loop
     assert mean.measured == pytest.approx(np.mean([*run.loop.times().values()]))
+    log = checked([*validating._requests(outcomes, planned)])
+    for law in (LAW, SLOWER):
+        scenario = Scenario((Chosen("dynamic"),), Engine(8, 256), law, NONE, log.trace)
+        fitted = Fitted(scenario, Noise((), 0.0, 10), log, known.get("vllm"), {}, {})
+        mean = validating._program_time(fitted, outcomes, served.calls)
+        assert (mean.error == pytest.approx(0, abs=0.01)) == (law is LAW)
 
 
 def test_a_comparison_fails_above_its_bound() -> None:

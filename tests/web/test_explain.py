@@ -98,6 +98,12 @@ def test_the_detail_of_a_request_tells_its_program_and_what_that_has_received(ta
     assert tab.complaints == []
 
 
+PROGRAM = {
+    "name": "<trip>", "calls": 2, "trusted": True, "measured_ms": 2000, "simulated_ms": 2000, "alone_ms": 1500,
+    "others": [{"program": "p", "ms": 400, "call": "a", "call_ms": 300}, {"id": "other-request", "ms": 1, "call": "a", "call_ms": 1}],
+}  # fmt: skip
+
+
 def blamed(wait: tuple[float, float], trusted: bool, ran: float = 100, **cost: float) -> dict[str, Any]:
     """Return an answer on a request that waited so many milliseconds, measured and simulated, and ran 100, as simulated."""
     none = {"alone": 0, "residual": 0, "residual_share": None}
@@ -123,10 +129,11 @@ def blamed(wait: tuple[float, float], trusted: bool, ran: float = 100, **cost: f
             ],
         ),
         (
-            blamed((949, 949), True, ran=151),
+            blamed((949, 949), True, ran=151) | {"program": PROGRAM},
             [
                 "It waited 949 ms: 10 ms even alone, 939 ms because of #7 (x).",
                 "Simulated, it runs 100 ms, but it really ran 151 ms, so who slowed it cannot be told.",
+                "With it, program <trip> took 2.00 s for 2 calls: 1.50 s even alone, 400 ms because of program p (#7 by 300 ms).",
                 "Simulated once without each of the requests that were in the server with it. Its simulated latency is "
                 "4.6 % below the measured one.",
             ],
