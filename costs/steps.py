@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from itertools import repeat
+from itertools import islice, repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -78,8 +78,12 @@ def step_of(plan: Plan) -> Step:
     A draft token is one more row that decodes, but the keys and values of its sequence are read once for all its rows.
     """
     decodes = context = prefills = prompt = squares = longest = widest = work = masks = 0
-    pairs = 0.0
-    for seq, count, drafts in zip(plan.sequences, plan.counts, plan.drafts or repeat(())):
+    pairs, known = 0.0, plan.decoding
+    if known:  # most rows of most steps, of which nothing needs to be asked
+        lengths = [seq.computed for seq in plan.sequences[:known]]
+        decodes, context, longest = known, sum(lengths) + known, max(lengths) + 1
+        masks = [seq.constrained for seq in plan.sequences[:known]].count(True)
+    for seq, count, drafts in islice(zip(plan.sequences, plan.counts, plan.drafts or repeat(())), known, None):
         length = seq.computed + count
         if length > longest:
             longest = length

@@ -88,7 +88,7 @@ class Replay:
 
     def _plan(self, step: Line) -> None:
         """Plan a step; if others are open, vLLM plans ahead: a row that waits for its last token computes nothing then."""
-        self._scheduler._repeat = None
+        self._scheduler._repeat, self._scheduler.batch.decoding = None, 0
         plan = self._scheduler.plan(step["t"]) or Plan(step["n"], step["t"], [], [])
         plan.joined, plan.preempted = list(plan.joined), list(plan.preempted)  # the scheduler goes on with its own
         ahead = {seq for _, other, _ in self._open for seq in other.sequences}

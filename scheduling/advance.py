@@ -48,14 +48,14 @@ Errors = list[BaseException] | None  # those of hooks that only take note; None:
 
 
 class Advanced(NamedTuple):
-    """The sequences that failed and that finished in a step; `steady` if all decoded and none of them is done.
+    """The sequences that failed and that finished in a step; `decoding` if all got a token, done or not.
 
     `drafts` says what became of the drafts, and `rejected` is the part of the rows that computed wrong ones.
     """
 
     failed: list[Sequence]
     finished: list[Sequence]
-    steady: bool
+    decoding: bool
     drafts: list[Drafted]
     rejected: float
 
@@ -73,7 +73,7 @@ def advance(
     finished: list[Sequence] = []
     before = [len(seq.output_ids) for seq in plan.sequences] if plan.drafts else []
     batch, number = len(plan.sequences) + len(plan.held), plan.number
-    steady = not plan.paused
+    decoding = not plan.paused
     for seq, count, output in zip(plan.sequences, plan.counts, outputs):
         ids = seq.output_ids
         # Nearly every row of every step takes this branch. It may skip the rest of `_advance_one`: a sequence with an
@@ -97,13 +97,13 @@ def advance(
                 failed.append(seq)
             elif seq.finish_reason is not None:
                 finished.append(seq)
-            steady = steady and count == 1 and seq.pending == 1
+            decoding = decoding and output is not None and seq.pending == 1
         seq.last_iteration = number
         seq.batch_sum += batch
         if batch > seq.batch_max:
             seq.batch_max = batch
     drafts, rejected = _count_drafts(plan, before) if plan.drafts else ([], 0.0)
-    return Advanced(failed, finished, steady and not failed and not finished, drafts, rejected)
+    return Advanced(failed, finished, decoding, drafts, rejected)
 
 
 def _count_drafts(plan: Plan, before: list[int]) -> tuple[list[Drafted], float]:

@@ -21,6 +21,7 @@ class RunningBatch:
 
     def __init__(self, pool: PagePool | None, numbers: range | None = None) -> None:
         self.running: list[Sequence] = []
+        self.decoding = 0  # the first so many got a token in the last step, and none of these is done
         self.pages = Reservations(pool)
         self.slot_cap = self.most = self.most_alone = ENDLESS
         self._extra = 0  # slots that running sequences take beyond one each
@@ -66,15 +67,18 @@ class RunningBatch:
 
     def plan(self, policy: Policy, token_budget: int, number: int, now: float) -> Plan:
         """Ask the policy for the tokens of each sequence in a step; raise PolicyError if they cannot be computed."""
-        live = [seq for seq in self.running if seq.finish_reason is None]
+        known, own = self.decoding, type(policy).allocate_tokens is not Policy.allocate_tokens
+        live = self.running[:] if known else [seq for seq in self.running if seq.finish_reason is None]
         held = [seq for seq in self.running if seq.finish_reason is not None] if len(live) < len(self.running) else []
         if policy.padded and not policy.separate_prefill:
             counts = [seq.pending for seq in live]
             return self._share(Plan(number, now, live, counts, held, policy.padded), live[:1], ENDLESS)
-        counts = policy.allocate_tokens(live, ENDLESS if policy.padded else token_budget)
+        known = 0 if own or (policy.separate_prefill and known < len(live)) else known
+        budget = (ENDLESS if policy.padded else token_budget) - known
+        counts = [1] * known + policy.allocate_tokens(live[known:], budget)
         if len(counts) != len(live):
             raise PolicyError(f"allocate_tokens: {len(counts)} numbers for {len(live)} running sequences")
-        if type(policy).allocate_tokens is not Policy.allocate_tokens:
+        if own:
             for seq, count in zip(live, counts):
                 if not 0 <= count <= seq.pending:
                     raise PolicyError(f"allocate_tokens: {count} tokens for {seq.id}, which has {seq.pending} left")
@@ -85,7 +89,8 @@ class RunningBatch:
             counts = [count for count in counts if count]
             if not live and not held:
                 raise PolicyError("allocate_tokens: no running request computes a token")
-        return self._share(Plan(number, now, live, counts, held, policy.padded, paused=paused), first, token_budget)
+        plan = Plan(number, now, live, counts, held, policy.padded, paused=paused, decoding=known)
+        return self._share(plan, first, token_budget)
 
     def _share(self, plan: Plan, first: list[Sequence], token_budget: int) -> Plan:
         """Pause those that need pages of a later step; if that are all, compute the `first` that runs, which needs none."""
@@ -109,6 +114,7 @@ class RunningBatch:
         if len(gone) < len(leaving) or len(kept) + len(gone) != len(self.running):
             named = ", ".join(seq.id for seq in leaving)
             raise PolicyError(f"release or preempt: {named}: one of them twice, or not running")
+        self.decoding = len(kept) if self.decoding == len(self.running) else 0
         self.running[:] = kept
         for seq in leaving:  # before any of them gives back pages that others await
             seq.computed = self.pages.sound(seq)

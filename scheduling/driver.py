@@ -85,11 +85,11 @@ def tokens_due(plan: Plan) -> list[Output]:
 
     A draft is right if it is UNKNOWN_TOKEN, too.
     """
-    if plan.repeats and not plan.drafts:
-        return [UNKNOWN_TOKEN] * len(plan.sequences)
-    due: list[Output] = [  # `pending` written out, as calls of it would take longer than all the rest
+    known = plan.decoding
+    due: list[Output] = [UNKNOWN_TOKEN] * known
+    due += [  # `pending` written out, as calls of it would take longer than all the rest
         UNKNOWN_TOKEN if count >= len(seq.prompt_ids) + len(seq.output_ids) - seq.computed else None
-        for seq, count in zip(plan.sequences, plan.counts)
+        for seq, count in zip(plan.sequences[known:], plan.counts[known:])
     ]
     for i, drafts in enumerate(plan.drafts):
         if drafts:

@@ -67,7 +67,7 @@ def fast_forward(scheduler: Scheduler, plan: Plan, ends: list[float]) -> None:
         seq.batch_sum += batch * steps
     # Step by step, members would get the same pages in another order, which makes no difference that can be seen.
     scheduler.batch.pages.catch_up(plan.sequences)
-    plan.number, plan.repeats = plan.number + steps, True
+    plan.number, plan.repeats, plan.decoding = plan.number + steps, True, len(plan.sequences)
     plan.started_at = ends[-1]
     scheduler.number = plan.number
     # A request that arrives during the plan's own step begins to wait in it, not in the first of the steps that passed.

@@ -28,6 +28,7 @@ class Plan:
     paused: list[Sequence] = field(default_factory=list)  # running, but without tokens in this step
     preempted: list[Sequence] = field(default_factory=list)
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
+    decoding: int = 0  # its first so many members got a token in the previous step, and decode one now
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
     drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all
     readers: list[Sequence] = field(default_factory=list)  # of pages that rows before theirs compute in this step
@@ -73,7 +74,7 @@ class Plan:
         return part
 
     def _keep(self, kept: Iterable[int]) -> None:
-        kept = list(kept)
+        kept, self.decoding = list(kept), 0
         # New lists: a plan that repeats shares them with the one before it.
         self.sequences, self.counts = [self.sequences[i] for i in kept], [self.counts[i] for i in kept]
         self.drafts = [self.drafts[i] for i in kept] if self.drafts else []

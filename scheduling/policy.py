@@ -178,7 +178,7 @@ class Policy:
 
     def release(self, running: list[Sequence]) -> list[Sequence]:
         """Return the requests that leave and are answered after this step."""
-        return [seq for seq in running if seq.is_finished]
+        return [seq for seq in running if seq.finish_reason is not None]
 
     def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
         """Return when to call `admit` again although nothing arrives, or None; only called while no request runs."""

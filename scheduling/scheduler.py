@@ -187,7 +187,8 @@ class Scheduler:
             self._repeat = None
         if (last := self._repeat) is not None:
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
-            plan = Plan(number, now, last.sequences, last.counts, last.held, last.padded, repeats=True)
+            rows = last.sequences, last.counts, last.held, last.padded
+            plan = Plan(number, now, *rows, repeats=True, decoding=len(last.counts))
         else:
             plan = self.batch.plan(self.policy, self.token_budget, number, now)
             plan.joined, plan.preempted = joined, preempted
@@ -247,13 +248,16 @@ class Scheduler:
         until it is committed.
         """
         self.backlog.forget()
+        self.batch.decoding = 0  # until all hooks have come through
         # How slots were spent, and who computed a prompt, can only be told before sequences advance.
         slot_steps = SlotSteps.of(plan, self._slots, self.queue.recomputes)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
         result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.errors)
         if self.policy.estimates:
             self.backlog.learn(plan, now)
-        self._repeat = plan if result.steady and self.hooks.repeats else None
+        done = len(result.finished) + len(result.failed)
+        is_steady = result.decoding and not done and set(plan.counts) <= {1}
+        self._repeat = plan if is_steady and self.hooks.repeats else None
         if self.speculator is not None:
             self.speculator.learn(plan, result.drafts, now - plan.started_at)
             self.batch.pages.settle()
@@ -268,6 +272,9 @@ class Scheduler:
         # needs no call.
         if result.finished or self.hooks.overrides_release:
             answered += self.let_go(now)
+        # If all that run got a token, and those that are done have left, the others decode.
+        left = len(plan.sequences) - done
+        self.batch.decoding = left if result.decoding and len(self.running) == left else 0
         self.batch.pages.release_unseen(plan.sequences)
         pages_used, pages_total = self.batch.pages.usage
         return Iteration(

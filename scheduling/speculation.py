@@ -166,7 +166,7 @@ class Speculator:
         chosen, asked = [plan.sequences[offer.place] for offer, _ in members], [count for _, count in members]
         proposed = self.drafter.propose(chosen, asked)
         # A copy: a plan that repeats shares its counts with the one before.
-        plan.counts, plan.repeats = list(plan.counts), False
+        plan.counts, plan.repeats, plan.decoding = list(plan.counts), False, 0
         plan.drafts = [[] for _ in plan.sequences]
         self._kinds.clear()
         for (offer, count), drafts in zip(members, proposed):

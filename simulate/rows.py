@@ -68,15 +68,17 @@ class Rows:
     def arriving(self) -> Iterator[Sequence]:
         """Yield a fresh sequence for each row; ValueError for a closed loop."""
         if self.closed:
-            raise ValueError("a closed loop of programs is served by one engine. Use `run`, or add --open-loop")
+            raise ValueError(
+                "a closed loop of programs needs one engine that keeps all requests. Use `run`, or add --open-loop"
+            )
         return self._fresh()
 
     def _fresh(self) -> Iterator[Sequence]:
         """Yield a fresh sequence for each row; prompts without contents are zeros, and equally long ones share a list."""
         rows = zip(
-            self.at.tolist(),
+            map(float, self.at),  # one by one, as a list of millions would need more memory than they do
             self._prompts(),
-            self.output.tolist(),
+            map(int, self.output),
             self.client or repeat(""),
             self.priority or repeat(0),
             self.slo or repeat(None),
@@ -98,11 +100,11 @@ class Rows:
 
     def _prompts(self) -> Iterator[list[int]]:
         """Yield the tokens of each prompt."""
-        lengths: list[int] = self.prompt.tolist()
+        lengths = map(int, self.prompt)
         if self.ids is not None:
             yield from self.ids
         elif self.blocks is None:
-            zeros = {p: [0] * p for p in dict.fromkeys(lengths)}
+            zeros = {p: [0] * p for p in np.unique(self.prompt).tolist()}
             yield from (zeros[p] for p in lengths)
         elif self.by_number:
             # The tokens of no other request, whose number alone matters, without a list that holds them.

@@ -14,7 +14,7 @@ from array import array
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from costs.cost import Cost, Host
 from scheduling.driver import Driver, tokens_due
@@ -29,7 +29,6 @@ from simulate.swap import SwapSpace
 if TYPE_CHECKING:
     import numpy as np
 
-NOTHING: list[Any] = []
 FRUITLESS = 100_000  # turns without a step or an arrival after which a policy is said to hang
 
 
@@ -159,8 +158,8 @@ class Simulation(Driver):
         arrivals: Iterable[Sequence],
         cost: Cost,
         host: Host,
-        records: bool,
-        fast_forward: bool,
+        records: bool = False,
+        fast_forward: bool = True,
     ) -> None:
         super().__init__(scheduler, arrivals)
         self.cost = cost
@@ -175,8 +174,6 @@ class Simulation(Driver):
         for seq in self.arrivals:
             seq.arrived_at += host.alpha0
         scheduler.record = records
-        self._left = 0  # the first requests, all of which have left
-        self._answers: dict[int, list[int]] = {}  # by length
         self._fruitless = 0
         self._fast_forward = fast_forward
 
@@ -210,11 +207,9 @@ class Simulation(Driver):
         pages = self.scheduler.batch.pages
         swapping = pages.seconds() if isinstance(pages, SwapSpace) else 0.0
         # Steps are equal only without a swap, which this step waits for, and records need each step on its own.
-        seconds = None
+        seconds = step_seconds(self.cost, self.host, plan) + swapping
         if self._fast_forward and not self.records and not swapping:
-            seconds = self._pass_equal_steps(plan)
-        if seconds is None:
-            seconds = step_seconds(self.cost, self.host, plan) + swapping
+            seconds = self._pass_equal_steps(plan, seconds)
         if not result.steps:
             seconds += self.host.first_step
         outputs = tokens_due(plan)
@@ -235,8 +230,6 @@ class Simulation(Driver):
     def record(self, iteration: Iteration) -> None:
         if self.records:
             self.result.iterations.append(iteration)
-        if iteration.left:
-            self._save_memory()
         if self.result.loop is not None and iteration.left:
             # Before the next step ends no other call is sent, so fast-forward knows all arrivals that it may pass.
             for seq in self.result.loop.follow(iteration.left, self.now + self.host.alpha1):
@@ -244,29 +237,21 @@ class Simulation(Driver):
                 self.result.sequences.append(seq)
                 insort(self.arrivals, seq, key=lambda other: other.arrived_at)
 
-    def _save_memory(self) -> None:
-        """Have the answers of requests that have left share a list if they are equally long: all of their tokens are unknown."""
-        sequences = self.result.sequences
-        while self._left < len(sequences) and (seq := sequences[self._left]).state == "finished":
-            seq.output_ids = self._answers.setdefault(len(seq.output_ids), seq.output_ids)
-            seq.details = seq.prompt_details = NOTHING
-            self._left += 1
+    def _pass_equal_steps(self, plan: Plan, seconds: float) -> float:
+        """Let the steps pass that must equal this plan, which takes `seconds`, except the one in which a sequence arrives or leaves.
 
-    def _pass_equal_steps(self, plan: Plan) -> float | None:
-        """Let the steps pass that must equal this plan, except the one in which a sequence arrives or leaves.
-
-        Return how long that one takes, None if it was not computed.
+        Return how long that one takes.
         """
-        most = identical_steps_ahead(self.scheduler, plan) - 1
-        if most < 1:
-            return None
         arrival = self.arrivals[0].arrived_at if self.arrivals else math.inf
-        ends, seconds, last = step_ends(self.cost, self.host, plan, self.now, most, arrival)
+        most = identical_steps_ahead(self.scheduler, plan) - 1 if self.now + seconds < arrival else 0
+        if most < 1:
+            return seconds
+        ends, spent, last = step_ends(self.cost, self.host, plan, seconds, self.now, most, arrival)
         if ends:
             result = self.result
             result.gaps.extend(gaps_between(plan, ends))
-            for spent in seconds:  # one by one, as without this shortcut: sum() may round otherwise
-                result.busy += spent
+            for each in spent:  # one by one, as without this shortcut: sum() may round otherwise
+                result.busy += each
             fast_forward(self.scheduler, plan, ends)
             result.steps += len(ends)
             self.now = ends[-1]

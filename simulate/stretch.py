@@ -19,17 +19,16 @@ from scheduling.iteration import Plan
 
 
 def step_ends(
-    cost: Cost, host: Host, plan: Plan, now: float, most: int, until: float = math.inf
+    cost: Cost, host: Host, plan: Plan, spent: float, now: float, most: int, until: float = math.inf
 ) -> tuple[list[float], list[float], float]:
     """Return the ends of up to `most` steps that equal a plan of decodes, those before `until`, and their seconds.
 
-    The last value is how long the step after them takes.
+    The first takes `spent` seconds. The last value is how long the step after them takes.
     """
-    step, live = cost.step(plan), len(plan.sequences)
-    overhead = host.seconds(live)
-    spent = cost.seconds(step) + overhead
     if cost.flat:
         return *_equally_long(now, spent, most, until), spent
+    step, live = cost.step(plan), len(plan.sequences)
+    overhead = host.seconds(live)
     longest = max(seq.computed for seq in plan.sequences) + 1
     ends: list[float] = []
     seconds: list[float] = []
@@ -69,8 +68,10 @@ def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
 def gaps_of_step(plan: Plan, outputs: list[Output], now: float) -> list[float]:
     """Return the seconds between tokens that the members of a plan see when it ends now; a run's tokens share its time."""
     if not plan.drafts:
-        pairs = zip(plan.sequences, outputs)
-        return [now - s.last_token_at for s, output in pairs if output is not None and s.last_token_at is not None]
+        known = plan.decoding
+        pairs = zip(plan.sequences[known:], outputs[known:])
+        gaps = [now - (seq.last_token_at or 0.0) for seq in plan.sequences[:1]] * known
+        return gaps + [now - s.last_token_at for s, due in pairs if due is not None and s.last_token_at is not None]
     gaps = []
     for seq, output in zip(plan.sequences, outputs):
         if output is not None and seq.last_token_at is not None:

@@ -131,7 +131,7 @@ class RunFacts:
     programs: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
 
 
-def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
+def statistics_ms(name: str, seconds: Sequence[float] | np.ndarray) -> dict[str, float | None]:
     """Return mean, median, std, p50, p90 and p99 in milliseconds; None if nothing was measured."""
     if len(seconds) == 0:
         return {f"{statistic}_{name}_ms": None for statistic in _STATISTICS}

@@ -101,7 +101,7 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Output tokens/s (wall clock)", shown(numbers["output_throughput"])),
         ("Output tokens/s (steady part)", shown(numbers["steady"]["output_throughput"])),
         ("Total tokens/s", shown(numbers["total_token_throughput"])),
-        ("Peak concurrent requests", str(numbers["max_concurrent_requests"])),
+        ("Peak concurrent requests", shown(numbers["max_concurrent_requests"], 0)),
         ("Requests/s within all limits", shown(numbers["request_goodput"])),
         ("Latency per token, mean (ms)", shown(numbers["mean_latency_per_token_ms"])),
         ("Latency over requested tokens", fitted(numbers["fairness"])),

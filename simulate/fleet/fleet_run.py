@@ -59,19 +59,20 @@ class FleetRun(Run):
     def _is_answered(self) -> np.ndarray:
         return np.asarray(~np.isnan(np.array(self.columns["finished_at"])))
 
-    def _of_answered(self, name: str) -> np.ndarray:
+    def of_answered(self, name: str) -> np.ndarray:
+        """Return a column of the answered requests."""
         return np.asarray(np.array(self.columns[name])[self._is_answered])
 
     @property
     def arrival(self) -> np.ndarray:
-        return np.asarray(self._of_answered("arrived_at") - self.host.alpha0)
+        return np.asarray(self.of_answered("arrived_at") - self.host.alpha0)
 
     def _since_arrival(self, name: str, more: float = 0.0) -> np.ndarray:
-        return np.asarray(self._of_answered(name) + more - self.arrival)
+        return np.asarray(self.of_answered(name) + more - self.arrival)
 
     @property
     def tokens(self) -> np.ndarray:
-        return self._of_answered("output").astype(int)
+        return self.of_answered("output").astype(int)
 
     @property
     def where(self) -> np.ndarray:
@@ -87,7 +88,7 @@ class FleetRun(Run):
     def hit_rate(self) -> float:
         """The share of prompt tokens that were found in a prefix cache."""
         prompts = float(np.sum(self.columns["prompt"]))
-        return float(self._of_answered("cached").sum()) / prompts if prompts else 0.0
+        return float(self.of_answered("cached").sum()) / prompts if prompts else 0.0
 
     @property
     def replica_hours(self) -> float:

@@ -63,11 +63,10 @@ class Replica:
         self._fruitless = 0
         self.batches += bool(plan.joined)
         most = identical_steps_ahead(self.scheduler, plan) if self._records is None else 1
+        seconds = step_seconds(self._cost, self._host, plan)
+        self._ends, self._seconds = [now + seconds], [seconds]
         if most > 1:
-            self._ends, self._seconds, _ = step_ends(self._cost, self._host, plan, now, most)
-        else:
-            seconds = step_seconds(self._cost, self._host, plan)
-            self._ends, self._seconds = [now + seconds], [seconds]
+            self._ends, self._seconds, _ = step_ends(self._cost, self._host, plan, seconds, now, most)
         self._plan = plan
         self.version += 1
         return True

@@ -84,5 +84,6 @@ def test_steps_of_equal_length_end_when_they_would_one_by_one(seconds: float, un
         seq.computed = 5
     plan = Plan(1, 0.0, members, [1] * 3)
     host = Host(sigma=0.01 if seconds else 0.0)
-    expected = step_ends(Lengthening(seconds, 0.0), host, plan, 1.0, 300, until)
-    assert step_ends(Constant(seconds, 0.0), host, plan, 1.0, 300, until) == expected
+    spent = Constant(seconds, 0.0)(plan) + host.seconds(3)
+    expected = step_ends(Lengthening(seconds, 0.0), host, plan, spent, 1.0, 300, until)
+    assert step_ends(Constant(seconds, 0.0), host, plan, spent, 1.0, 300, until) == expected

@@ -62,12 +62,6 @@ def test_the_simulator_and_the_scheduler_under_test_do_the_same(
     assert mine.steps == len(theirs.plans)
 
 
-def test_answers_of_equal_length_are_one_list_once_their_requests_have_left() -> None:
-    run = simulate(make_scheduler("dynamic", 3), sequences([(i, 5, 2 + i % 4) for i in range(40)]), Toy())
-    assert [len(seq.output_ids) for seq in run.sequences] == [2 + i % 4 for i in range(40)]
-    assert len({id(seq.output_ids) for seq in run.sequences}) == 4
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("slots", points(1, 3, 1, 32))
 @pytest.mark.parametrize("pages", [None, 40])
