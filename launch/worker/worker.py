@@ -44,7 +44,7 @@ from serving.recovery import blames_kernels
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out
 REJECTIONS_PER_SECOND = 50
 REJECTION_BURST = 64
-REJECTION_SECONDS = 0.02  # between two looks at waiting requests, so that one wakeup rejects several
+REJECTION_SECONDS = 0.1  # between two looks at waiting requests, so that one wakeup rejects several
 PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=bool)  # which is False
 PENDING = object()  # the result of a request that the completer will answer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
