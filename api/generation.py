@@ -225,7 +225,9 @@ def start_generation(
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
     options = {**request.options, "wakeup": wakeup, "on_end": ticket and ticket.notify}
-    names = names_in(http_request.headers.get, options.pop("program", ""), options.get("session", ""))
+    fields = http_request.environ  # Flask's view of them makes an exception of each header that is absent
+    own = options.pop("program", ""), options.get("session", "")
+    names = names_in(lambda name: fields.get(f"HTTP_{name.upper().replace('-', '_')}"), *own)
     options |= {"session": names["session"], "call": service.programs.begin(**names)}
     if service.config.dedup == "per-key":
         options["owner"] = current_owner()

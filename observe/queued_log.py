@@ -14,7 +14,7 @@ from logging.handlers import QueueHandler, QueueListener
 from typing import Any, TextIO
 
 CAPACITY = 4096  # lines
-GATHER_SECONDS = 0.02  # lines that arrive within this time are written together
+GATHER_SECONDS = 0.1  # lines that arrive within this time are written together
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 

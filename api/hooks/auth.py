@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from flask import request
 
@@ -15,17 +16,21 @@ OPEN = frozenset({"/health", "/healthz", "/ping", "/ready", "/health/live", "/he
 PAGES = frozenset({"dashboard.asset", "dashboard.race", "dashboard.lab", "dashboard.lab_asset"})
 
 
+def has_key(environ: Mapping[str, Any], key: str) -> bool:
+    """Return whether a request sends this key."""
+    scheme, _, sent = credentials(environ).partition(" ")
+    return scheme == "Bearer" and hmac.compare_digest(sent.encode("utf-8", "replace"), key.encode())
+
+
 def check(key: str) -> Callable[[], None]:
     """Return a before-request hook that rejects requests without the key, if one is set."""
-    expected = key.encode()
 
     def before_request() -> None:
-        if not expected or is_background() or request.path in OPEN or request.routing_exception is not None:
+        if not key or is_background() or request.path in OPEN or request.routing_exception is not None:
             return  # an unknown path is 404 and a wrong method 405, with or without the key
         if request.endpoint in PAGES or (request.path == "/" and dashboard.wants_page()):
             return  # the live page asks for the key itself
-        scheme, _, key_sent = credentials().partition(" ")
-        if scheme != "Bearer" or not hmac.compare_digest(key_sent.encode("utf-8", "replace"), expected):
+        if not has_key(request.environ, key):
             raise ApiError(
                 "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
                 type="authentication_error",

@@ -26,9 +26,18 @@ def install(app: Flask, origins: frozenset[str]) -> None:
 
 def allowed_origin() -> str | None:
     """Return the origin that may read the current response, * for any, or None."""
-    origins: frozenset[str] = current_app.extensions["origins"]
-    origin = request.headers.get("Origin")
+    return _allowed(current_app.extensions["origins"], request.headers.get("Origin"))
+
+
+def _allowed(origins: frozenset[str], origin: str | None) -> str | None:
     return "*" if "*" in origins else origin if origin in origins else None
+
+
+def headers(origins: frozenset[str], origin: str | None) -> dict[str, str]:
+    """Return what allows a page of an allowed origin to read a response that has no Vary header yet."""
+    allowed = _allowed(origins, origin)
+    granted = {"Access-Control-Allow-Origin": allowed, "Access-Control-Expose-Headers": EXPOSED} if allowed else {}
+    return granted | {"Vary": "Origin"} if origins and allowed != "*" else granted
 
 
 def _preflight() -> Response | None:
@@ -50,10 +59,9 @@ def _preflight() -> Response | None:
 
 def _grant(response: Response) -> Response:
     """Allow a page of an allowed origin to read the response."""
-    origin = allowed_origin()
-    if origin is not None:
-        response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = EXPOSED
-    if origin != "*":
-        response.vary.add("Origin")
+    granted = headers(current_app.extensions["origins"], request.headers.get("Origin"))
+    vary = granted.pop("Vary", None)
+    response.headers.update(granted)
+    if vary:
+        response.vary.add(vary)
     return response

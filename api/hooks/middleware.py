@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from api.hooks import cors
 from api.hooks.auth import OPEN, PAGES
 from api.http import errors
 from api.http.errors import ApiError, shown
-from api.http.owner import is_background, is_reserved
+from api.http.owner import BACKGROUND, is_reserved
 from api.http.registry import RequestContext
 from api.schemas import body
 from api.service import Service
@@ -37,12 +37,16 @@ POLLED = {"/load", "/requests/<id>"}  # by the page, with GET; other methods cha
 REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
 
 
+def request_id(environ: Mapping[str, Any]) -> str:
+    """Return the id of a request: the client's own if it is valid."""
+    id = environ.get("HTTP_X_REQUEST_ID", "")
+    return id if ID.fullmatch(id) and (BACKGROUND in environ or not is_reserved(id)) else uuid.uuid4().hex
+
+
 def enter() -> None:
     """Give the request an id, the client's own if it is valid, and reject cross-site requests of browsers."""
     environ = request.environ  # its plain dictionary costs less than Flask's view of the headers
-    client_id = environ.get("HTTP_X_REQUEST_ID", "")
-    is_allowed = ID.fullmatch(client_id) and (is_background() or not is_reserved(client_id))
-    g.request_id = client_id if is_allowed else uuid.uuid4().hex
+    g.request_id = request_id(environ)
     g.began = time.perf_counter()
     if isinstance(request.routing_exception, SecurityError):
         raise ApiError(
@@ -61,6 +65,12 @@ def enter() -> None:
         )
 
 
+def id_headers(method: str, path: str, id: str) -> dict[str, str]:
+    """Return the headers that tell a client the id of its request."""
+    is_messages = errors.dialect(method, path) == "messages"
+    return {"X-Request-Id": id, "Request-Id": id} if is_messages else {"X-Request-Id": id}  # Anthropic's name
+
+
 def leave(service: Service) -> Callable[[Response], Response]:
     """Return an after-request hook that adds our headers, and ends the request after its last byte."""
     queries = {op.path: op.query for op in service.operations}
@@ -70,9 +80,7 @@ def leave(service: Service) -> Callable[[Response], Response]:
         context: RequestContext | None = state.get("context")
         if request.environ.get("QUERY_STRING"):
             _name_ignored_queries(response, queries.get(request.path, ()))
-        response.headers["X-Request-Id"] = state.request_id
-        if errors.dialect(request.method, request.path) == "messages":
-            response.headers["Request-Id"] = state.request_id  # Anthropic's name
+        response.headers.update(id_headers(request.method, request.path, state.request_id))
         ignored = response.headers.get("X-Ignored-Params", "")
         state.n_ignored = ignored.count(",") + 1 if ignored else 0
         if context is not None and (copies := sum(i.first is not None for i in context.inferences)):
@@ -82,14 +90,15 @@ def leave(service: Service) -> Callable[[Response], Response]:
             response.headers["X-Expected-Wait"] = f"{max(waits):.3f}"
         length = None if response.is_streamed else response.content_length
         # Without a reference to the response: the cycle would keep it until the next GC.
-        finish = partial(_finish, service, current, response.status_code, length, state)
+        route = current.url_rule.rule if current.url_rule is not None else "other"
+        on_close = partial(finish, service, current, route, response.status_code, length, state)
         state.ends_with_response = True
         if response.is_streamed:
             if context is not None:
                 context.streams = True
-            response.call_on_close(finish)  # is called even if the generator never starts
+            response.call_on_close(on_close)  # is called even if the generator never starts
         else:
-            finish()
+            on_close()
         return response
 
     return after_request
@@ -117,14 +126,13 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
     return teardown_request
 
 
-def _finish(service: Service, current: Request, status: int, length: int | None, state: Any) -> None:
+def finish(service: Service, current: Request, route: str, status: int, length: int | None, state: Any) -> None:
     """Give back the places of a request, count it and log it. Flask's context may have ended by then."""
     context: RequestContext | None = state.get("context")
     if context is not None and not service.registry.leave(context):
         return
     gone = context is not None and context.gone
     status = 499 if gone else status
-    route = current.url_rule.rule if current.url_rule is not None else "other"
     error: ApiError | None = state.get("error")
     rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
     outputs = [] if context is None else [len(i.output_ids) for i in context.inferences]

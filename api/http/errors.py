@@ -171,40 +171,45 @@ def dialect(method: str, path: str) -> str:
     return next((name for prefix, name in PREFIXES.items() if path.startswith(prefix)), "openai")
 
 
-def status(error: ApiError) -> int:
-    """Return the status of an error in the dialect of the request."""
-    code = error.status
-    if error.type == "overloaded":
-        code = int(current_app.extensions["service"].config.overload_status)
-    return STATUSES.get(dialect(request.method, request.path), {}).get(code, code)
+def written(error: ApiError, method: str, path: str, overload_status: str) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of an error in the dialect of a request."""
+    form = dialect(method, path)
+    status = int(overload_status) if error.type == "overloaded" else error.status
+    status = STATUSES.get(form, {}).get(status, status)
+    return status, CONTENTS[form](error, status)
+
+
+def _current(error: ApiError) -> tuple[int, dict[str, Any]]:
+    config = current_app.extensions["service"].config
+    return written(error, request.method, request.path, config.overload_status)
 
 
 def content(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in the dialect of the request; it is also the last event of a failed stream."""
-    return CONTENTS[dialect(request.method, request.path)](error)
+    return _current(error)[1]
 
 
-def _openai(error: ApiError) -> dict[str, Any]:
+def _openai(error: ApiError, status: int) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
 
 
-def _tgi(error: ApiError) -> dict[str, Any]:
+def _tgi(error: ApiError, status: int) -> dict[str, Any]:
     return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
 
 
-def _messages(error: ApiError) -> dict[str, Any]:
-    inner: dict[str, Any] = {"type": MESSAGES_TYPE.get(status(error), "invalid_request_error"), "message": str(error)}
+def _messages(error: ApiError, status: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {"type": MESSAGES_TYPE.get(status, "invalid_request_error"), "message": str(error)}
     if error.code is not None:
         unsupported = {"unsupported": [error.param]} if "unsupported" in error.code else {}
         inner["details"] = {"error_code": error.code, **unsupported}
     return {"type": "error", "error": inner}
 
 
-def _ollama(error: ApiError) -> dict[str, Any]:
+def _ollama(error: ApiError, status: int) -> dict[str, Any]:
     return {"error": str(error)}
 
 
-CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {
+CONTENTS: dict[str, Callable[[ApiError, int], dict[str, Any]]] = {
     "openai": _openai, "tgi": _tgi, "messages": _messages, "ollama": _ollama,
 }  # fmt: skip
 
@@ -212,7 +217,8 @@ CONTENTS: dict[str, Callable[[ApiError], dict[str, Any]]] = {
 def response(error: ApiError) -> Response:
     """Return an error response in the format and with the status of the request's dialect."""
     g.error = error
-    result = jsonify(content(error))
-    result.status_code = status(error)
+    status, body = _current(error)
+    result = jsonify(body)
+    result.status_code = status
     result.headers.update(error.headers)
     return result

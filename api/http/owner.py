@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 from flask import request
 
@@ -16,14 +18,14 @@ def current_owner() -> str:
     """
     if is_background():
         return str(request.environ[BACKGROUND])
-    sent = credentials()
+    sent = credentials(request.environ)
     return hashlib.sha256(sent.encode("utf-8", "replace")).hexdigest()[:32] if sent else ""
 
 
-def credentials() -> str:
-    """Return the Authorization header of the current request, or what it would be for the key in X-Api-Key."""
-    key = request.headers.get("X-Api-Key")
-    return request.headers.get("Authorization") or (f"Bearer {key}" if key else "")
+def credentials(environ: Mapping[str, Any]) -> str:
+    """Return the Authorization header of a request, or what it would be for the key in X-Api-Key."""
+    key = environ.get("HTTP_X_API_KEY")
+    return environ.get("HTTP_AUTHORIZATION") or (f"Bearer {key}" if key else "")
 
 
 def is_reserved(id: str) -> bool:

@@ -45,14 +45,13 @@ def read(request: Request) -> bytes:
             f"Content-Encoding {shown(encoding)} is not supported. Send the body as plain, uncompressed JSON",
             status=415,
         )
-    if (request.content_length or 0) > LIMIT:
+    body, expected = bytearray(), request.content_length or 0
+    if expected > LIMIT:
         raise _too_large()
-    body = bytearray()
-    while piece := _piece(request, LIMIT + 1 - len(body)):
+    while (not expected or len(body) < expected) and (piece := _piece(request, LIMIT + 1 - len(body))):
         body += piece
         if len(body) > LIMIT:
             raise _too_large()
-    expected = request.content_length or 0
     if len(body) < expected:
         raise ApiError(
             f"the body ended after {len(body):,} of {expected:,} bytes. Send as many bytes as Content-Length states"

@@ -6,6 +6,7 @@ This module must not know the worker's threads and queues.
 from __future__ import annotations
 
 import json
+import re
 import selectors
 import socket
 import struct
@@ -22,6 +23,10 @@ from gunicorn.workers.gthread import TConn
 LINGER_SECONDS = 5.0  # for a client to read its last response and close
 REQUEST_LINE_BYTES = 64  # enough for every path that generates text
 LIMITS_ARE_INHERITED = sys.platform == "linux"  # by connections from their listener, without a call for each
+PLAIN_BYTES, PLAIN_FIELDS = 8000, 50  # within gunicorn's limits
+PLAIN = re.compile(rb"POST ([A-Za-z0-9/_]+) HTTP/1\.1\r\n((?:[A-Za-z0-9-]+:[ -~]*\r\n)+)\r\n(.*)", re.DOTALL)
+# Fields that change how a request is read or answered; the last two can contradict a third that says the scheme.
+UNUSUAL = {"EXPECT", "TRANSFER_ENCODING", "UPGRADE", "X_FORWARDED_PROTOCOL", "X_FORWARDED_SSL"}
 MAX_REASON = 200  # characters of gunicorn's message
 
 
@@ -44,6 +49,34 @@ def peek_request(client: socket.socket) -> str:
     except OSError:
         return ""
     return start.split(b"?", 1)[0].split(b" HTTP/", 1)[0].decode("latin-1")
+
+
+def peek_plain(conn: TConn) -> tuple[dict[str, Any], int] | None:
+    """Return the WSGI environment and the length of a POST that has wholly arrived, without reading it.
+
+    None if it is not so plain that any parser reads it alike, or if another request may follow it.
+    """
+    if not isinstance(conn.client, tuple) or (conn.parser is not None and conn.parser.unreader.buf.getvalue()):
+        return None  # by a Unix socket; or bytes of the next request have been read
+    try:
+        data = conn.sock.recv(PLAIN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except OSError:
+        return None
+    match = PLAIN.fullmatch(data)
+    if match is None or len(data) == PLAIN_BYTES:
+        return None
+    pairs = [line.split(":", 1) for line in match[2].decode("latin-1").split("\r\n")[:-1]]
+    fields = {name.upper().replace("-", "_"): value.strip(" ") for name, value in pairs}
+    length = fields.get("CONTENT_LENGTH", "")
+    is_plain = len(fields) == len(pairs) <= PLAIN_FIELDS and not UNUSUAL & fields.keys()
+    if not is_plain or length != str(len(match[3])) or fields.pop("CONNECTION", "keep-alive").lower() != "keep-alive":
+        return None
+    environ = {f"HTTP_{name}": value for name, value in fields.items()}
+    environ |= {
+        "REQUEST_METHOD": "POST", "SCRIPT_NAME": "", "PATH_INFO": match[1].decode(), "QUERY_STRING": "",
+        "REMOTE_ADDR": conn.client[0], "CONTENT_LENGTH": length,
+    }  # fmt: skip
+    return environ, len(data)
 
 
 def send_response(resp: Any, pieces: Iterable[bytes]) -> bytes:

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from gunicorn.http import wsgi
@@ -27,12 +28,13 @@ from gunicorn.http.errors import UnsupportedTransferCoding
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from api.hooks.admission import PLACE
+from api.hooks.refusal import refuse
 from api.http.deferral import DeferredRequest
 from api.schemas.body import BODY
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
 from launch.worker.callbacks import Callbacks, Outcome
-from launch.worker.connections import ClosingConnections, peek_request, send_response
+from launch.worker.connections import ClosingConnections, peek_plain, peek_request, send_response
 from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
 from launch.worker.handover import Handover
 from serving.deadlines import TokenBucket
@@ -42,7 +44,8 @@ from serving.recovery import blames_kernels
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out
 REJECTIONS_PER_SECOND = 50
 REJECTION_BURST = 64
-REJECTION_SECONDS = 0.02  # between two looks at waiting requests, so that one wakeup rejects several
+REJECTION_SECONDS = 0.1  # between two looks at waiting requests, so that one wakeup rejects several
+PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=bool)  # which is False
 PENDING = object()  # the result of a request that the completer will answer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -182,7 +185,31 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             place = places.lend()
             if place is None and not self._rejections.take(time.monotonic()):
                 return
-            self.tpool.submit(self._serve, self._waiting.popleft(), place)
+            conn = self._waiting.popleft()
+            if place is not None or not self._refuse(conn):
+                self.tpool.submit(self._serve, conn, place)
+
+    def _refuse(self, conn: TConn) -> bool:
+        """Refuse a request without a thread; return False, and read nothing, if that takes more than this thread has."""
+        if not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived:
+            return False
+        plain = peek_plain(conn)
+        if plain is None or (refused := refuse(self.wsgi, plain[0])) is None:
+            return False
+        status, headers, body = refused
+        resp = wsgi.Response(PLAIN_REQUEST, conn.sock, self.cfg)
+        resp.start_response(status, headers)
+        try:
+            conn.sock.recv(plain[1])
+            if send_response(resp, [body]):
+                raise OSError("the client reads nothing")
+        except OSError:
+            self._closing.add(self.poller, conn)
+            return True
+        conn.set_timeout()
+        self.keepalived_conns.append(conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_client_socket_readable, conn))
+        return True
 
     def _needs_place(self, conn: TConn) -> bool:
         """Whether the next request of a connection generates text; without an engine it is refused in any case."""
@@ -239,6 +266,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived:
             resp.force_close()  # the client's next connection may reach another server
         environ[PLACE] = conn.place
+        if refused := refuse(self.wsgi, environ):
+            status, headers, body = refused
+            resp.start_response(status, headers)
+            conn.sock.sendall(send_response(resp, [body]))
+            return not resp.should_close()
         exchange = DeferredRequest(self.wsgi, environ, resp.start_response)
         send = partial(self._send, req, environ, resp)
         work = exchange.begin()

@@ -1,0 +1,50 @@
+"""The refusal of a full server, made before Flask sees the request, byte by byte what Flask would answer.
+
+Only what is sure is refused here. Any other request is left to Flask, and so is one that Flask would refuse for another
+reason. This module must not know who reads requests and sends answers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Flask
+from werkzeug.http import HTTP_STATUS_CODES
+
+from api.hooks import auth, cors, middleware
+from api.hooks.admission import PLACE
+from api.http import errors
+from api.service import Service
+
+
+def refuse(app: Flask, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes] | None:
+    """Count and log the refusal of a request, and return its status line, headers and body; None if it may get in."""
+    service: Service = app.extensions["service"]
+    method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+    if (
+        f"{method} {path}" not in service.generating
+        or environ["SCRIPT_NAME"]
+        or environ.get(PLACE)
+        or service.engine is None
+        or service.draining
+        or app.config["TRUSTED_HOSTS"] is not None
+        or environ.get("HTTP_SEC_FETCH_SITE") == "cross-site"
+        or (service.config.api_key and not auth.has_key(environ, service.config.api_key))
+    ):
+        return None
+    inbox = service.engine.manager.inbox
+    if inbox.places.taken < inbox.places.limit:
+        return None
+    state = app.app_ctx_globals_class()
+    id = middleware.request_id(environ)
+    vars(state).update(request_id=id, began=time.perf_counter(), n_ignored=0, generates=True)
+    service.meters.arrived()
+    state.error = error = errors.from_inference(inbox.full_error(1))
+    status, content = errors.written(error, method, path, service.config.overload_status)
+    body = app.json.dumps(content).encode() + b"\n"
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
+    headers |= middleware.id_headers(method, path, id)
+    headers |= cors.headers(app.extensions["origins"], environ.get("HTTP_ORIGIN"))
+    middleware.finish(service, app.request_class(environ), path, status, len(body), state)
+    return f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}", list(headers.items()), body
