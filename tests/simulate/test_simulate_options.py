@@ -107,6 +107,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         **_for("run", SMALL),
         "--out": (f"run dynamic {SMALL}", "OUT/b --no-plots"),
         "--blame": ("run dynamic --num 12 --rate 6 --max-batch-size 2", ""),
+        "--program": ("run dynamic --num 4 --rate 5 --workload agents --max-batch-size 2 --blame", "program-0"),
         "--no-plots": (f"run dynamic {SMALL} --out OUT/b", ""),
         "--save-trace": ("run dynamic --num 5 --workload agents", "OUT/t.jsonl"),
         "--no-records": (f"run dynamic {SMALL} --out OUT/b --no-plots", ""),
