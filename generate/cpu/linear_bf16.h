@@ -17,7 +17,11 @@ enum { FMA_ROWS = 6, FMA_SUMS = 12 };
 #else
 enum { FMA_ROWS = 6, FMA_SUMS = 24 };
 #endif
-enum { CHUNK = 32, STRIPE_ROWS = 6 * FMA_ROWS };  // inputs and rows that are widened at once
+// AVX2 widens weights as it multiplies, on ports that its products leave free; others share the work among all rows.
+enum { WIDENS_FIRST = LANES != 8 };
+enum { CHUNK = WIDENS_FIRST ? 32 : 64, STRIPE_ROWS = 6 * FMA_ROWS };  // inputs and rows that are multiplied at once
+
+enum { PAIR = 4 * PANEL };  // bytes of a panel's pairs of inputs
 
 static int way = FMA;
 
@@ -48,40 +52,58 @@ static void bfloat16_pack_panel(const void *weight, char *packed, int64_t p, int
     }
 }
 
-// What a worker has widened to float32 in its first-level cache: CHUNK inputs of the panel's weights and of a stripe of
-// rows, and the sums of these rows so far.
+// What a worker has in its first-level cache: CHUNK inputs of the panel's weights and of a stripe of rows, widened to
+// float32, and the sums of these rows so far.
 typedef struct {
-  float w[CHUNK][PANEL], x[STRIPE_ROWS][CHUNK], sums[STRIPE_ROWS][PANEL];
+  const char *pairs;  // of the weights, as they are packed
+  float w[WIDENS_FIRST ? CHUNK : 1][PANEL], x[STRIPE_ROWS][CHUNK], sums[STRIPE_ROWS][PANEL];
 } Widened;
 
-INLINE void widen_weights(const char *w, int64_t count, float to[CHUNK][PANEL]) {
+// LANES pairs of weights to their first or second inputs.
+INLINE vec widened(const char *pairs, int second) {
+  uvec pair;
+  memcpy(&pair, pairs, sizeof pair);
+  return (vec)(second ? pair & 0xffff0000 : pair << 16);
+}
+
+INLINE void widen_weights(Widened *t, int64_t count) {
+  const char *w = t->pairs;
   for (int64_t i = 0; i < count; i += 2)
     UNROLL for (int j = 0; j < PANEL; j += LANES, w += sizeof(vec)) {
-      uvec pair;
-      memcpy(&pair, w, sizeof pair);
-      store_floats(&to[i][j], (vec)(pair << 16), LANES);
-      store_floats(&to[i + 1][j], (vec)(pair & 0xffff0000), LANES);
+      store_floats(&t->w[i][j], widened(w, 0), LANES);
+      store_floats(&t->w[i + 1][j], widened(w, 1), LANES);
     }
 }
 
-// R rows from `row` on times `count` inputs of a panel. Few rows take more outputs at once, so that sums fill the
-// registers. Two lines of `next` are fetched with each input. An output's products are added in the same order for any
-// number of rows.
-INLINE void fma_block(Widened *t, int64_t row, int64_t count, int R, const char *next) {
-  const int all = PANEL / LANES, V = R * all <= FMA_SUMS ? all : R * all <= 2 * FMA_SUMS ? all / 2 : all / 4;
+// Vectors of outputs at once: more for few rows, so that sums fill the registers.
+INLINE int fma_vectors_of(int64_t rows) {
+  const int all = PANEL / LANES;
+  if (rows > FMA_ROWS) rows = FMA_ROWS;
+  return rows * all <= FMA_SUMS ? all : rows * all <= 2 * FMA_SUMS ? all / 2 : all / 4;
+}
+
+// R rows from `row` on times `count` inputs of a panel. An output's products are added in the same order for any number
+// of rows.
+INLINE void fma_block(Widened *t, int64_t row, int64_t count, int R, Ahead ahead) {
+  const int V = fma_vectors_of(R);
   const float(*x)[CHUNK] = t->x + row;
   float(*sums)[PANEL] = t->sums + row;
   for (int at = 0; at < PANEL; at += V * LANES) {
+    const char *pairs = t->pairs + 4 * at;
     vec acc[FMA_ROWS][PANEL / LANES];
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int j = 0; j < V; j++) acc[r][j] = load_floats(&sums[r][at + j * LANES], LANES);
-    for (int64_t i = 0; i < count; i++) {
-      vec w[PANEL / LANES];
-      UNROLL for (int j = 0; j < V; j++) w[j] = load_floats(&t->w[i][at + j * LANES], LANES);
-      if (next && at < 2 * V * LANES) next = fetch(next, V == all ? 2 : 1);
-      UNROLL for (int r = 0; r < R; r++) {
-        vec one = all_of(x[r][i]);
-        UNROLL for (int j = 0; j < V; j++) acc[r][j] = fused(one, w[j], acc[r][j]);
+    for (int64_t i = 0; i < count; i += 2, pairs += PAIR) {
+      fetch_step(&ahead);
+      UNROLL for (int second = 0; second < 2; second++) {
+        vec w[PANEL / LANES];
+        UNROLL for (int j = 0; j < V; j++)
+          w[j] = WIDENS_FIRST ? load_floats(&t->w[i + second][at + j * LANES], LANES)
+                              : widened(pairs + 4 * j * LANES, second);
+        UNROLL for (int r = 0; r < R; r++) {
+          vec one = all_of(x[r][i + second]);
+          UNROLL for (int j = 0; j < V; j++) acc[r][j] = fused(one, w[j], acc[r][j]);
+        }
       }
     }
     UNROLL for (int r = 0; r < R; r++)
@@ -89,41 +111,48 @@ INLINE void fma_block(Widened *t, int64_t row, int64_t count, int R, const char 
   }
 }
 
-APART void fma_rows(Widened *t, int64_t row, int64_t rows, int64_t count, const char *next) {
+APART void fma_rows(Widened *t, int64_t row, int64_t rows, int64_t count, Ahead ahead) {
   switch (rows) {
-    case 1: fma_block(t, row, count, 1, next); break;
-    case 2: fma_block(t, row, count, 2, next); break;
-    case 3: fma_block(t, row, count, 3, next); break;
-    case 4: fma_block(t, row, count, 4, next); break;
-    case 5: fma_block(t, row, count, 5, next); break;
+    case 1: fma_block(t, row, count, 1, ahead); break;
+    case 2: fma_block(t, row, count, 2, ahead); break;
+    case 3: fma_block(t, row, count, 3, ahead); break;
+    case 4: fma_block(t, row, count, 4, ahead); break;
+    case 5: fma_block(t, row, count, 5, ahead); break;
 #if LANES == 16
-    case 6: fma_block(t, row, count, 6, next); break;
-    case 7: fma_block(t, row, count, 7, next); break;
-    case 8: fma_block(t, row, count, 8, next); break;
-    case 9: fma_block(t, row, count, 9, next); break;
-    case 10: fma_block(t, row, count, 10, next); break;
-    case 11: fma_block(t, row, count, 11, next); break;
+    case 6: fma_block(t, row, count, 6, ahead); break;
+    case 7: fma_block(t, row, count, 7, ahead); break;
+    case 8: fma_block(t, row, count, 8, ahead); break;
+    case 9: fma_block(t, row, count, 9, ahead); break;
+    case 10: fma_block(t, row, count, 10, ahead); break;
+    case 11: fma_block(t, row, count, 11, ahead); break;
 #endif
-    default: fma_block(t, row, count, FMA_ROWS, next);
+    default: fma_block(t, row, count, FMA_ROWS, ahead);
   }
 }
 
-// Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
+// Rows first up to last times panel p; meanwhile what lies SLICE_BYTES further on is fetched, at last `bytes` from `next`.
 static void fma_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-  const char *panel = (const char *)t->w->packed + p * bfloat16_panel_bytes(t->k), *end = next + bytes;
+  const int64_t whole = bfloat16_panel_bytes(t->k);
+  const char *panel = (const char *)t->w->packed + p * whole;
   Widened wide __attribute__((aligned(64)));
   for (int64_t stripe = first; stripe < last; stripe += STRIPE_ROWS) {
     const int64_t rows = last - stripe < STRIPE_ROWS ? last - stripe : STRIPE_ROWS;
+    const int64_t blocks = (rows + FMA_ROWS - 1) / FMA_ROWS;
     memset(wide.sums, 0, (size_t)rows * sizeof wide.sums[0]);
     for (int64_t from = 0; from < t->k; from += CHUNK) {
       const int64_t count = t->k - from < CHUNK ? t->k - from : CHUNK;
-      widen_weights(panel + from * 2 * PANEL, count, wide.w);
+      const int64_t over = from * PAIR / 2 + SLICE_BYTES - whole, left = over < 0 ? -over : bytes - over;
+      const int64_t fetched = left < 0 ? 0 : left < count * PAIR / 2 ? left : count * PAIR / 2;
+      wide.pairs = panel + from * PAIR / 2;
+      if (WIDENS_FIRST) widen_weights(&wide, count);
       for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < count; i += LANES)
           store_floats(wide.x[r] + i, load_bf16(t->x + (stripe + r) * t->k + from + i, count - i), LANES);
-      for (int64_t r = 0; r < rows; r += FMA_ROWS)
-        fma_rows(&wide, r, rows - r < FMA_ROWS ? rows - r : FMA_ROWS, count, r == 0 && next < end ? next : 0);
-      next += count * 128;
+      for (int64_t b = 0; b < blocks; b++) {
+        const int64_t row = b * FMA_ROWS, steps = count / 2 * (PANEL / LANES / fma_vectors_of(rows - row));
+        const char *then = over < 0 ? panel + whole + over : next + over;
+        fma_rows(&wide, row, rows - row, count, share_of(then, fetched, b, blocks, steps));
+      }
     }
     put_rows(t, stripe, rows, p, wide.sums[0]);
   }

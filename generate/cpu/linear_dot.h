@@ -2,8 +2,6 @@
 #pragma once
 #include "panels.h"
 
-enum { PAIR = 4 * PANEL };  // bytes of a panel's pairs of inputs
-
 // R rows from `row` on times `count` pairs of inputs of a panel, from pair `from` on, are added to sums.
 INLINE void dot_block(const Task *t, int64_t row, const char *w, int64_t from, int64_t count, int R, float *sums,
                       Ahead ahead) {

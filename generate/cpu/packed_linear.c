@@ -80,8 +80,10 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
 // Rows of a band. Bands share a panel: beyond some hundreds of rows, and where workers would have unequal numbers of
 // panels, so few that one more matters.
 static int64_t band_of(int format, int64_t m, int64_t panels) {
-  const int64_t fewest = format == BFLOAT16 ? BAND : LANES == 16 ? 32 : 8;  // rows that take no longer than in more
-  const int64_t multiple = format == BFLOAT16 ? 48 : HAS_TILES ? 16 : 4;    // of the rows of tiles and of blocks
+  const int in_blocks = way == FMA && !WIDENS_FIRST;  // bfloat16 costs the same in any whole blocks of rows
+  // Rows that take no longer than in more, and a multiple of the rows of tiles and of blocks.
+  const int64_t fewest = format == BFLOAT16 ? in_blocks ? 4 * FMA_ROWS : BAND : LANES == 16 ? 32 : 8;
+  const int64_t multiple = format == BFLOAT16 ? in_blocks ? FMA_ROWS : 48 : HAS_TILES ? 16 : 4;
   int64_t bands = (m + BAND - 1) / BAND;
   while (panels * bands % workers && panels * bands < 16 * workers && m >= (bands + 1) * fewest) bands++;
   return bands > 1 ? padded((m + bands - 1) / bands, multiple) : BAND;

@@ -5,19 +5,17 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bytes.h"
 #include "kernels.h"
 #include "team.h"
 
-enum { LANES = 16, BLOCK = 1024 };
+enum { GROUP = 16, BLOCK = 1024 };  // tokens: lanes of a sum, on every processor, and of a block of weights
 
-// In these words of the compiler's, since it makes no vectors of the same comparisons in a loop over lanes.
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-#define SPECIALIZED static inline __attribute__((always_inline))  // so that rows without a mask do not test for one
+#define SPECIALIZED INLINE  // so that rows without a mask do not test for one
 
-enum { ALL = (1 << LANES) - 1 };
+enum { ALL = (1 << GROUP) - 1 };
 
-// The bits of the LANES tokens from i on, a multiple of LANES.
+// The bits of the GROUP tokens from i on, a multiple of GROUP.
 SPECIALIZED int32_t bits_of(const uint32_t *mask, int64_t i) { return mask ? mask[i >> 5] >> (i & 31) & ALL : ALL; }
 
 SPECIALIZED int is_allowed(const uint32_t *mask, int64_t i) { return !mask || mask[i >> 5] >> (i & 31) & 1; }
@@ -40,34 +38,33 @@ static inline float exp_negative(float x) {
   return x < -87.f ? 0.f : p * scale;
 }
 
+INLINE vec larger(vec a, vec b) { return choose((uvec)(a > b), a, b); }
+
 // The largest value of x, NaN if any is NaN or infinite.
 static float largest(const float *x, int64_t n) {
   float m = x[0], bad = 0;
-  vec most = m - (vec){0}, wrong = {0};
+  vec most[2] = {all_of(m), all_of(m)}, wrong[2] = {{0}};
   int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    vec v;
-    memcpy(&v, x + i, sizeof v);
-    ivec more = v > most;
-    most = (vec)((more & (ivec)v) | (~more & (ivec)most));
-    wrong += v * 0.f;
-  }
+  for (; i + 2 * LANES <= n; i += 2 * LANES)
+    UNROLL for (int j = 0; j < 2; j++) {
+      vec v = load_floats(x + i + j * LANES, LANES);
+      most[j] = larger(v, most[j]);
+      wrong[j] += v * 0.f;
+    }
   for (; i < n; i++) m = x[i] > m ? x[i] : m, bad += x[i] * 0.f;
-  for (int j = 0; j < LANES; j++) m = most[j] > m ? most[j] : m, bad += wrong[j];
+  most[0] = larger(most[0], most[1]), wrong[0] += wrong[1];
+  for (int j = 0; j < LANES; j++) m = most[0][j] > m ? most[0][j] : m, bad += wrong[0][j];
   return m + bad;
 }
 
 // The largest value of x, all of which are finite, among the tokens of the mask; -INFINITY if there are none.
 static float largest_allowed(const float *x, const uint32_t *mask, int64_t n) {
   float m = -INFINITY;
-  vec most = m - (vec){0};
-  for (int64_t i = 0; i < n; i += LANES) {
+  vec most = all_of(m);
+  for (int64_t i = 0; i < n; i += GROUP) {
     int32_t bits = bits_of(mask, i);
-    if (bits == ALL && i + LANES <= n) {
-      vec v;
-      memcpy(&v, x + i, sizeof v);
-      ivec more = v > most;
-      most = (vec)((more & (ivec)v) | (~more & (ivec)most));
+    if (bits == ALL && i + GROUP <= n) {
+      UNROLL for (int j = 0; j < GROUP; j += LANES) most = larger(load_floats(x + i + j, LANES), most);
       continue;
     }
     for (; bits; bits &= bits - 1) {
@@ -82,11 +79,11 @@ static float largest_allowed(const float *x, const uint32_t *mask, int64_t n) {
 // The first place of m in x, which is there.
 SPECIALIZED int64_t place_of(float m, const float *x, const uint32_t *mask, int64_t n) {
   int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    int32_t any = 0;
+  for (; i + GROUP <= n; i += GROUP) {
     if (!bits_of(mask, i)) continue;
-    for (int j = 0; j < LANES; j++) any |= x[i + j] == m && is_allowed(mask, i + j);
-    if (any) break;
+    ivec any = {0};
+    UNROLL for (int j = 0; j < GROUP; j += LANES) any |= load_floats(x + i + j, LANES) == m;
+    if (largest_of((uvec)any)) break;
   }
   while (x[i] != m || !is_allowed(mask, i)) i++;
   return i;
@@ -98,15 +95,15 @@ SPECIALIZED float weight(const float *x, const uint32_t *mask, int64_t i, float 
   return is_allowed(mask, i) ? exp_negative(over) : 0.f;
 }
 
-// The sum of the weights of n tokens from `first` on, a multiple of LANES.
+// The sum of the weights of n tokens from `first` on, a multiple of GROUP.
 SPECIALIZED double block_sum(const float *x, const uint32_t *mask, int64_t first, int64_t n, float m,
                              float inverse_temperature) {
-  float s[LANES] = {0};
+  float s[GROUP] = {0};
   int64_t i = first, end = first + n;
-  for (; i + LANES <= end; i += LANES) {
+  for (; i + GROUP <= end; i += GROUP) {
     int32_t bits = bits_of(mask, i);
     if (bits == ALL)
-      for (int j = 0; j < LANES; j++) s[j] += exp_negative((x[i + j] - m) * inverse_temperature);
+      for (int j = 0; j < GROUP; j++) s[j] += exp_negative((x[i + j] - m) * inverse_temperature);
     else
       for (; bits; bits &= bits - 1) {
         int j = __builtin_ctz(bits);
@@ -115,7 +112,7 @@ SPECIALIZED double block_sum(const float *x, const uint32_t *mask, int64_t first
   }
   for (; i < end; i++) s[0] += weight(x, mask, i, m, inverse_temperature);
   double sum = 0;
-  for (int j = 0; j < LANES; j++) sum += s[j];
+  for (int j = 0; j < GROUP; j++) sum += s[j];
   return sum;
 }
 
