@@ -51,7 +51,7 @@ class Failsafe:
         self._name, self._options, self._sizes = settings.get("policy", "dynamic"), settings.get("options", {}), sizes
         self.views, self.faults = {}, Counter[str]()
         is_main = threading.current_thread() is threading.main_thread()  # no other thread can be stopped
-        self._limit = HookLimit(HOOK_SECONDS, time.monotonic, stays=True) if is_main else nullcontext()
+        self._limit = HookLimit(HOOK_SECONDS, time.monotonic) if is_main else nullcontext()
         policy, path = make_policy(self._name, sizes["slots"], self._options), settings.get("record", "")
         self.plans = Scheduler(policy, None, sizes["tokens"], record=bool(path))
         self.plans.pages = self.plans.batch.pages = pages

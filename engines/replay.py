@@ -88,9 +88,7 @@ class Replay:
 
     def _plan(self, step: Line) -> None:
         """Plan a step; if others are open, vLLM plans ahead: a row that waits for its last token computes nothing then."""
-        self._scheduler._repeat = None
         plan = self._scheduler.plan(step["t"]) or Plan(step["n"], step["t"], [], [])
-        plan.joined, plan.preempted = list(plan.joined), list(plan.preempted)  # the scheduler goes on with its own
         ahead = {seq for _, other, _ in self._open for seq in other.sequences}
         before = {seq: self._planned[seq] if seq in ahead else seq.computed for seq in plan.sequences}
         left, counts = self._head["tokens"], list[int]()

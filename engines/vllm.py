@@ -204,8 +204,6 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         """Correct the plan to what vLLM did."""
         if (plan := self._plan) is None:
             return
-        # Copies: the scheduler goes on with its lists, and vLLM may plan another step before this one is committed.
-        plan.joined, plan.preempted = list(plan.joined), list(plan.preempted)
         self._give_back(plan, now)
         self._differs = {} if self._counts == counts else {"planned": self._counts}
         if plan.repeats and not self._differs:
@@ -253,11 +251,12 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         return None, {}
 
     def _commit(self, plan: Plan | None, differs: dict[str, Any], now: float) -> None:
-        repeats = plan is not None and plan.repeats and self.plans.is_current(plan)
-        if plan is not None and not repeats:  # another step may have ended some since this one was planned
+        plan = plan or Plan(0, now, [], [])
+        repeats = plan.repeats and self.plans.is_current(plan)
+        if not repeats:  # another step may have ended some since this one was planned
             for seq in plan.sequences:
                 if seq.state == "waiting":  # it was preempted while its step was computed
-                    seq.output_ids += self._new(seq)
+                    seq.output_ids = list(seq.sampling._output_token_ids)
             kept = [(seq, n) for seq, n in zip(plan.sequences, plan.counts) if seq.state == "running"]
             plan.sequences, plan.counts = [seq for seq, _ in kept], [n for _, n in kept]
             plan.paused = [seq for seq in plan.paused if seq.state == "running"]
@@ -265,8 +264,8 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
             self._sync(plan.sequences)
             for seq, count in kept:
                 seq.computed -= count  # the commit adds it
-        if plan is not None and (plan.sequences or plan.held):
-            new = map(self._new, plan.sequences)
+        if plan.sequences or plan.held:
+            new = [seq.sampling._output_token_ids[len(seq.output_ids) :] for seq in plan.sequences]
             outputs = [ids[0] if len(ids) == 1 else TokenRun(ids) if ids else None for ids in new]
             iteration = self.plans.commit(plan, outputs, now)
             if not repeats:
@@ -280,8 +279,3 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
                 self._remove(seq, reason, now)
         self._ending.clear()
         self.note_errors(now)
-
-    def _new(self, seq: Sequence) -> list[int]:
-        """Return the tokens that vLLM has appended to an answer."""
-        ids: list[int] = seq.sampling._output_token_ids[len(seq.output_ids) :]
-        return ids

@@ -26,19 +26,17 @@ class HookLimit:
 
     If the hook catches that and runs for `grace` seconds more, `end` is called with the message. Without `end`, the limit
     is on the total time of all hooks since it was entered. The hook that runs when the total is used up is stopped, and
-    the total starts again at zero. With `stays`, the alarm is handled here also after it: an engine enters often.
+    the total starts again at zero, and the alarm is handled here from then on, since an engine enters often.
     """
 
     def __init__(
-        self, seconds: float, clock: Callable[[], float], grace: float = 0.0, end: Callable[[str], None] | None = None,
-        stays: bool = False,
-    ) -> None:  # fmt: skip
+        self, seconds: float, clock: Callable[[], float], grace: float = 0.0, end: Callable[[str], None] | None = None
+    ) -> None:
         self._limit, self._clock, self._grace, self._end = seconds, clock, grace, end
         self._look_every = min(LOOK_EVERY, seconds / 4)
         self._call = LastingCall()
         self._has_raised = False
         self._depth = 0
-        self._stays = stays
         self._handler: Any = None  # whose alarm it was before
 
     def __enter__(self) -> None:
@@ -58,7 +56,7 @@ class HookLimit:
         if self._depth:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if not self._stays:
+        if self._end is not None:
             signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
             self._handler = None
         left, interval = self._left

@@ -191,13 +191,13 @@ class Scheduler:
             plan = Plan(number, now, last.sequences, last.counts, last.held, last.padded, repeats=True)
         else:
             plan = self.batch.plan(self.policy, self.token_budget, number, now)
-            plan.joined, plan.preempted = joined, preempted
         plan.blocked_by = self.wait_clock.reason if self.waiting else None
         if self.speculator is not None and plan.sequences:
             self.speculator.add_drafts(plan, self.policy, self.batch.pages, self.token_budget)
         # Not before here: if a hook fails, the next plan has this number, and those that joined and were preempted.
         self.number = number
         if joined or preempted:
+            plan.joined, plan.preempted = joined, preempted
             self.queue.joined, self._preempted = [], []
         return plan
 

@@ -53,7 +53,12 @@ def main(cases: int) -> int:
                     law = broken.law
                     again = Shrinker(lambda case: broken_by(kind, case, law, PolicyTrial), case, broken)  # noqa: B023
                     broken, case = again.run()
-                    print(f"{policy}, ahead {ahead}: {broken.law}. {broken.words}", *describe(case), sep="\n  ", flush=True)
+                    print(
+                        f"{policy}, ahead {ahead}: {broken.law}. {broken.words}",
+                        *describe(case),
+                        sep="\n  ",
+                        flush=True,
+                    )
                     break
         print(f"{policy}: {cases:,} cases", flush=True)
     return failures
