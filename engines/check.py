@@ -80,7 +80,7 @@ class Trial:
         least = max(case.slots, *([] if kind["chunked"] else totals), 1)
         blocks, self._size = case.pages or (1 + sum(pages_for(total, SIZE) for total in totals), SIZE)
         self._case, self._kind, self._tokens = case, kind, max(least, min(case.budget, CONTEXT))
-        sizes = {"slots": case.slots, "tokens": self._tokens, "blocks": blocks, "size": self._size}
+        sizes: dict[str, Any] = {"slots": case.slots, "tokens": self._tokens, "blocks": blocks, "size": self._size}
         self.mocked = Mocked(**sizes, caching=case.prefix_cache, **kind)
         self._scheduler = self.mocked.scheduler
         self._coming = sorted(enumerate(case.requests), key=lambda item: item[1].arrival)

@@ -35,8 +35,7 @@ class HookLimit:
         self._limit, self._clock, self._grace, self._end = seconds, clock, grace, end
         self._look_every = min(LOOK_EVERY, seconds / 4)
         self._call = LastingCall()
-        self._has_raised = False
-        self._depth = 0
+        self._has_raised, self._depth = False, 0
         self._handler: Any = None  # whose alarm it was before
 
     def __enter__(self) -> None:

@@ -15,7 +15,7 @@ PYTHON = ROOT / ".venv-vllm/bin/python"
 
 @pytest.mark.full
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs vLLM: run tools/setup_vllm.sh")
-@pytest.mark.parametrize(("script", "number"), [("try_vllm", 40), ("mixed_vllm", 1000)])
+@pytest.mark.parametrize(("script", "number"), [("try_vllm", 20), ("mixed_vllm", 1000)])
 def test_vllm_and_the_policies_in_it_lose_no_request_and_no_block(script: str, number: int) -> None:
     command = [str(PYTHON), "-m", f"tests.engines.{script}", str(number)]
     own = {
