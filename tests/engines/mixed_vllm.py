@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +41,7 @@ def mixed(number: int, folder: str) -> None:
     scheduler = engine.engine_core.engine_core.scheduler
     pool = scheduler.kv_cache_manager.block_pool
     free, rng = pool.get_num_free_blocks(), random.Random(5)
-    texts, ended, aborted = dict[tuple[str, int], str](), set[str](), set[str]()
+    tokens, ended, aborted = Counter[tuple[str, int]](), set[str](), set[str]()
     patterned, deltas, steps, switched, waiting = set[str](), set[str](), 0, list[str](), list(range(number))
     while waiting or engine.has_unfinished_requests():
         while waiting and engine.get_num_unfinished_requests() < 24:
@@ -68,7 +69,7 @@ def mixed(number: int, folder: str) -> None:
         for one in engine.step():
             for choice in one.outputs:
                 answer = one.request_id, choice.index
-                texts[answer] = (texts.get(answer, "") if one.request_id in deltas else "") + choice.text
+                tokens[answer] = (tokens[answer] if one.request_id in deltas else 0) + len(choice.token_ids)
             ended |= {one.request_id} if one.finished else set()
         steps += 1
         assert steps < MOST_STEPS * number, (
@@ -81,12 +82,8 @@ def mixed(number: int, folder: str) -> None:
     assert scheduler.plans is not None
     assert not scheduler.faults, scheduler.faults
     assert not scheduler.views, scheduler.views
-    wrong = {
-        text
-        for (id, _), text in texts.items()
-        if id in patterned and not "yes".startswith(text) and not "no".startswith(text)
-    }
-    assert not wrong, wrong
+    longest = max(count for (id, _), count in tokens.items() if id in patterned)
+    assert longest <= 4, "an answer does not follow its pattern"  # three letters and the end
     lines = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
     assert [line["switch"]["policy"] for line in lines if "switch" in line] == list(SWITCHES)
     preempted = sum(len(line.get("displaced", ())) for line in lines)
