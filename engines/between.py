@@ -60,12 +60,9 @@ class Blocks(Reservations):
 
     def count(self) -> None:
         """Count the free blocks that no running request was promised, before a step."""
-        rest = {seq: pages - self._pages(seq.computed) for seq, pages in self._promised.items()}
+        rest = {seq: pages - pages_for(seq.computed, self._size) for seq, pages in self._promised.items()}
         self._promised = {seq: self._promised[seq] for seq, more in rest.items() if more > 0}
         self._free = int(self._blocks.get_num_free_blocks()) - sum(rest[seq] for seq in self._promised)
-
-    def _pages(self, tokens: int) -> int:
-        return pages_for(tokens, self._size)
 
     @property
     def free_tokens(self) -> int:
@@ -87,15 +84,15 @@ class Blocks(Reservations):
     def reserve(self, seq: Sequence, tokens: int) -> bool:
         blocks, cached = self._owner.kv_cache_manager.get_computed_blocks(self._owner.requests[seq.id])[:2]
         shared = sum(block.ref_cnt > 0 for block in blocks.blocks[0]) if cached else 0
-        needed = self._pages(tokens) - shared
+        needed = pages_for(tokens, self._size) - shared
         if needed > self._free and self._owner.plans.running:  # alone, whatever fits into the engine may try
             return False
         self._free -= needed
-        self._promised[seq] = self._pages(tokens)
+        self._promised[seq] = pages_for(tokens, self._size)
         seq.computed = int(cached)
         seq.cached = seq.cached if seq.preemptions else seq.computed
         return True
 
     def release(self, seq: Sequence) -> None:
         self._promised.pop(seq, None)
-        self._free += self._pages(seq.computed)
+        self._free += pages_for(seq.computed, self._size)

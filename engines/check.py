@@ -38,16 +38,19 @@ def main(argv: list[str]) -> None:
         found_version = vllm_version()
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
     logging.disable(logging.WARNING)  # one for each case
     print(f"vLLM {found_version}, {args.cases:,} cases for each scheduler, seed {args.seed}", flush=True)  # noqa: T201
     breaks = False
-    for ahead, policy, chunked in product((False, True), ("fcfs", "priority"), (True, False)):
-        kind = {"ahead": ahead, "policy": policy, "chunked": chunked}
+    for cls, policy, chunked in product((Scheduler, AsyncScheduler), ("fcfs", "priority"), (True, False)):
+        kind = {"cls": cls, "ahead": cls is AsyncScheduler, "policy": policy, "chunked": chunked}
         found: dict[str, list[tuple[Broken, Case]]] = {}
         for case in make_cases(args.cases, args.seed):
             if broken := broken_by(kind, case := replace(case, drafts=None, margin=1)):
                 found.setdefault(broken.law, []).append((broken, case))
-        name = f"{'AsyncScheduler' if ahead else 'Scheduler'}, {policy}, chunked prefill {'on' if chunked else 'off'}"
+        name = f"{cls.__name__}, {policy}, chunked prefill {'on' if chunked else 'off'}"
         print(f"{name}: {'breaks' if found else 'keeps'} the laws", flush=True)  # noqa: T201
         for law, some in found.items():
             breaks, (broken, case) = True, Shrinker(lambda case: broken_by(kind, case, law), *some[0][::-1]).run()  # noqa: B023
@@ -56,10 +59,10 @@ def main(argv: list[str]) -> None:
     sys.exit(breaks)
 
 
-def broken_by(kind: dict[str, Any], case: Case, law: str = "") -> Broken | None:
+def broken_by(kind: dict[str, Any], case: Case, law: str = "", trial: type[Trial] | None = None) -> Broken | None:
     """Serve a case; return the law that is broken first, if any, or if it is this one."""
     try:
-        Trial(kind, case).run()
+        (trial or Trial)(kind, case).run()
     except Exception as error:
         broken = error if isinstance(error, Broken) else Broken("no crash", described(error))
         return broken if law in ("", broken.law) else None
@@ -70,9 +73,6 @@ class Trial:
     """A case on its way through vLLM's scheduler; its time is that of the cases."""
 
     def __init__(self, kind: dict[str, Any], case: Case) -> None:
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-        from vllm.v1.core.sched.scheduler import Scheduler
-
         from engines.mocked_vllm import CONTEXT, Mocked
 
         totals = [len(r.prompt) + r.output for r in case.requests]
@@ -80,8 +80,8 @@ class Trial:
         least = max(case.slots, *([] if kind["chunked"] else totals), 1)
         blocks, self._size = case.pages or (1 + sum(pages_for(total, SIZE) for total in totals), SIZE)
         self._case, self._kind, self._tokens = case, kind, max(least, min(case.budget, CONTEXT))
-        cls = AsyncScheduler if kind["ahead"] else Scheduler
-        self.mocked = Mocked(cls, case.slots, self._tokens, blocks, self._size, caching=case.prefix_cache, **kind)
+        sizes: dict[str, Any] = {"slots": case.slots, "tokens": self._tokens, "blocks": blocks, "size": self._size}
+        self.mocked = Mocked(**sizes, caching=case.prefix_cache, **kind)
         self._scheduler = self.mocked.scheduler
         self._coming = sorted(enumerate(case.requests), key=lambda item: item[1].arrival)
         self._places = {f"r{i}": place for place, (i, _) in enumerate(self._coming)}
@@ -98,7 +98,8 @@ class Trial:
             now = max(now, coming[0][1].arrival) if mocked.is_over and coming else now
             while coming and coming[0][1].arrival <= now:
                 i, r = coming.pop(0)
-                mocked.add(f"r{i}", list(r.prompt), r.output, priority=r.priority, arrival_time=r.arrival)
+                more = {"priority": r.priority, "arrival_time": r.arrival, "extra": {"client": r.client}}
+                mocked.add(f"r{i}", list(r.prompt), r.output, **more)
             if number in cancels and (inside := list(self._scheduler.requests)):
                 cancelled.add(id := inside[cancels[number] % len(inside)])
                 mocked.abort(id)

@@ -12,13 +12,14 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
+from scheduling.sequence import PROGRAM_HEADERS
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 SHOW_REASON = ("/v1/completions", "/v1/chat/completions")  # the other dialects' answers do not say why they ended
 PATHS = (*SHOW_REASON, "/v1/responses", "/v1/messages")
 LONGEST_NAME = 200
-PROGRAM = ("x-program-id", "x-claude-code-session-id")  # as in the server's `api/schemas/scheduling_hints.py`
 WORDS = "the policy refused this request. Try again later"
 ERROR = json.dumps({"error": {"message": WORDS, "type": "overloaded", "param": None, "code": "overloaded"}}).encode()
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(ERROR)), (b"retry-after", b"1")]
@@ -91,7 +92,7 @@ def marked(body: bytes, headers: dict[str, str], shows_reason: bool = False) -> 
     hints: dict[str, Any] = {"client": client} if client else {}
     with suppress(KeyError, TypeError, ValueError):
         hints["slo_s"] = max(0.0, float(headers.get("x-slo") or fields.pop("slo_s")))
-    named = (extra.get("program"), fields.pop("program", ""), *map(headers.get, PROGRAM))
+    named = (extra.get("program"), fields.pop("program", ""), *(headers.get(name.lower()) for name in PROGRAM_HEADERS))
     if program := next((name for name in named if name and isinstance(name, str)), ""):
         hints["program"] = program[:LONGEST_NAME]
     if shows_reason:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,7 +28,7 @@ from vllm.v1.request import RequestStatus
 
 from engines.between import Blocks, Queue
 from engines.failsafe import Failsafe
-from scheduling.advance import Output, TokenRun
+from scheduling.advance import TokenRun
 from scheduling.hooks import overrides
 from scheduling.iteration import Plan
 from scheduling.policy import PolicyError
@@ -53,9 +53,8 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         self.lost: list[str] = []  # those that lost their blocks
         self._blocked: list[Any] = []  # new requests whose grammar is being compiled: the policy does not see them yet
         self._plan: Plan | None = None
-        self._counts: dict[str, int] | None = None
+        self._counts = dict[str, int]()  # what it computes
         self._planned = deque[tuple[Any, Plan | None, dict[str, Any]]]()  # vLLM's steps that are not computed yet
-        self._tokens: defaultdict[Sequence, list[int]] = defaultdict(list)
         self._refused: list[Any] = []
         self._ending: dict[Sequence, str] = {}
         self._is_updating = False
@@ -68,7 +67,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         self.start_policy(json.loads(os.environ.get(SETTINGS, "{}")), sizes, Blocks(self))
 
     def on_give_up(self) -> None:
-        self.waiting.line = self._counts = None
+        self.waiting.line = None
         self._planned.clear()
 
     # Arrivals and departures
@@ -106,7 +105,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
             adapter=request.lora_request.lora_name if request.lora_request else "", session=request.session_id or "",
             program=str(extra.get("program", "")),
             constrained=request.use_structured_output, cache_salt=request.cache_salt or "",
-            hashes=list(request.block_hashes[: (len(prompt) - 1) // self.block_size]),
+            hashes=list(request.block_hashes[: (len(prompt) - 1) // self.block_size]), sampling=request,
         )  # fmt: skip
 
     def _turn_away(self, sequences: Iterable[Sequence]) -> None:
@@ -123,8 +122,8 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
 
     def _end(self, seq: Sequence, request: Any) -> None:
         reason = REASONS.get(request.status, "abort")
-        if self._is_updating and reason != "abort" and self._tokens[seq]:
-            total = request.num_output_tokens  # the commit that follows ends it with its last token
+        total = request.num_output_tokens
+        if self._is_updating and reason != "abort" and total > len(seq.output_ids):  # the commit that follows ends it
             seq.stop = lambda token: reason if len(seq.output_ids) >= total else None
             self._ending[seq] = reason
         else:
@@ -142,7 +141,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         self.safely(self._prepare, now)
         output = super().schedule(throttle_prefills)
         self.safely(self._follow, output.num_scheduled_tokens, now)
-        self.waiting.line = self._counts = None
+        self.waiting.line = None
         if self.plans is not None:
             self._planned.append((output, self._plan, self._differs))
         return output
@@ -151,7 +150,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         """Plan the step, and steer vLLM to it."""
         self.look_for_switch(now)
         self._take_in(now)
-        self._give_back(Plan(0, now, [], []), now)
+        self._give_back(None, now)
         try:
             self._plan = self._planned_step(now)
         except BaseException as error:
@@ -165,7 +164,8 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
                 self._preempt_request(request, time.monotonic())
         self.lost.clear()
         self._counts = {seq.id: n for seq, n in zip(self._plan.sequences, self._plan.counts)} if self._plan else {}
-        waiting = (self.requests[seq.id] for seq in self.plans.running if seq.finish_reason is None)
+        late = () if self._plan and self._plan.repeats else self.plans.running
+        waiting = (seq.sampling for seq in late if seq.finish_reason is None)
         # A streaming session that goes on is in another queue, of those that hold blocks.
         self.waiting.line = deque(
             one for one in waiting if one.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and not self._holds_kv_blocks(one)
@@ -174,41 +174,42 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
     def _planned_step(self, now: float) -> Plan | None:
         if self.plans.waiting:
             self.plans.batch.pages.count()
-        self.plans._repeat, self.plans.batch.decoding = None, 0  # the last committed step need not be the last one
+        self.plans.batch.decoding = 0  # vLLM plans ahead, so the last committed step need not be the last one
         plan: Plan | None = self.plans.plan(now)
         if plan is None and self.plans.waiting and not self.running and self.plans.wake_at(now) is None:
             raise PolicyError("admit: no request joins or runs, and deadline() names no time to ask again")
         used, total = self.plans.batch.pages.usage
-        if overrides(self.plans.policy, "victim") and used + len(self.running) > total:
-            live = [seq for seq in self.plans.running if self.requests.get(seq.id) in self.running]
+        if used + len(self.running) > total and overrides(self.plans.policy, "victim"):
+            live = [seq for seq in self.plans.running if seq.sampling in self.running]
             if len(live) > 1 and (victim := self.plans.policy.victim(list(live), now)) in live:
-                self.running.remove(self.requests[victim.id])  # vLLM takes the last one
-                self.running.append(self.requests[victim.id])
+                self.running.remove(victim.sampling)  # vLLM takes the last one
+                self.running.append(victim.sampling)
         return plan
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
-        if self._counts is None:
+        if self.waiting.line is None:
             return tokens
         count = self._counts.get(request.request_id, 0)
         decodes = num_computed_tokens >= request.num_prompt_tokens and count  # its drafts are vLLM's own
         return tokens if decodes else min(tokens, count)
 
-    def _give_back(self, plan: Plan, now: float) -> None:
+    def _give_back(self, plan: Plan | None, now: float) -> None:
         """Return requests that vLLM preempted to the waiting queue."""
         lost = dict.fromkeys(self.views[id] for id in self.lost if id in self.views)
         self.lost.clear()
         if gone := [seq for seq in lost if seq.state == "running"]:
-            self.plans.preempt(plan, gone, now)
+            self.plans.preempt(plan or Plan(0, now, [], []), gone, now)
 
     def _follow(self, counts: dict[str, int], now: float) -> None:
         """Correct the plan to what vLLM did."""
         if (plan := self._plan) is None:
             return
-        # Copies: the scheduler goes on with its lists, and vLLM may plan another step before this one is committed.
-        plan.joined, plan.preempted = list(plan.joined), list(plan.preempted)
         self._give_back(plan, now)
         self._differs = {} if self._counts == counts else {"planned": self._counts}
+        if plan.repeats and not self._differs:
+            return
+        plan.repeats = False
         members = [seq for seq in (*plan.sequences, *plan.paused) if seq.state == "running"]
         plan.sequences = [seq for seq in members if seq.id in counts]
         plan.counts = [counts[seq.id] for seq in plan.sequences]
@@ -219,20 +220,12 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
 
     def _sync(self, rows: list[Sequence]) -> None:
         for seq in rows:
-            if (request := self.requests.get(seq.id)) is not None:
-                seq.computed = max(0, request.num_computed_tokens - request.num_output_placeholders)
+            seq.computed = max(0, seq.sampling.num_computed_tokens - seq.sampling.num_output_placeholders)
 
     # What came out
 
-    def _update_request_with_output(self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any) -> Any:
-        new_token_ids, stopped = super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
-        if (seq := self.views.get(request.request_id)) is not None:
-            self._tokens[seq] += new_token_ids
-        return new_token_ids, stopped
-
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         plan, differs = self._planned_for(scheduler_output)
-        self._tokens.clear()
         self._is_updating = True
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._is_updating = False
@@ -259,37 +252,34 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         return None, {}
 
     def _commit(self, plan: Plan | None, differs: dict[str, Any], now: float) -> None:
-        for seq, ids in self._tokens.items():
-            if seq.state == "waiting":  # it was preempted while its step was computed
-                seq.output_ids += ids
-        if plan is not None:
-            # Another step may have ended some since this one was planned.
+        plan = plan or Plan(0, now, [], [])
+        repeats = plan.repeats and self.plans.is_current(plan)
+        if not repeats:  # another step may have ended some since this one was planned
+            for seq in plan.sequences:
+                if seq.state == "waiting":  # it was preempted while its step was computed
+                    seq.output_ids = list(seq.sampling._output_token_ids)
             kept = [(seq, n) for seq, n in zip(plan.sequences, plan.counts) if seq.state == "running"]
             plan.sequences, plan.counts = [seq for seq, _ in kept], [n for _, n in kept]
             plan.paused = [seq for seq in plan.paused if seq.state == "running"]
             plan.held = [seq for seq in plan.held if seq.state == "held"]
-        if plan is not None and (plan.sequences or plan.held):
             self._sync(plan.sequences)
-            known = [seq.computed for seq in plan.sequences]
             later = self._planned[0][0].num_scheduled_tokens if self._planned else {}
             for seq, count in kept:
-                if count > 1 and seq.id in later and seq.id in self.requests:  # the next chunk is planned already
-                    seq.computed = self.requests[seq.id].num_computed_tokens - later[seq.id]
+                if count > 1 and seq.id in later:  # the next chunk is planned already
+                    seq.computed = seq.sampling.num_computed_tokens - later[seq.id]
                 seq.computed -= count  # the commit adds it
-            iteration = self.plans.commit(plan, [self._output(seq) for seq in plan.sequences], now)
-            for seq, computed in zip(plan.sequences, known):
-                if seq.state == "running":
-                    seq.computed = computed
+        if plan.sequences or plan.held:
+            new = [seq.sampling._output_token_ids[len(seq.output_ids) :] for seq in plan.sequences]
+            outputs = [ids[0] if len(ids) == 1 else TokenRun(ids) if ids else None for ids in new]
+            iteration = self.plans.commit(plan, outputs, now)
+            if not repeats:
+                self._sync(plan.sequences)
             left = [self.views.pop(id) for id, _ in iteration.left]
             if self.plans.record:
-                outputs = {"outputs": {seq.id: len(seq.output_ids) for seq in left}}
-                self.record.write(iteration.to_dict() | outputs | differs)
+                lengths = {"outputs": {seq.id: len(seq.output_ids) for seq in left}}
+                self.record.write(iteration.to_dict() | lengths | differs)
         for seq, reason in self._ending.items():
             if seq.finish_reason is None:
                 self._remove(seq, reason, now)
         self._ending.clear()
         self.note_errors(now)
-
-    def _output(self, seq: Sequence) -> Output:
-        ids = self._tokens.get(seq)
-        return None if not ids else ids[0] if len(ids) == 1 else TokenRun(list(ids))

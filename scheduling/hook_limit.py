@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from scheduling.lasting import LastingCall
 
@@ -25,7 +26,7 @@ class HookLimit:
 
     If the hook catches that and runs for `grace` seconds more, `end` is called with the message. Without `end`, the limit
     is on the total time of all hooks since it was entered. The hook that runs when the total is used up is stopped, and
-    the total starts again at zero.
+    the total starts again at zero, and the alarm is handled here from then on, since an engine enters often.
     """
 
     def __init__(
@@ -34,8 +35,8 @@ class HookLimit:
         self._limit, self._clock, self._grace, self._end = seconds, clock, grace, end
         self._look_every = min(LOOK_EVERY, seconds / 4)
         self._call = LastingCall()
-        self._has_raised = False
-        self._depth = 0
+        self._has_raised, self._depth = False, 0
+        self._handler: Any = None  # whose alarm it was before
 
     def __enter__(self) -> None:
         """Start watching; only the main thread may. A limit that is entered again inside itself keeps its running total."""
@@ -44,8 +45,8 @@ class HookLimit:
             return
         self._passed, self._began_at = 0.0, self._clock()
         self._looked_at = self._began_at
-        # Whose alarm it was before, and the rest of that timer.
-        self._handler = signal.signal(signal.SIGALRM, self._look)
+        if self._handler is None:
+            self._handler = signal.signal(signal.SIGALRM, self._look)
         self._left = signal.setitimer(signal.ITIMER_REAL, self._look_every, self._look_every)
 
     def __exit__(self, *error: object) -> None:
@@ -54,7 +55,9 @@ class HookLimit:
         if self._depth:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
+        if self._end is not None:
+            signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
+            self._handler = None
         left, interval = self._left
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, left - (self._clock() - self._began_at)), interval)

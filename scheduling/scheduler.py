@@ -66,7 +66,8 @@ class Scheduler:
         self.refused: list[Sequence] = []  # those that the last `plan` turned away, after they had waited
         self._least_tokens_per_step = max_tokens_per_step
         self._preempted: list[Sequence] = []  # since the last plan
-        self._repeat: Plan | None = None  # the last plan, if the next one equals it
+        self._repeat: Plan | None = None  # the last plan that was committed, if each member decodes one more token
+        self._stale = 0  # the last plan whose members may not be those that run now
         self.use(policy)
 
     def use(self, policy: Policy) -> None:
@@ -77,7 +78,7 @@ class Scheduler:
             policy.cached_tokens, policy.page_size = self.batch.pages.cached_tokens, self.batch.pages.page_size
         self.batch.resize(policy.max_batch_size)
         self._slots = len(self.batch.numbers[: policy.slots])
-        self._repeat = None
+        self._stale = self.number
 
     @property
     def is_idle(self) -> bool:
@@ -184,22 +185,26 @@ class Scheduler:
             return None
         joined, preempted = self.queue.joined, self._preempted
         if joined:
-            self._repeat = None
-        if (last := self._repeat) is not None:
+            self._stale = self.number
+        if (last := self._repeat) is not None and self.is_current(last):
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
             rows = last.sequences, last.counts, last.held, last.padded
             plan = Plan(number, now, *rows, repeats=True, decoding=len(last.counts))
         else:
             plan = self.batch.plan(self.policy, self.token_budget, number, now)
-            plan.joined, plan.preempted = joined, preempted
         plan.blocked_by = self.wait_clock.reason if self.waiting else None
         if self.speculator is not None and plan.sequences:
             self.speculator.add_drafts(plan, self.policy, self.batch.pages, self.token_budget)
         # Not before here: if a hook fails, the next plan has this number, and those that joined and were preempted.
         self.number = number
         if joined or preempted:
+            plan.joined, plan.preempted = joined, preempted
             self.queue.joined, self._preempted = [], []
         return plan
+
+    def is_current(self, plan: Plan) -> bool:
+        """Return whether no sequence has joined, finished or left since a plan was made."""
+        return plan.number > self._stale
 
     def wake_at(self, now: float) -> float | None:
         """Return when to plan again although nothing arrives; None to sleep until something does."""
@@ -258,6 +263,8 @@ class Scheduler:
         done = len(result.finished) + len(result.failed)
         is_steady = result.decoding and not done and set(plan.counts) <= {1}
         self._repeat = plan if is_steady and self.hooks.repeats else None
+        if result.finished:
+            self._stale = self.number
         if self.speculator is not None:
             self.speculator.learn(plan, result.drafts, now - plan.started_at)
             self.batch.pages.settle()
@@ -311,7 +318,7 @@ class Scheduler:
     def _forget(self, leaving: list[Sequence]) -> None:
         """Forget what was known of a batch that these have left."""
         self.backlog.forget()
-        self._repeat = None
+        self._stale = self.number
         if self.speculator is not None:
             self.speculator.forget(leaving)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from scheduling.iteration import Iteration
+from scheduling.sequence import PROGRAM_HEADERS as PROGRAM_HEADERS
 from serving.call import Call
 from serving.inference import Inference
 

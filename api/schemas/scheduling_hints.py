@@ -9,6 +9,7 @@ from pydantic import Field
 
 from api.schemas import fields as f
 from api.schemas.unsupported import Refusing
+from serving.programs import PROGRAM_HEADERS
 
 # The fields that have no effect unless the order or the eviction uses them, and the names by which these know them.
 HINTS = {
@@ -16,11 +17,10 @@ HINTS = {
     "keep_s": "keep_s",
 }  # fmt: skip
 LONGEST_NAME = 256  # characters
-# Headers that name a request's session, the session that started it, and its program: of vLLM and OpenCode, Dynamo, Claude
+# Headers that name a request's session, and the session that started it: of vLLM and OpenCode, Dynamo, Claude
 # Code and Codex, and our own. The first one counts, after the fields of the body.
 SESSION = ("X-Session-Id", "X-Dynamo-Session-Id", "X-Claude-Code-Agent-Id", "X-Claude-Code-Session-Id", "Session-Id")
 PARENT = ("X-Dynamo-Parent-Session-Id", "X-Parent-Session-Id", "X-Claude-Code-Parent-Agent-Id")
-PROGRAM = ("X-Program-Id", "X-Claude-Code-Session-Id")
 
 
 def names_in(header: Callable[[str], str | None], program: str = "", session: str = "") -> dict[str, str]:
@@ -29,7 +29,7 @@ def names_in(header: Callable[[str], str | None], program: str = "", session: st
     def first(names: tuple[str, ...]) -> str:
         return next(filter(None, map(header, names)), "")[:LONGEST_NAME]
 
-    return {"program": program or first(PROGRAM), "session": session or first(SESSION), "parent": first(PARENT)}
+    return {"program": program or first(PROGRAM_HEADERS), "session": session or first(SESSION), "parent": first(PARENT)}
 
 
 class SchedulingHints(Refusing):

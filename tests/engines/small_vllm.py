@@ -50,6 +50,10 @@ class Request(SimpleNamespace):
         return self is other
 
     @property
+    def num_output_tokens(self) -> int:
+        return len(self._output_token_ids)
+
+    @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + self.num_output_tokens
 
@@ -60,7 +64,7 @@ class Request(SimpleNamespace):
 def request(id: str, prompt: int = 4, tokens: int = 3, **extra: Any) -> Request:
     return Request(
         request_id=id, num_prompt_tokens=prompt, max_tokens=tokens, arrival_time=time.time(), priority=0, lora_request=None, session_id=None,
-        cache_salt=None, use_structured_output=False, block_hashes=[], prompt_token_ids=None, client_index=0, num_output_tokens=0,
+        cache_salt=None, use_structured_output=False, block_hashes=[], prompt_token_ids=None, client_index=0, _output_token_ids=[],
         num_computed_tokens=0, num_output_placeholders=0, status=Status.WAITING, sampling_params=SimpleNamespace(extra_args=extra, logprobs=None),
     )  # fmt: skip
 
@@ -139,7 +143,7 @@ class SmallScheduler:
         return -(-(one.num_computed_tokens + tokens) // 4) - have > self.get_num_free_blocks()
 
     def _update_request_with_output(self, request: Any, ids: list[int]) -> tuple[list[int], bool]:
-        request.num_output_tokens += len(ids)
+        request._output_token_ids += ids
         return ids, request.num_output_tokens >= request.max_tokens
 
     def update_from_output(self, output: Any, model: Any) -> dict[int, Any]:

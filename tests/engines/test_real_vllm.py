@@ -1,4 +1,4 @@
-"""vLLM's own scheduler, in an environment of its own: it and the policies in it keep the laws, without a model."""
+"""vLLM's own scheduler, in an environment of its own: it and the policies in it keep the laws, without a model and with one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ PYTHON = ROOT / ".venv-vllm/bin/python"
 
 @pytest.mark.full
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs vLLM: run tools/setup_vllm.sh")
-def test_vllm_and_the_policies_in_it_lose_no_request_and_no_block() -> None:
-    command = [str(PYTHON), "-m", "tests.engines.try_vllm", "4"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
-    assert result.returncode == 0, result.stdout
+@pytest.mark.parametrize(("script", "number"), [("try_vllm", 20), ("mixed_vllm", 1000)])
+def test_vllm_and_the_policies_in_it_lose_no_request_and_no_block(script: str, number: int) -> None:
+    command = [str(PYTHON), "-m", f"tests.engines.{script}", str(number)]
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
+    result = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True, timeout=3600)
+    assert result.returncode == 0, result.stdout + result.stderr[-3000:]
 
 
 @pytest.mark.full

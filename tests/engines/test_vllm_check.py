@@ -84,23 +84,15 @@ class Forgetful(SmallScheduler):
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    modules = {f"vllm.v1.core.sched.{name}": ModuleType(name) for name in ("scheduler", "async_scheduler")}
+def broken() -> Iterator[Any]:
     mocked = ModuleType("mocked_vllm")
     vars(mocked).update(Mocked=FakeMocked, CONTEXT=1000)
-    parents = {name: ModuleType(name) for name in ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched")}
-
-    def start(cls: type[Any]) -> None:
-        for module in modules.values():
-            vars(module).update(Scheduler=cls, AsyncScheduler=cls)
-
-    with patch.dict(sys.modules, parents | modules | {"engines.mocked_vllm": mocked}):
-        yield start
+    with patch.dict(sys.modules, {"engines.mocked_vllm": mocked}):
+        yield lambda cls, case=CASE, law="": broken_by(KIND | {"cls": cls}, case, law)
 
 
-def test_a_scheduler_that_is_whole_keeps_the_laws(use: Any) -> None:
-    use(SmallScheduler)
-    assert broken_by(KIND, CASE) is None
+def test_a_scheduler_that_is_whole_keeps_the_laws(broken: Any) -> None:
+    assert broken(SmallScheduler) is None
 
 
 @pytest.mark.parametrize(
@@ -113,11 +105,8 @@ def test_a_scheduler_that_is_whole_keeps_the_laws(use: Any) -> None:
         (Forgetful, "no request is lost"),
     ],
 )
-def test_a_scheduler_that_is_not_breaks_one(use: Any, cls: type[Any], law: str) -> None:
-    use(cls)
-    broken = broken_by(KIND, CASE)
-    assert broken is not None
-    assert broken.law == law
+def test_a_scheduler_that_is_not_breaks_one(broken: Any, cls: type[Any], law: str) -> None:
+    assert broken(cls).law == law
 
 
 @pytest.mark.parametrize(("line", "told"), [(["--cases", "0"], "at least 1"), ([], "EB_VLLM_PYTHON")])
@@ -133,10 +122,8 @@ def test_what_cannot_be_checked_is_told_at_once(
     assert told in capsys.readouterr().err
 
 
-def test_the_smallest_case_has_only_what_it_needs(use: Any) -> None:
-    use(Idle)
-    broken = broken_by(KIND, CASE)
-    assert broken is not None
-    _, case = Shrinker(lambda case: broken_by(KIND, case, broken.law), CASE, broken).run()
+def test_the_smallest_case_has_only_what_it_needs(broken: Any) -> None:
+    found = broken(Idle)
+    _, case = Shrinker(lambda case: broken(Idle, case, found.law), CASE, found).run()
     assert [(len(r.prompt), r.output) for r in case.requests] == [(1, 1)] * 2
     assert case.slots == 2

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from api.schemas import scheduling_hints
 from engines import serve
-from engines.middleware import PROGRAM, Middleware, marked
+from engines.middleware import Middleware, marked
 from tests.support import ROOT
 
 
@@ -71,10 +70,6 @@ def test_a_body_tells_the_scheduler_who_sent_it(fields: Any, headers: dict[str, 
     assert all(
         told[name] == value for name, value in hints.items() if name != "client" or not headers.get("authorization")
     )
-
-
-def test_the_headers_that_name_a_program_are_those_of_the_server() -> None:
-    assert [name.lower() for name in scheduling_hints.PROGRAM] == list(PROGRAM)
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"vllm_xargs": 3, "user": "a"}', b'{"user": 3}'])
