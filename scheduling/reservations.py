@@ -3,8 +3,8 @@
 Each running sequence has pages for the tokens of its next step and of the one after, so that a runner may launch a step
 ahead. Other sequences can find full pages of a prompt as soon as its sequence joins, and those of an answer once it
 leaves: the next turn of a chat finds the last one, and a preempted request finds its own. Pages that are pinned for the next
-call of a session go only to a sequence that finds no others. A sequence that finds a page which
-is not computed yet waits for the step in which its writer computes it, and may compute its own rest in the same step.
+call of a session go only to a sequence that finds no others. A sequence that finds a page which is not computed yet waits for
+the step in which its writer computes it, and may compute its own rest in the same step.
 Without a pool, as in most simulations, pages are unlimited.
 """
 
