@@ -31,6 +31,7 @@ class Hooks:
     preempts: bool
     blocks: bool
     overrides_release: bool
+    keeps: bool
     on_token: Callable[[Sequence, float], None] | None
     on_step: Callable[[Plan, float], None] | None
     repeats: bool  # the plan of a step in which all decode can be used for the next one
@@ -43,6 +44,7 @@ class Hooks:
             preempts=overrides(policy, "preempt") and policy.preempts,
             blocks=overrides(policy, "blocked_by"),
             overrides_release=overrides(policy, "release"),
+            keeps=overrides(policy, "keep_until"),
             on_token=policy.on_token if overrides(policy, "on_token") else None,
             on_step=policy.on_step if overrides(policy, "on_step") else None,
             # The default `allocate_tokens`, like padding, gives each member one token when each has one pending.

@@ -194,6 +194,27 @@ class PagePool:
             for p, n in rows
         ]
 
+    def hold(self, hashes: list[bytes]) -> list[int]:
+        """Keep the computed pages of a chain from eviction until their `release`; return them."""
+        held: list[int] = []
+        for page in self._match(hashes):
+            if page in self.writers:
+                break
+            if self._references[page] == 0:
+                del self._cached[page]
+            self._references[page] += 1
+            held.append(page)
+        return held
+
+    def room(self, hashes: list[bytes], held: Iterable[int] = ()) -> int:
+        """Return how many pages a sequence with this chain could get: the free ones, and those in use that it shares.
+
+        With the pages that `hold` returned, count those that their `release` would free, too.
+        """
+        shared = self._match(hashes)
+        freed = [page for page, count in Counter(held).items() if self._references[page] == count]
+        return self.free + sum(self._references[page] > 0 for page in shared) + len({*freed}.difference(shared))
+
     def release(self, pages: list[int], seq: Sequence | None = None) -> None:
         """Free the pages of a sequence that leaves; pages that cannot be found are reused first."""
         if self._ranks and seq is not None:

@@ -7,7 +7,7 @@ different. The scheduler calls these hooks before each step:
 
 Then the model computes the step, and these follow:
 
-    on_token (for each token) -> on_step -> release
+    on_token (for each token) -> on_step -> release -> keep_until
 
 A policy reads no clock and no random generator: what it needs is passed in, what it remembers is its own. Times are
 seconds of the clock that the scheduler uses.
@@ -86,6 +86,9 @@ class Policy:
         self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # replaced by a scheduler with a prefix cache
         self.page_size = 1  # tokens of a KV page, set by such a scheduler
+        self.kv_total = 0  # tokens of all KV pages, set by a scheduler that has some
+        # The tokens for which a request could get pages now, without pinned ones; set by such a scheduler, too.
+        self.room: Callable[[Sequence], int] = lambda seq: 1 << 60
         in_order = type(self).order is Policy.order  # requests join from the head of a queue in order of arrival
         self.claims = Claims(conserving=type(self).admit is Policy.admit, overtaking_tokens=0 if in_order else inf)
         set_options(self, options)
@@ -179,6 +182,14 @@ class Policy:
     def release(self, running: list[Sequence]) -> list[Sequence]:
         """Return the requests that leave and are answered after this step."""
         return [seq for seq in running if seq.finish_reason is not None]
+
+    def keep_until(self, seq: Sequence, now: float) -> float:
+        """Return until when the cached pages of a request that has left stay pinned for the next call of its session.
+
+        Called after `on_finish`. No pins if it is not after `now`. A request that joins or grows takes pinned pages if no
+        others are free.
+        """
+        return now
 
     def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
         """Return when to call `admit` again although nothing arrives, or None; only called while no request runs."""

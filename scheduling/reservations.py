@@ -2,8 +2,9 @@
 
 Each running sequence has pages for the tokens of its next step and of the one after, so that a runner may launch a step
 ahead. Other sequences can find full pages of a prompt as soon as its sequence joins, and those of an answer once it
-leaves: the next turn of a chat finds the last one, and a preempted request finds its own. A sequence that finds a page which
-is not computed yet waits for the step in which its writer computes it, and may compute its own rest in the same step.
+leaves: the next turn of a chat finds the last one, and a preempted request finds its own. Pages that are pinned for the next
+call of a session go only to a sequence that finds no others. A sequence that finds a page which is not computed yet waits for
+the step in which its writer computes it, and may compute its own rest in the same step.
 Without a pool, as in most simulations, pages are unlimited.
 """
 
@@ -26,6 +27,8 @@ class Reservations:
         self._watched: dict[Sequence, int] = {}  # the step in which a sequence is due; its other entries are stale
         self._abandoned: set[int] = set()  # pages whose writers have left just now
         self._lent: dict[Sequence, int] = {}  # the pages that sequences had before they got some for their drafts
+        # By program and session, the longest pinned first: until when, and the pages.
+        self._pins: dict[tuple[str, str], tuple[float, list[int]]] = {}
 
     @property
     def free_tokens(self) -> int:
@@ -50,6 +53,10 @@ class Reservations:
         """Return how many tokens of a sequence are in the prefix cache now."""
         return 0 if self._pool is None else self._pool.cached_tokens(self._findable(seq, self._pool))
 
+    def room(self, seq: Sequence) -> int:
+        """Return for how many tokens a sequence could get pages now without those that are pinned for others."""
+        return ENDLESS if self._pool is None else self._pool.room(self._findable(seq, self._pool)) * self.page_size
+
     def _findable(self, seq: Sequence, pool: PagePool) -> list[bytes]:
         """Return the hashes of the pages that a sequence may share."""
         # At least one token is left to compute, since the next one is drawn from its logits.
@@ -66,16 +73,43 @@ class Reservations:
             return False
         query = 0 if seq.preemptions else len(seq.prompt_ids)
         findable = self._findable(seq, self._pool)
-        reserved = self._pool.reserve(findable, tokens, query)
-        if reserved is None:
-            return False
+        while (reserved := self._pool.reserve(findable, tokens, query)) is None:
+            held = [page for _, pages in self._pins.values() for page in pages]
+            if not held or self._pool.pages_for(tokens) > self._pool.room(findable, held):
+                return False  # not even with all pinned pages
+            self._unpin(next(iter(self._pins)))
         seq.pages, seq.computed = reserved
         found = seq.computed // self._pool.page_size
         self._pool.announce(seq.pages[found:], findable[found:], seq)
         if not seq.preemptions:
             seq.cached = seq.computed
         self._watch_growing(seq)
+        self._unpin((seq.program, seq.session))
         return True
+
+    def pin(self, seq: Sequence, until: float) -> None:
+        """Keep the found pages of a sequence that has left until its session goes on, or this time has passed."""
+        if self._pool is not None:
+            key = seq.program, seq.session
+            before, pages = self._pins.pop(key, (until, []))
+            self._pins[key] = max(before, until), pages + self._pool.hold(seq.hashes)
+
+    def unpin(self, now: float | None = None) -> None:
+        """Release the pins whose time has passed; without a time, all."""
+        for key in [key for key, (until, _) in self._pins.items() if now is None or until < now]:
+            self._unpin(key)
+
+    def _unpin(self, key: tuple[str, str] | None) -> bool:
+        """Release the pin of a session; return False if there is none."""
+        if self._pool is None or key not in self._pins:
+            return False
+        self._pool.release(self._pins.pop(key)[1])
+        return True
+
+    @property
+    def pinned(self) -> set[int]:
+        """The pages that are pinned."""
+        return {page for _, pages in self._pins.values() for page in pages}
 
     def _watch_growing(self, seq: Sequence) -> None:
         tokens = len(seq.pages) * self.page_size
@@ -140,8 +174,11 @@ class Reservations:
 
     def grow(self, seq: Sequence) -> bool:
         """Give a sequence one more page; return False if none is free."""
-        if self._pool is None or not self._pool.free:
-            return self._pool is None
+        if self._pool is None:
+            return True
+        while not self._pool.free:
+            if not self._unpin(next(iter(self._pins), None)):
+                return False
         seq.pages.append(self._pool.take())
         return True
 

@@ -76,6 +76,8 @@ class Scheduler:
         self.max_tokens_per_step = max(self._least_tokens_per_step, policy.max_batch_size)
         if self.pages is not None:
             policy.cached_tokens, policy.page_size = self.batch.pages.cached_tokens, self.batch.pages.page_size
+            policy.room, policy.kv_total = self.batch.pages.room, self.pages.total * self.pages.page_size
+            self.batch.pages.unpin()
         self.batch.resize(policy.max_batch_size)
         self._slots = len(self.batch.numbers[: policy.slots])
         self._stale = self.number
@@ -172,6 +174,7 @@ class Scheduler:
     def plan(self, now: float) -> Plan | None:
         """Let sequences join, and return what the next step computes, None if nothing."""
         self.wait_clock.tick(now, self.number)
+        self.batch.pages.unpin(now)
         self.refused = self.queue.expire(now)
         for seq in self.refused:
             self._notify(self.policy.on_cancel, seq, now)
@@ -329,7 +332,14 @@ class Scheduler:
             seq.state = "finished"
             seq.finished_at = now
             self._notify(self.policy.on_cancel if seq.finish_reason == "abort" else self.policy.on_finish, seq, now)
+            if self.hooks.keeps:
+                self._notify(self._pin, seq, now)
         return fresh
+
+    def _pin(self, seq: Sequence, now: float) -> None:
+        """Keep the pages of a request that has left for as long as the policy says."""
+        if (until := self.policy.keep_until(seq, now)) > now:
+            self.batch.pages.pin(seq, until)
 
     def suspend(self, sequences: list[Sequence], now: float) -> list[Sequence]:
         """Take sequences out between two steps that are to go on later: `add` queues them again, with their tokens.

@@ -130,6 +130,7 @@ def _beside(found: Mapping[str, Measures], name: str, k: int) -> float:
 
 
 def everyone() -> list[str]:
-    """Return all loops, and dynamic with every order but those by program: most workloads have none."""
+    """Return all loops, and dynamic with every order, but those by program: most workloads have none."""
     orders = [f"{REFERENCE}+{order}" for order in policies.order_names() if order != "fcfs"]
-    return [*policies.names(), *(name for name in orders if "program" not in policies.get_policy(name).claims.uses)]
+    names = [*policies.names(), *orders]
+    return [name for name in names if "program" not in policies.get_policy(name).claims.uses]

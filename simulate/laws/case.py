@@ -22,6 +22,7 @@ class Request:
     deadline: float | None = None
     open_ended: bool = False
     adapter: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Case:
             Sequence(
                 list(r.prompt), r.output, id=f"r{i}", arrived_at=r.arrival, client=r.client,
                 priority=r.priority, deadline=r.deadline, open_ended=r.open_ended,
-                adapter=r.adapter, cache_salt=r.adapter,
+                adapter=r.adapter, cache_salt=r.adapter, program=r.program,
             )
             for i, r in (reversed(numbered) if backwards else numbered)
         ]  # fmt: skip

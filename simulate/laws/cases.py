@@ -56,14 +56,17 @@ def _few(rng: random.Random) -> list[Request]:
 
 
 def _varied(requests: list[Request], seed: str) -> tuple[Request, ...]:
-    """Return the requests: in some cases none, in some about half and in some all are open-ended, or have adapters."""
+    """Return the requests: in some cases none, in some about half and in some all are open-ended, or have adapters or programs."""
     ends, adapters = random.Random(f"{seed}:open"), random.Random(f"{seed}:adapter")
+    programs = random.Random(f"{seed}:program")
+    named = programs.choice((0.0, 0.5, 1.0))
     share, adapted = ends.choice((0.0, 0.5, 1.0)), adapters.choice((0.0, 0.5, 1.0))
     return tuple(
         dataclasses.replace(
             request,
             open_ended=ends.random() < share,
             adapter=adapters.choice("xyz") if adapters.random() < adapted else "",
+            program=programs.choice("pqr") if programs.random() < named else "",
         )
         for request in requests
     )
@@ -161,5 +164,6 @@ def _shape(r: Request) -> str:
     deadline = f", deadline {r.deadline:g}" if r.deadline is not None else ""
     ends = ", open-ended" if r.open_ended else ""
     adapter = f", adapter {r.adapter}" if r.adapter else ""
-    who = f"client {r.client}{adapter}"
+    program = f", program {r.program}" if r.program else ""
+    who = f"client {r.client}{adapter}{program}"
     return f"{r.arrival}: prompt {len(r.prompt)}, output {r.output}, {who}{priority}{deadline}{ends}"

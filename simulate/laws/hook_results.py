@@ -48,6 +48,7 @@ RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "allocate_tokens": (_are_numbers, "a list with a whole number of tokens for each running request"),
     "allocate_drafts": (_are_numbers, "a list with a whole number of draft tokens for each sequence"),
     "release": (_are_requests, "a list of the running requests that leave"),
+    "keep_until": (lambda value: isinstance(value, int | float), "a time in seconds, at most `now` for no pins"),
     "deadline": (lambda value: value is None or isinstance(value, int | float), "None or a time in seconds"),
 }
 

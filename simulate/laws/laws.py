@@ -269,12 +269,12 @@ def check_answers(scheduler: Scheduler, iteration: Iteration, answered: list[Seq
 
 
 def check_resources(scheduler: Scheduler, iteration: Iteration) -> None:
-    """Slot-steps add up to the slots, and only running sequences hold pages."""
+    """Slot-steps add up to the slots, and only running sequences and pins hold pages."""
     spent, slots, pages = iteration.slot_steps, scheduler.policy.slots, scheduler.pages
     if abs(sum(spent) - slots) > 1e-9 or min(spent) < -1e-12:
         raise Broken("slot-steps add up", f"{spent} of {slots} slots")
     if pages is not None:
-        used = {page for seq in scheduler.running for page in seq.pages}
+        used = scheduler.batch.pages.pinned.union(*(seq.pages for seq in scheduler.running))
         if 0 in used:
             raise Broken("pages", "a request has page 0, which is for padding")
         holding = [seq for seq in scheduler.waiting if seq.pages]
@@ -284,9 +284,9 @@ def check_resources(scheduler: Scheduler, iteration: Iteration) -> None:
 
 
 def check_all_free(scheduler: Scheduler) -> None:
-    """At the end, all slots and pages are free."""
+    """At the end, all slots and all pages are free, but for those that are pinned."""
     free, slots, pages = scheduler.batch.free_slots, scheduler.policy.max_batch_size, scheduler.pages
     if free != slots:
         raise Broken("slots", f"{free} of {slots} are free at the end")
-    if pages is not None and pages.free != pages.total:
+    if pages is not None and pages.used != len(scheduler.batch.pages.pinned):
         raise Broken(LEAK, f"{pages.used} pages are never freed")

@@ -103,7 +103,7 @@ def _simpler_requests(case: Case) -> Iterator[Case]:
         lambda r: {"priority": 0},
         lambda r: {"deadline": None},
         lambda r: {"open_ended": False},
-        lambda r: {"adapter": ""},
+        lambda r: {"adapter": "", "program": ""},
         lambda r: {"arrival": r.arrival // 2},
         lambda r: {"prompt": r.prompt[: (len(r.prompt) + 1) // 2]},
         lambda r: {"output": (r.output + 1) // 2},
@@ -124,7 +124,7 @@ def _simpler_request(case: Case, i: int) -> Iterator[Case]:
         {"output": max(1, output - 1)},
         {"arrival": 0},
         {"arrival": request.arrival // 2},
-        {"deadline": None, "priority": 0, "client": "a", "open_ended": False, "adapter": ""},
+        {"deadline": None, "priority": 0, "client": "a", "open_ended": False, "adapter": "", "program": ""},
     ]
     for change in changes:
         simpler = dataclasses.replace(request, **change)  # type: ignore[arg-type]

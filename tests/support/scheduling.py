@@ -207,7 +207,7 @@ class Run(Driver):
         assert abs(sum(iteration.slot_steps) - max(scheduler.policy.slots, rows)) < 1e-9
         assert min(iteration.slot_steps) >= -1e-12
         if pages is not None:
-            used = {page for seq in scheduler.running for page in seq.pages}
+            used = scheduler.batch.pages.pinned.union(*(seq.pages for seq in scheduler.running))
             assert pages.used == len(used)
             assert 0 not in used
             # A finished row that only holds its slot may have lost its pages.
@@ -219,7 +219,7 @@ class Run(Driver):
         assert all(seq.state == "finished" and seq.finish_reason for seq in self.sequences)
         scheduler.slot_cap = 1 << 60
         assert scheduler.batch.free_slots == scheduler.policy.max_batch_size
-        assert pages is None or pages.free == pages.total
+        assert pages is None or pages.used == len(scheduler.batch.pages.pinned)
         for seq in self.sequences:
             if seq.finish_reason == "length":
                 assert seq.output_ids == list(range(seq.max_tokens))
