@@ -20,7 +20,8 @@ esac
 status=0
 { .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy; } || status=$?
 # Two workers for each core, because many tests wait for servers. The tests of a file run in one worker and share its servers.
+# tests/conftest.py orders the files.
 # A worker that dies is not replaced: what killed it would kill the next one, too.
 .venv/bin/python -m pytest -n "$((2 * $(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)))" \
-  --dist loadfile --max-worker-restart 0 "$@" || status=$?
+  --dist loadfile --no-loadscope-reorder --max-worker-restart 0 "$@" || status=$?
 exit "$status"

@@ -13,6 +13,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
+from operator import itemgetter
+from pathlib import Path
 
 import pytest
 from flask import Flask
@@ -35,10 +37,31 @@ settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that need more data where there is none."""
+    """Leave out the tests that need more data where there is none; spread those that wait if xdist keeps the order."""
     if MORE is None:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("data")])
         items[:] = [item for item in items if not item.get_closest_marker("data")]
+    if not config.getoption("loadscopereorder", True):
+        items[:] = spread(items)
+
+
+def spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return items file by file, the files that start servers evenly among those that compute, of which large come first.
+
+    Otherwise all workers compute first, and in the end all wait while the cores idle.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    kinds: dict[bool, list[list[pytest.Item]]] = {True: [], False: []}
+    for file in files.values():
+        kinds[any(item.get_closest_marker("process") for item in file)].append(file)
+    kinds[False].sort(key=len, reverse=True)
+    placed = []
+    for waits, kind in kinds.items():
+        sizes = [1 if waits else len(file) for file in kind]
+        placed += [(sum(sizes[:n]) / sum(sizes), file) for n, file in enumerate(kind)]
+    return [item for _, file in sorted(placed, key=itemgetter(0)) for item in file]
 
 
 def pytest_configure(config: pytest.Config) -> None:
