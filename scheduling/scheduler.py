@@ -75,9 +75,10 @@ class Scheduler:
         self.policy, self.hooks = policy, Hooks.of(policy)
         self.max_tokens_per_step = max(self._least_tokens_per_step, policy.max_batch_size)
         if self.pages is not None:
-            policy.cached_tokens, policy.page_size = self.batch.pages.cached_tokens, self.batch.pages.page_size
-            policy.room, policy.kv_total = self.batch.pages.room, self.pages.total * self.pages.page_size
-            self.batch.pages.unpin()
+            pages = self.batch.pages
+            policy.cached_tokens, policy.room, policy.page_size = pages.cached_tokens, pages.room, pages.page_size
+            policy.kv_total = pages.usage[1] * pages.page_size
+            pages.unpin()
         self.batch.resize(policy.max_batch_size)
         self._slots = len(self.batch.numbers[: policy.slots])
         self._stale = self.number
