@@ -225,7 +225,7 @@ def start_generation(
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
     options = {**request.options, "wakeup": wakeup, "on_end": ticket and ticket.notify}
-    fields = http_request.environ  # Flask's view of them makes an exception of each header that is absent
+    fields = http_request.environ  # Flask's view of them catches an exception for each absent header
     own = options.pop("program", ""), options.get("session", "")
     names = names_in(lambda name: fields.get(f"HTTP_{name.upper().replace('-', '_')}"), *own)
     options |= {"session": names["session"], "call": service.programs.begin(**names)}

@@ -187,9 +187,10 @@ def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[f
 
 
 def served(last: Mapping[str, Any]) -> float:
-    """Return the rate at which a run completed requests, as a share of that at which they came.
+    """Return the rate at which a run completed requests, as a share of the rate at which they came.
 
-    Programs take long even alone: of these, the seconds that they would take without each other, as a share of the run's.
+    Programs take long even alone. For them, return when the last would end if each ran alone, as a share of the seconds
+    of the run.
     """
     if not (each := last.get("program_times")):
         return float(last["request_throughput"] or 0.0) / float(last["request_rate"])

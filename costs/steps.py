@@ -79,7 +79,7 @@ def step_of(plan: Plan) -> Step:
     """
     decodes = context = prefills = prompt = squares = longest = widest = work = masks = 0
     pairs, known = 0.0, plan.decoding
-    if known:  # most rows of most steps, of which nothing needs to be asked
+    if known:  # most rows of most steps, which are known to decode one token
         lengths = [seq.computed for seq in plan.sequences[:known]]
         decodes, context, longest = known, sum(lengths) + known, max(lengths) + 1
         masks = [seq.constrained for seq in plan.sequences[:known]].count(True)

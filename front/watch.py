@@ -73,7 +73,7 @@ class Watch(BatchingManager):
         self._epoch = time.time() - time.perf_counter()  # the record has times of day
         self._requests: dict[str, Inference] = {}
         self._number = self._before = 0  # of the last step, and of the last one before vLLM started again
-        self._ended, self._file = 0.0, ""  # when the last step ended, and the policy, if it is from a file
+        self._ended, self._file = 0.0, ""  # when the last step ended, and the name of the policy's file, if it has one
         self._questions = Asking(self, Recording(), inside=True)  # about what vLLM has done since it started
         self.listeners.append(lambda *new: self._questions.recording.on_arrival(*new))
         self.observers.append(lambda *step: self._questions.recording.observe(*step))
@@ -132,7 +132,8 @@ class Watch(BatchingManager):
             self._questions.slots, self._questions.late = line["slots"], False
             if self._service.engine is None:
                 connect(self._service, Engine(
-                    model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="none", dtype="", kv_dtype="", context=line.get("context", 0), facts={"watched": True},
+                    model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="none", dtype="", kv_dtype="",
+                    context=line.get("context", 0), facts={"watched": True},
                     vocabulary=0, width=0, n_pages=0, page_size=1, tokens_per_step=0, manager=self, make_inference=NONE, grammars=NONE,
                     what_if=WhatIf(self._questions, line.get("context", 4096)),
                 ))  # fmt: skip

@@ -1,13 +1,13 @@
 """Admission control by program: a program begins only while its KV fits beside that of the active ones; the others go on.
 
-A program is active while one of its calls runs, and then while the pages of its last call are pinned (as in Continuum, arXiv
-2511.02230). Its calls join in the order's turn. A request of another program, or of none, joins if it leaves each silent
-active program the pages of a usual answer; if not, those behind it are tried. One that has waited for `guard` seconds goes
-before all.
+A program is active while one of its calls runs, and afterward while the pages of its last call are pinned (as in
+Continuum, arXiv 2511.02230). Calls of active programs join as the order ranks them. Any other request joins if this
+leaves enough pages for a mean answer of each active program that has no running call; if not, those behind it are tried.
+A request that has waited for `guard` seconds goes first.
 
-Pinned pages are a share of the pool that no one uses until the tool is done; evicted ones are computed again while all that
-runs waits. So a pin pays if it is shorter than the time to compute the whole pool as a prompt, however many pages it has
-(InferCept, arXiv 2402.01869). Pins last as long as would have saved most for the latest calls of all programs.
+Pinned pages are idle until the tool is done; evicted ones are computed again while all running requests wait. So a pin
+pays if it is shorter than the time to compute the whole pool as a prompt, however many pages it has (InferCept, arXiv
+2402.01869). Pins last as long as would have saved most for the latest calls of all programs.
 """
 
 from __future__ import annotations
@@ -91,9 +91,8 @@ class Pauses:
         self._began: OrderedDict[Hashable, float] = OrderedDict()  # by program that pauses, the longest first
         self._latest: deque[float] = deque(maxlen=LATEST)  # seconds, inf for those that are not worth a pin
         self._answers = (0, 0)  # ended calls, and the tokens of their answers
-        self._prompts: tuple[float, ...] = (
-            0.0,
-        ) * 5  # sums over prompts: 1, n, t, n x t, n x n for n tokens computed in t seconds
+        # Sums over prompts: 1, n, t, n x t and n x n for n tokens that were computed in t seconds.
+        self._prompts: tuple[float, ...] = (0.0,) * 5
 
     @property
     def answer(self) -> int:

@@ -21,7 +21,7 @@ class RunningBatch:
 
     def __init__(self, pool: PagePool | None, numbers: range | None = None) -> None:
         self.running: list[Sequence] = []
-        self.decoding = 0  # the first so many got a token in the last step, and none of these is done
+        self.decoding = 0  # how many of the first got a token in the last step, and are not done
         self.pages = Reservations(pool)
         self.slot_cap = self.most = self.most_alone = ENDLESS
         self._extra = 0  # slots that running sequences take beyond one each

@@ -26,7 +26,7 @@ class HookLimit:
 
     If the hook catches that and runs for `grace` seconds more, `end` is called with the message. Without `end`, the limit
     is on the total time of all hooks since it was entered. The hook that runs when the total is used up is stopped, and
-    the total starts again at zero, and the alarm is handled here from then on, since an engine enters often.
+    the total starts again at zero. The handler of the alarm then stays after the limit, since an engine enters it often.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class Plan:
     paused: list[Sequence] = field(default_factory=list)  # running, but without tokens in this step
     preempted: list[Sequence] = field(default_factory=list)
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
-    decoding: int = 0  # its first so many members got a token in the previous step, and decode one now
+    decoding: int = 0  # how many of its first members got a token in the previous step, and decode one now
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
     drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all
     readers: list[Sequence] = field(default_factory=list)  # of pages that rows before theirs compute in this step

@@ -87,7 +87,7 @@ class Policy:
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # replaced by a scheduler with a prefix cache
         self.page_size = 1  # tokens of a KV page, set by such a scheduler
         self.kv_total = 0  # tokens of all KV pages, set by a scheduler that has some
-        # The tokens for which a request could get pages now, without pinned ones; set by such a scheduler, too.
+        # For how many tokens a request could get pages now, without pinned ones; set by a scheduler that has pages.
         self.room: Callable[[Sequence], int] = lambda seq: 1 << 60
         in_order = type(self).order is Policy.order  # requests join from the head of a queue in order of arrival
         self.claims = Claims(conserving=type(self).admit is Policy.admit, overtaking_tokens=0 if in_order else inf)
@@ -186,8 +186,8 @@ class Policy:
     def keep_until(self, seq: Sequence, now: float) -> float:
         """Return until when the cached pages of a request that has left stay pinned for the next call of its session.
 
-        Called after `on_finish`. No pins if it is not after `now`. A request that joins or grows takes pinned pages if no
-        others are free.
+        Called after `on_finish` or `on_cancel`. A time that is not after `now` pins nothing. A request that joins or grows
+        takes pinned pages if no others are free.
         """
         return now
 

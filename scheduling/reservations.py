@@ -54,7 +54,7 @@ class Reservations:
         return 0 if self._pool is None else self._pool.cached_tokens(self._findable(seq, self._pool))
 
     def room(self, seq: Sequence) -> int:
-        """Return for how many tokens a sequence could get pages now without those that are pinned for others."""
+        """Return for how many tokens a sequence could get pages now, without pinned ones that it does not share."""
         return ENDLESS if self._pool is None else self._pool.room(self._findable(seq, self._pool)) * self.page_size
 
     def _findable(self, seq: Sequence, pool: PagePool) -> list[bytes]:
@@ -88,7 +88,7 @@ class Reservations:
         return True
 
     def pin(self, seq: Sequence, until: float) -> None:
-        """Keep the found pages of a sequence that has left until its session goes on, or this time has passed."""
+        """Keep the cached pages of a sequence that has left until its session's next call joins, or until this time."""
         if self._pool is not None:
             key = seq.program, seq.session
             before, pages = self._pins.pop(key, (until, []))

@@ -67,7 +67,7 @@ class Scheduler:
         self._least_tokens_per_step = max_tokens_per_step
         self._preempted: list[Sequence] = []  # since the last plan
         self._repeat: Plan | None = None  # the last plan that was committed, if each member decodes one more token
-        self._stale = 0  # the last plan whose members may not be those that run now
+        self._stale = 0  # the number of the last plan whose members may not be those that run now
         self.use(policy)
 
     def use(self, policy: Policy) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 State = Literal["waiting", "running", "held", "finished"]
 UNKNOWN_TOKEN = (1 << 32) - 1  # an answer's token where no model computes one; no prompt has it, so no prefix is found
-# Headers of HTTP in which clients name the program of a request; the first one counts.
+# HTTP headers in which clients name the program of a request; the first one counts.
 PROGRAM_HEADERS = ("X-Program-Id", "X-Claude-Code-Session-Id")
 WAIT_REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window")
 

@@ -1,4 +1,4 @@
-"""A run of millions of requests: each is made shortly before it arrives, and of those that have left, a few numbers are kept.
+"""A run of millions of requests: each is made shortly before it arrives, and leaves only a few numbers.
 
 This module must not know where requests come from, or how figures are printed.
 """
@@ -20,11 +20,11 @@ from simulate.simulator import Simulation
 
 
 class Brief(Simulation):
-    """A simulation of sequences in order of arrival, whose result has columns instead, and no times between tokens."""
+    """A simulation of arrivals in order, whose result has columns in place of sequences, and no times between tokens."""
 
     def __init__(self, scheduler: Scheduler, arrivals: Iterable[Sequence], cost: Cost, host: Host) -> None:
         self._later = iter(arrivals)
-        super().__init__(scheduler, islice(self._later, 1000), cost, host)  # so many are known ahead
+        super().__init__(scheduler, islice(self._later, 1000), cost, host)  # of which 1,000 are known ahead
         self.result = self.columns = FleetRun(self.result.policy, [], host, began=self.result.began)
         self._inside: dict[str, tuple[int, Sequence]] = {}  # by id, with its place in the columns
         self._preemptions = 0
@@ -49,7 +49,7 @@ class Brief(Simulation):
             self.columns.finish(*self._inside.pop(id))
 
     def put_into(self, numbers: dict[str, Any]) -> None:
-        """Put the figures into a `result.result` that it could not tell without sequences."""
+        """Replace the figures of a `result.result` that need sequences by those of the columns."""
         run, done, tokens = self.columns, self.columns.answered, self.columns.tokens
         made, read, failed = int(tokens.sum()), int(run.of_answered("prompt").sum()), run.requests - done
         numbers |= {"completed": done, "failed": failed, "failures": {"refused": failed} if failed else {}}

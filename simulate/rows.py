@@ -69,7 +69,7 @@ class Rows:
         """Yield a fresh sequence for each row; ValueError for a closed loop."""
         if self.closed:
             raise ValueError(
-                "a closed loop of programs needs one engine that keeps all requests. Use `run`, or add --open-loop"
+                "a closed loop needs one engine and all requests. Use `run` without --no-requests, or add --open-loop"
             )
         return self._fresh()
 

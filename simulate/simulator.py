@@ -238,9 +238,9 @@ class Simulation(Driver):
                 insort(self.arrivals, seq, key=lambda other: other.arrived_at)
 
     def _pass_equal_steps(self, plan: Plan, seconds: float) -> float:
-        """Let the steps pass that must equal this plan, which takes `seconds`, except the one in which a sequence arrives or leaves.
+        """Let the steps pass that must equal this plan, except the one in which a sequence arrives or leaves.
 
-        Return how long that one takes.
+        The plan takes `seconds`. Return how long that last step takes.
         """
         arrival = self.arrivals[0].arrived_at if self.arrivals else math.inf
         most = identical_steps_ahead(self.scheduler, plan) - 1 if self.now + seconds < arrival else 0

@@ -68,7 +68,7 @@ def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
 def gaps_of_step(plan: Plan, outputs: list[Output], now: float) -> list[float]:
     """Return the seconds between tokens that the members of a plan see when it ends now; a run's tokens share its time."""
     if not plan.drafts:
-        known = plan.decoding
+        known = plan.decoding  # these got their last tokens at the same time
         pairs = zip(plan.sequences[known:], outputs[known:])
         gaps = [now - (seq.last_token_at or 0.0) for seq in plan.sequences[:1]] * known
         return gaps + [now - s.last_token_at for s, due in pairs if due is not None and s.last_token_at is not None]

@@ -34,7 +34,7 @@ def _allowed(origins: frozenset[str], origin: str | None) -> str | None:
 
 
 def headers(origins: frozenset[str], origin: str | None) -> dict[str, str]:
-    """Return what allows a page of an allowed origin to read a response that has no Vary header yet."""
+    """Return the headers that let a page of an allowed origin read a response without a Vary header."""
     allowed = _allowed(origins, origin)
     granted = {"Access-Control-Allow-Origin": allowed, "Access-Control-Expose-Headers": EXPOSED} if allowed else {}
     return granted | {"Vary": "Origin"} if origins and allowed != "*" else granted

@@ -1,7 +1,7 @@
-"""The refusal of a full server, made before Flask sees the request, byte by byte what Flask would answer.
+"""The refusal of a full server, made before Flask sees the request, and byte for byte what Flask would answer.
 
-Only what is sure is refused here. Any other request is left to Flask, and so is one that Flask would refuse for another
-reason. This module must not know who reads requests and sends answers.
+Only requests that Flask would surely refuse for this reason are refused here; all others are left to Flask. This module
+must not know who reads requests and sends answers.
 """
 
 from __future__ import annotations

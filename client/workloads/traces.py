@@ -82,7 +82,7 @@ def skipped(bad: list[tuple[int, str]], good: int, units: str = "lines") -> list
 
 
 def read(path: Path, most: int | None = None) -> Trace:
-    """Read a trace, at most its first `most` requests, or all if these are of programs, whose rows may be far apart.
+    """Read a trace: at most its first `most` requests, or all if they are of programs, whose rows may be far apart.
 
     ValueError when nothing can be used, or times are of two forms.
     """

@@ -52,12 +52,12 @@ def peek_request(client: socket.socket) -> str:
 
 
 def peek_plain(conn: TConn) -> tuple[dict[str, Any], int] | None:
-    """Return the WSGI environment and the length of a POST that has wholly arrived, without reading it.
+    """Return the WSGI environment and the length in bytes of a POST that has wholly arrived, without reading it.
 
-    None if it is not so plain that any parser reads it alike, or if another request may follow it.
+    None unless it is so plain that all parsers read it alike, and nothing follows it.
     """
     if not isinstance(conn.client, tuple) or (conn.parser is not None and conn.parser.unreader.buf.getvalue()):
-        return None  # by a Unix socket; or bytes of the next request have been read
+        return None  # it is a Unix socket, or some bytes of the request have been read
     try:
         data = conn.sock.recv(PLAIN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:

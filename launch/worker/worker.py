@@ -45,7 +45,7 @@ PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run ou
 REJECTIONS_PER_SECOND = 50
 REJECTION_BURST = 64
 REJECTION_SECONDS = 0.1  # between two looks at waiting requests, so that one wakeup rejects several
-PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=bool)  # which is False
+PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=bool)  # bool() is False
 PENDING = object()  # the result of a request that the completer will answer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -190,7 +190,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 self.tpool.submit(self._serve, conn, place)
 
     def _refuse(self, conn: TConn) -> bool:
-        """Refuse a request without a thread; return False, and read nothing, if that takes more than this thread has."""
+        """Refuse a request in this thread and return True, or read nothing and return False: a handler must answer it."""
         if not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived:
             return False
         plain = peek_plain(conn)

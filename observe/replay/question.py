@@ -22,7 +22,7 @@ class Server:
 
     `served` is the name under which the manager's policy can be created again, if that is not its own name. If it is `late`,
     requests reach what computes them a step after they joined. `engines` are the slots of each engine, if several serve its
-    queue. If it is `inside`, the policy decides inside vLLM.
+    queue. `inside` means that the policy decides inside vLLM.
     """
 
     def __init__(

@@ -20,7 +20,8 @@ def of(again: Callable[[], tuple[Scheduler, Any]], cost: Cost, host: Host, asked
     """Return the seconds by which each other program delayed the named one, or the slowest one, largest first.
 
     `again` makes a fresh scheduler and the closed loop. `by` also names the call that the other delayed most, by its number.
-    ValueError if the program has not all its answers, also when it is alone. Others without which it has not are left out.
+    ValueError if not all calls of the program are answered, in the run and alone. Others without which they are not are
+    left out.
     """
 
     def serve(keep: Callable[[str], bool]) -> tuple[ClosedLoop, dict[str, float]]:

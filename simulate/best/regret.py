@@ -59,7 +59,7 @@ def sentence(figures: dict[str, Any]) -> str:
             f"mean program time {_share(of['above_least_mean'])} above the lower bound of {of['least_mean_s']:,.2f} s"
         )
     if "least_duration_s" not in figures:
-        return "no lower bounds, which exist only where every request is kept, is answered and gets one token in a step"
+        return "no lower bounds, which need every request kept, answered and given one token in a step"
     parts = {name: _share(share) for name, share in figures.get("above_by", {}).items() if name != "other"}
     by = ", ".join(f"{name} {share}" for name, share in parts.items() if share != "0%")
     best = ""

@@ -37,7 +37,7 @@ def options() -> Sections:
             "--statistic", "statistic over the steps of a point; min: for a machine with other work", Choice(["median", "min"]),
             default="median",
         ),
-        Option("--record", "fit the steps of a vLLM, from what ./eb vllm serve --record wrote; nothing is timed", FILE),
+        Option("--record", "fit the steps in a record of ./eb vllm serve --record, and time nothing", FILE),
         Option("--out", "file to write", FILE, default=Path("cost.json")),
     ]}  # fmt: skip
 
@@ -82,6 +82,7 @@ def of_record(args: Values, console: Console) -> dict[str, Any]:
     args.out.write_text(json.dumps(content) + "\n")
     mape, drift, seen = (content[name] for name in ("mape", "drift", "seen"))
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in content["machine"].items())
+    flags += " --policy-option reserve=prompt"  # as inside vLLM
     say(console, f"{content['steps']:,} steps; error {mape:.1%}, of the means of each size {drift:.1%}")
     say(console, f"not in it: HTTP; tokenizing; over {seen['decodes']} decodes or {seen['prompt']:,} prompt tokens")
     say(console, f"written: {args.out}. Use it: ./eb simulate run dynamic --cost {args.out} {flags}")

@@ -167,7 +167,7 @@ def _requests(outcomes: Many[Outcome], trace: Many[Planned]) -> Iterator[Request
 
 
 def _program_time(fitted: Fitted, outcomes: Many[Outcome], calls: Many[Call]) -> Comparison:
-    """Compare the mean program time with that of a closed loop of the log's requests; RuntimeError if it lacks some."""
+    """Compare the mean program time with that of a closed loop of the log; RuntimeError if the log lacks some requests."""
     seen, scenario = fitted.log.trace.seen, fitted.scenario
     if len(seen) < len(calls):
         raise RuntimeError(

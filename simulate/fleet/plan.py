@@ -43,7 +43,7 @@ class Limit:
         return f"{self.statistic} {self.measure} <= {self.bound:g} s"
 
     def value(self, run: Run, skip: int) -> float:
-        """Return the statistic of a run without its first `skip` requests."""
+        """Return the statistic of a run without its first `skip` requests, or that share of its gaps or programs."""
         measures: dict[str, Callable[[], np.ndarray]] = {
             "ttft": lambda: run.ttft, "tpot": lambda: result.tpots(run), "e2el": lambda: run.latency,
             "queue": lambda: run.waiting, "itl": lambda: np.frombuffer(run.gaps or bytes(8)),

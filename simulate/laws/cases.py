@@ -56,7 +56,7 @@ def _few(rng: random.Random) -> list[Request]:
 
 
 def _varied(requests: list[Request], seed: str) -> tuple[Request, ...]:
-    """Return the requests: in some cases none, in some about half and in some all are open-ended, or have adapters or programs."""
+    """Return the requests: none, about half or all of a case are open-ended, have adapters or have programs."""
     ends, adapters = random.Random(f"{seed}:open"), random.Random(f"{seed}:adapter")
     programs = random.Random(f"{seed}:program")
     named = programs.choice((0.0, 0.5, 1.0))

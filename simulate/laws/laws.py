@@ -284,7 +284,7 @@ def check_resources(scheduler: Scheduler, iteration: Iteration) -> None:
 
 
 def check_all_free(scheduler: Scheduler) -> None:
-    """At the end, all slots and all pages are free, but for those that are pinned."""
+    """At the end, all slots are free, and all pages but the pinned ones."""
     free, slots, pages = scheduler.batch.free_slots, scheduler.policy.max_batch_size, scheduler.pages
     if free != slots:
         raise Broken("slots", f"{free} of {slots} are free at the end")

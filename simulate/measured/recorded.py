@@ -20,7 +20,7 @@ FEWEST_STEPS = 30  # a fit needs this many
 
 
 def cost_of(path: Path) -> dict[str, Any]:
-    """Return the content of a cost file; ValueError if this is no record or has too few steps. It may still grow."""
+    """Return a cost file's content; ValueError if this is no record or has too few steps. The record may still grow."""
     try:
         head, *lines = map(json.loads, path.read_text("utf-8").rpartition("\n")[0].splitlines())
         masked = {line["arrive"]: line["prompt"] for line in lines if line.get("constrained")}
@@ -32,8 +32,9 @@ def cost_of(path: Path) -> dict[str, Any]:
         raise ValueError(f"{str(path)!r} has {len(steps)} steps, but at least {FEWEST_STEPS} are needed. Record more")
     found, _, basis = observed_law.law(steps, host.sigma, "")
     law, noise, seen = cast(Any, found), observed_law.noise(found, steps, basis, ""), seen_in(step for step, _ in steps)
+    cost = law_of(law.factor * np.array([getattr(law.law, name) for name in TERMS]), law.law)
     return {
-        "cost": to_dict(law_of(law.factor * np.array([getattr(law.law, name) for name in TERMS]), law.law)), "host": asdict(host), "mape": basis["mean_error"], "drift": basis["misfit"], "seen": seen,
+        "cost": to_dict(cost), "host": asdict(host), "mape": basis["mean_error"], "drift": basis["misfit"], "seen": seen,
         "steps": len(steps), "machine": dict(zip(("max_batch_size", "max_tokens_per_step", "kv_tokens"), sizes)),
         "noise": asdict(cast(Noise, noise)) | {"seen": seen},
     }  # fmt: skip

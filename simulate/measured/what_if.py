@@ -227,7 +227,7 @@ def blame_from(server: Observed, id: str) -> dict[str, Any]:
 
 
 def program_from(server: Observed, scenario: Scenario[Trace], place: int) -> dict[str, Any] | None:
-    """Return which other programs delayed that of a request, up to its answer, in a closed loop.
+    """Return which other programs delayed the program of a request, until its answer, in a closed loop.
 
     None for a request without a program, with several engines, or where the simulation does not answer all calls.
     """
