@@ -233,19 +233,8 @@ def test_a_comparison_has_the_times_of_programs(
     server: MockServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "SIMULATOR", Path("not here"))
-    flags = [
-        "--workload",
-        "thought-tree:2:1",
-        "--numsamples",
-        "3",
-        "--load",
-        "burst",
-        "--name",
-        "x",
-        "--no-plots",
-        "--out",
-    ]
-    assert compare.main([f"a={server.url}", f"b={server.url}", *flags, str(tmp_path)], {}) == 0
+    flags = ["--workload", "thought-tree:2:1", "--numsamples", "3", "--seed", "3", "--load", "burst", "--name", "x"]
+    assert compare.main([f"a={server.url}", f"b={server.url}", *flags, "--no-plots", "--out", str(tmp_path)], {}) == 0
     rows = list(csv.DictReader((tmp_path / "x/programs.csv").read_text().splitlines()))
     assert [(row["policy"], row["load"], row["calls"]) for row in rows] == [(name, "burst", "5") for name in "aaabbb"]
     assert "programs in a closed loop" in (tmp_path / "x/table.md").read_text()
