@@ -7,6 +7,7 @@ must not know who reads requests and sends answers.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from flask import Flask
@@ -18,8 +19,8 @@ from api.http import errors
 from api.service import Service
 
 
-def refuse(app: Flask, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes] | None:
-    """Count and log the refusal of a request, and return its status line, headers and body; None if it may get in."""
+def refuse(app: Flask, environ: dict[str, Any], start_response: Callable[..., Any]) -> bytes | None:
+    """Count and log the refusal of a request, start its response, and return the body; None if it may get in."""
     service: Service = app.extensions["service"]
     method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
     if (
@@ -47,4 +48,5 @@ def refuse(app: Flask, environ: dict[str, Any]) -> tuple[str, list[tuple[str, st
     headers |= middleware.id_headers(method, path, id)
     headers |= cors.headers(app.extensions["origins"], environ.get("HTTP_ORIGIN"))
     middleware.finish(service, app.request_class(environ), path, status, len(body), state)
-    return f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}", list(headers.items()), body
+    start_response(f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}", list(headers.items()))
+    return body

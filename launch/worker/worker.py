@@ -189,16 +189,18 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             if place is not None or not self._refuse(conn):
                 self.tpool.submit(self._serve, conn, place)
 
+    @property
+    def _must_close(self) -> bool:
+        """Whether a connection must end with its response: the client's next one may reach another server."""
+        return not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived
+
     def _refuse(self, conn: TConn) -> bool:
         """Refuse a request in this thread and return True, or read nothing and return False: a handler must answer it."""
-        if not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived:
+        if self._must_close or (plain := peek_plain(conn)) is None:
             return False
-        plain = peek_plain(conn)
-        if plain is None or (refused := refuse(self.wsgi, plain[0])) is None:
-            return False
-        status, headers, body = refused
         resp = wsgi.Response(PLAIN_REQUEST, conn.sock, self.cfg)
-        resp.start_response(status, headers)
+        if (body := refuse(self.wsgi, plain[0], resp.start_response)) is None:
+            return False
         try:
             conn.sock.recv(plain[1])
             if send_response(resp, [body]):
@@ -263,12 +265,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             return super().handle_request(req, conn)
         resp, environ = wsgi.create(req, conn.sock, conn.client, conn.server, self.cfg)
         environ["wsgi.multithread"] = True
-        if not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived:
-            resp.force_close()  # the client's next connection may reach another server
+        if self._must_close:
+            resp.force_close()
         environ[PLACE] = conn.place
-        if refused := refuse(self.wsgi, environ):
-            status, headers, body = refused
-            resp.start_response(status, headers)
+        if body := refuse(self.wsgi, environ, resp.start_response):
             conn.sock.sendall(send_response(resp, [body]))
             return not resp.should_close()
         exchange = DeferredRequest(self.wsgi, environ, resp.start_response)

@@ -88,7 +88,7 @@ def test_a_refusal_is_the_same_from_flask_and_from_both_before_it(door: Door, mo
     early = 0
     for message in messages:
         with monkeypatch.context() as patch:
-            patch.setattr(module, "refuse", lambda app, environ: None)
+            patch.setattr(module, "refuse", lambda *given: None)
             by_flask = door.ask(message, door.worker._serve)
         assert door.ask(message, door.worker._serve) == by_flask
 
@@ -109,17 +109,17 @@ def environ(path: str = "/inference", **more: str) -> dict[str, Any]:
 
 
 def test_only_a_request_that_would_take_a_place_of_a_full_server_is_refused_early() -> None:
-    door = Door({})
+    door, ignore = Door({}), lambda *response: None
     places = door.manager.inbox.places
     try:
-        assert refuse(door.app, environ())
-        assert refuse(door.app, environ("/health")) is None
-        assert refuse(door.app, environ(**{module.PLACE: "lent"})) is None
+        assert refuse(door.app, environ(), ignore)
+        assert refuse(door.app, environ("/health"), ignore) is None
+        assert refuse(door.app, environ(**{module.PLACE: "lent"}), ignore) is None
         places.taken -= 1
-        assert refuse(door.app, environ()) is None
+        assert refuse(door.app, environ(), ignore) is None
         places.taken += 1
         door.service.draining = True
-        assert refuse(door.app, environ()) is None
+        assert refuse(door.app, environ(), ignore) is None
     finally:
         door.manager.stop()
 
