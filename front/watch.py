@@ -34,7 +34,7 @@ from front.server import Silent
 from observe.replay.question import Server as Asking
 from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
-from scheduling.iteration import Iteration, Member, SlotSteps
+from scheduling.iteration import Iteration, Member, SlotSteps, begin_of
 from scheduling.options import values_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
@@ -165,10 +165,10 @@ class Watch(BatchingManager):
 
     def _step(self, line: dict[str, Any]) -> None:
         members, pages = [Member(**row) for row in line["members"]], line["pages"]
-        # vLLM may plan a step while the one before it is computed, which is then part of its seconds.
         planned = line["t"] - self._epoch
-        self._questions.late |= planned < self._ended - 1e-5  # more than the rounding error of times of day
-        begin, self._ended = max(planned, self._ended), planned + line["seconds"]
+        begin, overlaps = begin_of(planned, self._ended)
+        self._questions.late |= overlaps
+        self._ended = planned + line["seconds"]
         step = Iteration(
             line["n"] + self._before, begin, self._ended - begin, line["policy"], line["queue"], members, line["joined"],
             [(one["id"], one["reason"]) for one in line["left"]], SlotSteps(**line["slot_steps"]), pages["used"], pages["total"],

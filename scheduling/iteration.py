@@ -161,6 +161,11 @@ class SlotSteps(NamedTuple):
         return cls(rows - padding - recomputed, padding, held, idle, recomputed)
 
 
+def begin_of(planned: float, ended: float) -> tuple[float, bool]:
+    """Return when a step began, in seconds, and whether it was planned while the one before, until `ended`, was computed."""
+    return max(planned, ended), planned < ended - 1e-5  # more than the rounding error of times of day
+
+
 @dataclass(slots=True)
 class Iteration:
     """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` the requests left waiting.

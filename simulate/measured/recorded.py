@@ -11,7 +11,7 @@ import numpy as np
 
 from costs.cost import Host, to_dict
 from costs.steps import Step, seen_in, step_of_members
-from scheduling.iteration import Member
+from scheduling.iteration import Member, begin_of
 from simulate.measured import observed_law
 from simulate.measured.intervals import Noise
 from simulate.measured.least_squares import TERMS, law_of
@@ -44,9 +44,8 @@ def _steps(lines: list[dict[str, Any]], masked: dict[str, int]) -> tuple[list[tu
     """Return the steps with their seconds, the mean time between two of them, and whether they overlap."""
     steps, gaps, ended, goes_on, late = list[tuple[Step, float]](), list[float](), 0.0, False, False
     for line in lines:
-        # vLLM may plan a step while the one before it is computed, which is then part of its seconds.
-        begin, end = max(line["t"], ended), line["t"] + line["seconds"]
-        late |= line["t"] < ended - 1e-5  # more than the rounding error of times of day
+        begin, overlaps = begin_of(line["t"], ended)
+        late, end = late or overlaps, line["t"] + line["seconds"]
         gaps += [begin - ended] * goes_on
         step = step_of_members([Member(**row) for row in line["members"]], False, masked)
         if step.tokens and end > begin:
