@@ -88,8 +88,7 @@ class Replay:
 
     def _plan(self, step: Line) -> None:
         """Plan a step; if others are open, vLLM plans ahead: a row that waits for its last token computes nothing then."""
-        self._scheduler.batch.decoding = 0  # vLLM plans ahead, so the last committed step need not be the last one
-        plan = self._scheduler.plan(step["t"]) or Plan(step["n"], step["t"], [], [])
+        plan = self._scheduler.plan_ahead(step["t"]) or Plan(step["n"], step["t"], [], [])
         ahead = {seq for _, other, _ in self._open for seq in other.sequences}
         before = {seq: self._planned[seq] if seq in ahead else seq.computed for seq in plan.sequences}
         left, counts = self._head["tokens"], list[int]()

@@ -174,8 +174,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
     def _planned_step(self, now: float) -> Plan | None:
         if self.plans.waiting:
             self.plans.batch.pages.count()
-        self.plans.batch.decoding = 0  # vLLM plans ahead, so the last committed step need not be the last one
-        plan: Plan | None = self.plans.plan(now)
+        plan: Plan | None = self.plans.plan_ahead(now)
         if plan is None and self.plans.waiting and not self.running and self.plans.wake_at(now) is None:
             raise PolicyError("admit: no request joins or runs, and deadline() names no time to ask again")
         used, total = self.plans.batch.pages.usage

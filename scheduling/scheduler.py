@@ -206,6 +206,11 @@ class Scheduler:
             self.queue.joined, self._preempted = [], []
         return plan
 
+    def plan_ahead(self, now: float) -> Plan | None:
+        """Plan while other steps are computed: the last committed step need not be the last one planned."""
+        self.batch.decoding = 0
+        return self.plan(now)
+
     def is_current(self, plan: Plan) -> bool:
         """Return whether no sequence has joined, finished or left since a plan was made."""
         return plan.number > self._stale

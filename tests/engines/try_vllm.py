@@ -12,7 +12,9 @@ import os
 import sys
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
+from engines import check
 from engines.check import Trial, broken_by
 from engines.vllm import PolicyScheduler
 from simulate.laws.cases import describe, make_cases
@@ -48,10 +50,10 @@ def main(cases: int) -> int:
             kind = {"cls": PolicyScheduler, "ahead": ahead, "policy": "fcfs", "chunked": True}
             for case in make_cases(cases, 0):
                 case = replace(case, drafts=None)
-                if broken := broken_by(kind, case, trial=PolicyTrial):
+                if broken := broken_by(kind, case):
                     failures += 1
                     law = broken.law
-                    again = Shrinker(lambda case: broken_by(kind, case, law, PolicyTrial), case, broken)  # noqa: B023
+                    again = Shrinker(lambda case: broken_by(kind, case, law), case, broken)  # noqa: B023
                     broken, case = again.run()
                     print(
                         f"{policy}, ahead {ahead}: {broken.law}. {broken.words}",
@@ -65,4 +67,5 @@ def main(cases: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 40))
+    with patch.object(check, "Trial", PolicyTrial):
+        raise SystemExit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 40))
