@@ -258,7 +258,7 @@ class BatchingManager:
         """The limit on running requests: the policy's slots, or fewer after memory ran out."""
         if self.scheduler is None:
             return self.max_batch_size
-        return sum(min(len(one.batch.slots), one.slot_cap) for one in self.scheduler.sharing)
+        return sum(min(len(one.batch.slots), one.batch.slot_cap) for one in self.scheduler.sharing)
 
     @property
     def policy_name(self) -> str:

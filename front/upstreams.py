@@ -95,11 +95,11 @@ class Upstreams(BatchingManager):
         for one in self.each[1:]:
             one.is_leaving = all(site is not one.site for site in sites)
             if one.is_leaving:
-                one.scheduler.slot_cap = 0
+                one.scheduler.batch.slot_cap = 0
                 if one.scheduler.running:
                     self._is_leaving = True
                 else:
-                    one.scheduler.leave_queue()
+                    one.scheduler.sharing.drop(one.scheduler)
                     self.each.remove(one)
         self.inbox.places.limit += self.max_batch_size - before
         self.inbox.rate.parallel = max(1, len(self.engines))
@@ -180,7 +180,7 @@ class Upstreams(BatchingManager):
     def _connect(self, one: Upstream, policy: Policy) -> None:
         one.scheduler = Scheduler(policy, None, self.max_tokens_per_step, slots=one.numbers)
         if one is not self.each[0]:
-            one.scheduler.share_queue(self.each[0].scheduler)
+            self.each[0].scheduler.sharing.take(one.scheduler)
         one.loop = self.loop(one.scheduler, Recovery(one, self._make_probe, self._clock))
         one.loop.waits = False
 
@@ -197,10 +197,10 @@ class Upstreams(BatchingManager):
         while going and (able := self._able()):
             for one in self._routed(able, one_by_one):
                 count = one.let_through  # one that is answered at once may run no more after its step
-                one.scheduler.slot_cap = len(one.scheduler.running) + 1 if one_by_one else self._most(one)
+                one.scheduler.batch.slot_cap = len(one.scheduler.running) + 1 if one_by_one else self._most(one)
                 going = self._step(one)
                 if one_by_one:
-                    one.scheduler.slot_cap = 0
+                    one.scheduler.batch.slot_cap = 0
                 if not going or one.let_through > count:
                     break
             else:
@@ -215,7 +215,7 @@ class Upstreams(BatchingManager):
             # A server of our own computes more answers than it has slots one after another.
             batch.slot_cap, batch.most, batch.most_alone = 0, one.slots, ENDLESS if one.site.own else one.slots
         for one in able:
-            one.scheduler.slot_cap = self._most(one)
+            one.scheduler.batch.slot_cap = self._most(one)
 
     def _most(self, one: Upstream) -> int:
         """Return how many requests an upstream may have now: none while it rests, and then one more than it has taken.

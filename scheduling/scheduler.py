@@ -92,15 +92,6 @@ class Scheduler:
         """The tokens that one step may compute, at most what the policy allows."""
         return min(self.max_tokens_per_step, self.policy.max_batched_tokens)
 
-    @property
-    def slot_cap(self) -> int:
-        """The limit on running sequences below the policy's slots, set after memory ran out with more."""
-        return self.batch.slot_cap
-
-    @slot_cap.setter
-    def slot_cap(self, cap: int) -> None:
-        self.batch.slot_cap = cap
-
     def add(self, seq: Sequence) -> bool:
         """Queue a sequence, whose `arrived_at` is set and which the pages can ever hold.
 
@@ -115,24 +106,10 @@ class Scheduler:
             seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", seq.arrived_at
             return False
         self.queue.arrive(seq)
-        self._arrive(seq)
+        self.arrive(seq)
         return True
 
-    def share_queue(self, other: Scheduler) -> None:
-        """Serve the queue of another idle scheduler, with its policy, from now on; each plans its own steps."""
-        self.queue.share(other.queue)
-        self.waiting, self.wait_clock = self.queue.waiting, self.queue.clock
-        self.backlog, self.sharing = other.backlog, other.sharing
-        self.backlog.batches.append(self.batch)
-        self.sharing.append(self)
-        self.use(other.policy)
-
-    def leave_queue(self) -> None:
-        """End `share_queue`; nothing may be running."""
-        self.backlog.batches.remove(self.batch)
-        self.sharing.remove(self)
-
-    def _arrive(self, seq: Sequence) -> None:
+    def arrive(self, seq: Sequence) -> None:
         """Let a waiting sequence arrive at the policy."""
         self.policy.on_arrival(seq, seq.arrived_at)
         if self.hooks.expires:
@@ -149,21 +126,7 @@ class Scheduler:
         their order. Nothing changes if the new policy raises an error.
         """
         self.wait_clock.tick(now, self.number)
-        before, expiries = self.policy, self.queue.expiries.copy()
-        policy.draining = before.draining
-        try:
-            self.sharing.use(policy)
-            for seq in self.sharing.running:
-                policy.on_admit(seq, now)
-            self.queue.expiries.clear()
-            for seq in self.waiting:
-                self._arrive(seq)
-            done = [[seq for seq in policy.release(one.running) if seq.is_finished] for one in self.sharing]
-            return [seq for one, some in zip(self.sharing, done) for seq in one.leave(some, now)]
-        except BaseException:
-            self.sharing.use(before)
-            self.queue.expiries[:] = expiries
-            raise
+        return self.sharing.switch(policy, now)
 
     def step(self, forward: Callable[[Plan], list[Output]], clock: Callable[[], float]) -> Iteration | None:
         """Run one iteration; return None if the policy lets all requests wait."""

@@ -29,6 +29,39 @@ class Sharing(list[Any]):
         for one in self:
             one.use(policy)
 
+    def take(self, one: Any) -> None:
+        """Let another idle scheduler serve the queue, with its policy, from now on; each plans its own steps."""
+        first = self[0]
+        one.queue.share(first.queue)
+        one.waiting, one.wait_clock, one.backlog, one.sharing = first.waiting, first.wait_clock, first.backlog, self
+        one.backlog.batches.append(one.batch)
+        self.append(one)
+        one.use(first.policy)
+
+    def drop(self, one: Any) -> None:
+        """End `take`; nothing may be running."""
+        one.backlog.batches.remove(one.batch)
+        self.remove(one)
+
+    def switch(self, policy: Policy, now: float) -> list[Sequence]:
+        """Do what `Scheduler.switch` says, once the time that has passed is charged."""
+        first = self[0]
+        before, expiries = first.policy, first.queue.expiries.copy()
+        policy.draining = before.draining
+        try:
+            self.use(policy)
+            for seq in self.running:
+                policy.on_admit(seq, now)
+            first.queue.expiries.clear()
+            for seq in first.waiting:
+                first.arrive(seq)
+            done = [[seq for seq in policy.release(one.running) if seq.is_finished] for one in self]
+            return [seq for one, some in zip(self, done) for seq in one.leave(some, now)]
+        except BaseException:
+            self.use(before)
+            first.queue.expiries[:] = expiries
+            raise
+
     def let_go(self, now: float) -> list[Sequence]:
         """Release the sequences that the policy lets go."""
         return [seq for one in self for seq in one.let_go(now)]

@@ -232,14 +232,14 @@ class Recovery:
             scheduler.preempt(plan, plan.sequences[fits + 1 :], self._clock())
             return [*outputs, _request_error(alone)]
         scheduler.preempt(plan, plan.sequences[fits:], self._clock())
-        scheduler.slot_cap = len(scheduler.running) - len(plan.held)  # which have all their tokens
+        scheduler.batch.slot_cap = len(scheduler.running) - len(plan.held)  # which have all their tokens
         self._ran_out_with = self._ran_out_with or running
         return outputs
 
     def _warn_of_limit(self, scheduler: Scheduler) -> None:
         log.warning(
             "memory ran out with %d running requests; the limit is now %d. Start with --max-batch-size %d",
-            self._ran_out_with, scheduler.slot_cap, scheduler.slot_cap,
+            self._ran_out_with, scheduler.batch.slot_cap, scheduler.batch.slot_cap,
         )  # fmt: skip
         self._ran_out_with = 0
 

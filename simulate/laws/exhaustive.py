@@ -46,7 +46,7 @@ ASKED = (*TIMES, "client", "priority", "id")
 # What asks for an attribute without a decision by it, except for whether a time is None: the key of a state has that.
 BOOKKEEPING = {
     ("scheduling.driver", "deliver"), ("scheduling.driver", "next_event"),  # an arrival, which is now
-    ("scheduling.scheduler", "add"), ("scheduling.scheduler", "_arrive"), ("scheduling.backlog", "estimate"),
+    ("scheduling.scheduler", "add"), ("scheduling.scheduler", "arrive"), ("scheduling.backlog", "estimate"),
     ("scheduling.wait_queue", "arrive"), ("scheduling.wait_queue", "next_expiry"), ("scheduling.wait_queue", "_note_join"),
     ("scheduling.advance", "_advance_one"), ("scheduling.scheduler", "commit"), ("scheduling.scheduler", "<listcomp>"),
 }  # fmt: skip

@@ -58,7 +58,7 @@ def test_failed_steps_and_memory_shortages_change_no_tokens(policy: str, dtype: 
     while books.step(lambda plan: recovery.compute(books, plan), lambda: 0.0):
         assert not recovery.is_suspect or recovery.probe()
     assert recovery.out_of_memory == {"static": 4, "dynamic": 3}[policy]  # until it is known how many fit
-    assert books.slot_cap == 3
+    assert books.batch.slot_cap == 3
     assert any(seq.preemptions for seq in sequences)
     assert [seq.output_ids for seq in sequences] == expected
 

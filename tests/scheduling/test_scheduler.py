@@ -94,7 +94,7 @@ def test_preempted_requests_join_first_again_and_keep_their_tokens() -> None:
     plan = made.plan(11)
     assert plan is not None
     made.preempt(plan, sequences[2:], 11)
-    made.slot_cap = 2
+    made.batch.slot_cap = 2
     record = made.commit(plan, next_tokens(plan), 12)
     assert (plan.sequences, list(made.waiting)) == (sequences[:2], sequences[2:])
     assert record.preempted == ["r2", "r3"]

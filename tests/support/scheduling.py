@@ -149,8 +149,8 @@ class Run(Driver):
         scheduler = self.scheduler
         if plan.number in self.preempt and len(plan.sequences) > 1:
             scheduler.preempt(plan, plan.sequences[len(plan.sequences) // 2 :], self.now)
-            scheduler.slot_cap = len(scheduler.running)
-        assert len(scheduler.running) <= scheduler.slot_cap
+            scheduler.batch.slot_cap = len(scheduler.running)
+        assert len(scheduler.running) <= scheduler.batch.slot_cap
         self.check_plan(plan)
         self.planned(scheduler, plan)
         self.plans.append(plan)
@@ -217,7 +217,7 @@ class Run(Driver):
     def check_end(self) -> None:
         scheduler, pages = self.scheduler, self.scheduler.pages
         assert all(seq.state == "finished" and seq.finish_reason for seq in self.sequences)
-        scheduler.slot_cap = 1 << 60
+        scheduler.batch.slot_cap = 1 << 60
         assert scheduler.batch.free_slots == scheduler.policy.max_batch_size
         assert pages is None or pages.used == len(scheduler.batch.pages.pinned)
         for seq in self.sequences:
