@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from terminal import options
-from terminal.option_types import HOST, KEY, ORIGINS, nearest, pieces, read_origins, read_pairs
+from terminal.option_types import HOST, KEY, ORIGINS, address, nearest, pieces, read_origins, read_pairs
 from terminal.options import TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Section, Size, Type
 from terminal.options import UsageError as ConfigError
 from terminal.shell import complete
@@ -253,11 +253,6 @@ class Config:
     def to_environment(self) -> dict[str, str]:
         """Return the settings as `EB_*` variables, for the process that serves: `.env` is in them."""
         return {variable(f.name): text_of(getattr(self, f.name)) for f in fields(self)} | {COMPLETE: "1"}
-
-
-def address(host: str, port: int) -> str:
-    """Return host and port as in a URL, in which an IPv6 address has brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def variable(name: str) -> str:

@@ -29,7 +29,8 @@ from api.schemas.scheduling_hints import HINTS, SchedulingHints, names_in
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 from serving.adapters import AdapterError, Loaded
-from serving.inference import CHECK_SECONDS, Wakeup, timeout_error
+from serving.inference import CHECK_SECONDS, timeout_error
+from serving.wakeup import Wakeup
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
 HIGHEST_TEMPERATURE = 1e6  # above it all tokens are practically equally likely

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from serving.inference import Wakeup
+from serving.wakeup import Wakeup
 
 INTERVAL = 0.020  # seconds for which tokens may be put together
 SHARE = 0.02  # of the time, for writing

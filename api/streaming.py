@@ -23,7 +23,8 @@ from api.service import Service
 from api.socket_writer import INTERVAL, LentSocket, Source
 from batching import Inference, InferenceError
 from observe.feed import data
-from serving.inference import CHECK_SECONDS, Wakeup
+from serving.inference import CHECK_SECONDS
+from serving.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 

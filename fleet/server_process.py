@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from client.send.servers import APP, free_port, wait_until_ready
-from config import address
+from terminal.option_types import address
 
 # Ends the server when this end of the pipe closes, which it also does when the parent is killed; ends when the server does.
 LEASH = """exec 3<&0

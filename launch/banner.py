@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from config import VERSION, Config, address
+from config import VERSION, Config
+from terminal.option_types import address
 
 if TYPE_CHECKING:
     from api.service import Engine

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from scheduling.sequence import Sequence
 from serving.adapters import Loaded
 from serving.call import Call
+from serving.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -61,37 +62,6 @@ class Owner(Protocol):
     def remove(self, ended: list[Inference]) -> None: ...
     def has_lost(self, inference: Inference) -> bool: ...
     def closed_error(self) -> InferenceError: ...
-
-
-class Wakeup:
-    """Wakes the one reader of some streams. Notifying never blocks, and twice has the same effect as once.
-
-    A reader sets `wants_tokens`, checks for new tokens, and only then waits; in another order it could miss the last
-    ones. Without `wants_tokens` only the end of an inference wakes it.
-    """
-
-    __slots__ = ("_lock", "wants_tokens")
-
-    def __init__(self) -> None:
-        self.wants_tokens = False
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def notify(self) -> None:
-        try:
-            self._lock.release()
-        except RuntimeError:  # already notified, and the reader has not waited since
-            return
-
-    def notify_tokens(self) -> None:
-        """Wake the reader, once, if it waits for tokens."""
-        if self.wants_tokens:
-            self.wants_tokens = False
-            self.notify()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for a notification; return whether one came before the timeout."""
-        return self._lock.acquire(timeout=max(0.0, min(seconds, 3600.0)))
 
 
 class Inference:

@@ -191,6 +191,11 @@ def _check_key(text: str) -> None:
         raise ValueError("the key has characters that are not allowed in an HTTP header. Use printable ASCII")
 
 
+def address(host: str, port: int) -> str:
+    """Return host and port as in a URL, in which an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _read_host(text: str) -> str:
     """Return an address to listen on, without the brackets that an IPv6 address has in a URL."""
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text

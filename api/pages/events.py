@@ -30,7 +30,7 @@ from api.socket_writer import LentSocket
 from api.streaming import event_stream, lent_socket
 from config import VERSION
 from observe.feed import CAPACITY, Feed, Viewer, event
-from serving.inference import Wakeup
+from serving.wakeup import Wakeup
 
 RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
 LEND_SECONDS = 60.0

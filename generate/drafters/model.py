@@ -30,16 +30,12 @@ class ModelDrafter:
         self.spent = 0.0
         self._runner = runner
         self._context = context
-        self._pool = PagePool(pages, runner.page_size, prefix_cache=False)
+        self.pool = PagePool(pages, runner.page_size, prefix_cache=False)
         self._twins: dict[Sequence, Sequence] = {}  # each sequence as this model knows it
         self._law = StepLaw()
         self._per_token = ABOUT / 8  # seconds of a text that is caught up on
         self._number = 0
         self._last: list[Sequence] = []
-
-    @property
-    def free_pages(self) -> int:
-        return self._pool.free
 
     def survey(self, sequences: list[Sequence]) -> list[Offer]:
         """See `Drafter.survey`; a text is not begun for an answer that will have ended before that pays."""
@@ -93,11 +89,11 @@ class ModelDrafter:
         # The last token is computed once more, since its logits are needed.
         twin.computed = min(twin.computed, len(twin.prompt_ids) + agreed, seq.length - 1)
         while len(twin.pages) * self._runner.page_size < seq.length + count:
-            if not self._pool.free:
-                self._pool.release(twin.pages)
+            if not self.pool.free:
+                self.pool.release(twin.pages)
                 self._twins.pop(seq, None)
                 return None
-            twin.pages.append(self._pool.take())
+            twin.pages.append(self.pool.take())
         self._twins[seq] = twin
         return twin
 
@@ -132,4 +128,4 @@ class ModelDrafter:
         """See `Drafter.forget`."""
         twin = self._twins.pop(seq, None)
         if twin is not None:
-            self._pool.release(twin.pages)
+            self.pool.release(twin.pages)

@@ -17,7 +17,7 @@ from api import streaming
 from api.socket_writer import TURN_SECONDS, LentSocket, SocketWriter
 from app import create_app
 from config import Config
-from serving.inference import Wakeup
+from serving.wakeup import Wakeup
 from tests.support import in_background, wait_until
 from tests.support.fakes import FakeModel, fake_engine
 from tests.support.servers import unchunked

@@ -25,7 +25,7 @@ from app import connect, create_app
 from config import Config
 from generate.text import AnswerText
 from models.text.tokenizer import Detokenizer
-from serving.inference import Wakeup
+from serving.wakeup import Wakeup
 from tests.support import SOON, in_background, wait_until
 from tests.support.fakes import FakeModel, FakeTokenizer, fake_engine, places_taken
 

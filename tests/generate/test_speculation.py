@@ -123,7 +123,7 @@ def test_the_text_is_the_same_as_without_a_draft_model(
         drafted, accepted = sum(seq.drafted for seq in sequences), sum(seq.accepted for seq in sequences)
         assert drafted or fixed is None  # on a clock that does not measure, none may be worth it
         assert seed != 5 or accepted == drafted  # of the same model
-        assert drafter.free_pages == pages - 1
+        assert drafter.pool.free == pages - 1
 
 
 def test_a_gpus_runner_takes_the_same_plans() -> None:

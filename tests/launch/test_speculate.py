@@ -52,7 +52,7 @@ def test_a_draft_model_of_the_same_tokens_is_loaded_with_pages_of_its_own() -> N
     speculator = load_drafter.make_speculator(config, parts(load_tokenizer(catalog.resolve("bard"))))
     assert speculator is not None
     assert (
-        speculator.drafter.drafter.other.free_pages == 4 - 1
+        speculator.drafter.drafter.other.pool.free == 4 - 1
     )  # two slots of 128 tokens in pages of 64, one for padding
 
 

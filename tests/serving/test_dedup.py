@@ -11,7 +11,7 @@ import pytest
 import policies
 from batching import Inference, InferenceError
 from serving.dedup import Dedup
-from serving.inference import Wakeup
+from serving.wakeup import Wakeup
 from tests.support import SOON
 from tests.support.serving import Serve, Served, expected, kind_of
 

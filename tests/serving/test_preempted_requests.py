@@ -6,7 +6,7 @@ from batching import Inference
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output
-from serving.inference import Wakeup
+from serving.wakeup import Wakeup
 from tests.support import SOON, wait_until
 from tests.support.serving import Serve, Served, inference, kind_of
 

@@ -9,7 +9,7 @@ from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 from scheduling.speculation import Offer, Speculator
-from serving.inference import Wakeup
+from serving.wakeup import Wakeup
 from simulate.laws.scripted_drafter import ScriptedDrafter
 from tests.support import SOON
 from tests.support.serving import Serve, Words, expected, inference
