@@ -7,7 +7,6 @@ must not know who reads requests and sends answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from flask import Flask
@@ -19,7 +18,7 @@ from api.http import errors
 from api.service import Service
 
 
-def refuse(app: Flask, environ: dict[str, Any], start_response: Callable[..., Any]) -> bytes | None:
+def refuse(app: Flask, environ: dict[str, Any], start_response: Any) -> bytes | None:
     """Count and log the refusal of a request, start its response, and return the body; None if it may get in."""
     service: Service = app.extensions["service"]
     method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]

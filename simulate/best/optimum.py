@@ -1,4 +1,4 @@
-"""The best that is possible for a few requests: the least latency, makespan or misses of all schedules, by branch and bound.
+"""The best that is possible for a few requests: the least latency or makespan of all schedules, by branch and bound.
 
 A schedule says before each step which sequences compute; they may pause, and the machine may wait. Prompts are computed in
 one step each. The search goes through what the requests have so far, the time, and the sum that is minimized; of two ways to
@@ -50,8 +50,6 @@ class Optimum:
         self.prompt = [len(s.prompt_ids) for s in sequences]
         self.constrained = [s.constrained for s in sequences]
         self.output = [max(1, s.max_tokens) for s in sequences]
-        before = self.host.alpha0 + self.host.alpha1
-        self.deadline = [float("inf") if s.deadline is None else s.deadline - before for s in sequences]
         shares = shares_of(cost, min(slots, len(sequences)), self.host)[0]
         self._rest = [seconds_left(shares, *row) for row in zip(self.prompt, self.output)]
 
@@ -67,14 +65,10 @@ class Optimum:
         """Return the least time from the first arrival to the last answer."""
         return self._least() - min(self.arrival) + self.host.alpha0 + self.host.alpha1
 
-    def fewest_misses(self) -> int:
-        """Return the fewest requests that end after their deadlines."""
-        return round(self._least(counts=True))
-
-    def _least(self, weights: Many[float] = (), counts: bool = False) -> float:
-        """Return the least sum of weight times latency, or the fewest misses, or with neither the earliest last end."""
-        self._weights, self._counts = weights, counts
-        self.kinds = [*zip(self.arrival, self.prompt, self.output, self.constrained, [*weights] or self.deadline)]
+    def _least(self, weights: Many[float] = ()) -> float:
+        """Return the least sum of weight times latency, or without weights the earliest last end."""
+        self._weights = weights
+        self.kinds = [*zip(self.arrival, self.prompt, self.output, self.constrained, weights or self.arrival)]
         self._best = float("inf")
         self._seen: dict[tuple[int, ...], list[tuple[float, float]]] = {}
         self._search((0,) * len(self.arrival), min(self.arrival), 0.0)
@@ -82,14 +76,12 @@ class Optimum:
 
     def _price(self, j: int, end: float) -> float:
         """Return what a request that ends then adds to the sum."""
-        if self._counts:
-            return float(end > self.deadline[j] + 1e-9)
         return self._weights[j] * (end - self.arrival[j]) if self._weights else 0.0
 
     def _search(self, done: tuple[int, ...], now: float, total: float) -> None:
         waiting = [j for j, tokens in enumerate(done) if tokens < self.output[j]]
         if not waiting:
-            self._best = min(self._best, total if self._weights or self._counts else now)
+            self._best = min(self._best, total if self._weights else now)
             return
         if self._is_dominated(done, now, total) or total + self._least_rest(done, waiting, now) >= self._best - 1e-12:
             return
@@ -126,8 +118,6 @@ class Optimum:
         starts = [max(now, self.arrival[j]) for j in waiting]
         soonest = [start + seconds for start, (_, seconds) in zip(starts, rest)]
         alone = sum(self._price(j, end) for j, end in zip(waiting, soonest))
-        if self._counts:
-            return alone
         if max(starts) == now:  # all are here, so the shortest goes first
             together = [now + seconds for seconds in accumulate(sorted(seconds for seconds, _ in rest))]
         else:
