@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
             lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
             print(f"{path}: {Replay(lines).run()}", flush=True)  # noqa: T201
         except (OSError, ValueError, LookupError, TypeError) as error:
-            words = f"error: {path}: {error!r}. Name a file that ./eb vllm serve --record wrote"
+            words = f"error: {path}: {type(error).__name__}: {error}. Name a file that ./eb vllm serve --record wrote"
             raise SystemExit(words) from None
 
 
