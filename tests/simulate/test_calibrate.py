@@ -201,7 +201,11 @@ def test_the_law_of_a_recorded_vllm_is_recovered_also_where_steps_overlap(overla
 
 def test_what_is_no_record_or_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vllm_record(tmp_path / "record", False, steps=29)
-    for more, words in (("", "at least 30"), (" --steps 3", "no effect with --record")):
+    for more, words in (
+        ("", "at least 30"),
+        (" --steps 3", "no effect with --record"),
+        (f" --out {tmp_path / 'record'}", "lost"),
+    ):
         assert main(f"calibrate --record {tmp_path / 'record'}{more}".split()) != 0
         assert words in capsys.readouterr().err
 
@@ -214,7 +218,7 @@ def test_the_steps_of_a_reversed_record_are_read_in_the_order_of_their_times(tmp
     assert cost_of(tmp_path / "reversed") == expected
 
 
-@pytest.mark.parametrize("old, new", [
+@pytest.mark.parametrize(("old", "new"), [
     ('"seconds": 0', '"seconds": NaN'), ('"seconds": 0', '"seconds": 1' + 400 * "0"), ('"tokens": 1,', '"tokens": 1.5,'),
     ('"slots": 4', '"slots": 0'), ('"page_size": 16', '"page_size": "x"'),
 ])  # fmt: skip
