@@ -6,6 +6,7 @@ is preempted and how many tokens each row computes, and keeps its own pages. vLL
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import deque
 from math import inf
@@ -26,14 +27,14 @@ HINTS = ("client", "priority", "deadline", "open_ended", "adapter", "session", "
 
 def main(argv: list[str]) -> None:
     """Print what came of each record; exit with 1 if one cannot be read."""
-    if not argv or argv[0].startswith("-"):
-        raise SystemExit("usage: ./eb vllm replay RECORD ...")
-    for path in argv:
+    parser = argparse.ArgumentParser("./eb vllm replay", description=__doc__, allow_abbrev=False)
+    parser.add_argument("record", nargs="+", metavar="RECORD", help="a file that ./eb vllm serve --record wrote")
+    for path in parser.parse_args(argv).record:
         try:
             lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
             print(f"{path}: {Replay(lines).run()}", flush=True)  # noqa: T201
         except (OSError, ValueError, LookupError, TypeError) as error:
-            words = f"error: {path}: {error!r}. Name a file that ./eb vllm serve --record wrote"
+            words = f"error: {path}: {type(error).__name__}: {error}. Name a file that ./eb vllm serve --record wrote"
             raise SystemExit(words) from None
 
 

@@ -101,7 +101,7 @@ class Watch(BatchingManager):
             self._at, self._latest = self._at + len(new), data[-KEPT:]
             *lines, self._rest = (self._rest + new).split(b"\n")
             for line in lines:
-                with suppress(ValueError, LookupError, TypeError, AttributeError):
+                with suppress(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
                     self._take(json.loads(line))
             return len(lines)
         return 0

@@ -117,8 +117,11 @@ def leave(code: int) -> NoReturn:
 
 
 def writable(path: Path, flag: str) -> None:
-    """Raise UsageError if a file cannot be written."""
+    """Raise UsageError if a file cannot be written; make none."""
+    is_new = not os.path.lexists(path)
     try:
         path.open("a").close()
+        if is_new:
+            path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror}. Use another {flag} file") from error

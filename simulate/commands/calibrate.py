@@ -54,6 +54,10 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.out.is_dir():
         raise UsageError(f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}")
     if args.record:
+        if args.out.exists() and args.record.exists() and args.out.samefile(args.record):
+            raise UsageError(
+                f"--out and --record are both {str(args.out)!r}, and the record would be lost. Use another --out"
+            )
         refuse(args, [(" ".join(args.origin.keys() - {"record", "out"}), "has no effect with --record. Leave it out")])
         return of_record(args, console)
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}

@@ -98,10 +98,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     scenario = make_scenario(args, console, reported=() if args.no_requests else ("client", "deadline"))
     refuse(args, without_effect(args, scenario))
     check_evict(args, scenario.rows)
-    if args.blame and len(scenario.rows.at) > blame.MOST_REQUESTS:
-        raise UsageError(
-            f"--blame takes at most {blame.MOST_REQUESTS} requests, not {len(scenario.rows.at):,}. Use --num {blame.MOST_REQUESTS}"
-        )
+    if args.blame and (count := len(scenario.rows.at)) > blame.MOST_REQUESTS:
+        num = max(1, blame.MOST_REQUESTS * (args.num or count) // count)  # which may count programs
+        raise UsageError(f"--blame takes at most {blame.MOST_REQUESTS} requests, not {count:,}. Use --num {num}")
     if args.preemption == "swap":
         transfer, room = Transfer(args.kv_bytes, args.swap_gbps * 1e9 / 8), int(args.swap_space * 2**30 / args.kv_bytes)
         scenario = replace(scenario, engine=replace(scenario.engine, swap=(transfer, room)))

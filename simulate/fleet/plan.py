@@ -75,12 +75,15 @@ def parse_limit(text: str) -> Limit:
 DEFAULT_LIMITS = (Limit("ttft", "p99", 1.0), Limit("itl", "p99", 0.1))
 
 
-def queue_grows(arrival: np.ndarray, latency: np.ndarray) -> bool:
+def queue_grows(arrival: np.ndarray, latency: np.ndarray, until: float | None = None) -> bool:
     """Whether the number in system has a positive slope with 95 % confidence that doubles it over the run.
 
-    The numbers are means over segments of time, so that neighbors are hardly correlated.
+    The numbers are means over segments of time, so that neighbors are hardly correlated. The last ends at `until`, by
+    default at the last arrival.
     """
-    edges = np.linspace(arrival[0], arrival[-1], SEGMENTS + 1)
+    edges = np.linspace(arrival[0], arrival[-1] if until is None else until, SEGMENTS + 1)
+    if edges[-1] <= edges[0]:
+        return False
     inside = np.zeros(SEGMENTS)
     for k, (a, b) in enumerate(pairwise(edges)):
         inside[k] = np.clip(np.minimum(arrival + latency, b) - np.maximum(arrival, a), 0, None).sum()
@@ -111,7 +114,9 @@ def breaks(run: Run, limits: Many[Limit]) -> str:
     skip = int(run.answered * WARM_UP)
     if run.answered < run.requests:
         return f"{run.requests - run.answered} refused"
-    if queue_grows(run.arrival, run.latency):
+    # The calls of the last programs come ever more rarely, so a queue that has grown shrinks again.
+    until = max(run.loop.began.values(), default=None) if run.loop else None
+    if queue_grows(run.arrival, run.latency, until):
         return "the queue grows"
     for limit in limits:
         if limit.value(run, skip) > limit.bound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +25,13 @@ def cost_of(path: Path) -> dict[str, Any]:
     try:
         head, *lines = map(json.loads, path.read_text("utf-8").rpartition("\n")[0].splitlines())
         masked = {line["arrive"]: line["prompt"] for line in lines if line.get("constrained")}
-        steps, host = _steps([line for line in lines if "members" in line], masked)
+        steps, host = _steps(sorted((line for line in lines if "members" in line), key=lambda line: line["t"]), masked)
         sizes = head["slots"], head["tokens"], head["pages"] * head["page_size"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"cannot read {str(path)!r}: {error!r}. Use a file of ./eb vllm serve --record") from None
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(f"slots, tokens and tokens of all pages are {sizes}, but must be whole and above 0")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        why = f"{type(error).__name__}: {error}"  # the repr of a decoding error would show the whole file
+        raise ValueError(f"cannot read {str(path)!r}: {why}. Use a file of ./eb vllm serve --record") from None
     if len(steps) < FEWEST_STEPS:
         raise ValueError(f"{str(path)!r} has {len(steps)} steps, but at least {FEWEST_STEPS} are needed. Record more")
     found, _, basis = observed_law.law(steps, host.sigma, "")
@@ -48,6 +52,8 @@ def _steps(lines: list[dict[str, Any]], masked: dict[str, int]) -> tuple[list[tu
         late, end = late or overlaps, line["t"] + line["seconds"]
         gaps += [begin - ended] * goes_on
         step = step_of_members([Member(**row) for row in line["members"]], False, masked)
+        if not isfinite(end) or type(step.tokens) is not int:
+            raise ValueError(f"step {line['n']} ends at {end} with {step.tokens} tokens, which are no times and counts")
         if step.tokens and end > begin:
             steps.append((step, end - begin))
         ended, goes_on = end, len(line["left"]) < len(line["members"])

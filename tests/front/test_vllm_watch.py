@@ -135,7 +135,8 @@ def test_after_a_restart_of_vllm_steps_go_on_and_its_old_requests_have_left(is_n
 def test_lines_that_are_no_record_and_rows_that_never_arrived_do_no_harm(record: Path) -> None:
     watch = watching(record)
     without = [line for line in LINES if b'"arrive":"r0"' not in line]
-    broken = (b"{\n", b"[1]\n", b'{"n": 1, "members": [{}]}\n', b"\xff\n", b'{"cancel": "r9"}\n')
+    broken = (b"{\n", b"[1]\n", b'{"n": 1, "members": [{}]}\n', b"\xff\n", b'{"cancel": "r9"}\n', b"[" * 100_000 + b"\n",
+              b'{"n": 1, "members": [], "t": 0.5, "seconds": 1' + b"0" * 400 + b"}\n")  # fmt: skip
     add(watch, record, *broken, *without[:5], *broken, *without[5:])
     assert get(watch, "/stats")["requests"] == 3
     assert (watch._number, watch.running, watch.waiting) == (11, 0, 0)

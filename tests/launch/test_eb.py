@@ -42,11 +42,13 @@ def test_help_and_errors_name_the_command_as_it_was_called(words: list[str]) -> 
     assert not re.search(r"client\.py|client\.compare|\./server\.sh", said)
 
 
-@pytest.mark.parametrize("words", [["help", "doctor"], ["doctor", "dynamic", "-h"]])
-def test_the_doctor_has_a_help_of_its_own(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["help", "doctor"], ["doctor", "dynamic", "-h"], ["help", "vllm"], ["vllm", "replay", "-h"], ["help"]]
+)
+def test_help_fits_a_terminal_and_is_no_error(words: list[str]) -> None:
     done = eb(*words)
     assert done.returncode == 0
-    assert done.stdout.startswith("usage: ./eb doctor ")
+    assert done.stdout.startswith(("usage: ./eb doctor ", "usage: ./eb vllm ", "usage: ./eb COMMAND "))
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 

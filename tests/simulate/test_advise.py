@@ -275,3 +275,13 @@ def test_a_command_line_without_requests_is_refused(
 ) -> None:
     assert main(["advise", *words]) > 0
     assert remedy in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["fit", "advise"])
+def test_a_log_that_cannot_be_read_leaves_no_empty_file(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").write_bytes(b"\xff")
+    assert main([command, "log"]) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]

@@ -15,11 +15,13 @@ import pytest
 from costs import cost as costs
 from costs.cost import Affine, Cost, Host
 from costs.steps import decoding, step_of_members
+from engines import replay
 from scheduling.iteration import Member
 from simulate.__main__ import main
 from simulate.measured import calibrate, intervals
 from simulate.measured.calibrate import Measure, Point, choose, cross_validate, fit, grid, predict
 from simulate.measured.least_squares import TERMS, terms_of
+from simulate.measured.recorded import cost_of
 
 LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pair=2e-6)
 
@@ -199,6 +201,40 @@ def test_the_law_of_a_recorded_vllm_is_recovered_also_where_steps_overlap(overla
 
 def test_what_is_no_record_or_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vllm_record(tmp_path / "record", False, steps=29)
-    for more, words in (("", "at least 30"), (" --steps 3", "no effect with --record")):
+    for more, words in (
+        ("", "at least 30"),
+        (" --steps 3", "no effect with --record"),
+        (f" --out {tmp_path / 'record'}", "lost"),
+    ):
         assert main(f"calibrate --record {tmp_path / 'record'}{more}".split()) != 0
         assert words in capsys.readouterr().err
+
+
+def test_the_steps_of_a_reversed_record_are_read_in_the_order_of_their_times(tmp_path: Path) -> None:
+    vllm_record(tmp_path / "record", False)
+    expected = cost_of(tmp_path / "record")
+    head, *lines = (tmp_path / "record").read_text().splitlines()[:-1]
+    (tmp_path / "reversed").write_text("\n".join([head, *reversed(lines), ""]))
+    assert cost_of(tmp_path / "reversed") == expected
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ('"seconds": 0', '"seconds": NaN'), ('"seconds": 0', '"seconds": 1' + 400 * "0"), ('"tokens": 1,', '"tokens": 1.5,'),
+    ('"slots": 4', '"slots": 0'), ('"page_size": 16', '"page_size": "x"'),
+])  # fmt: skip
+def test_a_record_with_a_number_that_is_none_is_refused(old: str, new: str, tmp_path: Path) -> None:
+    vllm_record(tmp_path / "record", False)
+    text = (tmp_path / "record").read_text()
+    assert old in text
+    (tmp_path / "record").write_text(text.replace(old, new, 1))
+    with pytest.raises(ValueError, match="cannot read"):
+        cost_of(tmp_path / "record")
+
+
+def test_a_record_that_is_no_text_is_refused_without_showing_it(tmp_path: Path) -> None:
+    (tmp_path / "record").write_bytes(b"\xff" * 10_000)
+    with pytest.raises(ValueError) as refused:
+        cost_of(tmp_path / "record")
+    with pytest.raises(SystemExit) as refused_too:
+        replay.main([str(tmp_path / "record")])
+    assert max(len(str(refused.value)), len(str(refused_too.value))) < 1000

@@ -104,6 +104,13 @@ def test_a_queue_that_grows_fails_whatever_its_percentiles_say() -> None:
     assert capacity(*alone(unit), []).low == pytest.approx(1.0, rel=0.08)
 
 
+def test_a_queue_of_programs_is_judged_while_programs_begin() -> None:
+    scenario, chosen = alone(workloads.draw("agents", 1.0, 60, seed=0), published.make("oracle-a"), "dynamic", 4)
+    for rate, broken in ((0.1, ""), (4.0, "the queue grows"), (8.0, "the queue grows")):
+        run = replace(scenario, rows=scenario.rows.faster(rate)).serve(chosen)
+        assert plan.breaks(run, []) == broken
+
+
 def test_a_limit_that_nobody_meets_gives_no_capacity() -> None:
     found = capacity(*alone(jobs(300, None)), [Limit("e2el", "mean", 0.5)])
     assert found.low == 0
