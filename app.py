@@ -64,7 +64,8 @@ def __getattr__(name: str) -> Any:
     app = globals()["app"] = create_app(settings.load().config)
 
     def start_once() -> None:
-        start(app)  # ./server.sh has started the engine by now, but a bare `gunicorn app:app` has not
+        if "load-model" not in app.extensions:  # a bare `gunicorn app:app` has not started the engine before
+            start(app)
 
     app.before_request(start_once)
     return app
