@@ -78,9 +78,9 @@ def leave(service: Service) -> Callable[[Response], Response]:
     def after_request(response: Response) -> Response:
         state, current = g._get_current_object(), request._get_current_object()  # type: ignore[attr-defined]
         context: RequestContext | None = state.get("context")
-        if request.environ.get("QUERY_STRING"):
-            _name_ignored_queries(response, queries.get(request.path, ()))
-        response.headers.update(id_headers(request.method, request.path, state.request_id))
+        if current.environ.get("QUERY_STRING"):
+            _name_ignored_queries(response, queries.get(current.path, ()))
+        response.headers.update(id_headers(current.method, current.path, state.request_id))
         ignored = response.headers.get("X-Ignored-Params", "")
         state.n_ignored = ignored.count(",") + 1 if ignored else 0
         if context is not None and (copies := sum(i.first is not None for i in context.inferences)):
@@ -119,8 +119,7 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
     """Return a teardown hook that ends a request for which no response was made."""
 
     def teardown_request(error: BaseException | None) -> None:
-        context: RequestContext | None = g.get("context")
-        if context is not None and not g.get("ends_with_response"):
+        if not g.get("ends_with_response") and (context := g.get("context")) is not None:
             service.registry.leave(context)
 
     return teardown_request
