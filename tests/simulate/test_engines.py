@@ -125,7 +125,7 @@ def test_tgi_lets_requests_join_when_enough_wait_and_pauses_decodes_for_their_pr
 
 @pytest.mark.parametrize("name", OWN)
 def test_an_engine_keeps_the_laws(name: str) -> None:
-    verdict = check(f"simulate.engines.{name}", cases=sample(150), large=1)
+    verdict = check(f"simulate.engines.{name}", cases=sample(150), large=sample(1))
     assert verdict.broken is None, str(verdict)
 
 
