@@ -232,7 +232,7 @@ def server(answers: dict[str, Any], slowly: float = 0.0) -> Iterator[tuple[str, 
         def log_message(self, *args: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = Thread(target=http.serve_forever)
+        thread = Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{http.server_address[1]}", seen
