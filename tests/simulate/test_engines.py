@@ -298,18 +298,8 @@ def test_a_server_says_which_engine_it_is_and_how_it_is_set(answers: dict[str, A
     ],
 )  # fmt: skip
 def test_odd_answers_raise_nothing(body: bytes) -> None:
-    paths = (
-        "/stats",
-        "/metrics",
-        "/server_info",
-        "/get_server_info",
-        "/props",
-        "/info",
-        "/v2",
-        "/version",
-        "/v1/models",
-    )
-    with server(dict.fromkeys(paths, body)) as (url, _):
+    paths = ("stats", "metrics", "server_info", "get_server_info", "props", "info", "v2", "version", "v1/models")
+    with server({f"/{path}": body for path in paths}) as (url, _):
         found = ask.facts(url)
     assert found["asked"]
     known.get(found.get("engine", "vllm")).serve(found, {})
