@@ -232,7 +232,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     handler = functools.partial(Quiet, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://localhost:{server.server_port}"
         server.shutdown()

@@ -12,8 +12,12 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from app import connect, create_app
+from batching import BatchingManager, Inference
 from config import Config
 from launch.engine import load_engine
+from scheduling.iteration import Plan
+from scheduling.scheduler import Output
+from tests.support import wait_until
 
 Start = Callable[[str], FlaskClient]
 ASKED: dict[str, Any] = {"prompt": "ROMEO:", "max_tokens": 40, "temperature": 0}
@@ -24,15 +28,33 @@ def start() -> Iterator[Start]:
     engines = []
 
     def started(dedup: str) -> FlaskClient:
-        config = Config(policy="dynamic", model="mock:llm-mock", dedup=dedup, access_log=False)
+        config = Config(policy="dynamic", model="mock:llm-mock@1000", dedup=dedup, access_log=False)
         app = create_app(config)
         engines.append(load_engine(config))
+        hold_the_first(engines[-1].manager)
         connect(service(app), engines[-1])
         return app.test_client()
 
     yield started
     for engine in engines:
         engine.manager.stop()
+
+
+def hold_the_first(manager: BatchingManager) -> None:
+    """Let a request that is alone compute no more than its first token until another one has come."""
+    deliver, forward, delivered = manager.inbox.deliver, manager.model.forward, []
+
+    def noted(inferences: list[Inference]) -> bool:
+        is_open = deliver(inferences)
+        delivered.extend(inferences)
+        return is_open
+
+    def held(plan: Plan) -> list[Output]:
+        if any(seq.output_ids for seq in plan.sequences):
+            wait_until(lambda: len(delivered) % 2 == 0)
+        return forward(plan)
+
+    manager.inbox.deliver, manager.model.forward = noted, held  # type: ignore[method-assign]
 
 
 def events(stream: TestResponse) -> list[dict[str, Any]]:
@@ -109,8 +131,8 @@ def test_nothing_is_shared_between_keys_unless_that_is_allowed(
 
 def test_equal_choices_of_one_request_are_computed_once(start: Start) -> None:
     client = start("per-key")
-    response = client.post("/v1/completions", json=ASKED | {"n": 3})
-    assert response.headers["X-Deduplicated"] == "2"
+    response = client.post("/v1/completions", json=ASKED | {"n": 4})
+    assert response.headers["X-Deduplicated"] == "3"
     assert len({choice["text"] for choice in response.get_json()["choices"]}) == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,10 +21,9 @@ from app import create_app
 from config import Config
 from launch.engine import load_engine
 from models.text.tokenizer import Tokenizer
-from models.text.tokenizer_files import from_folder
 from tests.support import wait_until
 from tests.support.fakes import FakeModel, fake_engine, places_taken
-from tests.support.tokenizers import TOOL_TEMPLATES, write
+from tests.support.tokenizers import with_template
 
 USER = {"role": "user", "content": "Hi"}
 PARIS = {"city": "Paris"}
@@ -60,10 +58,8 @@ def template() -> str:
 
 
 @pytest.fixture
-def chat(shared_app: Flask, model: FakeModel, tmp_path: Path, template: str) -> Iterator[Chat]:
-    write(tmp_path, "smollm")
-    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATES[template])
-    tokenizer, prompts = Tokenizer(from_folder(tmp_path)), list[str]()
+def chat(shared_app: Flask, model: FakeModel, template: str) -> Iterator[Chat]:
+    tokenizer, prompts = with_template(template), list[str]()
     model.before = lambda plan: prompts.append(tokenizer.decode(plan.sequences[0].prompt_ids))
     for app in connected(shared_app, fake_engine(model, tokenizer=tokenizer)):
         chat = Chat(app.test_client(), model, tokenizer, prompts)

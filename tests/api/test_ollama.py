@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,8 +37,8 @@ ONE_KEY = {
 
 
 @pytest.fixture(params=["qwen3"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    return with_template(tmp_path, request.param)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return with_template(request.param)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,8 +35,8 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
 
 
 @pytest.fixture(params=["smollm2"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    return with_template(tmp_path, request.param)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return with_template(request.param)
 
 
 @pytest.fixture

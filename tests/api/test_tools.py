@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -58,8 +57,8 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
 
 
 @pytest.fixture(params=["smollm2"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    return with_template(tmp_path, request.param)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return with_template(request.param)
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def url() -> Iterator[str]:
     connect(service, fake_engine(FakeModel()))
     app.test_client().post("/inference", json={"prompt": "hi", "num_tokens": 9})
     server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     service.stop()

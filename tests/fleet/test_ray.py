@@ -33,6 +33,7 @@ def run(*arguments: str) -> Any:
     return json.loads(lines[-1])[arguments[0]]
 
 
+@pytest.mark.full
 def test_two_replicas_give_the_texts_of_one_server() -> None:
     found = run("texts", "--model", "mock:llm-mock@20", "--texts", "16")["mock:llm-mock@20"]
     assert found["differ"] == 0

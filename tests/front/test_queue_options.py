@@ -104,7 +104,7 @@ def test_an_upstream_is_asked_for_its_slots_in_the_way_of_its_kind(path: str, an
         def log_message(self, *args: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         plan = options.parse(["--upstream", f"http://127.0.0.1:{server.server_port}"])
         server.shutdown()
     assert plan.sites.slots == slots

@@ -110,7 +110,7 @@ def test_the_page_and_its_files_are_served_and_what_computes_is_not(record: Path
     for path in ("/metrics", "/load", "/ready", "/stats/token_data.csv"):
         assert client.get(path).status_code == 200
     stream = client.get("/events?detail=1&last=1")
-    frames = b"".join(part for part, _ in zip(stream.response, range(2)))
+    frames = b"".join(part for _, part in zip(range(2), stream.response))
     stream.close()
     assert b"event: state" in frames
     assert b"id: 11" in frames

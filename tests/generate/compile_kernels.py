@@ -29,20 +29,8 @@ def kernels(dtype: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any]]]
     gpt2 = {"H": 16, "KV": 16, "P": 128, "D": 64, "BD": 64, "BM": 64}
     layer_norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32", "stride": "i32"}
     product = {"X": x, "W": x, "B": x, "Y": x, "M": "i32", "N": "i32"}
-    llama = {
-        "KV": 8,
-        "G": 4,
-        "P": 128,
-        "D": 128,
-        "BG": 16,
-        "BD": 128,
-        "BN": 32,
-        "MP": 64,
-        "BP": 64,
-        "WINDOW": 0,
-        "CAP": 0.0,
-        "ALIBI": 0,
-    }
+    llama = {"KV": 8, "G": 4, "P": 128, "D": 128, "BG": 16, "BD": 128, "BN": 32, "MP": 64, "BP": 64,
+             "WINDOW": 0, "CAP": 0.0, "ALIBI": 0}  # fmt: skip
     return {
         "attend": (triton_attention._attend, attend,
                    {"H": 16, "P": 128, "D": 64, "BD": 64, "BN": 64, "MP": 8, "BP": 8, "WINDOW": 0, "CAP": 0.0, "ALIBI": 0}),

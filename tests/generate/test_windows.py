@@ -16,7 +16,7 @@ LENGTHS = [700, 65, 130]
 SHAPES = [(4, 2, 64, 64), (3, 1, 64, 16), (2, 2, 5, 16)]  # H, KV, D, P
 REACHES = [Reach(1), Reach(17), Reach(64, 3.0), Reach(600, 0.5), Reach(0, 1.0), Reach(alibi=2), Reach(100, 0.5, 4)]
 ALL = [(reach, *shape) for shape in SHAPES for reach in REACHES]
-QUICK = [*ALL[::3], ALL[4], ALL[13]]  # each reach and each shape
+QUICK = ALL[::3]  # each reach and each shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,7 +29,7 @@ def kernel(dtype: torch.dtype, kv_dtype: torch.dtype) -> CAttention:
 
 @EACH
 @pytest.mark.parametrize(
-    ("reach", "H", "KV", "D", "P"), points(9, *QUICK, *(case for case in ALL if case not in QUICK))
+    ("reach", "H", "KV", "D", "P"), points(len(QUICK), *QUICK, *(case for case in ALL if case not in QUICK))
 )
 def test_a_window_agrees_with_the_oracle_and_no_neighbor_changes_a_bit(
     kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, H: int, KV: int, D: int, P: int, reach: Reach

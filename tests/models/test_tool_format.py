@@ -13,7 +13,7 @@ from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
 from models.text.tool_format import ENOUGH, FREE, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat, format_of
 from tests.support.grammars import CITY, SPECIAL, THINK, THOUGHT, checker, written
-from tests.support.tokenizers import CHATML, CONTROL, TOOL_TEMPLATES, write
+from tests.support.tokenizers import CHATML, CONTROL, TOOL_TEMPLATES, with_template, write
 
 TOOLS = {"weather": f"%json {CITY}", "now": None}
 PARIS = '{"city": "Paris"}'
@@ -129,10 +129,8 @@ CALLED = [ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]},
           {"role": "tool", "content": "no", "tool_call_id": CALL["id"]}]  # fmt: skip
 
 
-def rendered(folder: Path, family: str, messages: list[dict[str, Any]], **variables: Any) -> tuple[str, Tokenizer]:
-    write(folder, "smollm")
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATES[family])
-    tokenizer = Tokenizer(from_folder(folder))
+def rendered(family: str, messages: list[dict[str, Any]], **variables: Any) -> tuple[str, Tokenizer]:
+    tokenizer = with_template(family)
     history = tokenizer.tool_format.history(messages, variables.get("tools", ()))
     text, ids = tokenizer.encode_chat(history, variables=variables)
     assert tokenizer.decode(ids) == text
@@ -140,8 +138,8 @@ def rendered(folder: Path, family: str, messages: list[dict[str, Any]], **variab
 
 
 @pytest.mark.parametrize("family", TOOL_TEMPLATES)
-def test_tools_calls_and_results_reach_the_model(tmp_path: Path, family: str) -> None:
-    text, tokenizer = rendered(tmp_path, family, CALLED, tools=[WEATHER])
+def test_tools_calls_and_results_reach_the_model(family: str) -> None:
+    text, tokenizer = rendered(family, CALLED, tools=[WEATHER])
     assert "Tells.<|im_end|>" in text.replace("\\u003c", "<")
     assert text.count('"city"') >= 2
     assert "no" in text.rpartition("city")[2]
@@ -154,14 +152,14 @@ def test_tools_calls_and_results_reach_the_model(tmp_path: Path, family: str) ->
     assert counts[0] == counts[1]
 
 
-def test_a_template_without_tools_gets_them_as_text(tmp_path: Path) -> None:
+def test_a_template_without_tools_gets_them_as_text() -> None:
     two = [*CALLED, {"role": "tool", "content": "yes", "tool_call_id": "x"}]
-    text, _ = rendered(tmp_path, "smollm2", [{"role": "system", "content": "Be kind."}, *two], tools=[WEATHER])
+    text, _ = rendered("smollm2", [{"role": "system", "content": "Be kind."}, *two], tools=[WEATHER])
     assert text.startswith("<|im_start|>system\nBe kind.\n\n# Tools\n")
     assert f"<|im_start|>assistant\n{written(HERMES, ('weather', PARIS))}<|im_end|>" in text
     assert f"<|im_start|>user\nThe tool returned: no\nThe tool returned: yes{ENOUGH}<|im_end|>" in text
-    assert rendered(tmp_path, "smollm2", [ASKED], tools=[WEATHER])[0].startswith("<|im_start|>system\n# Tools\n")
-    assert "# Tools" not in rendered(tmp_path, "smollm2", CALLED)[0]
+    assert rendered("smollm2", [ASKED], tools=[WEATHER])[0].startswith("<|im_start|>system\n# Tools\n")
+    assert "# Tools" not in rendered("smollm2", CALLED)[0]
 
 
 def test_a_template_that_refuses_systems_gets_tools_with_the_first_question(tmp_path: Path) -> None:
@@ -174,10 +172,10 @@ def test_a_template_that_refuses_systems_gets_tools_with_the_first_question(tmp_
     assert first["content"].endswith("\n\nRain?")
 
 
-def test_a_template_is_given_what_it_reads(tmp_path: Path) -> None:
-    assert rendered(tmp_path, "qwen3", [ASKED])[0].endswith("<|im_start|>assistant\n")
-    assert rendered(tmp_path, "qwen3", [ASKED], enable_thinking=False)[0].endswith("<think>\n\n</think>\n\n")
-    assert rendered(tmp_path, "qwen3", [ASKED], tools=None)[1].tool_format.variables == {"tools", "enable_thinking"}
+def test_a_template_is_given_what_it_reads() -> None:
+    assert rendered("qwen3", [ASKED])[0].endswith("<|im_start|>assistant\n")
+    assert rendered("qwen3", [ASKED], enable_thinking=False)[0].endswith("<think>\n\n</think>\n\n")
+    assert rendered("qwen3", [ASKED], tools=None)[1].tool_format.variables == {"tools", "enable_thinking"}
 
 
 @pytest.mark.parametrize(("prompt", "continued", "thinking"), [

@@ -28,7 +28,6 @@ class Slotted(MockServer):
         super().__init__()
         self.slots = asyncio.Semaphore(3)
         self.stats = self.models = (404, {})
-        self.ttft = self.itl = 0.002
 
     async def _generate(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         async with self.slots:
@@ -115,6 +114,7 @@ def test_a_short_context_shortens_the_requests(context: int) -> None:
 
 
 def test_a_probe_logs_what_shows_three_slots(server: Slotted, fitted: list[Any]) -> None:
+    server.ttft = server.itl = 0.002
     assert slots_found(3, fitted, lambda: probe(server)) == 3
     log = fitted[-1]
     _, requests = kept()

@@ -67,7 +67,7 @@ def test_the_simulator_and_the_scheduler_under_test_do_the_same(
 @pytest.mark.parametrize("pages", [None, 40])
 def test_a_leap_changes_nothing(name: str, slots: int, pages: int | None) -> None:
     rng = np.random.default_rng(slots)
-    lengths = rng.integers(1, 40, 120)
+    lengths = rng.integers(1, 40, 60)
     runs = [
         simulate(
             Scheduler(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -70,6 +72,11 @@ def train(kind: str) -> Tokenizer:
     return tokenizer
 
 
+@cache
+def _trained(kind: str) -> str:
+    return train(kind).to_str(pretty=True)
+
+
 def _sentencepiece(kind: str) -> Tokenizer:
     """Return a tokenizer in the form of Llama 2 (`sentencepiece`), of newer conversions (`metaspace`), or of Gemma."""
     trained = Tokenizer(models.BPE())
@@ -98,7 +105,7 @@ def _sentencepiece(kind: str) -> Tokenizer:
 def write(folder: Path, kind: str, **config: Any) -> Path:
     """Write the tokenizer files of a model into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    train(kind).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(_trained(kind))
     is_spm = kind in SENTENCEPIECE
     named = {"bos_token": "<s>", "eos_token": "</s>"} if is_spm else {"bos_token": CONTROL[0], "eos_token": CONTROL[2]}
     content = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **config}
@@ -302,8 +309,9 @@ TOOL_TEMPLATES = {
 }  # fmt: skip
 
 
-def with_template(folder: Path, family: str) -> TextTokenizer:
-    """Write a tokenizer with the chat template of a family of `TOOL_TEMPLATES` into `folder`, and return it loaded."""
-    write(folder, "smollm")
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATES[family])
-    return TextTokenizer(from_folder(folder))
+@cache
+def with_template(family: str) -> TextTokenizer:
+    """Return a tokenizer with the chat template of a family of `TOOL_TEMPLATES`; to compile it takes longer than a test."""
+    with TemporaryDirectory() as folder:
+        (write(Path(folder), "smollm") / "chat_template.jinja").write_text(TOOL_TEMPLATES[family])
+        return TextTokenizer(from_folder(Path(folder)))

@@ -74,7 +74,7 @@ class Host(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def host(built: Path) -> Iterator[Any]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Host, directory=str(built)))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield SimpleNamespace(port=server.server_port)
     server.shutdown()
