@@ -105,6 +105,11 @@ class Answers:
         """The number of unread tokens of the answer that has most."""
         return max([reader.unread for reader in self.live], default=0)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether more tokens will come of each answer. One that has ended wakes its reader only once."""
+        return not any(reader.inference.is_finished for reader in self.live)
+
     def read(self) -> bytes:
         """Return the events that are ready; raise InferenceError when an answer has failed."""
         deltas = [delta for reader in self.live if (delta := reader.read()) is not None]
@@ -171,7 +176,7 @@ def _frames_written_here(
     assert wakeup is not None
     coalescer, spoke_at = Coalescer(wakeup), time.perf_counter()
     while answers.live:
-        if tokens_together is None:
+        if tokens_together is None and answers.may_wait:
             coalescer.wait(answers.unread)
         wakeup.wants_tokens = True  # before looking for tokens: one that comes later wakes this handler
         tokens = answers.unread

@@ -322,6 +322,27 @@ def test_the_first_token_is_sent_at_once_and_others_together(
     assert len(lengths) < 6, "tokens of an interval come together"
 
 
+def test_an_end_that_comes_with_a_token_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "INTERVAL", SOON)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:  # one notification tells of the second token and of the end behind it
+        waits.append(seconds)
+        reader.unread, reader.inference.is_finished = 1, True
+
+    def read() -> Any:
+        new, reader.unread, reader.done = reader.unread, 0, reader.inference.is_finished
+        return new or None
+
+    reader: Any = SimpleNamespace(unread=1, done=False, inference=SimpleNamespace(is_finished=False), read=read)
+    generation: Any = SimpleNamespace(
+        wakeup=SimpleNamespace(wants_tokens=False, wait=wait), ends_at=1e9,
+        end_if_late=lambda now: False, end_if_lost=lambda: None,
+    )  # fmt: skip
+    assert len([*streaming.frames(generation, streaming.Answers([reader], lambda delta: b"token"))]) == 2
+    assert len(waits) == 1
+
+
 def test_slow_steps_are_sent_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     waits: list[float] = []
