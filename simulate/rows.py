@@ -225,7 +225,8 @@ class Rows:
                 f"Use --context {shortest} or more"
             )
         left_out = int((~fits).sum())
-        note = f"skipped {left_out:,} of {len(fits):,} requests that are longer than --context {context:,}"
+        longer = "of programs that have one longer" if self.calls else "that are longer"
+        note = f"skipped {left_out:,} of {len(fits):,} requests {longer} than --context {context:,}"
         return self.only(np.flatnonzero(fits), note if left_out else "")
 
     def hinted(self, seed: int, clients: int = 0, priorities: int = 0, slo: Many[float] = ()) -> Rows:
