@@ -61,7 +61,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if len(rows.at) < FEWEST_REQUESTS:
         say(
             console,
-            f"note: capacities from {len(rows.at):,} requests come out too low. Use a larger --num, for {FEWEST_REQUESTS} or more",
+            f"note: capacities of {len(rows.at):,} requests are too low. Raise --num until there are {FEWEST_REQUESTS}",
         )
     own_rate = has_own_rate(args)
     scenario = replace(scenario, rows=rows.faster(1 / rows.rate) if own_rate else rows)
