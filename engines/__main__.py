@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-COMMANDS = ("serve", "check", "replay")
-USAGE = """usage: ./eb vllm COMMAND [arguments]
-
-  serve   run vLLM with a policy: ./eb vllm serve MODEL --policy dynamic+vtc
-  watch   show a recorded vLLM on the live page: ./eb vllm watch RECORD
-  replay  decide a recorded run again, and count the steps that are equal
-  check   hold vLLM's scheduler to the laws that policies keep"""
+COMMANDS = {
+    "serve": "run vLLM with a policy: ./eb vllm serve MODEL --policy dynamic+vtc",
+    "watch": "show a recorded vLLM on the live page: ./eb vllm watch RECORD",  # by front/watch.py, where ./eb goes
+    "replay": "decide a recorded run again, and count the steps that are equal",
+    "check": "hold vLLM's scheduler to the laws that policies keep",
+}
 
 if __name__ == "__main__":
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
-        print(USAGE)  # noqa: T201
-    elif name not in COMMANDS:
-        raise SystemExit(f"error: unknown command {name!r}. Use ./eb vllm with one of: {', '.join(COMMANDS)}, watch")
+        lines = [f"  {command:8}{does}" for command, does in COMMANDS.items()]
+        print("usage: ./eb vllm COMMAND [arguments]", "", *lines, sep="\n")  # noqa: T201
+    elif name == "watch" or name not in COMMANDS:
+        raise SystemExit(f"error: unknown command {name!r}. Use ./eb vllm with one of: {', '.join(COMMANDS)}")
     else:
         import_module(f"engines.{name}").main(sys.argv[2:])
