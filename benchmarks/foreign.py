@@ -127,8 +127,8 @@ class Server(Simulation):
         )
         self.run()
 
-    def compute(self, plan: Plan) -> list[Output]:
-        outputs = super().compute(plan)
+    def compute_one(self, plan: Plan, seconds: float) -> list[Output]:
+        outputs = super().compute_one(plan, seconds)
         for seq, output in zip(plan.sequences, outputs):
             self.tokens[int(seq.id)] += [] if output is None else [self.now]
         return outputs

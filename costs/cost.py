@@ -13,7 +13,7 @@ from dataclasses import InitVar, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from costs.steps import Step, prefilling, step_of
+from costs.steps import Step, decoding, prefilling, step_of
 from scheduling.iteration import Plan
 
 
@@ -36,6 +36,10 @@ class Cost:
         return step_of(plan)
 
     def __call__(self, plan: Plan) -> float:
+        rows = plan.decoding
+        if rows and self.flat and rows == len(plan.sequences) and not (plan.drafts or plan.held):
+            masks = [seq.constrained for seq in plan.sequences].count(True)
+            return self.seconds(decoding(rows, 0)._replace(masks=masks) if masks else decoding(rows, 0))
         return self.seconds(self.step(plan))
 
 

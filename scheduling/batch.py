@@ -68,6 +68,9 @@ class RunningBatch:
     def plan(self, policy: Policy, token_budget: int, number: int, now: float) -> Plan:
         """Ask the policy for the tokens of each sequence in a step; raise PolicyError if they cannot be computed."""
         known, own = self.decoding, type(policy).allocate_tokens is not Policy.allocate_tokens
+        if known and known == len(self.running) and not own:
+            plan = Plan(number, now, self.running[:], [1] * known, padded=policy.padded, decoding=known)
+            return self._share(plan, plan.sequences[:1], token_budget)
         live = self.running[:] if known else [seq for seq in self.running if seq.finish_reason is None]
         held = [seq for seq in self.running if seq.finish_reason is not None] if len(live) < len(self.running) else []
         if policy.padded and not policy.separate_prefill:
@@ -94,6 +97,8 @@ class RunningBatch:
 
     def _share(self, plan: Plan, first: list[Sequence], token_budget: int) -> Plan:
         """Pause those that need pages of a later step; if that are all, compute the `first` that runs, which needs none."""
+        if not self.pages.are_awaited:
+            return plan
         plan.readers, early = self.pages.sharers(plan)
         if plan.padded and plan.readers:
             # The rest of a prompt would be padded to the whole one beside it, unless it is computed in the next step.

@@ -36,10 +36,11 @@ class Driver:
     def turn(self) -> bool:
         """Run one step, or sleep until the next event; return False when nothing is left to do."""
         self.deliver()
-        iteration = self.scheduler.step(self.compute, lambda: self.now)
-        self.refuse(self.scheduler.refused)
-        if iteration is not None:
-            self.record(iteration)
+        plan = self.scheduler.plan(self.now)
+        if self.scheduler.refused:
+            self.refuse(self.scheduler.refused)
+        if plan is not None:
+            self.serve(plan)
         elif self.arrivals or not self.scheduler.is_idle:
             self.sleep()
         else:
@@ -61,6 +62,11 @@ class Driver:
 
     def drain(self) -> None:
         self.scheduler.drain()
+
+    def serve(self, plan: Plan) -> None:
+        """Compute a step and commit it."""
+        outputs = self.compute(plan)
+        self.record(self.scheduler.commit(plan, outputs, self.now))
 
     def compute(self, plan: Plan) -> list[Output]:
         """Return the outputs of a step, and advance `now` to its end."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from scheduling.advance import Advanced
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
-from scheduling.sequence import UNKNOWN_TOKEN
+from scheduling.sequence import UNKNOWN_TOKEN, Sequence
 
 
 def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
@@ -22,17 +23,13 @@ def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
         return 1
     if not quiet or plan.joined or plan.paused or (scheduler.waiting and not admission_closed(scheduler)):
         return 1
-    if not plan.sequences or max(plan.counts) > 1:
+    if not plan.decoding or plan.decoding < len(plan.sequences):
         return 1
-    most = plan.sequences[0].max_tokens
-    for seq in plan.sequences:
-        made = len(seq.output_ids)
-        if not made or (seq.stop and not seq.answer_tokens) or len(seq.prompt_ids) + made - seq.computed > 1:
-            return 1
-        left = (seq.answer_tokens or seq.max_tokens) - made
-        if left < most:
-            most = left
-    return scheduler.batch.pages.steps_without_shortage(plan.sequences, most)
+    most = min([
+        1 if seq.stop and not seq.answer_tokens else (seq.answer_tokens or seq.max_tokens) - len(seq.output_ids)
+        for seq in plan.sequences
+    ])  # fmt: skip
+    return most if most == 1 else scheduler.batch.pages.steps_without_shortage(plan.sequences, most)
 
 
 def admission_closed(scheduler: Scheduler) -> bool:
@@ -50,24 +47,57 @@ def fast_forward(scheduler: Scheduler, plan: Plan, ends: list[float]) -> None:
     Each member gets a token, which is unknown, at each of these times, as from that many commits. Only fewer steps than
     `identical_steps_ahead` may pass.
     """
-    on_token, steps = scheduler.hooks.on_token, len(ends)
-    batch, tokens = len(plan.sequences) + len(plan.held), [UNKNOWN_TOKEN] * len(ends)
+    _advance(scheduler, plan, ends)
+    # Step by step, members would get the same pages in another order, which makes no difference that can be seen.
+    scheduler.batch.pages.catch_up(plan.sequences, 1)
+    _move(scheduler, plan, ends)
+
+
+def commit_equal_steps(scheduler: Scheduler, plan: Plan, ends: list[float]) -> list[Sequence]:
+    """Commit a plan and the steps after it that equal it, which end at these times; return the sequences that leave.
+
+    There may be as many as `identical_steps_ahead`.
+    """
+    finished = _advance(scheduler, plan, ends)
+    scheduler.batch.pages.catch_up(plan.sequences, 0)
+    if len(ends) > 1:
+        _move(scheduler, plan, ends[:-1])
+    return scheduler.settle(plan, Advanced([], finished, True, [], 0.0), ends[-1])
+
+
+def _advance(scheduler: Scheduler, plan: Plan, ends: list[float]) -> list[Sequence]:
+    """Give each member a token at each of these times; return those that have all of theirs then."""
+    on_token, steps, now = scheduler.hooks.on_token, len(ends), ends[-1]
+    batch, number, tokens = len(plan.sequences) + len(plan.held), plan.number + len(ends) - 1, [UNKNOWN_TOKEN] * steps
+    rows, finished = batch * steps, []
     if on_token is not None:
-        for now in ends:
+        for at in ends[:-1]:
             for seq in plan.sequences:
                 seq.computed += 1
                 seq.output_ids.append(UNKNOWN_TOKEN)
-                seq.last_token_at = now
-                on_token(seq, now)
+                seq.last_token_at = at
+                on_token(seq, at)
+        steps, tokens = 1, tokens[:1]
     for seq in plan.sequences:
-        if on_token is None:
-            seq.computed += steps
-            seq.output_ids.extend(tokens)
-            seq.last_token_at = ends[-1]
-        seq.batch_sum += batch * steps
-    # Step by step, members would get the same pages in another order, which makes no difference that can be seen.
-    scheduler.batch.pages.catch_up(plan.sequences)
-    plan.number, plan.repeats, plan.decoding = plan.number + steps, True, len(plan.sequences)
+        ids = seq.output_ids
+        ids += tokens
+        seq.computed += steps
+        seq.last_token_at = now
+        seq.last_iteration = number
+        seq.batch_sum += rows
+        if batch > seq.batch_max:
+            seq.batch_max = batch
+        if len(ids) >= (seq.answer_tokens or seq.max_tokens):
+            seq.finish_reason, seq.state = (seq.stop and seq.stop(UNKNOWN_TOKEN)) or "length", "held"
+            finished.append(seq)
+        if on_token is not None:
+            on_token(seq, now)
+    return finished
+
+
+def _move(scheduler: Scheduler, plan: Plan, ends: list[float]) -> None:
+    """Make a plan the step that follows after those that end at these times."""
+    plan.number, plan.repeats, plan.decoding = plan.number + len(ends), True, len(plan.sequences)
     plan.started_at = ends[-1]
     scheduler.number = plan.number
     # A request that arrives during the plan's own step begins to wait in it, not in the first of the steps that passed.

@@ -96,7 +96,7 @@ class Reservations:
 
     def unpin(self, now: float | None = None) -> None:
         """Release the pins whose time has passed; without a time, all."""
-        for key in [key for key, (until, _) in self._pins.items() if now is None or until < now]:
+        for key in self._pins and [key for key, (until, _) in self._pins.items() if now is None or until < now]:
             self._unpin(key)
 
     def _unpin(self, key: tuple[str, str] | None) -> bool:
@@ -206,14 +206,14 @@ class Reservations:
                 most = middle - 1
         return most
 
-    def catch_up(self, sequences: list[Sequence]) -> None:
-        """Give sequences the pages of the tokens that they got in several steps at once."""
+    def catch_up(self, sequences: list[Sequence], more: int) -> None:
+        """Give sequences the pages of the tokens that they got in several steps at once, and of so many more."""
         if self._pool is not None and self._due:
             # Their entries name steps that have passed at once, in which nobody looked.
             self._due.clear()
             self._watched.clear()
             for seq in sequences:
-                missing = self._pool.pages_for(min(seq.length + 1, seq.total)) - len(seq.pages)
+                missing = self._pool.pages_for(min(seq.length + more, seq.total)) - len(seq.pages)
                 seq.pages += [self._pool.take() for _ in range(missing)]
                 self._watch_growing(seq)
 
@@ -248,11 +248,15 @@ class Reservations:
             seq, tokens = writer, min(tokens, writer.computed)
         return tokens
 
+    @property
+    def are_awaited(self) -> bool:
+        """Whether sequences may have found pages that are not computed yet."""
+        return self._pool is not None and bool(self._pool.writers)
+
     def sharers(self, plan: Plan) -> tuple[list[Sequence], list[Sequence]]:
         """Return those in a plan that need pages which it computes, and those that need pages which it does not compute."""
         pool, readers, early = self._pool, list[Sequence](), list[Sequence]()
-        if pool is None or not pool.writers:
-            return readers, early
+        assert pool is not None
         ends: dict[Sequence, int] = {}
         for seq, count in zip(plan.sequences, plan.counts):
             writer = self._awaited(seq, pool)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scheduling.advance import Output, Token, TokenRun, advance, keep
+from scheduling.advance import Advanced, Output, Token, TokenRun, advance, keep
 from scheduling.backlog import Backlog
 from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
@@ -142,7 +142,7 @@ class Scheduler:
         self.refused = self.queue.expire(now)
         for seq in self.refused:
             self._notify(self.policy.on_cancel, seq, now)
-        if self.running:
+        if self.running and (self.hooks.preempts or self.pages is not None):
             self._preempt(now)
         number = self.number + 1
         if self.waiting:
@@ -218,7 +218,25 @@ class Scheduler:
             keep(error, self.sharing.errors)
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
-        """Take in the outputs of a step that was computed; return its record.
+        """Take in the outputs of a step that was computed; return its record."""
+        # How slots were spent, and who computed a prompt, can only be told before sequences advance.
+        slot_steps = SlotSteps.of(plan, self._slots, self.queue.recomputes)
+        phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
+        result, answered = self.take_in(plan, outputs, now)
+        if plan.drafts:
+            slot_steps = slot_steps._replace(useful=slot_steps.useful - result.rejected, rejected=result.rejected)
+        pages_used, pages_total = self.batch.pages.usage
+        return Iteration(
+            n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,
+            queue=len(self.waiting), members=members_of(plan, phases) if self.record else [],
+            joined=[seq.id for seq in plan.joined], left=[(s.id, s.finish_reason or "abort") for s in answered],
+            slot_steps=slot_steps, pages_used=pages_used, pages_total=pages_total,
+            preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
+            drafts=result.drafts, mask_seconds=plan.mask_seconds, experts=plan.experts, rows=self.rows,
+        )  # fmt: skip
+
+    def take_in(self, plan: Plan, outputs: list[Output], now: float) -> tuple[Advanced, list[Sequence]]:
+        """Do what `commit` does without a record; return what the outputs did, and the sequences that are answered now.
 
         A step is a transaction: no sequence changes before this call, so that a failed step can be retried. It is also
         why a runner may launch the next step before the outputs of this one are read: nothing that it launched counts
@@ -226,22 +244,21 @@ class Scheduler:
         """
         self.backlog.forget()
         self.batch.decoding = 0  # until all hooks have come through
-        # How slots were spent, and who computed a prompt, can only be told before sequences advance.
-        slot_steps = SlotSteps.of(plan, self._slots, self.queue.recomputes)
-        phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
         result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.errors)
+        return result, self.settle(plan, result, now)
+
+    def settle(self, plan: Plan, result: Advanced, now: float) -> list[Sequence]:
+        """Learn from a step whose sequences have advanced, and let go of those that are done; return the answered ones."""
         if self.policy.estimates:
             self.backlog.learn(plan, now)
         done = len(result.finished) + len(result.failed)
-        is_steady = result.decoding and not done and set(plan.counts) <= {1}
+        is_steady = result.decoding and not done and plan.counts.count(1) == len(plan.counts)
         self._repeat = plan if is_steady and self.hooks.repeats else None
         if result.finished:
             self._stale = self.number
         if self.speculator is not None:
             self.speculator.learn(plan, result.drafts, now - plan.started_at)
             self.batch.pages.settle()
-        if plan.drafts:
-            slot_steps = slot_steps._replace(useful=slot_steps.useful - result.rejected, rejected=result.rejected)
         if self.hooks.on_step is not None:
             self._notify(self.hooks.on_step, plan, now)
         answered = self.leave(result.failed, now) if result.failed else []
@@ -255,15 +272,7 @@ class Scheduler:
         left = len(plan.sequences) - done
         self.batch.decoding = left if result.decoding and len(self.running) == left else 0
         self.batch.pages.release_unseen(plan.sequences)
-        pages_used, pages_total = self.batch.pages.usage
-        return Iteration(
-            n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,
-            queue=len(self.waiting), members=members_of(plan, phases) if self.record else [],
-            joined=[seq.id for seq in plan.joined], left=[(s.id, s.finish_reason or "abort") for s in answered],
-            slot_steps=slot_steps, pages_used=pages_used, pages_total=pages_total,
-            preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
-            drafts=result.drafts, mask_seconds=plan.mask_seconds, experts=plan.experts, rows=self.rows,
-        )  # fmt: skip
+        return answered
 
     def let_go(self, now: float) -> list[Sequence]:
         """Release what the policy lets go; if it fails, the next `switch` does."""

@@ -59,6 +59,8 @@ class WaitClock:
     def _add(self, waited: dict[str, tuple[int, float]], start: Totals, now: float) -> None:
         late = 0.0 if self._now is None else now - self._now
         (start_i, start_s), (end_i, end_s) = start, self._totals(late)
+        if start_s == end_s and start_i == end_i:
+            return
         for reason, i0, i1, s0, s1 in zip(WAIT_REASONS, start_i, end_i, start_s, end_s):
             if i1 > i0 or s1 - s0 > 1e-12:
                 iterations, seconds = waited.get(reason, (0, 0.0))

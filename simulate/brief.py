@@ -11,7 +11,7 @@ from typing import Any
 
 from client.report.measure import statistics_ms
 from costs.cost import Cost, Host
-from scheduling.iteration import Iteration
+from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.fleet.fleet_run import FleetRun
@@ -42,10 +42,10 @@ class Brief(Simulation):
         for seq in sequences:
             del self._inside[seq.id]
 
-    def record(self, iteration: Iteration) -> None:
+    def left(self, plan: Plan, left: list[tuple[str, str]]) -> None:
         del self.columns.gaps[:]
-        self._preemptions += len(iteration.preempted)
-        for id, _ in iteration.left:
+        self._preemptions += len(plan.preempted)
+        for id, _ in left:
             self.columns.finish(*self._inside.pop(id))
 
     def put_into(self, numbers: dict[str, Any]) -> None:

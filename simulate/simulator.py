@@ -14,11 +14,13 @@ from array import array
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 from costs.cost import Cost, Host
 from scheduling.driver import Driver, tokens_due
-from scheduling.fast_forward import fast_forward, identical_steps_ahead
+from scheduling.fast_forward import commit_equal_steps, identical_steps_ahead
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
@@ -198,25 +200,36 @@ class Simulation(Driver):
             until = self.now + self.host.poll * math.ceil((until - self.now) / self.host.poll)
         self.now = until if self.scheduler.waiting else until + self.host.wake
 
-    def compute(self, plan: Plan) -> list[Output]:
-        """Take the time of a step, and of the equal ones before it that can pass at once; return its tokens."""
+    def serve(self, plan: Plan) -> None:
+        """Let a step pass, and those that are sure to equal it."""
         self._fruitless = 0
-        result = self.result
-        result.batches += bool(plan.joined)
-        result.drafts += sum(map(bool, plan.drafts))
-        pages = self.scheduler.batch.pages
+        self.result.batches += bool(plan.joined)
+        seconds, pages = step_seconds(self.cost, self.host, plan), self.scheduler.batch.pages
         swapping = pages.seconds() if isinstance(pages, SwapSpace) else 0.0
         # Steps are equal only without a swap, which this step waits for, and records need each step on its own.
-        seconds = step_seconds(self.cost, self.host, plan) + swapping
-        if self._fast_forward and not self.records and not swapping:
-            seconds = self._pass_equal_steps(plan, seconds)
+        alone = self.records or swapping or not self._fast_forward
+        most = 1 if alone else identical_steps_ahead(self.scheduler, plan)
+        if most > 1:
+            answered = self._pass_equal_steps(plan, seconds, most)
+        else:
+            outputs = self.compute_one(plan, seconds + swapping)
+            if self.records:
+                iteration = self.scheduler.commit(plan, outputs, self.now)
+                self.left(plan, iteration.left)
+                self.record(iteration)
+                return
+            _, answered = self.scheduler.take_in(plan, outputs, self.now)
+        self.left(plan, [(seq.id, seq.finish_reason or "abort") for seq in answered])
+
+    def compute_one(self, plan: Plan, seconds: float) -> list[Output]:
+        """Let a step of so many seconds pass; return its tokens."""
+        result = self.result
+        if plan.drafts:
+            result.drafts += sum(map(bool, plan.drafts))
         if not result.steps:
             seconds += self.host.first_step
         outputs = tokens_due(plan)
-        for seq in self.arrivals if self.host.receive else ():
-            if seq.arrived_at > self.now + seconds:
-                break
-            seconds += self.host.receive
+        seconds = self._with_arrivals(seconds)
         self.now += seconds
         result.gaps.extend(gaps_of_step(plan, outputs, self.now))
         result.steps += 1
@@ -224,36 +237,46 @@ class Simulation(Driver):
         self.passed([self.now])
         return outputs
 
+    def _with_arrivals(self, seconds: float) -> float:
+        """Return how long a step takes in which the host receives the sequences that arrive before its end."""
+        for seq in self.arrivals if self.host.receive else ():
+            if seq.arrived_at > self.now + seconds:
+                break
+            seconds += self.host.receive
+        return seconds
+
     def passed(self, ends: list[float]) -> None:
         """Take note of when one step ended, or several equal ones."""
 
     def record(self, iteration: Iteration) -> None:
-        if self.records:
-            self.result.iterations.append(iteration)
-        if self.result.loop is not None and iteration.left:
+        self.result.iterations.append(iteration)
+
+    def left(self, plan: Plan, left: list[tuple[str, str]]) -> None:
+        """Take note of a step that was computed, and which sequences left with it, for which reason."""
+        if self.result.loop is not None and left:
             # Before the next step ends no other call is sent, so fast-forward knows all arrivals that it may pass.
-            for seq in self.result.loop.follow(iteration.left, self.now + self.host.alpha1):
+            for seq in self.result.loop.follow(left, self.now + self.host.alpha1):
                 seq.arrived_at += self.host.alpha0
                 self.result.sequences.append(seq)
                 insort(self.arrivals, seq, key=lambda other: other.arrived_at)
 
-    def _pass_equal_steps(self, plan: Plan, seconds: float) -> float:
-        """Let the steps pass that must equal this plan, except the one in which a sequence arrives or leaves.
+    def _pass_equal_steps(self, plan: Plan, seconds: float, most: int) -> list[Sequence]:
+        """Let up to `most` steps pass that equal this plan, which takes `seconds`; return the sequences that leave.
 
-        The plan takes `seconds`. Return how long that last step takes.
+        A sequence that arrives during a step can only join after it, so that step is the last.
         """
         arrival = self.arrivals[0].arrived_at if self.arrivals else math.inf
-        most = identical_steps_ahead(self.scheduler, plan) - 1 if self.now + seconds < arrival else 0
-        if most < 1:
-            return seconds
-        ends, spent, last = step_ends(self.cost, self.host, plan, seconds, self.now, most, arrival)
+        ends, spent, last = step_ends(self.cost, self.host, plan, seconds, self.now, most - 1, arrival)
         if ends:
-            result = self.result
-            result.gaps.extend(gaps_between(plan, ends))
-            for each in spent:  # one by one, as without this shortcut: sum() may round otherwise
-                result.busy += each
-            fast_forward(self.scheduler, plan, ends)
-            result.steps += len(ends)
             self.now = ends[-1]
-            self.passed(ends)
-        return last
+        last = self._with_arrivals(last)
+        self.now += last
+        ends.append(self.now)
+        spent.append(last)
+        result = self.result
+        result.gaps.extend(gaps_between(plan, ends))
+        result.busy = reduce(add, spent, result.busy)  # as without this shortcut: sum() may round otherwise
+        result.steps += len(ends)
+        answered = commit_equal_steps(self.scheduler, plan, ends)
+        self.passed(ends)
+        return answered

@@ -15,7 +15,6 @@ from costs.cost import Affine
 from costs.cost import Engine as Wrapper
 from costs.steps import Step
 from scheduling.iteration import Plan
-from scheduling.scheduler import Output
 from simulate.logs.log import Log
 from simulate.measured.least_squares import TERMS, terms_of
 from simulate.scenario import Scenario
@@ -71,14 +70,13 @@ class Trajectory(Simulation):
                 return False
         return super().turn()
 
-    def compute(self, plan: Plan) -> list[Output]:
+    def serve(self, plan: Plan) -> None:
         self._began = self.now
-        return super().compute(plan)
+        super().serve(plan)
 
     def passed(self, ends: list[float]) -> None:
-        """Keep the steps; after equal ones, the law has been asked about the next one, too."""
-        self.steps += self.asked[: len(ends)]
-        del self.asked[: len(ends)]
+        self.steps += self.asked
+        self.asked.clear()
         self.begins += [self._began, *ends[:-1]]
         self.queued += [len(self.scheduler.waiting)] * len(ends)
         self.ends += ends
