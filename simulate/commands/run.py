@@ -83,7 +83,7 @@ def options() -> Sections:
             Option(
                 "--program", "with --blame: the program to explain, as programs.csv names it (default: the slowest)"
             ),
-            Option("--no-requests", "keep only a few numbers of each request: for a --trace with many --copies", None),
+            Option("--no-requests", "count each request and forget it: for a --trace with many --copies", None),
             Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
             *(
                 Option(f"--{name}", f"{name.upper()} limit in seconds, for goodput", POSITIVE)
