@@ -150,7 +150,8 @@ def serve(
     )  # fmt: skip
     if isinstance(simulation, Brief):
         simulation.put_into(numbers)
-    pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
+    count, took = numbers["num_prompts"], f"{run.steps:,} steps in {seconds:.2f} s"
+    pace = f"{took}, {60 * count / max(seconds, 1e-9):,.0f} requests a minute"
     say(console, f"{run.policy}: {pace}{hint_words(numbers['simulation'])}")
     numbers["simulation"] |= regret.of(run, scenario.cost, scheduler, fresh)
     each = numbers["simulation"].get("programs", {}).pop("each", [])
