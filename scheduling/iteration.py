@@ -131,6 +131,10 @@ class SlotSteps(NamedTuple):
     recomputed: float = 0.0
     rejected: float = 0.0
 
+    def rejecting(self, rejected: float) -> SlotSteps:
+        """Return these if so much of their useful part computed wrong drafts."""
+        return self._replace(useful=self.useful - rejected, rejected=rejected) if rejected else self
+
     @property
     def fill(self) -> float | None:
         """The share of the slots that had a row; None before the first step."""

@@ -98,8 +98,7 @@ class Scheduler:
         Return False if the policy refuses it: it has left then, with the reason "refused".
         """
         self.batch.pages.hash(seq)
-        if self.policy.draining:
-            self.policy.draining = False
+        self.policy.draining = False
         if self.policy.estimates and self.speculator is None:
             seq.estimate = self.backlog.estimate(seq, self.waiting, self.policy)
         if self.hooks.refuses and self.policy.refuse(seq, seq.arrived_at):
@@ -131,9 +130,7 @@ class Scheduler:
     def step(self, forward: Callable[[Plan], list[Output]], clock: Callable[[], float]) -> Iteration | None:
         """Run one iteration; return None if the policy lets all requests wait."""
         plan = self.plan(clock())
-        if plan is None:
-            return None
-        return self.commit(plan, forward(plan), clock())
+        return None if plan is None else self.commit(plan, forward(plan), clock())
 
     def plan(self, now: float) -> Plan | None:
         """Let sequences join, and return what the next step computes, None if nothing."""
@@ -219,18 +216,16 @@ class Scheduler:
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
         """Take in the outputs of a step that was computed; return its record."""
-        # How slots were spent, and who computed a prompt, can only be told before sequences advance.
+        # Who computed a prompt, and how slots were spent, can only be told before sequences advance.
         slot_steps = SlotSteps.of(plan, self._slots, self.queue.recomputes)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
         result, answered = self.take_in(plan, outputs, now)
-        if plan.drafts:
-            slot_steps = slot_steps._replace(useful=slot_steps.useful - result.rejected, rejected=result.rejected)
         pages_used, pages_total = self.batch.pages.usage
         return Iteration(
             n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,
             queue=len(self.waiting), members=members_of(plan, phases) if self.record else [],
             joined=[seq.id for seq in plan.joined], left=[(s.id, s.finish_reason or "abort") for s in answered],
-            slot_steps=slot_steps, pages_used=pages_used, pages_total=pages_total,
+            slot_steps=slot_steps.rejecting(result.rejected), pages_used=pages_used, pages_total=pages_total,
             preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
             drafts=result.drafts, mask_seconds=plan.mask_seconds, experts=plan.experts, rows=self.rows,
         )  # fmt: skip
@@ -238,9 +233,8 @@ class Scheduler:
     def take_in(self, plan: Plan, outputs: list[Output], now: float) -> tuple[Advanced, list[Sequence]]:
         """Do what `commit` does without a record; return what the outputs did, and the sequences that are answered now.
 
-        A step is a transaction: no sequence changes before this call, so that a failed step can be retried. It is also
-        why a runner may launch the next step before the outputs of this one are read: nothing that it launched counts
-        until it is committed.
+        A step is a transaction: no sequence changes before this call, so a failed step can be retried, and a runner may
+        launch the next step before the outputs of this one are read: nothing that it launched counts until it is committed.
         """
         self.backlog.forget()
         self.batch.decoding = 0  # until all hooks have come through
@@ -252,8 +246,8 @@ class Scheduler:
         if self.policy.estimates:
             self.backlog.learn(plan, now)
         done = len(result.finished) + len(result.failed)
-        is_steady = result.decoding and not done and plan.counts.count(1) == len(plan.counts)
-        self._repeat = plan if is_steady and self.hooks.repeats else None
+        is_steady = self.hooks.repeats and result.decoding and not done and plan.counts.count(1) == len(plan.counts)
+        self._repeat = plan if is_steady else None
         if result.finished:
             self._stale = self.number
         if self.speculator is not None:
