@@ -8,6 +8,7 @@ import gc
 
 gc.disable()  # imports make much that stays, and little garbage
 
+import contextlib
 import logging
 import math
 import mmap
@@ -23,9 +24,11 @@ from gunicorn import util
 
 import app as application
 import config as settings
+from api.http import large
 from api.service import Service
 from launch import banner, status_line
 from launch.faults import faults
+from launch.one_core import OneCore
 from launch.shutdown import QUICK_SECONDS
 from launch.worker.connections import limit_blocking, write_error
 from launch.worker.handover import Handover
@@ -163,9 +166,23 @@ def post_worker_init(worker: Any) -> None:
         errors.flush()
         os._exit(70 if again else 3)  # 3: no retry, as a model that cannot be loaded will not load the next time either
 
-    application.start(
-        worker.app.callable, give_up, partial(_end, worker, errors), lambda: worker.method_queue.defer(worker.adopt)
-    )
+    def begin() -> None:
+        worker.method_queue.defer(worker.adopt)
+        _share_one_core(service)  # not before: a model is loaded, and its threads are counted, on all processors
+
+    application.start(worker.app.callable, give_up, partial(_end, worker, errors), begin)
+
+
+def _share_one_core(service: Service) -> None:
+    """Keep Python's threads on one processor, but for the loop if it computes; leave them alone where that is not possible."""
+    assert service.engine is not None
+    with contextlib.suppress(
+        AttributeError, OSError, ValueError, IndexError
+    ):  # not Linux, or a container that hides it
+        core = OneCore(free="batching-loop" if service.engine.device == "cpu" else "")
+        if len(core.all) > 1:
+            core.start()
+            large.elsewhere = core.elsewhere
 
 
 def _does_without_kernels(error: BaseException | None, errors: QueuedLog) -> bool:

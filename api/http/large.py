@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 LARGE = 1 << 13  # bytes; smaller work needs no turn
 TRIM_EVERY = 16 << 20  # bytes
+elsewhere: Callable[[], AbstractContextManager[None]] = nullcontext  # on which processors it runs
 turn = threading.Lock()  # held by the thread that does large work
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C libraries do not
 _used = 0
@@ -27,7 +28,7 @@ def serialize_large(size: int) -> AbstractContextManager[None]:
 @contextmanager
 def _in_turn(size: int) -> Iterator[None]:
     global _used
-    with turn:
+    with turn, elsewhere():
         _used += size
         if _used >= TRIM_EVERY:
             _used = 0
