@@ -26,6 +26,7 @@ import app as application
 import config as settings
 from api.http import large
 from api.service import Service
+from generate.cores import cores
 from launch import banner, status_line
 from launch.faults import faults
 from launch.one_core import OneCore
@@ -168,18 +169,16 @@ def post_worker_init(worker: Any) -> None:
 
     def begin() -> None:
         worker.method_queue.defer(worker.adopt)
-        _share_one_core(service)  # not before: a model is loaded, and its threads are counted, on all processors
+        _share_one_core()  # not before: a model is loaded, and its threads are counted, on all processors
 
     application.start(worker.app.callable, give_up, partial(_end, worker, errors), begin)
 
 
-def _share_one_core(service: Service) -> None:
-    """Keep Python's threads on one processor, but for the loop if it computes; leave them alone where that is not possible."""
-    assert service.engine is not None
-    with contextlib.suppress(
-        AttributeError, OSError, ValueError, IndexError
-    ):  # not Linux, or a container that hides it
-        core = OneCore(free="batching-loop" if service.engine.device == "cpu" else "")
+def _share_one_core() -> None:
+    """Keep Python's threads on one processor, where that is possible."""
+    cores()  # counted while this thread may use all
+    with contextlib.suppress(AttributeError, OSError, ValueError, IndexError):  # not Linux, or no /proc
+        core = OneCore()
         if len(core.all) > 1:
             core.start()
             large.elsewhere = core.elsewhere

@@ -83,11 +83,7 @@ def step_of(plan: Plan) -> Step:
         lengths = [seq.computed for seq in plan.sequences[:known]]
         decodes, context, longest = known, sum(lengths) + known, max(lengths) + 1
         masks = [seq.constrained for seq in plan.sequences[:known]].count(True)
-    for seq, count, drafts in (
-        ()
-        if known == len(plan.sequences) and not plan.drafts
-        else islice(zip(plan.sequences, plan.counts, plan.drafts or repeat(())), known, None)
-    ):
+    for seq, count, drafts in islice(zip(plan.sequences, plan.counts, plan.drafts or repeat(())), known, None):
         length = seq.computed + count
         if length > longest:
             longest = length

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of computing in a period, or "max"
 
 
+@functools.cache  # since a server later keeps the threads that may ask on one of them
 def cores() -> int:
     """Return the number of processors that this process may use, within the limit of a container."""
     try:

@@ -2,7 +2,7 @@
 
 A thread that waits or calls the system hands Python's lock on. To a thread on another processor, that costs more than most
 of what is done between two such calls: a wake-up there, and caches that have none of the interpreter's memory. Threads that
-compute in C may use all processors. This module must not know what any thread does.
+compute in C may use all processors; the loop's own part of a step runs beside what Python does. This module must not know what any thread does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-EVERY = 1.0  # seconds between two looks
+EVERY = 1.0  # seconds between two choices
+GLANCE = 0.2  # seconds until a new thread is placed: those that compute must not stay where the loop began them
+TASKS = "/proc/self/task"
 MUCH = 0.25  # of a processor
 
 
@@ -30,24 +32,27 @@ def choose(core: int, idle: Mapping[int, float], own: float) -> int:
 
 
 class OneCore:
-    """The processor that the Python threads of this process share, but for those named `free`."""
+    """The processor that the Python threads of this process share."""
 
-    def __init__(self, free: str = "") -> None:
+    def __init__(self) -> None:
         self.all = os.sched_getaffinity(0)
         self.core = sorted(self.all)[os.getpid() % len(self.all)]  # so that two servers seldom begin on the same one
-        self._free = free
         self._allowed: dict[int, set[int]] = {}  # by thread, where it may run
         self._seen = self._read()
 
     def start(self) -> None:
-        """Place the threads from now on, each second, until the system refuses."""
+        """Place the threads from now on, until the system refuses."""
         threading.Thread(target=self._run, name="one-core", daemon=True).start()
 
     def _run(self) -> None:
         with suppress(OSError, ValueError, IndexError):
             while True:
                 self.place()
-                time.sleep(EVERY)
+                choose_at = time.monotonic() + EVERY
+                while time.monotonic() < choose_at:
+                    time.sleep(GLANCE)
+                    if len(os.listdir(TASKS)) != len(self._allowed):
+                        self.place()
                 self.look()
 
     def look(self) -> None:
@@ -60,9 +65,9 @@ class OneCore:
 
     def place(self) -> None:
         """Let Python threads run on the one processor, and others on all: a thread begins where the one runs that starts it."""
-        threads = {thread.native_id for thread in threading.enumerate() if thread.name != self._free}
+        threads = {thread.native_id for thread in threading.enumerate()}
         before, self._allowed = self._allowed, {}
-        for number in map(int, os.listdir("/proc/self/task")):
+        for number in map(int, os.listdir(TASKS)):
             # The main thread has the number of its process; Python's own note of it is from before a fork.
             allowed = {self.core} if number in threads or number == os.getpid() else self.all
             if before.get(number) != allowed:

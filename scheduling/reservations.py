@@ -96,8 +96,9 @@ class Reservations:
 
     def unpin(self, now: float | None = None) -> None:
         """Release the pins whose time has passed; without a time, all."""
-        for key in self._pins and [key for key, (until, _) in self._pins.items() if now is None or until < now]:
-            self._unpin(key)
+        if self._pins:
+            for key in [key for key, (until, _) in self._pins.items() if now is None or until < now]:
+                self._unpin(key)
 
     def _unpin(self, key: tuple[str, str] | None) -> bool:
         """Release the pin of a session; return False if there is none."""

@@ -29,13 +29,10 @@ libc, native = ctypes.CDLL(None), ctypes.c_ulong()
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # which the thread in C inherits
 libc.pthread_create(ctypes.byref(native), None, ctypes.cast(libc.pause, ctypes.c_void_p), None)
 os.sched_setaffinity(0, ALL)
-known = {}
-for name in ("handler", "batching-loop"):
-    thread = threading.Thread(target=threading.Event().wait, name=name, daemon=True)
-    thread.start()
-    known[thread.native_id] = name
-known[os.getpid()] = "main"
-core = Still(free="batching-loop")
+thread = threading.Thread(target=threading.Event().wait, daemon=True)
+thread.start()
+known = {os.getpid(): "main", thread.native_id: "handler"}
+core = Still()
 core.place()
 found = {known.get(int(n), "native"): sorted(os.sched_getaffinity(int(n))) for n in os.listdir("/proc/self/task")}
 with core.elsewhere():
@@ -69,7 +66,7 @@ def test_python_threads_get_one_processor_and_others_all() -> None:
     found = json.loads(done.stdout)
     assert len(found["core"]) == 1
     assert found["main"] == found["handler"] == found["back"] == found["core"]
-    assert found["native"] == found["batching-loop"] == found["elsewhere"] == every
+    assert found["native"] == found["elsewhere"] == every
 
 
 @several
