@@ -2,7 +2,7 @@
 
 A thread that waits or calls the system hands Python's lock on. To a thread on another processor, that costs more than most
 of what is done between two such calls: a wake-up there, and caches that have none of the interpreter's memory. Threads that
-compute in C may use all processors; the loop's own part of a step runs beside what Python does. This module must not know what any thread does.
+compute in C may use all processors. This module must not know what any thread does.
 """
 
 from __future__ import annotations
