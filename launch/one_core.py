@@ -36,7 +36,7 @@ class OneCore:
 
     def __init__(self) -> None:
         self.all = os.sched_getaffinity(0)
-        self.core = sorted(self.all)[os.getpid() % len(self.all)]  # so that two servers seldom begin on the same one
+        self.core = random.choice(sorted(self.all))  # in containers, many servers have the same number
         self._allowed: dict[int, set[int]] = {}  # by thread, where it may run
         self._seen = self._read()
 
