@@ -17,7 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = "docs/source.md"
 # Files, and the functions of each that are shown; a file without any is shown whole.
 SHOWN = {
-    "scheduling/scheduler.py": ("Scheduler.step", "Scheduler.plan", "Scheduler.commit"),
+    "scheduling/scheduler.py": (
+        "Scheduler.step",
+        "Scheduler.plan",
+        "Scheduler.commit",
+        "Scheduler.take_in",
+        "Scheduler.settle",
+    ),
     "policies/dynamic.py": (),
     "policies/static.py": (),
 }
