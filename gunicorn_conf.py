@@ -177,7 +177,7 @@ def post_worker_init(worker: Any) -> None:
 def _share_one_core() -> None:
     """Keep Python's threads on one processor, where that is possible."""
     cores()  # counted while this thread may use all
-    with contextlib.suppress(AttributeError, OSError, ValueError, IndexError):  # not Linux, or no /proc
+    with contextlib.suppress(AttributeError, OSError, ValueError, LookupError):  # as OneCore raises, such as on macOS
         core = OneCore()
         if len(core.all) > 1:
             core.start()

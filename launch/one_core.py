@@ -32,20 +32,24 @@ def choose(core: int, idle: Mapping[int, float], own: float) -> int:
 
 
 class OneCore:
-    """The processor that the Python threads of this process share."""
+    """The processor that the Python threads of this process share.
+
+    Raises an AttributeError, OSError, ValueError or LookupError where a system does not tell what is needed, or forbids it.
+    """
 
     def __init__(self) -> None:
         self.all = os.sched_getaffinity(0)
         self.core = random.choice(sorted(self.all))  # in containers, many servers have the same number
         self._allowed: dict[int, set[int]] = {}  # by thread, where it may run
         self._seen = self._read()
+        os.sched_setaffinity(0, self.all)  # which shows that it is allowed
 
     def start(self) -> None:
         """Place the threads from now on, until the system refuses."""
         threading.Thread(target=self._run, name="one-core", daemon=True).start()
 
     def _run(self) -> None:
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(OSError, ValueError, LookupError):
             while True:
                 self.place()
                 choose_at = time.monotonic() + EVERY
@@ -71,18 +75,22 @@ class OneCore:
             # The main thread has the number of its process; Python's own note of it is from before a fork.
             allowed = {self.core} if number in threads or number == os.getpid() else self.all
             if before.get(number) != allowed:
-                with suppress(ProcessLookupError):  # it has ended
-                    os.sched_setaffinity(number, allowed)
+                self._allow(number, allowed)
             self._allowed[number] = allowed
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
         """Let the calling thread run on all processors meanwhile: it computes in C, and Python can go on beside it."""
-        os.sched_setaffinity(0, self.all)
+        self._allow(0, self.all)
         try:
             yield
         finally:
-            os.sched_setaffinity(0, {self.core})
+            self._allow(0, {self.core})
+
+    def _allow(self, thread: int, allowed: set[int]) -> None:
+        """Let a thread run there, unless it has ended or those processors have been taken from the process."""
+        with suppress(OSError):
+            os.sched_setaffinity(thread, allowed)
 
     def _read(self) -> tuple[float, float, dict[int, float]]:
         """Return the time, and since some time in the past, the seconds that this process used and that processors were idle."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.one_core import choose
+from launch.one_core import OneCore, choose
 from tests.support import wait_until
 from tests.support.servers import Server
 
@@ -67,6 +67,22 @@ def test_python_threads_get_one_processor_and_others_all() -> None:
     assert len(found["core"]) == 1
     assert found["main"] == found["handler"] == found["back"] == found["core"]
     assert found["native"] == found["elsewhere"] == every
+
+
+@several
+def test_a_thread_goes_on_where_a_processor_has_been_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, entered = OneCore(), False
+
+    def refuse(thread: int, allowed: set[int]) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with core.elsewhere():
+        entered = True
+    core.place()
+    assert entered
+    with pytest.raises(OSError, match="Invalid argument"):
+        OneCore()
 
 
 @several
