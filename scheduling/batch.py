@@ -97,8 +97,6 @@ class RunningBatch:
 
     def _share(self, plan: Plan, first: list[Sequence], token_budget: int) -> Plan:
         """Pause those that need pages of a later step; if that are all, compute the `first` that runs, which needs none."""
-        if not self.pages.are_awaited:
-            return plan
         plan.readers, early = self.pages.sharers(plan)
         if plan.padded and plan.readers:
             # The rest of a prompt would be padded to the whole one beside it, unless it is computed in the next step.

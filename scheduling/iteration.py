@@ -165,6 +165,11 @@ class SlotSteps(NamedTuple):
         return cls(rows - padding - recomputed, padding, held, idle, recomputed)
 
 
+def reasons(answered: Iterable[Sequence]) -> list[tuple[str, str]]:
+    """Return the ids of sequences that have left, each with its reason."""
+    return [(seq.id, seq.finish_reason or "abort") for seq in answered]
+
+
 def begin_of(planned: float, ended: float) -> tuple[float, bool]:
     """Return when a step began, in seconds, and whether it was planned while the one before, until `ended`, was computed."""
     return max(planned, ended), planned < ended - 1e-5  # more than the rounding error of times of day

@@ -249,15 +249,11 @@ class Reservations:
             seq, tokens = writer, min(tokens, writer.computed)
         return tokens
 
-    @property
-    def are_awaited(self) -> bool:
-        """Whether sequences may have found pages that are not computed yet."""
-        return self._pool is not None and bool(self._pool.writers)
-
     def sharers(self, plan: Plan) -> tuple[list[Sequence], list[Sequence]]:
         """Return those in a plan that need pages which it computes, and those that need pages which it does not compute."""
         pool, readers, early = self._pool, list[Sequence](), list[Sequence]()
-        assert pool is not None
+        if pool is None or not pool.writers:
+            return readers, early
         ends: dict[Sequence, int] = {}
         for seq, count in zip(plan.sequences, plan.counts):
             writer = self._awaited(seq, pool)

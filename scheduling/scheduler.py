@@ -28,7 +28,7 @@ from scheduling.advance import Advanced, Output, Token, TokenRun, advance, keep
 from scheduling.backlog import Backlog
 from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
-from scheduling.iteration import Iteration, Plan, SlotSteps, members_of
+from scheduling.iteration import Iteration, Plan, SlotSteps, members_of, reasons
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.sequence import Sequence
@@ -224,7 +224,7 @@ class Scheduler:
         return Iteration(
             n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,
             queue=len(self.waiting), members=members_of(plan, phases) if self.record else [],
-            joined=[seq.id for seq in plan.joined], left=[(s.id, s.finish_reason or "abort") for s in answered],
+            joined=[seq.id for seq in plan.joined], left=reasons(answered),
             slot_steps=slot_steps.rejecting(result.rejected), pages_used=pages_used, pages_total=pages_total,
             preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
             drafts=result.drafts, mask_seconds=plan.mask_seconds, experts=plan.experts, rows=self.rows,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from client.report.measure import named_ms
+from client.report.measure import named_ms, statistics_ms
 from costs.cost import Cost, Host
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
@@ -53,7 +53,7 @@ class Spread:
     def statistics_ms(self, name: str) -> dict[str, float | None]:
         """Return what `measure.statistics_ms` does; the numbers are seconds."""
         if not self.count:
-            return named_ms(name, [None] * 6)
+            return statistics_ms(name, ())
         p50, p90, p99 = map(self.percentile, (50, 90, 99))
         deviation = math.sqrt(self._squares / self.count)
         return named_ms(name, [1000 * n for n in (self.mean, p50, deviation, p50, p90, p99)])

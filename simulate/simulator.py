@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from costs.cost import Cost, Host
 from scheduling.driver import Driver, tokens_due
 from scheduling.fast_forward import commit_equal_steps, identical_steps_ahead
-from scheduling.iteration import Iteration, Plan
+from scheduling.iteration import Iteration, Plan, reasons
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.closed_loop import ClosedLoop
@@ -210,19 +210,19 @@ class Simulation(Driver):
         alone = self.records or swapping or not self._fast_forward
         most = 1 if alone else identical_steps_ahead(self.scheduler, plan)
         if most > 1:
-            answered = self._pass_equal_steps(plan, seconds, most)
+            left = reasons(self._pass_equal_steps(plan, seconds, most))
         else:
             outputs = self.compute_one(plan, seconds + swapping)
             if self.records:
                 iteration = self.scheduler.commit(plan, outputs, self.now)
-                self.left(plan, iteration.left)
                 self.record(iteration)
-                return
-            _, answered = self.scheduler.take_in(plan, outputs, self.now)
-        self.left(plan, [(seq.id, seq.finish_reason or "abort") for seq in answered])
+                left = iteration.left
+            else:
+                left = reasons(self.scheduler.take_in(plan, outputs, self.now)[1])
+        self.left(plan, left)
 
     def compute_one(self, plan: Plan, seconds: float) -> list[Output]:
-        """Let a step of so many seconds pass; return its tokens."""
+        """Compute one step alone, which takes this many seconds and what arrivals add; return its tokens."""
         result = self.result
         if plan.drafts:
             result.drafts += sum(map(bool, plan.drafts))
