@@ -13,7 +13,7 @@ from bisect import bisect_left
 from costs.cost import Cost, Host
 from fleet.autoscalers import Load
 from scheduling.driver import tokens_due
-from scheduling.fast_forward import fast_forward, identical_steps_ahead
+from scheduling.fast_forward import commit_equal_steps, fast_forward, identical_steps_ahead
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -90,22 +90,22 @@ class Replica:
 
     def commit(self) -> list[Sequence]:
         """End the stretch; return the sequences that left."""
-        if len(self._ends) > 1:
-            self._pass(len(self._ends) - 1)
-        plan, now = self._plan, self._ends[0]
+        plan, ends = self._plan, self._ends
         assert plan is not None
-        outputs = tokens_due(plan)
+        self._plan, self._ends = None, []
+        self.steps += len(ends)
+        self.busy += sum(self._seconds)
+        if len(ends) > 1:
+            if self._gaps is not None:
+                self._gaps.extend(gaps_between(plan, ends))
+            return commit_equal_steps(self.scheduler, plan, ends)
+        outputs, now = tokens_due(plan), ends[0]
         if self._gaps is not None:
             self._gaps.extend(gaps_of_step(plan, outputs, now))
-        self.steps += 1
-        self.busy += self._seconds[0]
+        if self._records is None:
+            return self.scheduler.take_in(plan, outputs, now)[1]
         inside = self.scheduler.running[:]
-        self._plan, self._ends = None, []
-        record = self.scheduler.commit(plan, outputs, now)
-        if self._records is not None:
-            self._records.append(record)
-        if not record.left:
-            return []
+        self._records.append(self.scheduler.commit(plan, outputs, now))
         return [seq for seq in inside if seq.state == "finished" and seq.finished_at == now]
 
     def _pass(self, count: int) -> None:
