@@ -114,12 +114,17 @@ INLINE char *block_at(const Call *c, char *pool, const int32_t *row, int h, int 
 // takes 0.6 of the time that it takes with prefetches into the first (Zen 4).
 INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
-// What a decode row reads next: its key blocks, then its value blocks, then the next head's keys.
+// What a decode row reads next: its key blocks, then its value blocks, then the keys of the next head, or of the next
+// sequence's first head. A shorter sequence has no such blocks: to prefetch from wherever its table points does no harm.
 INLINE const char *stream_at(const Call *c, const int32_t *row, int h, int blocks, int s) {
   if (s < blocks) return block_at(c, c->keys, row, h, s);
   if (s < 2 * blocks) return block_at(c, c->values, row, h, s - blocks);
   s -= 2 * blocks;
-  return block_at(c, c->keys, row, h + 1 < c->KV ? h + 1 : h, s < blocks ? s : blocks - 1);
+  if (++h == c->KV) {
+    h = 0;
+    if (row + c->max_pages < c->block_tables + (long)c->n * c->max_pages) row += c->max_pages;
+  }
+  return block_at(c, c->keys, row, h, s < blocks ? s : blocks - 1);
 }
 
 INLINE float widen(uint16_t x) {

@@ -2,13 +2,14 @@
 //
 // A block of 16 tokens is 16 * D bytes and then its 16 scales, so that what moves a page moves its scales. An
 // instruction adds four products of bytes, so four dimensions of a key lie side by side, and four tokens of a value's
-// column; BYTE_OFFSET is added to each number:
-//   keys    [D/4][16][4], and behind it what is left of D, [D%4][16]
+// column:
+//   keys    [D/4][16][4], and behind it what is left of D, [D%4][16]; BYTE_OFFSET is added to each number
 //   values  [4][D][4]
 //
 // A query is rounded to 15 bits, and so are its weights times the scales of their values: both have a scale for each
-// query, and a high and a low byte, or 16 bits where these are multiplied faster. Sums of products are exact integers,
-// the same in every order: for a token alone and in a chunk.
+// query, and a high and a low byte, or 16 bits where these are multiplied faster. No weight is negative, so its bytes
+// may stand where an instruction takes unsigned ones. Sums of products are exact integers, the same in every order: for
+// a token alone and in a chunk.
 #pragma once
 #include "attention_any.h"
 #include "bytes.h"
@@ -30,8 +31,7 @@ typedef struct {
 
 // A query's weights of a block, in the place of its scores.
 typedef struct {
-  int8_t bytes[2 * BLOCK];
-  int32_t sum, unused[7];
+  int8_t bytes[2 * BLOCK], unused[2 * BLOCK];
 } SplitWeights;
 
 INLINE vec load_some(const char *from, int d, int D, int half) {
@@ -52,14 +52,15 @@ INLINE float peak_of_row(const char *from, int D, int half) {
   return peak_of(most, 1e-30f);  // smaller numbers are zeros: the inverse of their scale could be infinite
 }
 
-// LANES numbers to places `at` and following of `count`.
-INLINE void split(ivec x, int8_t *to, int at, int count) {
+// LANES numbers to places `at` and following of `count`. Low bytes are at least -`below`, which is LOW / 2, so that high
+// bytes fit for numbers of both signs, or 0 for numbers that are not negative.
+INLINE void split(ivec x, int8_t *to, int at, int count, int below) {
 #if PAIRS_OF_BYTES
   __m256i v = _mm256_shuffle_epi32((__m256i)x, 0xd8);
   __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   memcpy(to + 2 * at, &pairs, sizeof pairs);
 #else
-  ivec above = (x + LOW / 2) >> 7;
+  ivec above = (x + below) >> 7;
   store_bytes(to + at, above);
   store_bytes(to + count + at, x - (above << 7));
 #endif
@@ -80,27 +81,28 @@ typedef struct {
   ivec high, low;
 } Sums;
 
-// 4 bytes times the numbers from place `at` on of `count`, for each lane.
-INLINE void add_products(Sums *sums, ivec bytes, const int8_t *from, int at, int count) {
+// 4 bytes of keys, or of values, times the numbers from place `at` on of `count`, for each lane.
+INLINE void add_products(Sums *sums, ivec bytes, const int8_t *from, int at, int count, int of_values) {
 #if PAIRS_OF_BYTES  // products of 16 bits take half the instructions of two products of bytes
   __m256i first = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)bytes, 8), 8);
   __m256i second = _mm256_srai_epi16((__m256i)bytes, 8);
   sums->high += (ivec)_mm256_madd_epi16(first, (__m256i)four_bytes(from + 2 * at));
   sums->high += (ivec)_mm256_madd_epi16(second, (__m256i)four_bytes(from + 2 * at + 4));
 #else
-  sums->high = dot(sums->high, bytes, four_bytes(from + at));
-  sums->low = dot(sums->low, bytes, four_bytes(from + count + at));
+  ivec high = four_bytes(from + at), low = four_bytes(from + count + at);
+  sums->high = of_values ? dot(sums->high, high, bytes) : dot(sums->high, bytes, high);
+  sums->low = of_values ? dot(sums->low, low, bytes) : dot(sums->low, bytes, low);
 #endif
 }
 
 INLINE ivec total_of(Sums sums) { return PAIRS_OF_BYTES ? sums.high : (sums.high << 7) + sums.low; }
 
-// Write D numbers as bytes and return their scale, which is NaN where one is infinite or NaN, so that what reads the
-// token becomes NaN too.
-INLINE float quantize(const char *from, int8_t *to, int D, int half) {
+// Write D numbers as bytes plus `offset` and return their scale, which is NaN where one is infinite or NaN, so that what
+// reads the token becomes NaN too.
+INLINE float quantize(const char *from, int8_t *to, int D, int half, int offset) {
   float peak = peak_of_row(from, D, half), inverse = peak > 0 ? 127 / peak : 0;
   for (int d = 0; d < D; d += LANES)
-    store_bytes(to + d, rounded(load_some(from, d, D, half) * inverse) + BYTE_OFFSET);
+    store_bytes(to + d, rounded(load_some(from, d, D, half) * inverse) + offset);
   return peak / 127;
 }
 
@@ -109,14 +111,15 @@ INLINE void split_query(const char *from, SplitQuery *q, int D, int half) {
   ivec sum = {0};
   for (int d = 0; d < D; d += LANES) {
     ivec x = rounded(load_some(from, d, D, half) * inverse);
-    split(x, q->bytes, d, MAX_HEAD_SIZE);
+    split(x, q->bytes, d, MAX_HEAD_SIZE, LOW / 2);
     sum += x;
   }
   q->start = -BYTE_OFFSET * sum_of(sum);
   q->scale = peak / FINEST;
 }
 
-// Turn the weights of a query's n keys into SplitWeights of `blocks` blocks, zeros behind them, and return their scale.
+// Turn the weights of a query's n keys, and the zeros behind them, into SplitWeights of `blocks` blocks; return their
+// scale.
 APART float split_weights(const Call *c, const int32_t *row, int h, float *w, int n, int blocks) {
   uvec most = {0};
   for (int t = 0; t < n; t += LANES) {
@@ -126,16 +129,10 @@ APART float split_weights(const Call *c, const int32_t *row, int h, float *w, in
     most = larger_of(most, magnitude(scaled));
   }
   float peak = peak_of(most, FLATTENED), inverse = peak > 0 ? FINEST / peak : 0;
-  for (int b = 0; b < blocks; b++) {
-    SplitWeights of_block = {.sum = 0};
-    ivec sum = {0};
-    for (int t = 0; t < BLOCK && b * BLOCK + t < n; t += LANES) {
-      ivec x = rounded(load_floats(w + b * BLOCK + t, LANES) * inverse);
-      split(x, of_block.bytes, t, BLOCK);
-      sum += x;
-    }
-    of_block.sum = sum_of(sum);
-    memcpy(w + b * BLOCK, &of_block, sizeof of_block);
+  for (float *end = w + blocks * BLOCK; w < end; w += BLOCK) {  // in place: a copy of bytes would wait for their stores
+    ivec x[PARTS];
+    UNROLL for (int p = 0; p < PARTS; p++) x[p] = rounded(load_floats(w + p * LANES, LANES) * inverse);
+    UNROLL for (int p = 0; p < PARTS; p++) split(x[p], (int8_t *)w, p * LANES, BLOCK, 0);
   }
   return peak / FINEST;
 }
@@ -149,10 +146,10 @@ INLINE void append_int8(const Call *c, const int32_t *row, int h, int first, int
     int lane = (position + r) % BLOCK, b = (position + r) / BLOCK;
     const char *new = new_key(c, first + r, h);
     char *key = block_at(c, c->keys, row, h, b), *value = block_at(c, c->values, row, h, b);
-    scales_at(c, key)[lane] = quantize(new, numbers, D, c->half);
+    scales_at(c, key)[lane] = quantize(new, numbers, D, c->half, BYTE_OFFSET);
     for (int d = 0; d < whole; d += 4) memcpy(key + d * BLOCK + lane * 4, numbers + d, 4);
     for (int d = whole; d < D; d++) key[d * BLOCK + lane] = (char)numbers[d];
-    scales_at(c, value)[lane] = quantize(new + bytes, numbers, D, c->half);
+    scales_at(c, value)[lane] = quantize(new + bytes, numbers, D, c->half, 0);
     value += lane / 4 * 4 * D + lane % 4;
     for (int d = 0; d < D; d++) value[4 * d] = (char)numbers[d];
   }
@@ -171,7 +168,7 @@ INLINE void score_bytes(const SplitQuery *q, const char *const *key, const char 
     UNROLL for (int j = 0; j < nk; j++)
       if (ahead) prefetch(ahead[j] + d * BLOCK);
     UNROLL for (int i = 0; i < nq; i++)
-      UNROLL for (int j = 0; j < nk * PARTS; j++) add_products(&sums[i][j], k[j], q[i].bytes, d, MAX_HEAD_SIZE);
+      UNROLL for (int j = 0; j < nk * PARTS; j++) add_products(&sums[i][j], k[j], q[i].bytes, d, MAX_HEAD_SIZE, 0);
   }
   UNROLL for (int j = 0; j < nk * PARTS; j++) {
     const char *rest = key[j / PARTS] + j % PARTS * LANES;
@@ -199,12 +196,12 @@ INLINE void weigh_bytes(const Call *c, const Queries *t, const SplitWeights *w, 
   for (int first = 0, next; first < blocks; first = next) {
     next = first + segment_at(t, first);
     Sums sums[TOGETHER][4];
-    int32_t start[TOGETHER] = {0};
     UNROLL for (int i = 0; i < nq; i++)
       UNROLL for (int j = 0; j < nc; j++) sums[i][j] = (Sums){{0}, {0}};
     for (int b = first; b < blocks && b < next; b++) {
       const char *value = block_at(c, c->values, t->pages, t->head, b) + 4 * d0;
       const char *ahead = stream ? stream_at(c, t->pages, t->head, blocks, blocks + b + FAR) + 4 * d0 : value;
+      if (stream && d0 == 0) prefetch(ahead + D * BLOCK);  // scales
       for (int four = 0; four < BLOCK; four += 4, value += 4 * D, ahead += 4 * D) {
         ivec v[4];
         UNROLL for (int j = 0; j < nc; j++) {
@@ -212,13 +209,11 @@ INLINE void weigh_bytes(const Call *c, const Queries *t, const SplitWeights *w, 
           if (stream && 4 * LANES * j % LINE == 0) prefetch(ahead + 4 * LANES * j);
         }
         UNROLL for (int i = 0; i < nq; i++)
-          UNROLL for (int j = 0; j < nc; j++) add_products(&sums[i][j], v[j], w[i * stride + b].bytes, four, BLOCK);
+          UNROLL for (int j = 0; j < nc; j++) add_products(&sums[i][j], v[j], w[i * stride + b].bytes, four, BLOCK, 1);
       }
-      UNROLL for (int i = 0; i < nq; i++) start[i] -= BYTE_OFFSET * w[i * stride + b].sum;
     }
     UNROLL for (int i = 0; i < nq; i++)
-      UNROLL for (int j = 0; j < nc; j++)
-        sum[i][j] += __builtin_convertvector(total_of(sums[i][j]) + start[i], vec);
+      UNROLL for (int j = 0; j < nc; j++) sum[i][j] += __builtin_convertvector(total_of(sums[i][j]), vec);
   }
   UNROLL for (int i = 0; i < nq; i++)
     UNROLL for (int j = 0; j < nc; j++) store_floats(o + i * MAX_HEAD_SIZE + d0 + j * LANES, sum[i][j], LANES);
@@ -234,10 +229,7 @@ APART void weigh_rest_bytes(const Call *c, const Queries *t, const SplitWeights 
       int32_t total = 0;
       for (int b = first; b < blocks && b < next; b++) {
         const int8_t *value = (const int8_t *)block_at(c, c->values, t->pages, t->head, b) + 4 * d;
-        for (int i = 0; i < BLOCK; i++) {
-          int8_t number = (int8_t)(value[i / 4 * 4 * c->D + i % 4] - BYTE_OFFSET);
-          total += number * number_at(w[b].bytes, i, BLOCK);
-        }
+        for (int i = 0; i < BLOCK; i++) total += value[i / 4 * 4 * c->D + i % 4] * number_at(w[b].bytes, i, BLOCK);
       }
       o[d] += (float)total;
     }

@@ -135,7 +135,7 @@ INLINE void attend_item_in_bytes(const Call *c, const Queries *q, int is_token, 
   if (q->count == 1) attend_bytes(c, q, scores, 0, 1, 1);
   else if (q->count == 2 || TOGETHER == 2)
     for (int i = 0; i < q->count; i += 2) attend_bytes(c, q, scores, i, 2, is_token);
-  else if (q->count == 3 && PAIRS_OF_BYTES) attend_bytes(c, q, scores, 0, 3, is_token);
+  else if (q->count == 3) attend_bytes(c, q, scores, 0, 3, is_token);
   else if (q->count <= HALF && TOGETHER > HALF) attend_bytes(c, q, scores, 0, HALF, is_token);
   else attend_bytes(c, q, scores, 0, TOGETHER, is_token);
 }
