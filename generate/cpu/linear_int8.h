@@ -120,15 +120,16 @@ static void int8_rows(const Task *t, int64_t row, int64_t rows, const char *w, i
 static void int8_vectors(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
   float sums[BAND * PANEL] __attribute__((aligned(64)));
   const int64_t groups = t->in.groups, blocks = (last - first + INT8_ROWS - 1) / INT8_ROWS;
-  const int64_t most = blocks == 1 ? groups : SLICE_BYTES / GROUP_BYTES;
+  const int64_t most = evenly(groups, blocks == 1 ? groups : SLICE_BYTES / 2 / GROUP_BYTES);
   const char *w = (const char *)t->w->packed + p * int8_panel_bytes(t->k);
   const float *scales = (const float *)(w + groups * GROUP_BYTES);
   for (int64_t from = 0; from < groups; from += most) {
     const Slice s = slice_at(w, from, groups, most, GROUP_BYTES, next, bytes);
-    for (int64_t b = 0, row = first; b < blocks; b++, row += INT8_ROWS) {
-      const int64_t steps = s.count * (INT8_GROUP / 4) / int8_fetch_every(last - row);
-      const int parts = PANEL / LANES / int8_vectors_of(last - row);
-      int8_rows(t, row, last - row, s.w, from, from + s.count, sums + (row - first) * PANEL,
+    for (int64_t b = 0, row = first, rows; b < blocks; b++, row += rows) {
+      rows = (last - row + blocks - b - 1) / (blocks - b);  // as many in each block: short ones multiply slower
+      const int64_t steps = s.count * (INT8_GROUP / 4) / int8_fetch_every(rows);
+      const int parts = PANEL / LANES / int8_vectors_of(rows);
+      int8_rows(t, row, rows, s.w, from, from + s.count, sums + (row - first) * PANEL,
                 share_of(s.then, s.bytes, b, blocks, steps * parts));
     }
   }

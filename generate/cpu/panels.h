@@ -155,7 +155,8 @@ INLINE const char *fetch(const char *from, int lines) {
   return from + 64 * lines;
 }
 
-// What a block of rows fetches: at each of its steps `count` addresses, `apart` bytes from each other.
+// What a block of rows fetches: at each of its steps `count` addresses, `apart` bytes from each other, which is less than
+// a line where there are more steps than lines.
 typedef struct {
   const char *from;
   int64_t apart;
@@ -163,10 +164,17 @@ typedef struct {
 } Ahead;
 
 // The share of block `b` of `blocks`, each of `steps` steps, in the `bytes` from `next` on. Steps fetch evenly, since a
-// core has few buffers for lines that are under way; to fetch a line twice costs less than to see that it is fetched.
+// core has few buffers for lines that are under way; to fetch a line twice, or some of the next share, costs less than
+// to see that it is fetched.
 INLINE Ahead share_of(const char *next, int64_t bytes, int64_t b, int64_t blocks, int64_t steps) {
   const int64_t all = blocks * steps, count = (bytes / 64 + all - 1) / all;
-  return (Ahead){next + bytes * b / blocks, count ? bytes / (all * count) : 0, (int)count};
+  return (Ahead){next + bytes * b / blocks, count > 1 ? 64 : count ? bytes / all : 0, (int)count};
+}
+
+// At most `most` of `units` in each slice, and as many in all: while a short one is multiplied, a whole one is fetched.
+INLINE int64_t evenly(int64_t units, int64_t most) {
+  const int64_t slices = (units + most - 1) / most;
+  return (units + slices - 1) / slices;
 }
 
 // `count` of a panel's units, such as pairs of inputs, at `w`, and what is fetched while they are multiplied.
