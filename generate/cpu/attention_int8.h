@@ -52,8 +52,8 @@ INLINE float peak_of_row(const char *from, int D, int half) {
   return peak_of(most, 1e-30f);  // smaller numbers are zeros: the inverse of their scale could be infinite
 }
 
-// LANES numbers to places `at` and following of `count`. Low bytes are at least -`below`, which is LOW / 2, so that high
-// bytes fit for numbers of both signs, or 0 for numbers that are not negative.
+// LANES numbers to places `at` and following of `count`. Low bytes are from -`below` on: LOW / 2 where numbers have both
+// signs, so that the high bytes fit, and 0 where no number is negative.
 INLINE void split(ivec x, int8_t *to, int at, int count, int below) {
 #if PAIRS_OF_BYTES
   __m256i v = _mm256_shuffle_epi32((__m256i)x, 0xd8);

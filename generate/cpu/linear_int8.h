@@ -126,7 +126,7 @@ static void int8_vectors(const Task *t, int64_t p, int64_t first, int64_t last, 
   for (int64_t from = 0; from < groups; from += most) {
     const Slice s = slice_at(w, from, groups, most, GROUP_BYTES, next, bytes);
     for (int64_t b = 0, row = first, rows; b < blocks; b++, row += rows) {
-      rows = (last - row + blocks - b - 1) / (blocks - b);  // as many in each block: short ones multiply slower
+      rows = (last - row + blocks - b - 1) / (blocks - b);  // equal blocks: short ones multiply slower
       const int64_t steps = s.count * (INT8_GROUP / 4) / int8_fetch_every(rows);
       const int parts = PANEL / LANES / int8_vectors_of(rows);
       int8_rows(t, row, rows, s.w, from, from + s.count, sums + (row - first) * PANEL,

@@ -167,8 +167,8 @@ static void attend_item(const Call *c, Item item, float *scores) {
   else attend_item_of(c, &q, KV_F32, scores);
 }
 
-// Refuses rows and pages that would make the loops read or write outside their memory; entries behind a context are
-// not read.
+// Refuses rows and pages that would make the loops read or write outside their memory; where entries behind a context
+// point is never read, though it may be prefetched.
 static int check(const Call *c, int *longest, double *read) {
   if (c->n < 0 || c->cu_seqlens[0] != 0) return BAD_ROWS;
   for (int i = 0; i < c->n; i++) {

@@ -171,7 +171,8 @@ INLINE Ahead share_of(const char *next, int64_t bytes, int64_t b, int64_t blocks
   return (Ahead){next + bytes * b / blocks, count > 1 ? 64 : count ? bytes / all : 0, (int)count};
 }
 
-// At most `most` of `units` in each slice, and as many in all: while a short one is multiplied, a whole one is fetched.
+// How many of `units` a slice has: at most `most`, and all slices as many, since a whole one is fetched while a short one
+// is multiplied.
 INLINE int64_t evenly(int64_t units, int64_t most) {
   const int64_t slices = (units + most - 1) / most;
   return (units + slices - 1) / slices;
