@@ -63,23 +63,11 @@ INLINE vec load_floats(const float *p, int64_t count) {
   return v;
 }
 
-INLINE vec floats_of(hvec h) {
-#if defined(__AVX512F__)  // gcc widens halves apart
-  return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
-#else
-  return (vec)(__builtin_convertvector(h, uvec) << 16);
-#endif
-}
-
 INLINE vec load_bf16(const bf16 *p, int64_t count) {
-  hvec h;
-  if (count >= LANES) {
-    memcpy(&h, p, sizeof h);
-    return floats_of(h);
-  }
-  hvec some = {0};  // apart: what is written in part lies in memory, and a whole vector would take that way, too
-  if (count > 0) memcpy(&some, p, (size_t)count * sizeof *p);
-  return floats_of(some);
+  hvec h = {0};
+  if (count >= LANES) memcpy(&h, p, sizeof h);
+  else if (count > 0) memcpy(&h, p, (size_t)count * sizeof *p);
+  return (vec)(__builtin_convertvector(h, uvec) << 16);
 }
 
 INLINE void store_floats(float *p, vec v, int64_t count) {
