@@ -93,9 +93,14 @@ def _client(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, cl
     named = headers.get(CLIENT) or fields.get("user") or fields.get("safety_identifier")
     if client_by == "header" and isinstance(named, str) and named:
         return named[:LONGEST_NAME]
+    key = hashed_key(headers)
+    return f"key-{key[:8]}" if key and client_by != "address" else peer
+
+
+def hashed_key(headers: Mapping[str, str]) -> str:
+    """Return a hash of a request's key, empty without one."""
     key = next((headers[name] for name in KEYS if headers.get(name)), "")
-    digest = blake2b(key.encode("utf-8", "replace"), digest_size=4).hexdigest()
-    return f"key-{digest}" if key and client_by != "address" else peer
+    return key and blake2b(key.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def _number(header: str | None, field: Any, most: float) -> float | None:

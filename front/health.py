@@ -34,8 +34,14 @@ async def _look(site: Site) -> None:
 
 
 def state(sites: Sequence[Site]) -> tuple[str, str | None]:
-    """Return `down` if no upstream can be reached, else `ok`; and which ones cannot be reached, and since when."""
-    down = [site for site in sites if site.down_since is not None]
-    times = (time.strftime("%F %T UTC", time.gmtime(site.down_since)) for site in down)
-    text = "; ".join(f"{site.name} cannot be reached since {since}" for site, since in zip(down, times))
-    return "down" if len(down) == len(sites) else "ok", text or None
+    """Return `down` if no upstream can be reached or may get a request, else `ok`; and which ones fail, and since when."""
+    said, out = [], 0
+    for site in sites:
+        rest, since = site.rest, site.down_since
+        if since is None and rest is not None and rest.is_failure:
+            since = time.time() - (rest.clock() - rest.since)
+            out -= rest.is_over  # whose next request may find it well
+        if since is not None:
+            how = "cannot be reached" if site.down_since else site.failing
+            said.append(f"{site.name} {how} since {time.strftime('%F %T UTC', time.gmtime(since))}")
+    return "down" if len(said) + out == len(sites) else "ok", "; ".join(said) or None

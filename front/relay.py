@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import aiohttp
@@ -26,14 +25,15 @@ from front import asked as asking
 from front.asked import Asked, Means
 from front.counted import Counter
 from front.errors import Failed
-from front.sites import Site, Sites
+from front.sites import EVERYONE, Rest, Site, Sites
 from front.upstream import Turn
 from front.upstreams import Upstreams
 from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from serving.inference import Inference, InferenceError
 
-PATIENCE_SECONDS = 15.0  # a request waits this long while no upstream takes any
 STALE_SECONDS = 0.5  # a connection that breaks sooner was closed before it was used
+GATEWAY = (502, 504)  # statuses that never are a request's fault
+UNABLE = (501, 505)  # statuses that say nothing of other requests
 STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
 LEFT = InferenceError("cancelled", "the client disconnected")
 BROKE = InferenceError("server_error", "the upstream broke the connection. Try again")
@@ -71,6 +71,11 @@ class Wires:
             headers["Authorization"] = f"Bearer {self.key}"
         return headers
 
+    def whose(self, request: web.BaseRequest, model: str) -> str:
+        """Return the key, as a hash, and the model to which a refusal may be due."""
+        key = "" if self.key or self.own_key else asking.hashed_key(request.headers)
+        return EVERYONE if self.sites.usual else f"{key}:{model}"
+
     def ask(
         self, method: str, url: str, headers: CIMultiDict[str], body: bytes | None = None, notes: set[str] | None = None
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
@@ -99,14 +104,15 @@ class Relay:
         self._let_through = False
         self._answer: aiohttp.ClientResponse | None = None
         self._attempting: asyncio.Task[None] | None = None
-        self._arrived, self._refused_at = self._loop.time(), inf
+        self._doubted: tuple[Site, Rest | None] | None = None  # an upstream whose error may be this request's fault
         self._stream: web.StreamResponse | None = None  # of a replica, whose head has been sent
         self._begun = False  # something was sent that another upstream cannot send again
         self.turn: Turn
 
     def expect(self, inference: Inference) -> None:
         """Take the inference that waits in the queue for this request."""
-        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), self._routed)
+        whose = self._wires.whose(self.request, self.asked.model)
+        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), self._routed, whose)
         self._wires.upstream.expect(self.turn)
 
     def on_end(self) -> None:
@@ -171,22 +177,13 @@ class Relay:
                 raise
             raise failed(ended) from None
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            site.failures += 1
             is_closed = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
             if is_closed:
                 site.down_since = site.down_since or time.time()
             # Nothing has reached it, or it is a replica of ours: nothing is done twice.
-            may_repeat = is_closed or (site.own and not self._begun)
-            if may_repeat and self.turn.inference.error is None:
-                if not is_closed:
-                    self._refused_at = min(self._refused_at, self._loop.time())
-                self._wires.sites.rest(site, {})
-                site.tries = 1
-                if self._is_patient():
-                    self._wires.upstream.refuse(self.turn)
-                    self._answer = None
-                    return None
-                site.rests_until = 0.0  # the next in the queue may have waited long enough, too
+            may_stay = is_closed or (site.own and not self._begun)
+            if self._blame(site, error, is_closed=is_closed) and self._put_back(site, may_stay):
+                return None
             other = NO_REPLICA if site.own else BROKE
             reason = self.turn.inference.error or (CLOSED if is_closed else self._reason(error, other))
             self._wires.upstream.end(self.turn, "abort", reason)
@@ -195,10 +192,39 @@ class Relay:
             site.open -= 1
             self._attempting = None
 
-    def _is_patient(self, seconds: float = 0.0) -> bool:
-        """Return whether this request may wait so many more seconds although no upstream takes requests."""
-        since = min(self._refused_at, max(self._arrived, self._wires.sites.refuse_since))
-        return self._loop.time() + seconds - since < PATIENCE_SECONDS
+    def _blame(self, site: Site, error: Exception, *, is_closed: bool = False, is_cut: bool = False) -> bool:
+        """Count an error against an upstream; return False if it is not at fault: it serves others, or we ended the request."""
+        is_silent = isinstance(error, asyncio.TimeoutError) and not is_closed
+        serves = is_silent and self._loop.time() - site.heard_at < self._wires.idle
+        if serves or self.turn.inference.error is not None:
+            return False
+        if site.own:
+            site.failures += 1
+            if not is_cut:
+                self._refuse({})
+        else:
+            why = "refuses connections" if is_closed else "is silent" if is_silent else "breaks connections"
+            self._wires.upstream.fail(site, self.turn.rest, why, at_once=is_closed or is_silent, is_cut=is_cut)
+        return True
+
+    def _refuse(self, headers: Mapping[str, str]) -> None:
+        self.turn.refused_at = min(self.turn.refused_at, self._wires.sites.clock())
+        self._wires.upstream.refuse(self.turn, headers)
+
+    def _put_back(self, site: Site, may_stay: bool) -> bool:
+        """Let the request wait once more, for another upstream unless it `may_stay`; return False if it has waited enough.
+
+        What an upstream may have computed goes to each other one at most once.
+        """
+        turn, sites = self.turn, self._wires.sites.all
+        if not may_stay:
+            turn.tried.add(site.name)
+        others = (one for one in sites if one.name not in turn.tried and one.slots >= turn.inference.sequence.slots)
+        if not (may_stay or any(others)) or not self._wires.upstream.is_patient(turn):
+            return False
+        self._answer = None
+        self._wires.upstream.put_back(turn)
+        return True
 
     def _reason(self, error: Exception, other: InferenceError) -> InferenceError:
         silent = (
@@ -214,17 +240,23 @@ class Relay:
             headers["X-Request-Id"] = self.turn.inference.id
         url = site.url + self.request.rel_url.raw_path_qs
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
-            site.down_since = None
+            site.down_since, site.heard_at = None, self._loop.time()
             refusals = answers.REFUSALS if site.own else (429, 503)
             if answer.status in refusals and (not site.own or answers.is_refusal(await answer.read())):
-                # It may refuse this request alone, as for the limit of a client's key. Then one more finds out at a time.
-                self._refused_at = min(self._refused_at, now := self._loop.time())
-                site.tries += self.turn.probes and site.rests_until < now
-                if self._is_patient(self._wires.sites.rest(site, {} if site.own else answer.headers)):
-                    self._wires.upstream.refuse(self.turn)
+                self._refuse({} if site.own else answer.headers)
+                if self._put_back(site, may_stay=True):
                     return None
-            elif self.turn.probes:
+            elif answer.status >= 500 and answer.status not in UNABLE and not site.own:
+                if answer.status in GATEWAY:
+                    self._wires.upstream.fail(site, self.turn.rest, f"answers {answer.status}")
+                elif self._doubted is None:
+                    self._doubted = site, self.turn.rest
+                if self._put_back(site, may_stay=False):
+                    return None
+            else:
                 self._wires.upstream.accept(self.turn)
+                if self._doubted is not None:  # which was wrong, as this one answers the same request
+                    self._wires.upstream.fail(*self._doubted, "answers with errors")
             self._answer = answer
             return await self._copy(answer, site)
 
@@ -246,6 +278,7 @@ class Relay:
         upstream, turn = self._wires.upstream, self.turn
         try:
             async for chunk in answers.pieces(answer) if site.own else answer.content.iter_any():
+                site.heard_at = self._loop.time()
                 if not response.prepared:
                     await to_client(response.prepare(self.request))
                 if site.own and answer.content_type == answers.STREAM and not self._begun:
@@ -258,7 +291,7 @@ class Relay:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             if not response.prepared or (site.own and not self._begun):
                 raise
-            site.failures += 1
+            self._blame(site, error, is_cut=True)
             other = CUT if site.own else BROKEN
             return await self._break(response, counter, turn.inference.error or self._reason(error, other))
         if not response.prepared:
@@ -268,6 +301,8 @@ class Relay:
         self.output_tokens, self.prompt_tokens = counter.tokens, counter.prompt_tokens
         if counter.token_length is not None:
             lengths.learn(model, counter.token_length)
+        if answer.status < 500:
+            upstream.accept(turn, is_whole=True)
         if counter.is_error and not counter.tokens:
             upstream.end(turn, "abort", PASSED_ON)
         else:

@@ -276,7 +276,7 @@ class Queue(Door):
         except InferenceError as error:
             if error.kind == "overloaded":
                 seconds = self.manager.before(inference.sequence)[1]
-                error.retry_after = max(1, min(MAX_RETRY_SECONDS, math.ceil(seconds)))
+                error.retry_after = max(1, min(MAX_RETRY_SECONDS, math.ceil(seconds or 0.0)))
             raise
 
     def _inference(self, request: web.Request, asked: Asked, relay: Relay) -> Inference:
@@ -300,20 +300,20 @@ class Queue(Door):
         self._check(request)
         id, waiting = request.query.get("id", ""), self.manager.queued
         seq = next((seq for seq in waiting if seq.id == id), None)
-        before, seconds = ([], 0.0) if seq is None else self.manager.before(seq)
+        before, seconds = ([], None) if seq is None else self.manager.before(seq)
         known = {"state": "waiting"} if seq is not None else self.service.registry.find(id)
         if known is None:
             text = f"request {id[:100]!r} is unknown. Use the X-Request-Id with which it was sent"
             raise Failed(404, text, "not_found_error")
         return web.json_response(
             {"id": id, "state": known["state"], "before": None if seq is None else len(before), "waiting": len(waiting), "policy": self.manager.policy_name,
-             "expected_wait_s": round(seconds, 3) if seq is not None and math.isfinite(seconds) else None}
+             "expected_wait_s": None if seconds is None else round(seconds, 3)}
         )  # fmt: skip
 
     async def name_upstreams(self, request: web.Request) -> web.Response:
         """List the upstreams."""
         self._check(request)
-        fields = ("name", "slots", "open", "refusals", "failures", "down_since")
+        fields = ("name", "slots", "open", "refusals", "failures", "failing", "down_since")
         return web.json_response([{name: getattr(site, name) for name in fields} for site in self.sites.all])
 
     async def look(self, request: web.Request) -> web.StreamResponse:

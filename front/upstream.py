@@ -15,7 +15,7 @@ from collections.abc import Callable
 from math import inf
 
 from fleet.routers import Asked
-from front.sites import Site
+from front.sites import EVERYONE, Rest, Site
 from scheduling.advance import Output, TokenRun
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
@@ -34,15 +34,19 @@ class Turn:
     """
 
     __slots__ = (
-        "again", "asked", "at", "begin", "begun_at", "ended", "error", "inference", "last", "probes", "unread", "where",
+        "again", "arrived", "asked", "at", "begin", "begun_at", "ended", "error", "inference", "last", "refused_at", "rest",
+        "tried", "unread", "where", "whose",
     )  # fmt: skip
 
-    def __init__(self, inference: Inference, begin: Callable[[], None], asked: Asked) -> None:
+    def __init__(self, inference: Inference, begin: Callable[[], None], asked: Asked, whose: str = EVERYONE) -> None:
         self.inference, self.begin, self.asked = inference, begin, asked
+        self.whose = whose  # its client's key and model, if a refusal may be due to them
+        self.arrived, self.refused_at = time.monotonic(), inf  # first
+        self.tried: set[str] = set()  # the upstreams that failed it, which do not get it again
         self.at: Upstream  # once it is let through; `where` is that upstream's name
         self.where = ""
         self.begun_at = 0.0  # when it was last let through
-        self.probes = False  # the upstream refused others before it
+        self.rest: Rest | None = None  # that it ends, if the upstream takes it
         self.unread = 0  # tokens
         self.ended: str | None = None  # stop, length or abort, when its answer is complete
         self.error: InferenceError | None = None
@@ -84,6 +88,13 @@ class Upstream:
         """Note that something came; the caller has the inbox's lock, unless it is the loops' thread."""
         self.due = min(self.due, 0.0 if turn.ended or turn.again else self._clock() + self._together)
 
+    def is_closed_to(self, seq: Sequence) -> bool:
+        """Return whether a waiting request must not go to this site now, although others may."""
+        if (turn := self._turns.get(seq)) is None:
+            return False
+        rest = self.site.rest_from(turn.whose)
+        return self.site.name in turn.tried or (rest is not None and not rest.is_over)
+
     def forward(self, plan: Plan) -> list[Output]:
         """Send the requests that joined; if a step is due, put what arrived into `plan` and return its outputs.
 
@@ -95,10 +106,14 @@ class Upstream:
         plan.counts = [0] * len(plan.sequences)
         self.let_through += len(plan.joined)
         for seq in plan.joined:
-            if (turn := self._turns.get(seq)) is not None:
+            with self.loop.inbox.changed:
+                if (turn := self._turns.get(seq)) is None:
+                    continue
                 turn.at, turn.where, turn.begun_at = self, self.site.name, self._clock()
-                turn.probes = self.site.refuses_since < inf
-                turn.begin()
+                turn.rest = self.site.rest_from(turn.whose)
+                if turn.rest is not None:
+                    turn.rest.enter()
+            turn.begin()
         if self._open is not None:
             still = set(plan.sequences)
             plan.joined = [seq for seq in self._open.joined if seq in still] + plan.joined

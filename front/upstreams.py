@@ -9,14 +9,15 @@ router chooses. Upstreams may come and go; while there are none, requests wait. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heapreplace
 from itertools import takewhile
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from batching import BatchingManager
 from fleet.routers import Asked
-from front.sites import REST_SECONDS, Site, Sites
+from front.sites import Rest, Site, Sites
 from front.upstream import Turn, Upstream
 from scheduling.policy import Policy
 from scheduling.reservations import ENDLESS
@@ -26,6 +27,7 @@ from serving.inference import InferenceError
 from serving.recovery import Recovery
 
 BEAT = 0.25  # seconds after which the loops check deadlines even if nothing arrived
+PATIENCE_SECONDS = 15.0  # a request waits this long while no upstream takes it
 RARELY = 20  # an order is reused for this many times as long as it took to compute
 
 
@@ -48,6 +50,7 @@ class Upstreams(BatchingManager):
         self._is_changed = False  # `sites` have changed
         self._is_leaving = False  # an upstream that left still has requests
         self._number = 0  # of the latest step of any upstream
+        self._looks_at = 0.0  # when to look again for requests that no upstream takes
         self._order: list[Sequence] = []  # the waiting requests, as last sorted
         self._sorts_at = 0.0  # when they may be sorted again
 
@@ -109,8 +112,9 @@ class Upstreams(BatchingManager):
     @property
     def slot_cap(self) -> int:
         """Return the slots of the upstreams that do not rest; those of the schedulers change within a round."""
-        now = self.sites.clock()
-        able = [one for one in self.each if self.scheduler is not None and one.site.rests_until <= now]
+        able = [
+            one for one in self.each if self.scheduler is not None and (one.site.rest is None or one.site.rest.is_over)
+        ]
         return sum(min(len(one.scheduler.batch.slots), one.slots) for one in able)
 
     def expect(self, turn: Turn) -> None:
@@ -119,7 +123,14 @@ class Upstreams(BatchingManager):
 
     def forget(self, turn: Turn) -> None:
         """Forget a request that has ended."""
-        self._turns.pop(turn.inference.sequence, None)
+        with self.inbox.changed:
+            self._turns.pop(turn.inference.sequence, None)
+            self._leave(turn)
+
+    def _leave(self, turn: Turn) -> None:
+        if turn.rest is not None:
+            turn.rest.leave()
+            turn.rest = None
 
     def tokens(self, turn: Turn, count: int) -> None:
         """Note that tokens of a request have passed."""
@@ -133,16 +144,28 @@ class Upstreams(BatchingManager):
             turn.ended, turn.error = reason, error
             self._tell(turn)
 
-    def refuse(self, turn: Turn) -> None:
-        """Note that the upstream did not take a request: it goes back to the head of the queue."""
+    def refuse(self, turn: Turn, headers: Mapping[str, str]) -> None:
+        """Note that the upstream refuses a request, and for how long."""
+        with self.inbox.changed:
+            self.sites.refuse(turn.at.site, turn.whose, turn.rest, headers)
+
+    def fail(self, site: Site, tried: Rest | None, why: str, *, at_once: bool = False, is_cut: bool = False) -> None:
+        """Note that an upstream failed, as `Sites.fail` does."""
+        with self.inbox.changed:
+            self.sites.fail(site, tried, why, at_once=at_once, is_cut=is_cut)
+
+    def accept(self, turn: Turn, is_whole: bool = False) -> None:
+        """Note that the upstream takes a request, or has answered it; after a rest, the waiting ones may follow."""
+        with self.inbox.changed:
+            turn.at.site.accept(turn.rest, is_whole)
+            if turn.rest is not None:
+                self._tell(turn)
+
+    def put_back(self, turn: Turn) -> None:
+        """Let a request that the upstream did not take go back to the head of the queue."""
         with self.inbox.changed:
             turn.again = True
-            self._tell(turn)
-
-    def accept(self, turn: Turn) -> None:
-        """Note that an upstream takes requests again after refusing some: the waiting ones may follow."""
-        with self.inbox.changed:
-            turn.probes, turn.at.site.refuses_since, turn.at.site.tries = False, inf, 1
+            self._leave(turn)
             self._tell(turn)
 
     def _tell(self, turn: Turn) -> None:
@@ -157,18 +180,26 @@ class Upstreams(BatchingManager):
         known = [] if self.scheduler is None else list(self.scheduler.waiting)
         return list(dict.fromkeys(known + arrived))
 
-    def before(self, seq: Sequence) -> tuple[list[Sequence], float]:
-        """Return the waiting requests ahead of this one in the policy's order, and the seconds that they take.
+    def before(self, seq: Sequence) -> tuple[list[Sequence], float | None]:
+        """Return the waiting requests ahead of this one in the policy's order, and the seconds until it gets a slot.
 
-        The request may be one that does not wait yet. An order of a long queue takes a while, so it is reused for a multiple
-        of that: one that it lacks and that does not wait is then the last.
+        They are None while the time of a token is unknown. The request may be one that does not wait yet. An order of a long
+        queue takes a while, so it is reused for a multiple of that: one that it lacks and that does not wait is then the last.
         """
         first, now, waiting = self.each[0].scheduler, self._clock(), dict.fromkeys(self.queued)
         if now >= self._sorts_at or (seq in waiting and seq not in self._order):
             self._order = first.queue.in_order(first.policy, first.sharing.running, [*waiting, seq], now)
             self._sorts_at = now + RARELY * (self._clock() - now)
         sooner = [one for one in takewhile(lambda one: one is not seq, self._order) if one in waiting]
-        return sooner, self.inbox.rate.seconds_for(sum(one.total for one in sooner))
+        if not self.inbox.rate.is_known:
+            return sooner, None
+        # The tokens until each slot is free, if all get as many at a time.
+        left = [one.total - max(one.computed, len(one.output_ids)) for one in first.sharing.running]
+        left += [0] * (sum(one.slots for one in self.each) - len(left))
+        heapify(left)
+        for one in sooner:
+            heapreplace(left, left[0] + one.total)
+        return sooner, self.inbox.rate.seconds_for(left[0] * len(left))
 
     def assemble(self, policy: Policy) -> Callable[[], bool]:
         """Make a scheduler and a loop for each upstream; return what runs those that have something to do."""
@@ -179,6 +210,7 @@ class Upstreams(BatchingManager):
 
     def _connect(self, one: Upstream, policy: Policy) -> None:
         one.scheduler = Scheduler(policy, None, self.max_tokens_per_step, slots=one.numbers)
+        one.scheduler.queue.is_closed_to = one.is_closed_to
         if one is not self.each[0]:
             self.each[0].scheduler.sharing.take(one.scheduler)
         one.loop = self.loop(one.scheduler, Recovery(one, self._make_probe, self._clock))
@@ -189,6 +221,9 @@ class Upstreams(BatchingManager):
         due = self._wait()
         if self._is_changed or self._is_leaving:
             self._follow()
+        if self._clock() >= self._looks_at:
+            self._looks_at = self._clock() + BEAT
+            self._give_up()
         self.each[0].loop.drain_inbox()  # arrivals are estimated with the free slots of all
         # Who joins where is decided below; a closed loop takes its batch at once, and one upstream needs no router.
         one_by_one = bool(self.engines) and not self.each[0].scheduler.policy.closed
@@ -208,6 +243,28 @@ class Upstreams(BatchingManager):
         self._open(self.each)
         return going
 
+    def _give_up(self) -> None:
+        """End the waiting requests that no upstream takes for longer than a request waits."""
+        if not any(site.rests for site in self.sites.all):
+            return
+        for seq in list(self.each[0].scheduler.waiting):
+            turn = self._turns.get(seq)
+            if turn is None or (held := self.sites.refusal(turn.whose, turn.tried)) is None or self.is_patient(turn):
+                continue
+            seconds, who = (
+                max(1, ceil(held[0].until - self.sites.clock())),
+                " or ".join(site.name for site in self.sites.all),
+            )
+            text = f"no upstream takes this request now: {who} {held[0].why}. Try again in {seconds} s"
+            kind = "overloaded" if any(site.rest is None for site in self.sites.all) else "unavailable_error"
+            turn.inference.cancel(InferenceError(kind, text, seconds))
+
+    def is_patient(self, turn: Turn) -> bool:
+        """Return whether a request may wait until an upstream takes it."""
+        now, held = self.sites.clock(), self.sites.refusal(turn.whose, turn.tried)
+        since = turn.refused_at if held is None else min(turn.refused_at, max(held[1], turn.arrived))
+        return max(now, held[0].until if held else now) - since < PATIENCE_SECONDS
+
     def _open(self, able: Iterable[Upstream]) -> None:
         """Let requests through to these upstreams only; none of them rests."""
         for one in self.each:
@@ -218,18 +275,15 @@ class Upstreams(BatchingManager):
             one.scheduler.batch.slot_cap = self._most(one)
 
     def _most(self, one: Upstream) -> int:
-        """Return how many requests an upstream may have now: none while it rests, and then one more than it has taken.
+        """Return how many requests an upstream may have now: none while it rests, and later one more at a time.
 
-        That one finds out whether it takes requests again, which it does if it does not refuse that one within a moment. After
-        each rest that an upstream asks for, one more may try beside it.
+        So each is seen to try before the next one may. A closed loop needs its batch at once.
         """
-        if one.site.rests_until > self.sites.clock():
+        rest = one.site.rest
+        if rest is not None and not rest.is_over:
             return 0
-        if one.site.refuses_since == inf or one.scheduler.policy.closed:
-            return one.slots
-        since = self._clock() - REST_SECONDS
-        turns = [turn for seq in one.scheduler.running if (turn := self._turns.get(seq)) is not None]
-        return min(one.slots, one.site.tries + sum(turn.begun_at < since or not turn.probes for turn in turns))
+        is_free = not one.site.rests or (one.scheduler.policy.closed and one.site.failing is None)
+        return one.slots if is_free else min(one.slots, len(one.scheduler.running) + 1)
 
     def _able(self) -> list[Upstream]:
         """Return the upstreams that can take a waiting request."""
@@ -245,7 +299,8 @@ class Upstreams(BatchingManager):
         turn, first = None, able[0].scheduler
         if one_by_one:
             try:
-                seq = next(iter(first.policy.order(first.waiting, self._clock())), None)
+                order = first.policy.order(first.waiting, self._clock())
+                seq = next((seq for seq in order if not all(one.is_closed_to(seq) for one in able)), None)
                 turn = None if seq is None else self._turns.get(seq)
             except BaseException:  # the loop that asks next handles it
                 return able
@@ -277,8 +332,7 @@ class Upstreams(BatchingManager):
         now, rested = self._clock(), self.sites.clock()
         times = [now + BEAT]
         for one in self.each:
-            if one.site.rests_until > rested:
-                times.append(now + one.site.rests_until - rested)
-            elif not one.scheduler.running:
+            times += [now + rest.until - rested for rest in one.site.rests.values() if rest.until > rested]
+            if one.site.rest is None and not one.scheduler.running:
                 times.append(now + one.loop.idle_seconds(now))
         return min(times)

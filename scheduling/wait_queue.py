@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from itertools import count
 from math import inf
@@ -29,6 +29,7 @@ class WaitQueue:
         self.blocked: Sequence | None = None  # the first in order that could not join, if one ended the last admission
         self.joined: list[Sequence] = []  # those that have joined since the last plan
         self.recomputes = False  # a sequence has joined whose tokens were computed before
+        self.is_closed_to: Callable[[Sequence], bool] | None = None  # which to pass over, whatever the policy says
         self.expiries: list[tuple[float, int, Sequence]] = []  # a heap, with entries of sequences that have left
         self._numbers = count()
 
@@ -131,9 +132,15 @@ class WaitQueue:
         self, joined: list[Sequence], n: int, policy: Policy, hooks: Hooks, budget: Budget, step: int, now: float
     ) -> str | None:
         """Let `n` sequences join in the policy's order; return what keeps the next one from it, if anything does."""
+        passed_over: set[Sequence] = set()
         for seq in policy.order(self.waiting, now) if n > 0 else ():
             if seq not in self.waiting or seq.state != "waiting":
                 raise PolicyError(f"order: {seq.id} is {seq.state}, not in the queue")
+            if self.is_closed_to is not None and self.is_closed_to(seq):
+                if seq in passed_over:  # a generator that waits until it joins
+                    break
+                passed_over.add(seq)
+                continue
             reason = policy.blocked_by(seq, self.batch.running, budget) if hooks.blocks else None
             if not self.batch.fits(seq):
                 reason = "slots_full"

@@ -77,6 +77,11 @@ class Rate:
         self._tokens = 0.0
         self._seconds = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a step."""
+        return self._tokens > 0
+
     def add(self, tokens: int, seconds: float) -> None:
         """Record one step."""
         seconds /= self.parallel

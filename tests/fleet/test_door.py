@@ -14,7 +14,7 @@ from made_up import ASK, GOOD, LIMITS, Front, behind, breaks, says, streams, wai
 
 from fleet import bodies
 from fleet.bodies import PROMPTS
-from front import relay, sites
+from front import sites, upstreams
 from tests.support import SOON
 
 UNAVAILABLE = {"error": {"message": "draining", "type": "unavailable_error", "param": None, "code": None}}
@@ -29,7 +29,7 @@ def anthropics(kind: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(sites, "REST_SECONDS", 0.05)
 
 

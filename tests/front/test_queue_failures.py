@@ -7,7 +7,6 @@ import collections
 import contextlib
 import json
 import tracemalloc
-from math import inf
 
 import aiohttp
 import pytest
@@ -15,13 +14,14 @@ from scripted import CHAT, Answer, Front, before, connected, queueing, scripted
 
 from front import relay, sites, upstreams
 from front.server import Settings
+from front.sites import EVERYONE
 from tests.support import run_async
 
 ONE = {"max_tokens": 5}
 
 
 def test_an_upstream_that_is_down_is_waited_for_and_then_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 0.5)
 
     async def test(front: Front) -> None:
         front.queue.sites.all[0].url = "http://127.0.0.1:9"
@@ -62,13 +62,13 @@ def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(stat
 
 def test_one_request_finds_out_whether_an_upstream_takes_requests_again_and_then_the_others_follow() -> None:
     async def test(front: Front) -> None:
-        front.queue.sites.rest(front.queue.sites.all[0], {"Retry-After": "0.1"})
+        front.queue.sites.refuse(front.queue.sites.all[0], EVERYONE, None, {"Retry-After": "0.1"})
         asks = ({"tag": i, "fault": "429", "times": 1, "after": 1, **ONE} for i in range(4))
         asked = asyncio.create_task(front.all(*asks, in_order=True))
         await front.until(lambda: front.upstream.refusals)
         assert front.upstream.tags == ["0"]
         assert {answer.status for answer in await asked} == {200}
-        assert front.queue.sites.all[0].refuses_since == inf
+        assert not front.queue.sites.all[0].rests
 
     before(test, slots=4)
 
@@ -76,7 +76,7 @@ def test_one_request_finds_out_whether_an_upstream_takes_requests_again_and_then
 def test_a_request_that_alone_is_refused_does_not_keep_the_others_from_the_upstream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 4.0)
+    monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 4.0)
 
     async def test(front: Front) -> None:
         refused = asyncio.create_task(front.ask(fault="429", after=0.05, times=10_000, **ONE))
@@ -89,7 +89,7 @@ def test_a_request_that_alone_is_refused_does_not_keep_the_others_from_the_upstr
 
 
 def test_an_answer_in_one_piece_that_is_not_refused_at_once_counts_as_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstreams, "REST_SECONDS", 0.02)
+    monkeypatch.setattr(sites, "REST_SECONDS", 0.02)
 
     async def test(front: Front) -> None:
         front.hold()
@@ -103,7 +103,7 @@ def test_an_answer_in_one_piece_that_is_not_refused_at_once_counts_as_taken(monk
 
 
 def test_requests_wait_for_a_busy_upstream_however_long_another_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(sites, "REST_SECONDS", 0.02)
 
     async def test(front: Front) -> None:
@@ -116,7 +116,7 @@ def test_requests_wait_for_a_busy_upstream_however_long_another_is_down(monkeypa
 
 
 def test_requests_that_waited_long_enough_for_an_upstream_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 1.0)
 
     async def test(front: Front) -> None:
         front.queue.sites.all[0].url = "http://127.0.0.1:9"

@@ -111,9 +111,7 @@ def test_two_upstreams_share_one_queue() -> None:
 def test_an_upstream_that_refuses_rests_while_the_other_serves_and_comes_back() -> None:
     async def test(front: Front) -> None:
         assert (await front.ask(fault="429", after=0.3, max_tokens=3)).headers["X-Upstream"] in ("u0", "u1")
-        await front.until(
-            lambda: not any(site.rests_until > front.queue.sites.clock() for site in front.queue.sites.all)
-        )
+        await front.until(lambda: all(rest.is_over for site in front.queue.sites.all for rest in site.rests.values()))
         await front.until(lambda: front.queue.manager.slot_cap == 4)
         answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(8)), in_order=True)
         assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}

@@ -1,0 +1,92 @@
+"""One of two upstreams is broken: the other answers, and the broken one rests, is tried by one request, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from scripted import Front, before
+
+from front import sites, upstreams
+from front.server import Settings
+
+Broken = Callable[[asyncio.StreamWriter], Awaitable[None]]
+HEAD = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: 100\r\n\r\n"
+EVENT = b'data: {"choices":[{"delta":{"content":"t"}}]}\n\n'
+
+
+def says(data: bytes) -> Broken:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    return answer
+
+
+async def resets(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+async def is_silent(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(1000)
+
+
+WAYS = {
+    "resets": resets, "502": says(HEAD % (b"502 Bad", b"text/html") + b"x" * 100), "silent": is_silent,
+    "500": says(HEAD % (b"500 No", b"text/html") + b"x" * 100), "503": says(HEAD % (b"503 No", b"text/html") + b"x" * 100),
+    "head": says(HEAD % (b"200 OK", b"application/json")), "half": says(HEAD % (b"200 OK", b"text/event-stream") + EVENT),
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def broken(answer: Broken) -> AsyncIterator[tuple[str, list[int]]]:
+    """Serve on a free port what is broken; yield its URL, and a list of the connections that brought a request."""
+    seen: list[int] = []
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(cast(asyncio.Task[Any], asyncio.current_task()))
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            if await reader.read(65536):
+                seen.append(1)
+                await answer(writer)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+
+
+async def named(front: Front, path: str) -> Any:
+    return (await front.send("GET", path)).json
+
+
+@pytest.mark.parametrize("way", ["refuses", *WAYS])
+def test_the_other_upstream_answers_at_least_198_of_200_requests(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "FIRST_REST", 60.0)  # each probe of one that cuts streams costs an answer
+
+    async def test(front: Front) -> None:
+        async with broken(WAYS.get(way, resets)) as (url, seen):
+            front.queue.sites.all[0].url = "http://127.0.0.1:9" if way == "refuses" else url
+            answers = await front.all(*({"tag": i, "max_tokens": 1} for i in range(200)))
+            whole = [one for one in answers if one.status == 200 and "[DONE]" in one.text]
+            assert len(whole) >= 198
+            assert {one.headers["X-Upstream"] for one in whole} == {"u1"}
+            if way != "503":  # that is a refusal, and asks for a second
+                assert len(seen) <= 6
+                assert (await named(front, "/upstreams"))[0]["failing"]
+                assert "u0" in (await named(front, "/health"))["reason"]
+        await front.until(lambda: front.idle)
+
+    before(test, count=2, slots=2, step=0.001, settings=Settings(idle=3.0 if way == "silent" else 20.0))
