@@ -301,7 +301,7 @@ class Relay:
         self.output_tokens, self.prompt_tokens = counter.tokens, counter.prompt_tokens
         if counter.token_length is not None:
             lengths.learn(model, counter.token_length)
-        if answer.status < 500:
+        if answer.status < 500 and answer.status != 429:
             upstream.accept(turn, is_whole=True)
         if counter.is_error and not counter.tokens:
             upstream.end(turn, "abort", PASSED_ON)

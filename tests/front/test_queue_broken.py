@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
-from scripted import Front, before
+from scripted import Answer, Front, before
 
-from front import sites, upstreams
+from front import sites
 from front.server import Settings
 
 Broken = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -90,3 +90,61 @@ def test_the_other_upstream_answers_at_least_198_of_200_requests(way: str, monke
         await front.until(lambda: front.idle)
 
     before(test, count=2, slots=2, step=0.001, settings=Settings(idle=3.0 if way == "silent" else 20.0))
+
+
+def test_one_request_at_a_time_tries_a_silent_upstream_until_it_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "FIRST_REST", 0.02)
+
+    async def test(front: Front) -> None:
+        async with broken(is_silent) as (url, seen):
+            site, well = front.queue.sites.all[0], front.upstream.url
+            site.url = "http://127.0.0.1:9"
+            await front.all(*({"max_tokens": 1} for _ in range(6)))
+            site.url = url
+            asked = asyncio.create_task(front.all(*({"tag": i, "max_tokens": 9} for i in range(40))))
+            await front.until(lambda: len(front.upstreams[1].ended) >= 36)
+            assert len(seen) == 1
+            site.url = well
+        assert {answer.status for answer in await asked} == {200}  # the one that tried was cut, and sent to the other
+        while site.failing:
+            await front.ask(max_tokens=1)
+        assert {(await front.ask(max_tokens=1)).status} == {200}
+        await front.until(lambda: front.idle and front.queue.manager.slot_cap == 8)
+
+    before(test, count=2, slots=4)
+
+
+def test_an_error_that_every_upstream_answers_is_the_requests_own_and_rests_none() -> None:
+    async def test(front: Front) -> None:
+        answers = await front.all(*({"tag": i, "fault": "500"} for i in range(8)))
+        assert {(answer.status, answer.text) for answer in answers} == {(500, '{"error": "boom"}')}
+        assert [len(set(one.tags)) for one in front.upstreams] == [8, 8]
+        assert [one["failing"] for one in await named(front, "/upstreams")] == [None, None]
+
+    before(test, count=2)
+
+
+@pytest.mark.parametrize(
+    ("others", "statuses"), [(["bob"], {"bob": 200}), (["bob", "carol"], {"bob": 429, "carol": 503})]
+)
+def test_a_refusal_rests_one_key_until_another_is_refused_and_nobody_waits_for_long(
+    others: list[str], statuses: dict[str, int]
+) -> None:
+    async def test(front: Front) -> None:
+        async def ask(key: str, **body: Any) -> Answer:
+            return await front.ask({"Authorization": f"Bearer {key}"}, max_tokens=3, **body)
+
+        front.hold()
+        first = asyncio.create_task(ask("alice"))
+        await front.until(lambda: front.upstream.running)
+        waiting = [asyncio.create_task(ask("alice", fault="429", after=3600, times=10)) for _ in range(5)]
+        await front.until(lambda: front.queue.manager.waiting == 5)
+        front.go()
+        assert (await first).status == 200
+        assert {answer.status for answer in await asyncio.gather(*waiting)} == {429}
+        assert len(front.upstream.seen) == 2  # the others of this key were not sent
+        fault = {"fault": "429", "after": 3600, "times": 10} if "carol" in others else {}
+        assert {key: (await ask(key, **fault)).status for key in others} == statuses
+        await front.until(lambda: front.idle)
+
+    before(test)
