@@ -25,6 +25,8 @@ from front.limits import Limits
 
 BACKLOG = 2048
 LINGER_SECONDS = 5.0  # to read and discard what a client sends after its answer
+QUIET_SECONDS, LAST_SECONDS = 0.25, 2.0  # in which one client may send again at the end, and in which any may
+PAUSE_SECONDS = 0.01
 SWEEP_SECONDS = 1.0  # between two looks at all connections
 RESERVED_FILES = 256  # open files in addition to connections of clients, and to replicas for their requests
 LINE_BYTES, FIELD_BYTES, FIELDS = 4094, 8190, 100  # of a head, as gunicorn limits them for the replicas
@@ -63,6 +65,12 @@ class Clients:
     def forget(self, client: Client) -> None:
         self._open.discard(client)
         self._waiting.pop(client, None)
+
+    async def settle(self) -> None:
+        """Wait until no client may be about to send a request, which would be lost if its connection closed now."""
+        end = (now := asyncio.get_running_loop().time)() + LAST_SECONDS
+        while now() < end and any(client.is_recent(now() - QUIET_SECONDS) for client in self._waiting):
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def sweep(self) -> None:
         """Close the connections whose time is up, until cancelled."""
@@ -171,6 +179,10 @@ class Client(web.RequestHandler):
         if now - self._since > (self._clients.limits.send if unsent else self._limit):
             self.abort()
 
+    def is_recent(self, when: float) -> bool:
+        """Return whether it began to wait or to send after this time."""
+        return self._since > when
+
     @property
     def is_sending(self) -> bool:
         """Whether a part of an answer has not reached the client."""
@@ -236,7 +248,10 @@ async def listening(app: web.Application, sock: socket.socket, limits: Limits) -
     try:
         yield
     finally:
+        await asyncio.sleep(PAUSE_SECONDS)  # until those that have connected are accepted
         listener.close()
+        await asyncio.sleep(PAUSE_SECONDS)
+        await clients.settle()
         await runner.cleanup()
         sweeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -87,6 +87,12 @@ class Door:
             answer.force_close()
         return answer
 
+    async def part(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let no client send another request on its connection, which would be lost, once this server is to end."""
+        if self.draining:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
     def may_ask(self, request: web.Request) -> bool:
         """Return whether a request has the key, if there is one."""
         named = request.headers.get("X-Api-Key", "")

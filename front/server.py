@@ -149,6 +149,7 @@ class Queue(Door):
         """Return the application."""
         app = web.Application(middlewares=[self.guard])
         app.cleanup_ctx.append(self._connections)
+        app.on_response_prepare.append(self.part)
         routes = {"/queue/position": self.position, "/upstreams": self.name_upstreams, "/{kind:upstream|replica}/{name}/{path:.*}": self.look,
                   "/{path:.*}": self.handle}  # fmt: skip
         for path, handler in routes.items():

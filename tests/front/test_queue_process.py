@@ -13,9 +13,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-from scripted import CHAT, Scripted, scripted
+import pytest
+from scripted import CHAT, Front, Scripted, connected, queueing, scripted
 
 from fleet.options import bind
+from front import clients
+from front.server import Settings
 from tests.support import ROOT, run_async
 
 BODY = {
@@ -117,3 +120,37 @@ def test_a_loop_that_dies_ends_the_process_with_a_status_that_supervisors_see(tm
             assert await asyncio.wait_for(queue.wait(), 30) == 1
 
     run_async(asyncio.wait_for(run(), 180))
+
+
+def test_a_request_on_a_kept_connection_is_answered_until_the_queue_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "QUIET_SECONDS", 60.0)
+    monkeypatch.setattr(clients, "LAST_SECONDS", 60.0)
+    request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+
+    async def run() -> None:
+        async with scripted(1, 0.002) as upstream, contextlib.AsyncExitStack() as stack:
+            front = await stack.enter_async_context(queueing([upstream], "dynamic", 1, Settings(), {}))
+            async with connected(front) as (reader, writer):
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+                await reader.readexactly(int(length[15:]))
+                front.queue.draining = True
+                ending = asyncio.create_task(stack.aclose())
+                while not await refuses_connections(front):
+                    await asyncio.sleep(0.005)
+                writer.write(request)
+                last = await reader.read()  # to the end: no more is answered on this connection
+                assert last.startswith(b"HTTP/1.1 503")
+                assert b"Connection: close" in last
+                await ending
+
+    run_async(asyncio.wait_for(run(), 60))
+
+
+async def refuses_connections(front: Front) -> bool:
+    try:
+        async with connected(front):
+            return False
+    except ConnectionError:
+        return True
