@@ -195,7 +195,7 @@ class Relay:
     def _blame(self, site: Site, error: Exception, *, is_closed: bool = False, is_cut: bool = False) -> bool:
         """Count an error against an upstream; return False if it is not at fault: it serves others, or we ended the request."""
         is_silent = isinstance(error, asyncio.TimeoutError) and not is_closed
-        serves = is_silent and self._loop.time() - site.heard_at < self._wires.idle
+        serves = is_silent and not site.own and self._loop.time() - site.heard_at < self._wires.idle / 2
         if serves or self.turn.inference.error is not None:
             return False
         if site.own:
@@ -204,12 +204,12 @@ class Relay:
                 self._refuse({})
         else:
             why = "refuses connections" if is_closed else "is silent" if is_silent else "breaks connections"
-            self._wires.upstream.fail(site, self.turn.rest, why, at_once=is_closed or is_silent, is_cut=is_cut)
+            self._wires.sites.fail(site, self.turn.rest, why, at_once=is_closed or is_silent, is_cut=is_cut)
         return True
 
     def _refuse(self, headers: Mapping[str, str]) -> None:
         self.turn.refused_at = min(self.turn.refused_at, self._wires.sites.clock())
-        self._wires.upstream.refuse(self.turn, headers)
+        self._wires.sites.refuse(self.turn.at.site, self.turn.whose, self.turn.rest, headers)
 
     def _put_back(self, site: Site, may_stay: bool) -> bool:
         """Let the request wait once more, for another upstream unless it `may_stay`; return False if it has waited enough.
@@ -248,7 +248,7 @@ class Relay:
                     return None
             elif answer.status >= 500 and answer.status not in UNABLE and not site.own:
                 if answer.status in GATEWAY:
-                    self._wires.upstream.fail(site, self.turn.rest, f"answers {answer.status}")
+                    self._wires.sites.fail(site, self.turn.rest, f"answers {answer.status}")
                 elif self._doubted is None:
                     self._doubted = site, self.turn.rest
                 if self._put_back(site, may_stay=False):
@@ -256,7 +256,7 @@ class Relay:
             else:
                 self._wires.upstream.accept(self.turn)
                 if self._doubted is not None:  # which was wrong, as this one answers the same request
-                    self._wires.upstream.fail(*self._doubted, "answers with errors")
+                    self._wires.sites.fail(*self._doubted, "answers with errors")
             self._answer = answer
             return await self._copy(answer, site)
 

@@ -93,6 +93,10 @@ class Site:
         return self.rests.get(EVERYONE)
 
     @property
+    def may_be_asked(self) -> bool:
+        return self.rest is None or self.rest.is_over
+
+    @property
     def failing(self) -> str | None:
         """How it fails, if that is why it rests."""
         return self.rest.why if self.rest is not None and self.rest.is_failure else None
@@ -155,7 +159,7 @@ class Sites:
         be at fault, so that after each rest one more tries beside it.
         """
         site.refusals += 1
-        now, why = self.clock(), "refuses requests"
+        now, why = self.clock(), f"{site.name} refuses requests"
         rests = {
             one: rest for one, rest in site.rests.items() if one in (EVERYONE, whose) or not rest.is_over or rest.open
         }
@@ -179,8 +183,8 @@ class Sites:
         site.strikes = max(site.strikes + 1, 2 if at_once else 0)
         if site.strikes < 2:
             return
-        rest = rest or Rest(why, now)
-        rest.why, rest.is_cut, site.rests = why, is_cut, {EVERYONE: rest}
+        rest = rest or Rest("", now)
+        rest.why, rest.is_cut, site.rests = f"{site.name} {why}", is_cut, {EVERYONE: rest}
         takes = any(one.rest is None for one in self.all)
         rest.extend(min(FIRST_REST * 2 ** min(site.strikes - 2, 9), LONGEST_REST) if takes else REST_SECONDS, math.inf)
         for one in self.all:

@@ -9,15 +9,15 @@ router chooses. Upstreams may come and go; while there are none, requests wait. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from heapq import heapify, heapreplace
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import ceil, inf
 from typing import Any
 
 from batching import BatchingManager
 from fleet.routers import Asked
-from front.sites import Rest, Site, Sites
+from front.sites import Site, Sites
 from front.upstream import Turn, Upstream
 from scheduling.policy import Policy
 from scheduling.reservations import ENDLESS
@@ -112,9 +112,7 @@ class Upstreams(BatchingManager):
     @property
     def slot_cap(self) -> int:
         """Return the slots of the upstreams that do not rest; those of the schedulers change within a round."""
-        able = [
-            one for one in self.each if self.scheduler is not None and (one.site.rest is None or one.site.rest.is_over)
-        ]
+        able = [one for one in self.each if self.scheduler is not None and one.site.may_be_asked]
         return sum(min(len(one.scheduler.batch.slots), one.slots) for one in able)
 
     def expect(self, turn: Turn) -> None:
@@ -143,16 +141,6 @@ class Upstreams(BatchingManager):
         with self.inbox.changed:
             turn.ended, turn.error = reason, error
             self._tell(turn)
-
-    def refuse(self, turn: Turn, headers: Mapping[str, str]) -> None:
-        """Note that the upstream refuses a request, and for how long."""
-        with self.inbox.changed:
-            self.sites.refuse(turn.at.site, turn.whose, turn.rest, headers)
-
-    def fail(self, site: Site, tried: Rest | None, why: str, *, at_once: bool = False, is_cut: bool = False) -> None:
-        """Note that an upstream failed, as `Sites.fail` does."""
-        with self.inbox.changed:
-            self.sites.fail(site, tried, why, at_once=at_once, is_cut=is_cut)
 
     def accept(self, turn: Turn, is_whole: bool = False) -> None:
         """Note that the upstream takes a request, or has answered it; after a rest, the waiting ones may follow."""
@@ -191,11 +179,11 @@ class Upstreams(BatchingManager):
             self._order = first.queue.in_order(first.policy, first.sharing.running, [*waiting, seq], now)
             self._sorts_at = now + RARELY * (self._clock() - now)
         sooner = [one for one in takewhile(lambda one: one is not seq, self._order) if one in waiting]
-        if not self.inbox.rate.is_known:
-            return sooner, None
         # The tokens until each slot is free, if all get as many at a time.
         left = [one.total - max(one.computed, len(one.output_ids)) for one in first.sharing.running]
         left += [0] * (sum(one.slots for one in self.each) - len(left))
+        if not left or not self.inbox.rate.is_known:
+            return sooner, None
         heapify(left)
         for one in sooner:
             heapreplace(left, left[0] + one.total)
@@ -251,11 +239,8 @@ class Upstreams(BatchingManager):
             turn = self._turns.get(seq)
             if turn is None or (held := self.sites.refusal(turn.whose, turn.tried)) is None or self.is_patient(turn):
                 continue
-            seconds, who = (
-                max(1, ceil(held[0].until - self.sites.clock())),
-                " or ".join(site.name for site in self.sites.all),
-            )
-            text = f"no upstream takes this request now: {who} {held[0].why}. Try again in {seconds} s"
+            seconds = max(1, ceil(held[0].until - self.sites.clock()))
+            text = f"no upstream takes this request now: {held[0].why}. Try again in {seconds} s"
             kind = "overloaded" if any(site.rest is None for site in self.sites.all) else "unavailable_error"
             turn.inference.cancel(InferenceError(kind, text, seconds))
 
@@ -279,8 +264,7 @@ class Upstreams(BatchingManager):
 
         So each is seen to try before the next one may. A closed loop needs its batch at once.
         """
-        rest = one.site.rest
-        if rest is not None and not rest.is_over:
+        if not one.site.may_be_asked:
             return 0
         is_free = not one.site.rests or (one.scheduler.policy.closed and one.site.failing is None)
         return one.slots if is_free else min(one.slots, len(one.scheduler.running) + 1)
@@ -300,7 +284,8 @@ class Upstreams(BatchingManager):
         if one_by_one:
             try:
                 order = first.policy.order(first.waiting, self._clock())
-                seq = next((seq for seq in order if not all(one.is_closed_to(seq) for one in able)), None)
+                some = islice(order, len(first.waiting))  # it may yield one again that does not join
+                seq = next((seq for seq in some if not all(one.is_closed_to(seq) for one in able)), None)
                 turn = None if seq is None else self._turns.get(seq)
             except BaseException:  # the loop that asks next handles it
                 return able

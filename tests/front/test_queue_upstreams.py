@@ -179,7 +179,7 @@ def test_a_wait_is_unknown_until_the_upstream_has_sent_a_token() -> None:
 def test_a_full_queue_tells_a_short_request_to_come_back_sooner_where_it_would_go_first() -> None:
     async def test(front: Front) -> None:
         _, steps = watched(front)
-        (first,) = await front.occupied(1, 4000)
+        (first,) = await front.occupied(1, 1000)
         front.go()
         await front.until(lambda: len(steps) > 5)
         waiting = asyncio.create_task(front.all(*({"max_tokens": 400, "tag": i} for i in range(2))))
@@ -204,7 +204,7 @@ def test_a_refused_request_is_told_its_place_by_its_own_deadline() -> None:
         front.queue.manager._sorts_at = 0.0  # or the second is told by the order found for the first
         soon = await front.ask(max_tokens=9, slo_s=1)
         assert [answer.status for answer in (soon, late)] == [429, 429]
-        assert int(soon.headers["Retry-After"]) == 1 < int(late.headers["Retry-After"])
+        assert int(soon.headers["Retry-After"]) < int(late.headers["Retry-After"])
         for task in (waiting, *first):
             task.cancel()
 
