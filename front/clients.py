@@ -68,7 +68,8 @@ class Clients:
 
     async def settle(self) -> None:
         """Wait until no client may be about to send a request, which would be lost if its connection closed now."""
-        end = (now := asyncio.get_running_loop().time)() + LAST_SECONDS
+        now = asyncio.get_running_loop().time
+        end = now() + LAST_SECONDS
         while now() < end and any(client.is_recent(now() - QUIET_SECONDS) for client in self._waiting):
             await asyncio.sleep(PAUSE_SECONDS)
 

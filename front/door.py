@@ -87,7 +87,7 @@ class Door:
             answer.force_close()
         return answer
 
-    async def part(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def end_connection(self, request: web.Request, response: web.StreamResponse) -> None:
         """Let no client send another request on its connection, which would be lost, once this server is to end."""
         if self.draining:
             response.force_close()

@@ -149,7 +149,7 @@ class Queue(Door):
         """Return the application."""
         app = web.Application(middlewares=[self.guard])
         app.cleanup_ctx.append(self._connections)
-        app.on_response_prepare.append(self.part)
+        app.on_response_prepare.append(self.end_connection)
         routes = {"/queue/position": self.position, "/upstreams": self.name_upstreams, "/{kind:upstream|replica}/{name}/{path:.*}": self.look,
                   "/{path:.*}": self.handle}  # fmt: skip
         for path, handler in routes.items():
