@@ -192,7 +192,7 @@ class Relay:
             site.open -= 1
             self._attempting = None
 
-    def _blame(self, site: Site, error: Exception, *, is_closed: bool = False, is_cut: bool = False) -> bool:
+    def _blame(self, site: Site, error: Exception, *, is_closed: bool = False) -> bool:
         """Count an error against an upstream; return False if it is not at fault: it serves others, or we ended the request."""
         is_silent = isinstance(error, asyncio.TimeoutError) and not is_closed
         serves = is_silent and not site.own and self._loop.time() - site.heard_at < self._wires.idle / 2
@@ -200,10 +200,11 @@ class Relay:
             return False
         if site.own:
             site.failures += 1
-            if not is_cut:
+            if not self._begun:
                 self._refuse({})
         else:
             why = "refuses connections" if is_closed else "is silent" if is_silent else "breaks connections"
+            is_cut = self._answer is not None
             self._wires.sites.fail(site, self.turn.rest, why, at_once=is_closed or is_silent, is_cut=is_cut)
         return True
 
@@ -291,7 +292,7 @@ class Relay:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             if not response.prepared or (site.own and not self._begun):
                 raise
-            self._blame(site, error, is_cut=True)
+            self._blame(site, error)
             other = CUT if site.own else BROKEN
             return await self._break(response, counter, turn.inference.error or self._reason(error, other))
         if not response.prepared:
