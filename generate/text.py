@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from models.text.tokenizer import Detokenizer, Tokenizer
+from models.text.tool_format import CLOSE, OPEN, Thinking
 
 
 class AnswerText:
     """Follows the generated tokens of one request.
 
     The answer ends where the first of `stop_texts` begins, and at the first of `stop_ids` or `eos_ids`; with `keep_stop`
-    the stop stays in the text. None of them counts if it ends among the first `min_tokens` tokens. `hidden` ids never
-    give text.
+    the stop stays in the text. A stop does not count if it ends among the first `min_tokens` tokens, nor a stop text in
+    the `thinking` part. Ids of `eos_ids` always count: sampling lets one pass that early only where a form is complete.
+    `hidden` ids never give text.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class AnswerText:
         keep_stop: bool = False,
         min_tokens: int = 0,
         hidden: Collection[int] = (),
+        thinking: Thinking = "none",
     ) -> None:
         self.stop_texts = tuple(stop_texts)
         self.stop_ids = frozenset(stop_ids)
@@ -37,17 +40,19 @@ class AnswerText:
         self.keep_stop = keep_stop
         self.min_tokens = min_tokens
         self.hidden = frozenset(hidden)
+        self.thinking = thinking
         self.stop_reason: str | int | None = None
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer) if self.stop_texts else None
         self._text = ""
+        self._stops_from: int | None = 0 if thinking == "none" else None  # where the thinking part ends, once known
         self._fed = 0
         self._ends_at = 0  # tokens at which the stop was found
 
     @property
     def rules(self) -> tuple[object, ...]:
         """What decides, beside the tokens, about the text and its end."""
-        return self.stop_texts, self.stop_ids, self.eos_ids, self.keep_stop, self.min_tokens, self.hidden
+        return self.stop_texts, self.stop_ids, self.eos_ids, self.keep_stop, self.min_tokens, self.hidden, self.thinking
 
     @property
     def watches(self) -> bool:
@@ -58,7 +63,7 @@ class AnswerText:
         """Add a token; return "stop" if the answer ends with it."""
         self._fed += 1
         counts = self._fed > self.min_tokens
-        if counts and token in self.eos_ids:
+        if token in self.eos_ids:
             return self._end(None)
         if counts and token in self.stop_ids:
             return self._end(token)
@@ -66,16 +71,25 @@ class AnswerText:
             return None
         before = len(self._text)
         self._text += self._detokenizer.feed([token])
-        if not counts:
+        if self._stops_from is None and (end := self._end_of_thinking(before)) is not None:
+            self._stops_from = before = end
+        if not counts or self._stops_from is None:
             return None
         # Each from its own length back: a stop that ended before this token did not count, or is not one.
-        hits = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self.stop_texts]
+        hits = [(self._text.find(stop, max(self._stops_from, before - len(stop) + 1)), stop) for stop in self.stop_texts]
         hits = [(position, stop) for position, stop in hits if position >= 0]
         if not hits:
             return None
         position, stop = min(hits, key=lambda hit: hit[0])
         self._text = self._text[: position + (len(stop) if self.keep_stop else 0)]
         return self._end(stop)
+
+    def _end_of_thinking(self, before: int) -> int | None:
+        """Return where the thinking part ends, 0 without one, or None if that is open; it was at `before` characters."""
+        if self.thinking == "maybe" and not OPEN.startswith(self._text.lstrip()[: len(OPEN)]):
+            return 0
+        end = self._text.find(CLOSE, max(0, before - len(CLOSE) + 1))
+        return None if end < 0 else end + len(CLOSE)
 
     def _end(self, reason: str | int | None) -> str:
         self.stop_reason = reason

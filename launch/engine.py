@@ -122,6 +122,7 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
         keep_stop: bool = False,
         hide_special: bool = False,
         min_tokens: int = 0,
+        thinking: Any = "none",
         **options: Any,
     ) -> Inference:
         params = {name: options.pop(name) for name in sampling_names & options.keys()}
@@ -147,6 +148,7 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
                 keep_stop=keep_stop,
                 min_tokens=min_tokens,
                 hidden=tokenizer.special_ids if hide_special else (),
+                thinking=thinking,
             ),
             **options,
         )

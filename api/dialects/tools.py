@@ -86,6 +86,7 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
         options["grammar"] = constraint(engine, *asked)
     if not calls.tools and thinking == "none":
         return None
+    options["thinking"] = thinking
     names = [tool.function.name for tool in calls.tools]
     if calls.tools or asked is not None:
         parts = {f"tool_{i}": ("json", schema) for i, tool in enumerate(calls.tools) if (schema := _schema(tool))}

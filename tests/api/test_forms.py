@@ -116,8 +116,10 @@ def test_an_answer_that_is_cut_off_says_so(client: FlaskClient) -> None:
 
 
 def test_ignore_eos_and_min_tokens_do_not_outlast_a_form(client: FlaskClient) -> None:
-    (choice,) = chat(client, USER, max_tokens=60, ignore_eos=True, **FORMS["schema"]).get_json()["choices"]
-    assert choice["finish_reason"] == "stop"
+    for fields in ({"ignore_eos": True}, {"min_tokens": 60}, {"min_tokens": 60, "stop": ["zz"]}):
+        (choice,) = chat(client, USER, max_tokens=60, **fields, **FORMS["schema"]).get_json()["choices"]
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(choice["message"]["content"]), PERSON)
 
 
 @pytest.mark.parametrize("name", REFUSED)

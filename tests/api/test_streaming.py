@@ -165,6 +165,17 @@ def test_a_stop_is_kept_if_it_is_wanted_and_waits_for_the_fewest_tokens() -> Non
     assert late.text(list(b"abcab")) == "abca"
 
 
+@pytest.mark.parametrize(
+    ("thinking", "text", "ends"),
+    [("open", "ab</think>ab", 12), ("open", "ab</think", None), ("maybe", " <think>b</think>\nb", 19),
+     ("maybe", "<thb", 4), ("maybe", "<", None), ("maybe", "\nb", 2), ("none", "b</think>", 1)],
+)  # fmt: skip
+def test_no_stop_counts_within_the_thinking_part(thinking: Any, text: str, ends: int | None) -> None:
+    answer = AnswerText(PieceTokenizer(), ["b"], thinking=thinking)  # type: ignore[arg-type]
+    assert next((n for n, token in enumerate(text.encode(), 1) if answer.feed(token)), None) == ends
+    assert answer.text(list(text.encode())) == (text if ends is None else text[: ends - 1])
+
+
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -137,7 +137,8 @@ def fake_engine(
 
     def make_inference(prompt: str, num_tokens: int, prompt_ids: list[int], **options: Any) -> Inference:
         sampling = {k: options.pop(k) for k in SAMPLING & options.keys()}
-        written = {k: options.pop(k) for k in ("stop_texts", "stop_ids", "keep_stop", "min_tokens") if k in options}
+        names = {"stop_texts", "stop_ids", "keep_stop", "min_tokens", "thinking"}
+        written = {k: options.pop(k) for k in names & options.keys()}
         text = AnswerText(
             tokenizer,
             **written,
