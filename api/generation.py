@@ -44,7 +44,7 @@ class GenerationRequest:
 
     `max_tokens` is None for all tokens that the context leaves. `limit_name` and `prompt_name` are the names of the limit
     and of the prompts in the dialect, for error messages. The `n` best of `best_of` answers to each prompt are kept.
-    `parts` makes what takes an answer apart, None for one that is content alone.
+    `parts` makes what takes an answer apart, None for one that is content alone. `ignored` names parts without effect.
     """
 
     prompts: list[Prompt]
@@ -57,6 +57,7 @@ class GenerationRequest:
     seed: int | None = None
     timeout_s: float | None = None
     parts: Callable[[], AnswerParts] | None = None
+    ignored: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ def reply(
     """
 
     def response() -> Response:
-        return body.name_ignored(write(), ignored)
+        return body.name_ignored(write(), ignored + generation.request.ignored)
 
     return response() if at_once or generation.wakeup is not None else Deferred(generation, response)
 

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, Literal
@@ -24,7 +24,8 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from generate.short_text import bits_of, short_text
 
 Kind = Literal["json", "choice", "regex", "lark"]
-NO_PARTS: Mapping[str, tuple[Kind, Any]] = {}
+Parts = Mapping[str, tuple[Kind, Any]]
+NO_PARTS: Parts = {}
 ANSWER = "answer"  # the name of the whole form
 MOST_KEPT, MOST_CHARACTERS = 256, 1 << 21  # forms, and their sources together: some 60 MB
 LARGEST_SOURCE = 1 << 17  # characters
@@ -47,8 +48,15 @@ PROBED = 4  # tokens
 ANNOTATIONS = frozenset({"int32", "int64", "float", "double", "binary", "byte", "password", "path", "file-path"})
 DATA = frozenset({"const", "enum", "default", "examples", "x-guidance"})  # keywords whose values are not schemas
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})  # objects whose keys are not keywords
+FORMATS = ANNOTATIONS | {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+UNKNOWN = frozenset({  # keywords that llguidance lacks, and oneOf, whose members it must be able to tell apart
+    "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if",
+    "maxContains", "minContains", "not", "oneOf", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
+    "uniqueItems",
+})  # fmt: skip
 QUOTED = frozenset({"pattern", "$ref", "format", "type"})  # keywords whose value an error of llguidance names
 REASONS = {  # by how an error of llguidance begins
+    "recursion limit": "it is nested too deeply",
     "Unimplemented keys": "it is not supported",
     "oneOf constraints": "its members overlap, or cannot be told apart. Use anyOf",
     "NoExtension": "no text satisfies it",
@@ -70,6 +78,8 @@ class FormError(ValueError):
 
 class Grammar:
     """A compiled form, equal to others of the same source, which has so many characters."""
+
+    left_out: Sequence[str] = ()  # paths of keywords that it does not enforce
 
     def __init__(self, key: bytes, characters: int, matcher: llguidance.LLMatcher, grammars: Grammars) -> None:
         self.key, self.characters, self.grammars = key, characters, grammars
@@ -104,14 +114,16 @@ class Grammars:
         """Return the number of forms that it keeps."""
         return len(self._known)
 
-    def compile(self, kind: Kind, source: Any, parts: Mapping[str, tuple[Kind, Any]] = NO_PARTS) -> Grammar:
+    def compile(self, kind: Kind, source: Any, parts: Parts = NO_PARTS, loose: Collection[str] = ()) -> Grammar:
         """Return a compiled form; a Lark grammar may name other forms, its `parts`, as `@name`.
+
+        The schemas of `loose` parts are enforced without the keywords that llguidance does not know.
 
         It takes no longer than `MOST_SECONDS` of a processor and does not hold the interpreter. Raises FormError, which names
         the keyword of a schema and its path.
         """
         try:
-            text = json.dumps([kind, source, dict(parts)])
+            text = json.dumps([kind, source, dict(parts), [*loose]])
             key = hashlib.sha256(text.encode()).digest()
             with self._lock:
                 known = self._known.get(key)
@@ -121,8 +133,13 @@ class Grammars:
                     return known
             if len(text) > LARGEST_SOURCE:
                 raise FormError(f"it has {len(text):,} characters, but may have at most {LARGEST_SOURCE:,}")
+            loosened = {name: _without(parts[name][1], _is_unknown, name) for name in loose if name in parts}
+            forms = (
+                {ANSWER: (kind, source)} | dict(parts) | {name: ("json", each[0]) for name, each in loosened.items()}
+            )
             with self._compiling:  # one at a time: the engine needs the processors, too
-                grammar = Grammar(key, len(text), self._compile_deep({ANSWER: (kind, source), **parts}), self)
+                grammar = Grammar(key, len(text), self._compile_deep(forms), self)
+            grammar.left_out = [path for _, paths in loosened.values() for path in paths]
         except (FormError, RecursionError) as error:
             self.counts["refused"] += 1
             raise error if isinstance(error, FormError) else FormError("it is nested too deeply") from None
@@ -134,7 +151,7 @@ class Grammars:
                 self._characters -= self._known.popitem(last=False)[1].characters
         return grammar
 
-    def _compile_deep(self, forms: Mapping[str, tuple[Kind, Any]]) -> llguidance.LLMatcher:
+    def _compile_deep(self, forms: Parts) -> llguidance.LLMatcher:
         """Compile in a thread of its own, with a stack for the deepest form."""
         pool, before = ThreadPoolExecutor(1), threading.stack_size(COMPILER_STACK)
         try:
@@ -144,7 +161,7 @@ class Grammars:
         with pool:
             return future.result()
 
-    def _compile(self, forms: Mapping[str, tuple[Kind, Any]]) -> llguidance.LLMatcher:
+    def _compile(self, forms: Parts) -> llguidance.LLMatcher:
         began = time.thread_time()
         grammars = [{"name": name, **_form(kind, source)} for name, (kind, source) in forms.items()]
         matcher = llguidance.LLMatcher(self._tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=LIMITS)
@@ -197,26 +214,31 @@ def _form(kind: Kind, source: Any) -> dict[str, Any]:
 
 def json_schema(schema: Any) -> dict[str, Any]:
     """Return a schema that llguidance enforces as a whole: what a model is told to write is what a validator accepts."""
-    known: Any = _without_annotations(schema)
+    known, _ = _without(schema, lambda name, value: name == "format" and str(value) in ANNOTATIONS)
     if known is False:
         raise FormError("it is false, so that nothing would be valid")
     return {**({} if known is True else known), "x-guidance": JSON_OPTIONS}
 
 
-def _without_annotations(schema: Any) -> Any:
-    """Return a copy of a schema without the formats that do not limit a value."""
-    if isinstance(schema, list):
-        return [_without_annotations(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: value if name in DATA else _without_annotations(value)
-        for name, value in schema.items()
-        if not (name == "format" and isinstance(value, str) and value in ANNOTATIONS)
-    }
+def _without(schema: Any, unwanted: Callable[[str, Any], bool], title: str = "") -> tuple[Any, list[str]]:
+    """Return a copy of a schema without some keywords, with `anyOf` for `oneOf`, and the paths of these keywords."""
+    copy, paths = json.loads(json.dumps(schema)), []
+    for path, name, value, owner in [*_keywords(copy, f"{title}#")]:
+        if unwanted(name, value):
+            paths.append(path)
+            del owner[name]
+            if name == "oneOf":
+                owner.setdefault("anyOf", value)
+    return copy, paths
 
 
-def _reason(error: str, forms: Mapping[str, tuple[Kind, Any]]) -> str:
+def _is_unknown(name: str, value: Any) -> bool:
+    if name == "pattern":
+        return re.search(r"\(\?<?[=!]", str(value)) is not None  # look-around
+    return name in UNKNOWN or (name == "format" and str(value) not in FORMATS)
+
+
+def _reason(error: str, forms: Parts) -> str:
     """Return llguidance's reason as a clause, with the path of the keyword in a schema that it speaks of."""
     lines = [line.strip() for line in error.splitlines()]
     reason = " ".join(line for line in lines if not re.match(r"$|<non-verbose/>|\^+$|\d+ \|", line))[:300]
@@ -229,7 +251,7 @@ def _reason(error: str, forms: Mapping[str, tuple[Kind, Any]]) -> str:
         for name, (kind, source) in forms.items()
         if kind == "json"
     ]
-    for path, key, value in chain.from_iterable(schemas):
+    for path, key, value, _ in chain.from_iterable(schemas):
         if (key in words and not isinstance(value, str)) or (
             key in QUOTED and isinstance(value, str) and value in error
         ):
@@ -237,14 +259,14 @@ def _reason(error: str, forms: Mapping[str, tuple[Kind, Any]]) -> str:
     return reason
 
 
-def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield path, name and value of each keyword of a schema."""
+def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
+    """Yield path, name and value of each keyword of a schema, and the object that has it."""
     if isinstance(schema, list):
         for i, item in enumerate(schema):
             yield from _keywords(item, f"{path}/{i}")
     elif isinstance(schema, dict):
         for name, value in schema.items():
-            yield f"{path}/{name}", name, value
+            yield f"{path}/{name}", name, value, schema
             if name in NAMED and isinstance(value, dict):
                 for key, inner in value.items():
                     yield from _keywords(inner, f"{path}/{name}/{key}")

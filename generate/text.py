@@ -45,7 +45,7 @@ class AnswerText:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer) if self.stop_texts else None
         self._text = ""
-        self._stops_from: int | None = 0 if thinking == "none" else None  # where the thinking part ends, once known
+        self._begin = 0 if thinking == "none" else -1  # of the text behind the thinking part, once that has ended
         self._fed = 0
         self._ends_at = 0  # tokens at which the stop was found
 
@@ -71,12 +71,12 @@ class AnswerText:
             return None
         before = len(self._text)
         self._text += self._detokenizer.feed([token])
-        if self._stops_from is None and (end := self._end_of_thinking(before)) is not None:
-            self._stops_from = before = end
-        if not counts or self._stops_from is None:
+        if self._begin < 0:
+            self._begin = before = self._end_of_thinking(before)
+        if not counts or self._begin < 0:
             return None
         # Each from its own length back: a stop that ended before this token did not count, or is not one.
-        hits = [(self._text.find(stop, max(self._stops_from, before - len(stop) + 1)), stop) for stop in self.stop_texts]
+        hits = [(self._text.find(stop, max(self._begin, before - len(stop) + 1)), stop) for stop in self.stop_texts]
         hits = [(position, stop) for position, stop in hits if position >= 0]
         if not hits:
             return None
@@ -84,12 +84,12 @@ class AnswerText:
         self._text = self._text[: position + (len(stop) if self.keep_stop else 0)]
         return self._end(stop)
 
-    def _end_of_thinking(self, before: int) -> int | None:
-        """Return where the thinking part ends, 0 without one, or None if that is open; it was at `before` characters."""
+    def _end_of_thinking(self, before: int) -> int:
+        """Return where the thinking part ends, 0 without one, -1 while it is open, as it was at `before` characters."""
         if self.thinking == "maybe" and not OPEN.startswith(self._text.lstrip()[: len(OPEN)]):
             return 0
         end = self._text.find(CLOSE, max(0, before - len(CLOSE) + 1))
-        return None if end < 0 else end + len(CLOSE)
+        return end + len(CLOSE) if end >= 0 else -1
 
     def _end(self, reason: str | int | None) -> str:
         self.stop_reason = reason

@@ -8,7 +8,7 @@ role `developer` counts as `system`. What a template or plain text cannot write 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from flask import Blueprint
 from api.answer_parts import AnswerParts, Piece
 from api.dialects import tools
 from api.dialects.logprobs import chat_logprobs
-from api.dialects.openai import USAGE, begin, min_tokens_error, options_of, token_limit
+from api.dialects.openai import USAGE, begin, min_tokens_error, options_of
 from api.dialects.openai_writer import Writer, is_large, scored_tokens
 from api.generation import Generation, GenerationRequest, start_generation
 from api.hooks import admission
@@ -25,7 +25,7 @@ from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.prompts import Prompt, check_size, encode, tokenizing
 from api.schemas import body
-from api.schemas.openai import TEMPLATE_FIELDS, ChatRequest, Message
+from api.schemas.openai import TEMPLATE_FIELDS, UNLIMITED, ChatRequest, Message
 from api.schemas.unsupported import MESSAGE
 from api.service import Engine, Service
 from api.streaming import Delta
@@ -132,22 +132,25 @@ def fields_of(message: Message) -> dict[str, Any]:
     if calls and not (isinstance(calls, list) and all(map(_is_call, calls))):
         raise ApiError(
             f"messages has the tool_calls {shown(calls)}, but must have a list of objects such as "
-            '{"type": "function", "function": {"name": "f", "arguments": "{}"}}, with a JSON object as arguments. Send such '
-            "objects", param="messages",
+            '{"type": "function", "function": {"name": "f", "arguments": "{}"}}. Send such objects', param="messages",
         )  # fmt: skip
     return {"role": message.role, "content": message.content if calls else message.content or "", **extra}
 
 
 def _is_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
-    if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
-        return False
-    arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments.strip():
+    kinds = {"name": str, "arguments": dict | str | None}
+    return isinstance(function, dict) and all(isinstance(function.get(name), kind) for name, kind in kinds.items())
+
+
+def _cut_calls(messages: list[Message]) -> Iterator[str]:
+    """Yield the names of calls whose arguments are no JSON object, as where an answer was cut off."""
+    for call in (call for message in messages for call in (message.model_extra or {}).get("tool_calls") or ()):
+        arguments = call["function"].get("arguments") or "{}"
         with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
-        return isinstance(arguments, dict)
-    return arguments is None or isinstance(arguments, dict | str)
+            if isinstance(arguments, dict) or isinstance(json.loads(arguments), dict):
+                continue
+        yield f"tool_calls.{call['function']['name']}"
 
 
 def prompt_and_calls(engine: Engine, params: ChatRequest) -> tuple[Prompt, tools.Calls]:
@@ -171,7 +174,7 @@ def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | No
             f"max_tokens is {str(params.max_tokens)[:40]} and max_completion_tokens is "
             f"{str(params.max_completion_tokens)[:40]}, but both set the same limit. Send only one of them", param="max_tokens",
         )  # fmt: skip
-    most = token_limit(limits[0]) if limits else None
+    most = limits[0] if limits and limits[0] != UNLIMITED else None
     if most is not None and params.min_tokens > most:
         raise min_tokens_error(params.min_tokens, most)
     options = options_of(engine, params, adapter)
@@ -189,6 +192,7 @@ def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | No
     return GenerationRequest(
         [prompt], most, "max_tokens", "messages", options,
         n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s, parts=parts,
+        ignored=[*_cut_calls(params.messages), *getattr(options.get("grammar"), "left_out", ())],
     )  # fmt: skip
 
 

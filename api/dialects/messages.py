@@ -17,7 +17,7 @@ from api.generation import Generation, check_model, constraint, ignored_hints, r
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.messages import READ, Block, CountRequest, MessagesRequest
+from api.schemas.messages import READ, RESULTS, Block, CountRequest, MessagesRequest
 from api.schemas.openai import ChatRequest
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
@@ -94,6 +94,9 @@ def chat_request(engine: Engine, params: CountRequest) -> ChatRequest:
     messages = [{"role": "system", "content": _text(params.system)}] if params.system else []
     for message in params.messages:
         messages += _chat_messages(message.role, message.content)
+    results = [block for message in params.messages for block in message.content if block["type"] == "tool_result"]
+    found = {part.get("tool_name") for block in results for part in block["content"]} | {params.tool_choice.name}
+    tools = [tool for tool in params.tools if not tool.defer_loading or tool.name in found]
     asked = {"output_config": params.output_config.format, "output_format": params.output_format}
     forms = {name: form for name, form in asked.items() if form is not None}
     if len(forms) > 1:
@@ -122,7 +125,7 @@ def chat_request(engine: Engine, params: CountRequest) -> ChatRequest:
     return body.validate(ChatRequest, fields | {
         "messages": messages, "stop": getattr(params, "stop_sequences", []),
         "chat_template_kwargs": {"enable_thinking": thinking != "disabled"},
-        "tools": [{"type": "function", "function": {**dict(tool), "parameters": tool.input_schema}} for tool in params.tools],
+        "tools": [{"type": "function", "function": {**dict(tool), "parameters": tool.input_schema}} for tool in tools],
         "tool_choice": CHOICES.get(choice.type, {"type": "function", "function": {"name": choice.name}}),
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
     })[0]  # fmt: skip
@@ -146,7 +149,7 @@ def _chat_messages(role: str, content: list[Block]) -> list[dict[str, Any]]:
 
 
 def _text(content: list[Block]) -> str:
-    return "\n".join(block["text"] for block in content if block["type"] == "text")
+    return "\n".join(block.get("text") or block.get("tool_name", "") for block in content if block["type"] in RESULTS)
 
 
 class MessageWriter:

@@ -160,11 +160,6 @@ def min_tokens_error(min_tokens: int, max_tokens: int) -> ApiError:
     )  # fmt: skip
 
 
-def token_limit(max_tokens: int) -> int | None:
-    """Return the limit that a request sets, or None for all tokens that the context leaves."""
-    return None if max_tokens == UNLIMITED else max_tokens
-
-
 def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[str, Any]:
     """Return the common fields of the dialect as options of `make_inference`.
 
@@ -216,7 +211,8 @@ def completion_request(engine: Engine, params: CompletionRequest, adapter: Loade
     if most is not None or params.max_tokens == 0:
         options |= {"scores_prompt": True, "prompt_logprobs": most}
     return GenerationRequest(
-        prompts_of(engine, params.prompt, params.truncate_prompt_tokens), token_limit(params.max_tokens), "max_tokens", "prompt", options,
+        prompts_of(engine, params.prompt, params.truncate_prompt_tokens),
+        None if params.max_tokens == UNLIMITED else params.max_tokens, "max_tokens", "prompt", options,
         n=params.n, best_of=best_of, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 

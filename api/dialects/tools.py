@@ -89,14 +89,17 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
     options["thinking"] = thinking
     names = [tool.function.name for tool in calls.tools]
     if calls.tools or asked is not None:
-        parts = {f"tool_{i}": ("json", schema) for i, tool in enumerate(calls.tools) if (schema := _schema(tool))}
-        arguments = {name: f"@tool_{i}" if f"tool_{i}" in parts else None for i, name in enumerate(names)}
+        # In errors, so with the tool's name, which may have a dot unlike those of grammars.
+        keys = [f"tool_{i}_{name.replace('.', '_')}" if "." in name else f"tool-{name}" for i, name in enumerate(names)]
+        parts = {key: ("json", schema) for key, tool in zip(keys, calls.tools) if (schema := _schema(tool))}
+        loose = [key for key, tool in zip(keys, calls.tools) if not tool.function.strict]
+        arguments = {name: f"@{key}" if key in parts else None for name, key in zip(names, keys)}
         text = None if calls.required else FREE
         if asked is not None and text is not None:
             parts["form"], text = asked[1][:2], "@form"
         lark = written.grammar(arguments, text, thinking, **({} if calls.most is None else {"most": calls.most}))
         field = "tools" if asked is None or calls.tools else asked[0]
-        options["grammar"] = constraint(engine, field, Form("lark", lark, parts))
+        options["grammar"] = constraint(engine, field, Form("lark", lark, parts, loose))
     if written.control:  # these words must be seen; the grammar or the template lets no others appear
         options["hide_special"] = False
     return lambda: AnswerParts(written, names, thinking, required=calls.required)

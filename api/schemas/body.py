@@ -197,7 +197,7 @@ def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list
     """
     ignored: list[str] = []
     try:
-        return schema.model_validate(_known(schema, fields, ignored)), ignored
+        return schema.model_validate(_known(schema, fields, ignored), context=ignored), ignored
     except ValidationError as error:
         raise _validation_error(error, schema, fields, ignored) from None
 

@@ -6,6 +6,7 @@ A description completes the sentence "Send ..." in an error message.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, WithJsonSchema
@@ -124,6 +125,19 @@ def at_most(most: int) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def without(path: str, is_other: Callable[[str], bool]) -> Callable[[Any, Any], Any]:
+    """Return what removes the items with other types from a list, and names them among what has no effect."""
+
+    def stays(item: Any, ignored: list[str]) -> bool:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if not (isinstance(kind, str) and is_other(kind)):
+            return True
+        ignored.append(f"{path}.{item.get('name') or kind}")
+        return False
+
+    return lambda items, info: [i for i in items if stays(i, info.context)] if isinstance(items, list) else items
 
 
 def _off(value: bool) -> bool:

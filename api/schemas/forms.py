@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
@@ -20,12 +20,13 @@ SCHEMA: JsonDict = {"anyOf": [{"type": "object"}, TEXT]}
 class Form(NamedTuple):
     """The form of an answer: a JSON schema, a list of texts, a regular expression, or a grammar of Lark or GBNF.
 
-    A Lark grammar may name other forms, its `parts`, as `@name`.
+    A Lark grammar may name other forms, its `parts`, as `@name`. The schemas of `loose` ones may lose keywords.
     """
 
     kind: Literal["json", "choice", "regex", "lark"]
     source: Any
     parts: Mapping[str, tuple[str, Any]] = {}
+    loose: Sequence[str] = ()
 
 
 def schema_form(value: Any) -> Form:

@@ -18,14 +18,16 @@ Block = dict[str, Any]
 # The fields that a block of each kind must have, in the words of JSON Schema, and who may say it.
 BLOCKS = {
     "text": {"text": "string"}, "tool_result": {"tool_use_id": "string"}, "thinking": {"thinking": "string"},
-    "tool_use": {"id": "string", "name": "string", "input": "object"},
+    "tool_use": {"id": "string", "name": "string", "input": "object"}, "tool_reference": {"tool_name": "string"},
 }  # fmt: skip
+RESULTS = ("text", "tool_reference")  # what a tool_result may have; an image is left out
+OF_RESULT = f.without("tool_result", lambda kind: kind not in RESULTS)
 KINDS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use")}
 TYPES = {"string": str, "object": dict}
 READ = {"type", "content", "is_error", "signature"}.union(*BLOCKS.values())  # fields of blocks; others have no effect
 
 
-def blocks(value: Any, kinds: tuple[str, ...] = ("text",)) -> list[Block]:
+def blocks(value: Any, kinds: tuple[str, ...] = ("text",), info: Any = None) -> list[Block]:
     """Return the blocks of a string or of a list of blocks of these kinds; raise ValueError for anything else."""
     if isinstance(value, str):
         return [{"type": "text", "text": value}] if value else []
@@ -39,12 +41,12 @@ def blocks(value: Any, kinds: tuple[str, ...] = ("text",)) -> list[Block]:
             if not isinstance(block.get(name), TYPES[needed]):
                 raise ValueError(f"must have a {name} ({needed}) in each {kind} block, not {shown(block.get(name))}")
         if kind == "tool_result":
-            block["content"] = blocks(block.get("content") or "")
+            block["content"] = blocks(OF_RESULT(block.get("content") or "", info), RESULTS)
     return value
 
 
 def _of_role(value: Any, info: ValidationInfo) -> list[Block]:
-    return blocks(value, KINDS.get(info.data.get("role", ""), ("text",)))
+    return blocks(value, KINDS.get(info.data.get("role", ""), ("text",)), info)
 
 
 def _form(value: Any) -> Form:
@@ -53,6 +55,7 @@ def _form(value: Any) -> Form:
     return schema_form(value["schema"])
 
 
+CUSTOM = BeforeValidator(f.without("tools", lambda kind: kind != "custom"))  # a server would run the others itself
 JsonForm = SkipJsonSchema[Annotated[Form | None, BeforeValidator(_form)]]
 TOOLS = f'a list of at most {MOST_TOOLS} tools such as {{"name": "f", "input_schema": {{...}}}}, each with a name of its own'
 JSON_FORM = 'an object such as {"type": "json_schema", "schema": {...}}'
@@ -61,21 +64,23 @@ JSON_FORM = 'an object such as {"type": "json_schema", "schema": {...}}'
 class Message(BaseModel):
     """One turn of a conversation."""
 
-    role: Literal["user", "assistant"] = Field(description="user or assistant")
+    role: Literal["user", "assistant", "system", "developer"] = Field(description="user, assistant or system")
     content: Annotated[list[Block], BeforeValidator(_of_role), WithJsonSchema(CONTENT_SCHEMA)] = Field(
         description="a string, or a list of blocks: text and tool_result of the user, text, thinking and tool_use of the assistant"
     )
 
 
 class Tool(BaseModel):
-    """A function that the model may call; tools that the server itself would run have another type."""
+    """A function that the model may call, with `defer_loading` only once a tool's result refers to it."""
 
-    type: Literal["custom"] = Field("custom", description='"custom": the server runs no tools itself')
+    type: Literal["custom"] = Field("custom", description='"custom"')
     name: f.FunctionName = Field(description=f.FUNCTION_NAME)
     description: StrictStr | None = Field(None, description="a string")
     input_schema: Annotated[dict[str, Any], AfterValidator(of_object)] = Field(
         description="the JSON schema of an object"
     )
+    strict: f.Flag | None = Field(None, description=f.FLAG)
+    defer_loading: f.Flag = Field(False, description=f.FLAG)
 
 
 class ToolChoice(BaseModel):
@@ -116,9 +121,9 @@ class CountRequest(u.Refusing):
     system: Annotated[list[Block], BeforeValidator(blocks), WithJsonSchema(CONTENT_SCHEMA)] = Field(
         "", validate_default=True, description="a string, or a list of text blocks"
     )
-    tools: SkipJsonSchema[
-        Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(distinct)]
-    ] = Field([], description=TOOLS)
+    tools: SkipJsonSchema[Annotated[list[Tool], CUSTOM, f.at_most(MOST_TOOLS), AfterValidator(distinct)]] = Field(
+        [], description=TOOLS
+    )
     tool_choice: SkipJsonSchema[ToolChoice] = Field(ToolChoice(), description='an object such as {"type": "auto"}')
     thinking: SkipJsonSchema[Thinking] = Field(Thinking(), description='an object such as {"type": "disabled"}')
     output_config: OutputConfig = Field(OutputConfig(), description=f'an object such as {{"format": {JSON_FORM[18:]}}}')

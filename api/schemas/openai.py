@@ -270,7 +270,8 @@ class NamedChoice(BaseModel):
     function: Function
 
 
-Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS), f.at_most(MOST_TOOLS), AfterValidator(distinct)]
+FUNCTIONS = BeforeValidator(f.without("tools", lambda kind: kind != "function"))  # a server would run the others itself
+Tools = Annotated[list[Tool], FUNCTIONS, f.at_most(MOST_TOOLS), AfterValidator(distinct)]
 TOOLS = (
     f'a list of at most {MOST_TOOLS} tools, such as {{"type": "function", "function": {{"name": "f", "parameters": {{...}}}}}}, '
     "each with a name of its own"

@@ -16,6 +16,10 @@ from api.schemas.forms import Form, openai_form
 
 ROLES = ("system", "developer", "user", "assistant")
 PARTS = ("input_text", "output_text", "text")
+LINKED = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
+# Calls and results of tools that a server runs, and what a result has beside text, such as images.
+FOR_MODEL = f.without("input", lambda kind: kind.endswith(("_call", "_output", "_list_tools")) and kind not in LINKED)
+OF_RESULT = f.without("input.output", lambda kind: kind not in PARTS)
 TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {
     "type": "object", "required": ["type", "text"], "properties": {"type": {"enum": PARTS}, "text": {"type": "string"}},
 }}]}  # fmt: skip
@@ -36,24 +40,24 @@ def _text(value: Any, item: Any) -> str:
     return "".join(map(str, texts))
 
 
-def _messages(value: Any) -> Any:
+def _messages(value: Any, info: Any) -> Any:
     """Return the messages of an input: a text, or a list of messages, calls and results. Reasoning is left out."""
     if not isinstance(value, str | list):
         raise ValueError("must be a string or a list of items")
     messages: list[dict[str, Any]] = []
-    for item in [{"role": "user", "content": value}] if isinstance(value, str) else value:
-        kind = (item.get("type") or "message") if isinstance(item, dict) else None
-        is_linked = kind in ("function_call", "function_call_output") and isinstance(item.get("call_id"), str)
+    for item in [{"role": "user", "content": value}] if isinstance(value, str) else FOR_MODEL(value, info):
+        kind: Any = (item.get("type") or "message") if isinstance(item, dict) else None
+        is_linked = kind in LINKED and isinstance(item.get("call_id"), str)
         if kind == "message" and item.get("role") in ROLES:
             messages.append({"role": item["role"], "content": _text(item.get("content"), item)})
-        elif kind == "function_call" and is_linked:
+        elif is_linked and "output" not in kind:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant"})
-            function = {name: item.get(name) for name in ("name", "arguments")}
+            function = {"name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
             call = {"id": item["call_id"], "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output" and is_linked:
-            content = _text(item.get("output"), item)
+        elif is_linked:
+            content = _text(OF_RESULT(item.get("output"), info), item)
             messages.append({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
         elif kind != "reasoning":
             raise ValueError(f"must have only messages, calls and results, with their fields, unlike {shown(item)}")
@@ -78,7 +82,7 @@ def _checked(value: dict[str, Any]) -> dict[str, Any]:
 class FlatTool(o.Function):
     """A tool of a request, or the choice of one."""
 
-    type: Literal["function"] = Field(description='"function"; tools of the server are not supported')
+    type: Literal["function"] = Field(description='"function"')
 
     @property
     def function(self) -> o.Function:
@@ -121,7 +125,7 @@ class ResponsesRequest(o.Sampled):
         None, description=f"a whole number of tokens to generate, at least 1, or (the default) {o.MOST_TOKENS}"
     )
     tools: SkipJsonSchema[
-        Annotated[list[FlatTool], Field(max_length=o.MOST_TOOLS), f.at_most(o.MOST_TOOLS), AfterValidator(o.distinct)]
+        Annotated[list[FlatTool], o.FUNCTIONS, f.at_most(o.MOST_TOOLS), AfterValidator(o.distinct)]
     ] = Field(
         [],
         description=f'a list of at most {o.MOST_TOOLS} tools such as {{"type": "function", "name": "f", "parameters": '

@@ -5,7 +5,7 @@ replaced by a random placeholder, and the tokenizer puts it back as ordinary tex
 rendered as transformers renders it. This module must not know how a text is encoded.
 
 The arguments of a tool call are JSON in a string, as in OpenAI's API. Some templates write them as JSON and want objects,
-others join them to a text and want strings; so both are tried.
+others join them to a text and want strings; so both are tried, and then an object with the text of a call that was cut.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ PRIVATE = range(0xE000, 0xF900)  # code points that no text uses
 BOUNDS = (TooMuch, jinja2.exceptions.SecurityError, RecursionError)  # what no other form of the messages avoids
 Message = Mapping[str, Any]
 GREETING: list[Message] = [{"role": "user", "content": "Hello"}]
+BRIEF: Message = {"role": "system", "content": "Be brief."}
+SYSTEM = ("system", "developer")  # roles
 
 
 @dataclass
@@ -48,7 +50,7 @@ class ChatTemplate:
     """A compiled template; `names` is what it knows of the tokenizer, `control` the texts of the control tokens.
 
     `variables` are those that it reads of a request, such as "tools" and "enable_thinking"; with `takes_system` a
-    conversation may begin with a system message.
+    conversation may begin with a system message, and with `takes_late_system` it may have others.
 
     Raises TokenizerError for a template that cannot be compiled, is too long, or fails on a greeting because it
     computes too much or reaches out of the sandbox.
@@ -69,7 +71,7 @@ class ChatTemplate:
             self._template, variables = Sandbox().compile_template(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TokenizerError(f"the chat template cannot be compiled: {_reason(error)}. {remedy}") from error
-        self.takes_system = True
+        self.takes_system = self.takes_late_system = True
         self.variables = variables - names.keys() - {"messages", "add_generation_prompt"}
         try:
             self._run({"messages": GREETING, "add_generation_prompt": True})
@@ -77,11 +79,14 @@ class ChatTemplate:
             raise TokenizerError(f"the chat template is refused: {_reason(error)}. {remedy}") from error
         except Exception:  # such as a template that needs a system message; `render` reports it for each conversation
             return
-        brief = {"role": "system", "content": "Be brief."}
-        try:
-            self._run({"messages": [brief, *GREETING], "add_generation_prompt": True})
-        except Exception:
-            self.takes_system = False
+        self.takes_system = self._writes_brief([BRIEF, *GREETING])
+        self.takes_late_system = self._writes_brief([*GREETING, BRIEF])
+
+    def _writes_brief(self, messages: list[Message]) -> bool:
+        """Return whether a prompt has the system message, which a template may refuse or leave out."""
+        with suppress(Exception):
+            return BRIEF["content"] in self._run({"messages": messages, "add_generation_prompt": True})
+        return False
 
     def render(
         self,
@@ -97,6 +102,10 @@ class ChatTemplate:
         messages are.
         """
         values = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
+        if not self.takes_late_system and any(message["role"] in SYSTEM for message in messages[1:]):
+            texts = [message["content"] for message in messages if message["role"] in SYSTEM]
+            others = [message for message in messages if message["role"] not in SYSTEM]
+            messages = [{"role": "system", "content": "\n\n".join(texts)}, *others]
         refusal: TemplateError | None = None
         for form in _forms(messages):
             try:
@@ -177,7 +186,7 @@ def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
         return
     # A template may write calls only where the content is null, or fail there, as it adds the content to a text.
     for silence in (None, "") if any(message.get("content") is None for message in calling) else ("",):
-        for convert in (_as_object, _as_text):
+        for convert in (_as_object, as_text, _in_object):
             yield [_called(message, silence, convert) if message.get("tool_calls") else message for message in messages]
 
 
@@ -201,7 +210,13 @@ def _as_object(arguments: Any) -> Any:
     return arguments
 
 
-def _as_text(arguments: Any) -> str:
+def _in_object(arguments: Any) -> Any:
+    """Return the arguments of a call as an object in any case, with their text in it where they are none."""
+    value = _as_object(arguments)
+    return value if isinstance(value, dict) else {"text": arguments}
+
+
+def as_text(arguments: Any) -> str:
     """Return the arguments of a call as JSON in a string."""
     if isinstance(arguments, str) and arguments.strip():
         return arguments

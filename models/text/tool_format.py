@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
 
+from models.text.chat_template import as_text
 from models.text.vocabulary import text_pattern
 
 Thinking = Literal["none", "maybe", "open"]  # "open": the prompt has begun the thinking part
@@ -155,7 +156,7 @@ class ToolFormat:
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         if not calls or self.reads_calls:
             return message
-        each = [f"{self.head}{call['name']}{self.middle}{_json(call.get('arguments'))}" for call in calls]
+        each = [f"{self.head}{call['name']}{self.middle}{as_text(call.get('arguments'))}" for call in calls]
         text = self.marker + self.begin + (self.tail + self.between).join(each) + self.tail + self.end
         others = {name: value for name, value in message.items() if name != "tool_calls"}
         return others | {"content": "\n".join(filter(None, (message.get("content"), text)))}
@@ -202,10 +203,3 @@ def _nine(id: Any) -> str:
     text = str(id)
     is_short = re.fullmatch("[A-Za-z0-9]{9}", text)
     return text if is_short else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
-
-
-def _json(arguments: Any) -> str:
-    """Return the arguments of a call in the history as JSON."""
-    if isinstance(arguments, str):
-        return arguments.strip() or "{}"
-    return json.dumps(arguments or {}, ensure_ascii=False)

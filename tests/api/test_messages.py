@@ -243,6 +243,35 @@ def test_system_is_text_or_blocks(chat: Chat) -> None:
         assert "<|im_start|>system\nBe kind.\nBe short.<|im_end|>" in chat.prompts[-1]
 
 
+@pytest.mark.parametrize("template", ["smollm2"])
+def test_a_system_message_among_the_others_is_taken_in_its_place(chat: Chat) -> None:
+    text = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
+    for role, content in (("system", "Be short."), ("system", text), ("developer", text)):
+        said = [USER, {"role": role, "content": content}]
+        answer(chat.client, *said, system="Be kind.")
+        assert (
+            "Be kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>system\nBe short.<|im_end|>"
+            in chat.prompts[-1]
+        )
+        assert send(chat.client, *said, path="/v1/messages/count_tokens").get_json()["input_tokens"] > 0
+
+
+def test_a_tool_that_is_loaded_later_is_known_once_a_result_refers_to_it(chat: Chat) -> None:
+    deferred = [NOW, WEATHER | {"defer_loading": True}]
+    found = [{"type": "tool_reference", "tool_name": "weather"}, {"type": "image", "source": {}}]
+    asked = [
+        USER,
+        {"role": "assistant", "content": [USE | {"name": "now"}]},
+        {"role": "user", "content": [RESULT | {"content": found}]},
+    ]
+    answer(chat.client, tools=deferred)
+    assert "Tells." not in chat.prompts[-1]
+    reply = send(chat.client, *asked, tools=deferred)
+    assert "Tells." in chat.prompts[-1]
+    assert "<tool_response>\nweather\n</tool_response>" in chat.prompts[-1]
+    assert reply.headers["X-Ignored-Params"] == "tool_result.image"
+
+
 def test_a_last_message_of_the_assistant_is_continued(chat: Chat) -> None:
     answer(chat.client, USER, {"role": "assistant", "content": [{"type": "text", "text": "It is "}]})
     assert chat.prompts[0].endswith("<|im_start|>assistant\nIt is ")
@@ -308,7 +337,7 @@ def test_a_form_that_cannot_be_enforced_is_refused_by_its_field(chat: Chat) -> N
     for name, fields in (
         ("output_config", {"output_config": {"format": {"type": "json_schema", "schema": bad}}}),
         ("output_format", {"output_format": {"type": "json_schema", "schema": bad}}),
-        ("tools", {"tools": [{"name": "f", "input_schema": bad}]}),
+        ("tools", {"tools": [{"name": "f", "input_schema": bad, "strict": True}]}),
     ):
         assert refusal(send(chat.client, **fields))["message"].startswith(f"{name} cannot be enforced")
     assert chat.model.plans == 0
@@ -328,12 +357,12 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("fields", [
     {"max_tokens": None}, {"max_tokens": 0}, {"max_tokens": "9"}, {"messages": []}, {"messages": "Hi"}, {"temperature": 1.1}, {"stop_sequences": "x"},
-    {"messages": [{"role": "system", "content": "x"}]}, {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": 5}]}, {"system": [5]}, {"system": 5},
+    {"messages": [{"role": "tool", "content": "x"}]}, said(USE, role="system"), {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": 5}]}, {"system": [5]}, {"system": 5},
     block(type="image", source={"type": "base64", "media_type": "image/png", "data": ""}), block(type="document", source={}), block(type="audio"), block(), block(type=["text"]),
     block(type="text"), block(type="text", text=5), block(type="tool_result"), block(type="thinking", thinking="x"), block(**USE),
-    block(**RESULT | {"content": [{"type": "image", "source": {}}]}), block(**RESULT | {"content": 5}),
+    block(**RESULT | {"content": [{"type": "tool_reference"}]}), block(**RESULT | {"content": 5}),
     said(USE | {"input": "{}"}), said({"type": "tool_use", "id": "a", "name": "f"}), said(RESULT), said({"type": "redacted_thinking", "data": "x"}),
-    {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, {"tools": [{"name": "f"}]}, {"tools": [WEATHER] * 2}, {"tools": [WEATHER] * 129}, {"tools": {}},
+    {"tools": [{"name": "f"}]}, {"tools": [WEATHER] * 2}, {"tools": [WEATHER] * 129}, {"tools": {}},
     tool(name="a b"), tool(name=""), tool(name="x" * 65), tool(input_schema=[]), tool(input_schema={"type": "string"}), tool(description=5),
     {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "f"}}, {"tools": TOOLS, "tool_choice": {"type": "tool"}}, {"tools": TOOLS, "tool_choice": "any"},
     {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, {"tools": TOOLS, "tool_choice": {"type": "required"}},

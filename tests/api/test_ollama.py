@@ -315,7 +315,7 @@ def test_fields_without_effect_are_named(client: FlaskClient) -> None:
      ("chat", {"response_format": {"type": "json_object"}}, "response_format"), ("chat", {"tools": [TOOLS[0]] * 2}, "tools"),
      ("chat", {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
      ("chat", {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools.0.function.parameters"),
-     ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}]}, "messages"),
+     ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}]}, "messages"),
      ("chat", {"messages": [{"role": "assistant", "tool_calls": 7}]}, "messages"), ("chat", {"messages": "Hi"}, "messages"),
      ("chat", {"messages": [{"role": "boss", "content": "Hi"}]}, "messages.0.role"), ("chat", {"messages": [{"role": "user"}]}, "messages.0.content")],
 )  # fmt: skip

@@ -124,6 +124,23 @@ def test_the_input_becomes_the_conversation(client: FlaskClient, prompts: list[s
     assert "Tells." not in prompts[-1]
 
 
+def test_calls_and_results_of_other_tools_are_text_or_left_out(client: FlaskClient, prompts: list[str]) -> None:
+    user = {"role": "user", "content": "Hi"}
+    patch = {"type": "custom_tool_call", "call_id": "p", "name": "apply_patch", "input": "*** Begin"}
+    done = {
+        "type": "custom_tool_call_output",
+        "call_id": "p",
+        "output": [{"type": "input_text", "text": "done"}, IMAGE],
+    }
+    search = {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "q"}}
+    reply = ask(client, input=[user, search, patch, done])
+    assert (
+        reply.headers["X-Ignored-Params"] == "input.web_search_call, input.output.input_image, tool_calls.apply_patch"
+    )
+    assert '{"name": "apply_patch", "arguments": *** Begin}' in prompts[-1]
+    assert "The tool returned: done" in prompts[-1]
+
+
 def test_an_answer_goes_into_the_next_input_as_it_is(
     client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, prompts: list[str]
 ) -> None:
@@ -217,9 +234,9 @@ def test_what_has_no_effect_is_named(client: FlaskClient) -> None:
     ({"input": []}, "input"), ({"input": 5}, "input"), ({"input": [5]}, "input"), ({"input": None}, "input"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input"), ({"input": [{"role": "user"}]}, "input"),
     ({"input": [{"type": "reasoning", "summary": []}]}, "input"), ({"input": [{"type": "item_reference", "id": "m"}]}, "input"),
-    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input"), ({"input": [RESULT | {"output": [IMAGE]}]}, "input"),
+    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input"), ({"input": [CALL, RESULT | {"output": 5}]}, "input"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"), ({"input": [CALL | {"name": None}]}, "input"),
-    ({"input": [CALL | {"arguments": "{"}]}, "input"), ({"input": [{"type": "web_search_call", "id": "w"}]}, "input"),
+    ({"input": [CALL | {"arguments": 5}]}, "input"), ({"input": [{"type": "web_search_call", "id": "w"}]}, "input"),
     ({"input": "x" * 99_999}, "input"), ({"max_output_tokens": 0}, "max_output_tokens"), ({"max_output_tokens": 9999}, "max_output_tokens"),
     ({"max_output_tokens": 2, "min_tokens": 3}, "min_tokens"), ({"max_tokens": 5}, "max_tokens"), ({"messages": [{"role": "user"}]}, "messages"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "c"}, "conversation"), ({"background": True}, "background"),
@@ -229,9 +246,9 @@ def test_what_has_no_effect_is_named(client: FlaskClient) -> None:
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 5}}}, "text"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format"),
     ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "text.format"), ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{"type": "web_search"}]}, "tools"), ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tools": [NOW, NOW]}, "tools"), ({"tools": [NOW | {"name": "a b"}]}, "tools"), ({"tools": [NOW | {"parameters": []}]}, "tools"),
-    ({"tools": [NOW | {"parameters": {"type": "object", "not": {}}}]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [NOW | {"strict": True, "parameters": {"type": "object", "not": {}}}]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"), ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
     ({"reasoning": {"effort": 3}}, "reasoning"), ({"temperature": 3}, "temperature"), ({"stop": [""]}, "stop"), ({"return_token_ids": True}, "return_token_ids"),
 ], ids=lambda value: str(value)[:60])  # fmt: skip

@@ -170,7 +170,7 @@ def test_a_choice_decides_what_an_answer_may_be(
 ) -> None:
     choice(client, tools=TOOLS, **fields)
     assert (forms[0].param, forms[0].form.kind) == ("tools", "lark")
-    source, schemas = forms[0].form[1:]
+    source, schemas = forms[0].form[1:3]
     assert ("answer: TEXT |" in source, "call){0," in source) == (text, most)
     assert source.count('{\\"name\\": ') == names
     assert ('\\"now\\", \\"arguments\\": " "{}"' in source) is True
@@ -210,11 +210,72 @@ def test_a_form_is_an_alternative_to_calls_and_begins_after_thinking(
 
 def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model: FakeModel) -> None:
     bad = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "Rome"}}}}
-    refusal = error(chat(client, USER, tools=[NOW, {"type": "function", "function": {"name": "f", "parameters": bad}}]))
-    assert refusal["param"] == "tools"
-    assert "not at tool_1#/properties/city/not" in refusal["message"]
+    for name, shown in (("f", "tool-f"), ("my.f", "tool_1_my_f")):
+        strict = {"type": "function", "function": {"name": name, "parameters": bad, "strict": True}}
+        refusal = error(chat(client, USER, tools=[NOW, strict]))
+        assert refusal["param"] == "tools"
+        assert f"not at {shown}#/properties/city/not" in refusal["message"]
     assert error(chat(client, USER, tools=[NOW], guided_json=bad))["param"] == "guided_json"
     assert model.plans == 0
+
+
+UNKNOWN = {"type": "object", "propertyNames": {"type": "string"}, "properties": {
+    "city": {"type": "string", "not": {"const": "Rome"}}, "at": {"type": "string", "format": "color"},
+    "code": {"type": "string", "pattern": "^(?!_)[a-z]+$"}, "zip": {"type": "integer", "oneOf": [{"minimum": 1}, {"minimum": 2}]}}}  # fmt: skip
+
+
+def asked(path: str, name: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return a request with a tool in the form of each dialect."""
+    tool = {"type": "function", "name": name, "parameters": schema} | more
+    others = {key: value for key, value in tool.items() if key not in ("type", "parameters")}
+    if path == "/v1/responses":
+        return {"input": "Hi", "tools": [tool]}
+    if path == "/v1/messages":
+        return {"max_tokens": 9, "messages": [USER], "tools": [others | {"input_schema": schema}]}
+    return {
+        "messages": [USER],
+        "stream": False,
+        "tools": [{"type": "function", "function": {**others, "parameters": schema}}],
+    }
+
+
+PATHS = pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+
+
+@PATHS
+def test_keywords_that_cannot_be_enforced_are_left_out_and_named(
+    client: FlaskClient, tokenizer: Tokenizer, forms: list[Asked], path: str
+) -> None:
+    reply = client.post(path, json=asked(path, "weather", UNKNOWN))
+    assert reply.status_code == 200, reply.text
+    places = (
+        "propertyNames",
+        "properties/city/not",
+        "properties/at/format",
+        "properties/code/pattern",
+        "properties/zip/oneOf",
+    )
+    assert reply.headers["X-Ignored-Params"] == ", ".join(f"tool-weather#/{place}" for place in places)
+    call = CALLS.partition("\n<tool_call>")[0]
+    assert [fits(forms[-1], tokenizer, text) for text in (call, call.replace('"Paris"', "5"))] == [True, False]
+    refused = client.post(path, json=asked(path, "weather", UNKNOWN, strict=True))
+    assert refused.status_code == 400
+    assert "tool-weather#/propertyNames" in refused.text
+
+
+@PATHS
+def test_tools_that_are_no_functions_are_left_out_and_named(client: FlaskClient, forms: list[Asked], path: str) -> None:
+    fields = asked(path, "now", {"type": "object", "properties": {}})
+    own = fields["tools"]
+    others = [{"type": "web_search"}, {"type": "namespace", "name": "helpers", "tools": own}]
+    reply = client.post(path, json=fields | {"tools": [others[0], *own, others[1]]})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["X-Ignored-Params"] == "tools.web_search, tools.helpers"
+    assert [*forms[-1].form.parts] == ["tool-now"]
+    assert client.post(path, json=fields | {"tools": others}).status_code == 200
+    if path != "/api/chat":  # which has no choice
+        must = {"type": "any"} if path == "/v1/messages" else "required"
+        assert client.post(path, json=fields | {"tools": others, "tool_choice": must}).status_code == 400
 
 
 @pytest.mark.parametrize("guidance", [{"lenient": True}, {"whitespace_flexible": True}])
@@ -296,6 +357,7 @@ def test_thinking_is_apart_from_content(
         return found
 
     assert parts() == {"reasoning_content": "Is it?", "content": "Yes."}
+    assert parts(stop=["it", "s."]) == {"reasoning_content": "Is it?", "content": "Ye"}
     for off in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
         assert parts(**off) == {"content": "<think>\nIs it?\n</think>\n\nYes."}
         assert prompts[-1].endswith("</think>\n\n")
@@ -346,7 +408,7 @@ def function(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fields", [
-    {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, {"tools": [{}]}, {"tools": {}}, {"tools": [NOW] * 2}, {"tools": [NOW] * 129},
+    {"tools": [{}]}, {"tools": {}}, {"tools": [NOW] * 2}, {"tools": [NOW] * 129},
     function(name="a b"), function(name=""), function(name="x" * 65), function(name="f\n"), function(parameters=[]), function(parameters={"type": "string"}),
     function(parameters={"type": ["object", "null"]}), function(strict="yes"), function(description=5), {"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}},
     {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, {"tools": TOOLS, "tool_choice": "any"},
@@ -377,8 +439,25 @@ def test_half_a_marker_is_no_text_where_a_call_is_required(
             assert not (choice_of == "required" and said["content"]), said
 
 
-@pytest.mark.parametrize("arguments", ['{"a"', "[1]", '"a"', 5, [1]])
-def test_a_history_with_broken_arguments_is_refused(client: FlaskClient, arguments: Any) -> None:
+@pytest.mark.parametrize("tokenizer", ["smollm2", "qwen2.5", "llama3"], indirect=True)
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "[1]", "{}{}", "null"])
+def test_a_call_that_was_cut_off_stays_in_the_conversation_and_is_named(
+    client: FlaskClient, prompts: list[str], arguments: str
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    history = [
+        USER,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "bad", "tool_call_id": "c"},
+    ]
+    reply = chat(client, *history, tools=TOOLS)
+    assert reply.status_code == 200, reply.text
+    assert arguments in prompts[0].replace('\\"', '"')
+    assert reply.headers["X-Ignored-Params"] == "tool_calls.weather"
+
+
+@pytest.mark.parametrize("arguments", [5, [1]])
+def test_arguments_of_another_type_are_refused(client: FlaskClient, arguments: Any) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
     assert error(chat(client, USER, {"role": "assistant", "tool_calls": [call]}))["param"] == "messages"
 

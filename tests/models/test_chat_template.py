@@ -81,6 +81,21 @@ def test_a_developer_is_the_system_unless_the_template_knows_developers(tmp_path
     assert "<|im_start|>developer\nBe kind." in tokenizer_with(tmp_path, knows).encode_chat(messages)[0]
 
 
+@pytest.mark.parametrize(
+    ("late", "is_joined"),
+    [("", False), ("{{ raise_exception('Only at the beginning.') }}", True), ("{% set m = {'content': ''} %}", True)],
+    ids=["takes it", "refuses it", "drops it"],
+)
+def test_a_late_system_message_stays_in_place_or_joins_the_first(tmp_path: Path, late: str, is_joined: bool) -> None:
+    each = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}" + late + "{% endif %}"
+    tokenizer = tokenizer_with(tmp_path, each + "[{{ m.content }}]{% endfor %}")
+    messages = [{"role": "system", "content": "Be kind."}, USER, {"role": "developer", "content": "Be short."}]
+    expected = (
+        f"[Be kind.\n\nBe short.][{USER['content']}]" if is_joined else f"[Be kind.][{USER['content']}][Be short.]"
+    )
+    assert tokenizer.encode_chat(messages)[0] == expected
+
+
 def test_a_template_refuses_a_conversation_in_its_own_words(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(tmp_path, MISTRAL, "sentencepiece")
     with pytest.raises(TemplateError, match="must alternate user/assistant"):
@@ -242,6 +257,7 @@ TEXT_AND_CONTENT = EACH + "{{ m.content + '(' + c.function.arguments + ')' }}" +
         (AS_TEXT, {"a": "é"}, '({"a": "é"})'),
         (AS_TEXT, "not JSON", "(not JSON)"),
         (AS_ITEMS, '{"a": 1, "b": [2]}', "a=1;b=[2];"),
+        (AS_ITEMS, '{"a": "b', 'text={"a": "b;'),
         (TEXT_AND_CONTENT, '{"a": 1}', '({"a": 1})'),
         *((AS_ITEMS, nothing, "") for nothing in ("", " ", "{}", None, {})),
         *((AS_JSON, nothing, "{}") for nothing in ("", None)),
