@@ -41,7 +41,7 @@ def calls_of(engine: Engine, params: ChatRequest) -> Calls:
             )  # fmt: skip
         return Calls(chosen, True, 1)
     if choice == "required" and not params.tools:
-        raise ApiError('tool_choice is "required", but there are no tools. Send tools', param="tool_choice")
+        raise ApiError('tool_choice is "required", but tools has no function. Send one', param="tool_choice")
     if engine.device == "none" and choice == "auto":  # a model without weights decides nothing
         choice = "none" if _has_result(params) else "required"
     return Calls([] if choice == "none" else params.tools, choice == "required", most)
