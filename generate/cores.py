@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
-from pathlib import Path
 
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of computing in a period, or "max"
+from generate import cgroups
 
 
 @functools.cache  # since a server later keeps the threads that may ask on one of them
 def cores() -> int:
-    """Return the number of processors that this process may use, within the limit of a container."""
+    """Return the number of processors that this process may use, within the quota of its control groups."""
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:
         count = os.cpu_count() or 1
-    try:
-        quota, period = map(int, CPU_LIMIT.read_text().split())
-        return min(count, -(-quota // period))
-    except (OSError, ValueError):  # no limit
-        return count
+    return math.ceil(min(count, cgroups.processors()))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from generate import memory
+from generate import cgroups, memory
 from generate.cores import cores
 from generate.cpu import kernels, linear
 from generate.gpu import card
@@ -102,20 +102,16 @@ def use_threads(count: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes on `device`, within the limit of a container."""
+    """Return the free bytes on `device`, within the limits of the control groups."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = _free_by_sysconf()
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            free = min(free, max(0, int(limit) - used))
     except (OSError, StopIteration, ValueError):
         pass
-    return free
+    return int(min(free, cgroups.free_memory()))
 
 
 def _free_by_sysconf() -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from generate import cores, machine
+from generate import cgroups, cores, machine
 from models.sources import catalog
 
 CARD = torch.device("cuda")
@@ -76,23 +77,67 @@ def test_a_cpu_takes_bfloat16_where_it_or_our_kernels_compute_it_faster(
     assert machine.choose_dtype("auto", torch.device("cpu")) == (torch.bfloat16 if faster else torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        ("max 100000", 8),
-        ("200000 100000", 2),
-        ("150000 100000", 2),
-        ("50000 100000", 1),
-        ("900000 100000", 8),
-        (None, 8),
-    ],
-)
-def test_there_are_as_many_threads_as_cores_that_a_container_may_use(
-    limit: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+GIB = 1 << 30
+USED = f"anon 0\ninactive_file {GIB >> 2}"
+FIRST = "30 24 0:26 {root} /sys/fs/cgroup/{name} rw - cgroup cgroup rw,{name}\n"
+SECOND = "30 24 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+# The groups of a process, its mounts, the files of its groups; its processors and free memory.
+TREES = {
+    "no limit": ("0::/", SECOND.format(root="/"), {"cpu.max": "max 100000", "memory.max": "max"}, None, None),
+    "a container of version 2": (
+        "0::/", SECOND.format(root="/"),
+        {"cpu.max": "150000 100000", "memory.max": f"{2 * GIB}", "memory.current": f"{GIB}", "memory.stat": USED},
+        1.5, 1.25 * GIB,
+    ),
+    "a parent's limits, such as those of a slice of systemd": (
+        "0::/user.slice/run.service", SECOND.format(root="/"),
+        {"user.slice/cpu.max": "50000 100000", "user.slice/run.service/cpu.max": "200000 100000",
+         "user.slice/memory.max": f"{GIB}", "user.slice/memory.current": f"{2 * GIB}", "user.slice/memory.stat": USED},
+        0.5, 0,
+    ),
+    "groups outside the part that is seen": (
+        "0::/../elsewhere", SECOND.format(root="/mine"), {"cpu.max": "300000 100000"}, 3, None,
+    ),
+    "version 1": (
+        "4:memory:/a/b\n3:cpu:/\n0::/", FIRST.format(root="/", name="memory") + FIRST.format(root="/", name="cpu"),
+        {"memory/a/memory.limit_in_bytes": f"{GIB}", "memory/a/memory.usage_in_bytes": f"{GIB // 2}",
+         "memory/a/memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB >> 2}", "memory/a/b/memory.limit_in_bytes": f"{2**63 - 4096}",
+         "cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"},
+        2.5, 0.75 * GIB,
+    ),
+    "a container of version 1": (
+        "4:memory:/docker/x\n3:cpu:/docker/x",
+        FIRST.format(root="/docker/x", name="memory") + FIRST.format(root="/docker/x", name="cpu"),
+        {"memory/memory.limit_in_bytes": f"{GIB}", "memory/memory.usage_in_bytes": "0", "memory/memory.stat": USED,
+         "cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+        None, 1.25 * GIB,
+    ),
+    "another system": (None, "", {}, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_limits_of_a_process_are_those_of_its_control_group_and_all_parents(name: str, tmp_path: Path) -> None:
+    groups, mounts, files, processors, free = TREES[name]
+    if groups is not None:
+        files = {f"sys/fs/cgroup/{file}": text for file, text in files.items()}
+        files |= {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text + "\n")
+    assert cgroups.processors(tmp_path) == (processors or math.inf)
+    assert cgroups.free_memory(tmp_path) == (math.inf if free is None else free)
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(0.5, 1), (1.5, 2), (9, 8), (math.inf, 8)])
+def test_there_are_as_many_threads_as_processors_that_this_process_may_use(
+    quota: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "cpu.max"
-    if limit is not None:
-        file.write_text(limit + "\n")
-    monkeypatch.setattr(cores, "CPU_LIMIT", file)
+    monkeypatch.setattr(cgroups, "processors", lambda: quota)
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda process: set(range(8)))
     assert cores.cores.__wrapped__() == expected
+
+
+def test_memory_beyond_the_limit_of_a_control_group_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "free_memory", lambda: 1000)
+    assert machine.free_memory(torch.device("cpu")) == 1000
