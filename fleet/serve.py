@@ -31,6 +31,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
     except (UsageError, ValueError, OSError) as error:
         fail(str(error))
+    if shlex.quote(sys.executable) != sys.executable:  # Ray would wait forever for its processes
+        fail(
+            f"Ray starts {sys.executable!r} in a shell without quotation marks, which fails for a space or a special "
+            "character. Move the project to a folder whose path has neither, and delete its .venv"
+        )
     # The server refuses a wrong policy in its own words, before Ray starts.
     if subprocess.run(
         [sys.executable, str(APP), "--print-config"], env={**os.environ, **plan.environment}, stdout=subprocess.DEVNULL

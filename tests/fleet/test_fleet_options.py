@@ -56,6 +56,15 @@ def test_an_address_of_another_machine_is_refused_before_anything_starts(capsys:
     assert "192.0.2.1:8500" in capsys.readouterr().err
 
 
+def test_a_folder_from_which_ray_cannot_start_its_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/my projects/.venv/bin/python")
+    with pytest.raises(SystemExit):
+        serve.main(["dynamic", "--model", "mock:llm-mock"])
+    assert "'/my projects/.venv/bin/python'" in capsys.readouterr().err
+
+
 def test_replicas_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "cores", lambda: 8)
     threads = [
