@@ -141,6 +141,11 @@ def expired(line: Line) -> dict[str, Any]:
     return {"id": new_id(), "custom_id": line.custom_id, "response": None, "error": error}
 
 
+def to_json(line: dict[str, Any]) -> bytes:
+    """Return a line as JSON in UTF-8, where half a surrogate pair stays the escape that it was in the input."""
+    return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
 def new_id() -> str:
     return f"batch_req_{uuid.uuid4().hex}"
 

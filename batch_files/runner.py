@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO, Protocol
 
 from batch_files.job import Job, is_final, read_json
-from batch_files.lines import BadLine, Limits, Line, answer, count_lines, expired, failed, numbered, parse
+from batch_files.lines import BadLine, Limits, Line, answer, count_lines, expired, failed, numbered, parse, to_json
 from batch_files.output import LineFile
 from batch_files.store import Row, Store
 
@@ -322,7 +322,7 @@ class Runner:
 
     def _keep(self, job: Job, line: dict[str, Any], is_error: bool) -> None:
         """Append an answer to its file, again and again while the disk is full, unless the process or the batch ends."""
-        data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        data = to_json(line)
         while not self._is_stopping:
             try:
                 (job.errors if is_error else job.answered).append(data)

@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from batch_files.lines import BadLine, Line, answer, failed
+from batch_files.lines import BadLine, Line, answer, failed, to_json
 
 from .target import KeyRefused, Target
 
@@ -72,9 +72,7 @@ class BatchRun:
             self.tokens += tokens if isinstance(tokens, int) else 0
 
     def _keep(self, line: dict[str, Any], is_error: bool) -> None:
-        self.write(
-            json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass"), is_error
-        )
+        self.write(to_json(line), is_error)
         self.failed += is_error
         self.done += not is_error
         self._progress_at = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import sqlite3
@@ -62,6 +63,12 @@ def test_a_line_is_sent_with_no_more_bytes_than_it_had(world: World) -> None:
     done = world.ended(world.run(one, line("b", prompt="\ud800")).id)
     assert done.request_counts.completed + done.request_counts.failed == 2
     assert "a" in [row["custom_id"] for row in world.rows(done.output_file_id)]
+
+
+def test_half_a_surrogate_pair_in_an_id_leaves_the_output_valid(world: World) -> None:
+    done = world.ended(world.run(line("a\ud83d", prompt="x")).id)
+    data = runner_of(world).store.path(done.output_file_id).read_bytes()
+    assert json.loads(data.decode("utf-8"))["custom_id"] == "a\ud83d"
 
 
 def test_a_batch_that_is_cancelled_before_its_turn_ends_at_once(world: World) -> None:

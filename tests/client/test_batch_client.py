@@ -91,6 +91,14 @@ def test_bad_lines_are_named_by_their_number_and_the_rest_is_answered(server: Mo
     assert rows(tmp_path / "out.errors.jsonl") == errors
 
 
+def test_half_a_surrogate_pair_in_an_id_is_written_as_its_escape(server: MockServer, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [line("a\ud83d", prompt="x")])
+    for _ in range(2):  # the second run finds the answer
+        assert run(server, tmp_path) == 0
+        assert (tmp_path / "out.jsonl").read_bytes().decode("utf-8")
+        assert ids(tmp_path / "out.jsonl") == ["a\ud83d"]
+
+
 def test_an_error_of_the_server_is_an_answer_too(server: MockServer, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", [line("good"), line("bad")])
     server.answer = lambda body: (400, {"error": {"message": "no"}}) if body["prompt"] == "bad" else None
