@@ -1,37 +1,30 @@
-"""The limits that Linux's control groups, of version 1 or 2, set for this process.
-
-A limit of any parent group holds as well. It must not import torch, and does not know what a limit is for.
-"""
+"""The limits that Linux's control groups, of version 1 or 2, set for this process. It must not import torch."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-ROOT = Path("/")  # tests read another tree
+ROOT = Path("/")
+GROUP = re.compile(r"^\d+:(.*?):/(.*)$", re.M)  # controllers, none in version 2, and path
+MOUNT = re.compile(r"^(?:\S+ ){4}/(\S+) .* - cgroup(2?) \S+ (\S+)$", re.M)  # path, version, and options
 
 
 def folders(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's group and of its parents, in each hierarchy that may have `controller`."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    paths = {name: path for _, names, path in (line.split(":", 2) for line in groups) for name in names.split(",")}
-    for mount in mounts:
-        before, found, after = mount.partition(" - cgroup")
-        name = "" if after.startswith("2") else controller  # version 2 has one hierarchy for all controllers
-        if not found or name not in paths or (name and name not in after.split()[-1].split(",")):
-            continue
-        top, point = before.split()[3:5]
-        group, inner = PurePosixPath(paths[name]), PurePosixPath()
-        if group.is_relative_to(top):  # in a container `point` may already be the process's own group
-            inner = group.relative_to(top)
-        folder = root / point.lstrip("/") / inner
-        yield from (folder, *folder.parents[: len(inner.parts)])
+    """Yield the folders of this process's group and of its parents, whose limits hold as well.
+
+    In a container the path of a group may begin outside of what is mounted. Folders that do not exist have no limits.
+    """
+    with contextlib.suppress(OSError):  # not Linux
+        groups = GROUP.findall((root / "proc/self/cgroup").read_text())
+        for point, version, options in MOUNT.findall((root / "proc/self/mountinfo").read_text()):
+            for names, path in groups:
+                if not names if version else controller in {*names.split(",")} & {*options.split(",")}:
+                    folder = root / point / path
+                    yield from (folder, *folder.parents)
 
 
 def free_memory(root: Path = ROOT) -> float:
@@ -40,16 +33,11 @@ def free_memory(root: Path = ROOT) -> float:
     for folder in folders("memory", root):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             with contextlib.suppress(OSError, ValueError):  # no such file, or no limit
-                left = int((folder / limit).read_text()) - int((folder / used).read_text()) + _cached(folder)
-                free = min(free, max(0, left))
+                left = int((folder / limit).read_text()) - int((folder / used).read_text())
+                # Version 1 counts those of inner groups in the second one.
+                cached = re.findall(r"^(?:total_)?inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.M)
+                free = min(free, max(0, left + sum(map(int, cached[-1:]))))
     return free
-
-
-def _cached(folder: Path) -> int:
-    """Return the bytes of files that the kernel drops first; version 1 counts those of inner groups apart."""
-    lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    counts = {name: int(count) for name, count in lines}
-    return counts.get("total_inactive_file", counts.get("inactive_file", 0))
 
 
 def processors(root: Path = ROOT) -> float:
@@ -59,6 +47,5 @@ def processors(root: Path = ROOT) -> float:
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
             with contextlib.suppress(OSError, ValueError):
                 quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
-                if quota > 0:  # version 1 writes -1 for no quota
-                    most = min(most, quota / period)
+                most = min(most, quota / period if quota > 0 else most)  # version 1 writes -1 for no quota
     return most

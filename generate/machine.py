@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 from pathlib import Path
 
 import torch
@@ -102,13 +103,16 @@ def use_threads(count: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes on `device`, within the limits of the control groups."""
+    """Return the free bytes on `device`, within the limits of this process."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = _free_by_sysconf()
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+        if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:  # ulimit -v
+            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            free = min(free, max(0, limit - mapped))
     except (OSError, StopIteration, ValueError):
         pass
     return int(min(free, cgroups.free_memory()))

@@ -51,6 +51,7 @@ def _python(config: Config) -> str:
 
 
 def _torch(config: Config) -> str:
+    preflight.check_torch(config)
     try:
         import torch
     except ImportError as error:

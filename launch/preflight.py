@@ -27,6 +27,7 @@ from launch import banner
 
 RESERVED_FILES = 128  # open files in addition to the connections
 PROBE_BYTES = 4096
+LEAST_ADDRESSES = 1 << 30  # bytes
 CASES_SECONDS = 0.6  # for all cases of a policy
 STARTS_SECONDS = 1.0  # more for their process, which is then ended
 
@@ -91,8 +92,16 @@ def check_drafts(config: Config) -> None:
 
 
 def check_torch(config: Config) -> None:
-    """Reject a model with weights where only what a mock needs is installed."""
-    if not mock.is_mock(config.model) and importlib.util.find_spec("torch") is None:
+    """Reject a model with weights where PyTorch is not installed, or cannot be loaded within `ulimit -v`."""
+    if mock.is_mock(config.model):
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
+        raise ConfigError(
+            f"the address space of a process is limited to {limit >> 10:,} KiB, but PyTorch and a model need at least "
+            f"{LEAST_ADDRESSES >> 10:,}. Run 'ulimit -v unlimited', or use --model mock:llm-mock"
+        )
+    if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "PyTorch is not installed, which every model with weights needs. Start with ./server.sh, which installs it, "
             "or use --model mock:llm-mock"

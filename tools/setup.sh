@@ -71,6 +71,13 @@ if ! "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 
   echo "error: '$python' is not Python >= 3.10 with venv. Install one (Debian: apt install python3-venv) or set PYTHON=" >&2
   exit 1
 fi
+folder="$PWD"
+if [ -d .venv ]; then folder="$PWD/.venv"; fi
+if [ ! -w "$folder" ]; then  # venv and pip take many lines to say so
+  echo "error: cannot install $wanted: this user cannot write to $folder. Run the command once as the owner of that" \
+    "folder, or copy the project to one of your own" >&2
+  exit 1
+fi
 if [ ! -x .venv/bin/python ]; then
   echo "first use: creating .venv" >&2
   "$python" -m venv .venv

@@ -11,6 +11,7 @@ It must not know what the functions in a file compute.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import hashlib
 import logging
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 OPENMP = "-fopenmp"
 COMPILE_SECONDS = 120.0
+ROOM = 4 << 20  # bytes that a cache directory must have free; all libraries together have 0.6 MB
 _begun: dict[tuple[Path, tuple[str, ...]], Future[ctypes.CDLL]] = {}
 
 
@@ -57,8 +59,8 @@ def begin(source: Path, extra_flags: Sequence[str] = ()) -> None:
 def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     """Load the library compiled from C file `source`, compiling it where the cache does not have it.
 
-    `extra_flags` are added when compiling, not when linking. Where the cache directory cannot be written, the
-    library is built in a temporary directory for this process alone. Functions of a `ctypes.CDLL` run without
+    `extra_flags` are added when compiling, not when linking. Where the cache directory cannot be written or is full,
+    the library is built in a temporary directory for this process alone. Functions of a `ctypes.CDLL` run without
     the GIL. Waits for all that have begun: what is measured next needs the cores. Raises KernelError.
     """
     wait([*_begun.values()])
@@ -106,14 +108,24 @@ def _name(source: Path, compiler: list[str], flags: list[str]) -> str:
 
 
 def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """Make a directory to build in: inside `folder`, so that the result can be renamed, where that is writable."""
+    """Make a directory to build in: inside `folder`, so that the result can be renamed, where that has room."""
     try:
         if folder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if shutil.disk_usage(folder).free < ROOM:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
-        log.info("cannot write %s, so the library is built only for this process: %s", folder, error)
+        _warn(folder, str(error.strerror))
     return tempfile.TemporaryDirectory()
+
+
+@functools.cache  # once for all files
+def _warn(folder: Path, reason: str) -> None:
+    log.warning(
+        "cannot keep compiled kernels in %s: %s. Each start compiles them again, which takes a minute. Free some "
+        "space there, or set EB_CACHE_DIR to another folder", folder, reason,
+    )  # fmt: skip
 
 
 def find_compiler() -> list[str]:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,6 +55,15 @@ def test_a_cache_that_cannot_be_written_is_not_needed(
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "file" / "kept"))
     assert load_library(small, ["-DANSWER=4"]).answer() == 4
+
+
+def test_a_cache_without_room_is_not_needed_and_its_remedy_is_logged_once(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    assert [load_library(small, [f"-DANSWER={n}"]).answer() for n in (5, 6)] == [5, 6]
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert ["EB_CACHE_DIR" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_failed_compilation_reports_the_compilers_message(small: Path) -> None:

@@ -138,6 +138,8 @@ def test_there_are_as_many_threads_as_processors_that_this_process_may_use(
     assert cores.cores.__wrapped__() == expected
 
 
-def test_memory_beyond_the_limit_of_a_control_group_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_beyond_the_limits_of_a_process_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "free_memory", lambda: 1000)
     assert machine.free_memory(torch.device("cpu")) == 1000
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (900, -1))  # less than is mapped
+    assert machine.free_memory(torch.device("cpu")) == 0

@@ -321,6 +321,15 @@ def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch: 
     assert len(limits) == 3
 
 
+def test_too_few_addresses_for_pytorch_are_refused_with_the_command_that_lifts_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: (500 << 20, -1))
+    with pytest.raises(ConfigError, match=r"512,000 KiB.*ulimit -v"):
+        preflight.check_torch(Config(model="bard"))
+    preflight.check_torch(Config(model="mock:llm-mock"))
+
+
 def test_threads_exceed_what_may_wait_or_run() -> None:
     config = Config(max_batch_size=64, max_queue=100)
     assert config.max_open_requests == 164
