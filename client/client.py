@@ -23,6 +23,7 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     __package__ = Path(__file__).resolve().parent.name
+    from terminal import packages as packages
 
 from rich.console import Console
 

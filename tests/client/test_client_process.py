@@ -67,6 +67,17 @@ def test_each_program_starts_in_the_folder_of_the_client(program: str, alone: Pa
     assert (result.returncode, result.stderr) == (0, "")
 
 
+SCRIPTS = ["app.py", *(f"client/{name}.py" for name in ("batch", "chat", "client", "compare", "graph", "sweep", "top"))]
+
+
+@pytest.mark.parametrize("script", points(2, *SCRIPTS))
+def test_a_python_without_packages_gets_one_line_with_the_remedy(script: str) -> None:
+    command = [sys.executable, "-S", script, "--help"]  # without the packages that are installed
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "pip install -r" in result.stderr
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
 def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> None:
     command = ["client/client.py", "--rate", "20", "--numsamples", "5000"]
