@@ -121,22 +121,23 @@ def send(
     think = arrivals.second if arrivals and closed else 0.0
     run = LoadRun(target, trace, arrivals.users if arrivals else None, think, on_outcome)
     interrupted = False
-    with Display(run, console, 0.0 if closed else trace[-1].at):
-        try:
-            run.start()
-            run.wait()
-        except KeyboardInterrupt:
-            interrupted = True
-            run.stop()
-            say(
-                console,
-                f"stopped sending; open requests have {GRACE_SECONDS:.0f} s to finish. "
-                "Press Ctrl-C again to exit at once",
-            )
-            run.wait(GRACE_SECONDS)
-    sent = Sent(run.outcomes(), run.stalls, interrupted)
-    run.close()
-    return sent
+    try:
+        with Display(run, console, 0.0 if closed else trace[-1].at):
+            try:
+                run.start()
+                run.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+                run.stop()
+                say(
+                    console,
+                    f"stopped sending; open requests have {GRACE_SECONDS:.0f} s to finish. "
+                    "Press Ctrl-C again to exit at once",
+                )
+                run.wait(GRACE_SECONDS)
+        return Sent(run.outcomes(), run.stalls, interrupted)
+    finally:  # also where SIGTERM ends the command: `on_outcome` may write to a file that its caller closes
+        run.close()
 
 
 def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:

@@ -21,6 +21,7 @@ from client.send.dialects import APIS, Dialect
 from client.send.sse import Events
 from client.send.target import Target
 from client.workloads.arrivals import Arrivals
+from tests.support import wait_until
 from tests.support.mock_server import MockServer
 
 TTFT, ITL, TOKENS = 0.05, 0.02, 6
@@ -272,6 +273,19 @@ def test_a_warm_up_is_sent_and_not_measured(server: MockServer) -> None:
     answered = runs.warm_up(Target(server.url), trace(2), 3)
     assert answered == 3
     assert [body["num_tokens"] for body in server.asked] == [runs.WARMUP_TOKENS] * 3
+
+
+def test_a_run_that_a_signal_ends_records_nothing_later(server: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.ttft = 60
+
+    def ended(run: load.LoadRun, seconds: float | None = None) -> bool:
+        wait_until(lambda: len(server.asked) == 6)
+        raise SystemExit(143)
+
+    monkeypatch.setattr(load.LoadRun, "wait", ended)
+    with pytest.raises(SystemExit):
+        runs.send(Target(server.url), trace(6, 0.0), Console(stderr=True))
+    assert not [thread for thread in threading.enumerate() if thread.name == "load"]
 
 
 def test_a_closed_pace_reaches_the_engine(server: MockServer) -> None:
