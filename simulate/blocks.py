@@ -1,6 +1,6 @@
 """The blocks of text that the prompts of a trace begin with, where the trace names them instead of its texts.
 
-The number of a block stands for its tokens and all before it, as in Mooncake's trace. This module must not know what a
+The number of a block stands for its tokens and all before it, as in Mooncake's and Qwen's traces. This module must not know what a
 trace file looks like, or which pages hold a block.
 """
 
@@ -22,13 +22,14 @@ class Blocks:
     count: int  # the number of different blocks
     prompt: np.ndarray  # of each request: its prompt
     copy: np.ndarray  # of each request: its copy of the trace
+    size: int = TOKENS  # of a block
 
     @classmethod
-    def of(cls, prompts: Iterable[Iterable[Hashable]]) -> Blocks:
-        """Number the blocks of the prompts of a trace."""
+    def of(cls, prompts: Iterable[Iterable[Hashable]], size: int = TOKENS) -> Blocks:
+        """Number the blocks of the prompts of a trace, each of `size` tokens."""
         numbers: dict[Hashable, int] = {}
         numbered = [np.array([numbers.setdefault(b, len(numbers)) for b in p], dtype=np.int64) for p in prompts]
-        return cls(numbered, len(numbers), np.arange(len(numbered)), np.zeros(len(numbered), int))
+        return cls(numbered, len(numbers), np.arange(len(numbered)), np.zeros(len(numbered), int), size)
 
     def only(self, chosen: np.ndarray) -> Blocks:
         """Return the blocks of the requests with these indices."""
@@ -49,12 +50,12 @@ class Blocks:
 
     def keys(self, i: int, tokens: int) -> list[bytes]:
         """Return a key for each full block of a prompt; behind the named blocks, keys that no other request has."""
-        packed = self._numbers(i, tokens // TOKENS).tobytes()
+        packed = self._numbers(i, tokens // self.size).tobytes()
         keys = [packed[at : at + 8] for at in range(0, len(packed), 8)]
-        return keys + [b"%d %d" % (i, block) for block in range(len(keys), tokens // TOKENS)]
+        return keys + [b"%d %d" % (i, block) for block in range(len(keys), tokens // self.size)]
 
     def tokens(self, i: int, tokens: int) -> list[int]:
         """Return a prompt whose tokens are equal where blocks are; behind the blocks, tokens that no other request has."""
-        head = np.repeat(self._numbers(i, -(-tokens // TOKENS)), TOKENS)[:tokens]
+        head = np.repeat(self._numbers(i, -(-tokens // self.size)), self.size)[:tokens]
         own = int(self.copy.max() + 1) * self.count + i
         return [*head.tolist(), *[own] * (tokens - len(head))]

@@ -19,7 +19,6 @@ from client import data
 from client.data import Call
 from client.workloads.arrivals import Arrivals
 from scheduling.sequence import Sequence
-from simulate import blocks
 from simulate.blocks import Blocks
 from simulate.closed_loop import ClosedLoop
 
@@ -115,7 +114,7 @@ class Rows:
     @property
     def by_number(self) -> bool:
         """Whether a page is a block of the trace, so that blocks are looked up by number and nothing is hashed."""
-        return self.blocks is not None and self.page_size == blocks.TOKENS
+        return self.blocks is not None and self.page_size == self.blocks.size
 
     @property
     def most(self) -> np.ndarray:

@@ -140,6 +140,9 @@ def read(path: Path) -> Rows:
         )
     texts, numbered = (any(getattr(row, name) for row in trace.rows) for name in ("prompt", "blocks"))
     ids = _numbered(_tokens(i, row) for i, row in enumerate(trace.rows)) if texts else None
+    sizes = {row.block for row in trace.rows if row.blocks}
+    if len(sizes) > 1:
+        raise ValueError(f"{str(path)!r} has blocks of {sorted(sizes)} tokens. Use one block_size in all lines")
     clients, priorities = ([getattr(row, name) for row in trace.rows] for name in ("user", "priority"))
     limits, constrained = [row.limit for row in trace.rows], [row.constrained for row in trace.rows]
     return Rows(
@@ -151,7 +154,7 @@ def read(path: Path) -> Rows:
         priority=priorities if any(priorities) else None,
         limit=limits if any(limit != 0 for limit in limits) else None,
         ids=ids,
-        blocks=Blocks.of(row.blocks for row in trace.rows) if numbered and not texts else None,
+        blocks=Blocks.of((row.blocks for row in trace.rows), *sizes) if numbered and not texts else None,
         constrained=constrained if any(constrained) else None,
         calls=calls,
         closed=calls is not None,

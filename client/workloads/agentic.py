@@ -1,6 +1,7 @@
 """Traces of programs: from the calls that each row of a trace waits for, the calls of programs in a closed loop.
 
-A row that waits for others is sent `wait` seconds after the last of these. Of rows without ids, those of one session are turns,
+A row that waits for others is sent `wait` seconds after the last of these. A turn of Qwen's is sent as long after the answer to its
+parent, if the trace has that, as their times are apart. Of rows without ids, those of one session are turns,
 each after the one before. Of spans, which have an end, each waits for those of its trace that ended before it began. This module
 must not know files.
 """
@@ -32,15 +33,15 @@ def linked(rows: Sequence[Row]) -> list[tuple[Row, Call]]:
     Rows that wait for one another, or have a session in common, are one program. It begins with its first row that waits for none.
     """
     number = {row.id: i for i, row in enumerate(rows) if row.id}
-    if unknown := [name for row in rows for name in row.after if name not in number]:
+    if unknown := [name for row in rows for name in row.after if name not in number and row.ended is None]:
         raise ValueError(
             f"a request waits for {unknown[0]!r}, which is not in the trace. Add it, or remove it from wait_for"
         )
-    after = [tuple(number[name] for name in dict.fromkeys(row.after)) for row in rows]
+    after = [tuple(number[name] for name in dict.fromkeys(row.after) if name in number) for row in rows]
     sessions: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         some = sessions.setdefault(row.session or f"row {i}", [])
-        if row.ended is not None:
+        if row.ended is not None and not row.after:
             ended = [k for k in some if (rows[k].ended or 0.0) <= row.at]
             last = max(
                 (rows[k].at for k in ended), default=0.0

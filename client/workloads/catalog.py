@@ -285,12 +285,13 @@ def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
     samples, blocks = [], 0
     for row, call in agentic.of(trace.rows, draw.count or None):
         # Equal blocks give equal text, so that a prefix cache finds the same beginnings.
-        shared = " ".join(draw.corpus.at(block * 7919, BLOCK_TOKENS) for block in row.blocks)
+        sizes = [min(BLOCK_TOKENS, row.block, row.prompt_tokens - i * row.block) for i in range(len(row.blocks))]
+        shared = " ".join(draw.corpus.at(block * 7919, size) for block, size in zip(row.blocks, sizes))
         # No longer than the context: lengths in a trace may be in millions.
         drawn = shared or row.prompt or draw.corpus.piece(draw.rng, min(row.prompt_tokens, draw.context + 1))
-        blocks += bool(shared)
+        blocks = max(blocks, row.block if shared else 0)
         samples.append(Sample(drawn, row.num_tokens, row.user, call.at if call else row.at, call=call))
     notes = trace.notes()
-    if blocks:
-        notes.append(f"the trace's blocks of 512 tokens are replayed as {BLOCK_TOKENS} each")
+    if blocks > BLOCK_TOKENS:
+        notes.append(f"the trace's blocks of {blocks} tokens are replayed as {BLOCK_TOKENS} each")
     return samples, notes

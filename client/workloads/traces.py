@@ -1,8 +1,8 @@
 """Traces of real services, read line by line: lines that cannot be read are reported by number and skipped.
 
 The content determines the format: CSV with a header (Azure's traces in their own columns or in seconds, VTC's, our
-`requests.csv`, the simulator's, which may have priorities), and JSON lines (Mooncake's, or ours with `at`, `num_tokens`
-and `prompt` or `prompt_tokens`). A date without a zone is in UTC, wherever it is read. This module must not know how
+`requests.csv`, the simulator's, which may have priorities), and JSON lines (Mooncake's in milliseconds, Qwen's with `chat_id`
+in seconds, or ours with `at`, `num_tokens` and `prompt` or `prompt_tokens`). A date without a zone is in UTC, wherever it is read. This module must not know how
 prompts are made.
 """
 
@@ -30,6 +30,9 @@ STAMP = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 NUMBER, ZONED, UNZONED = "a number", "a date with a zone", "a date without a zone"
+MILLISECONDS = "a number of milliseconds"
+BLOCK, QWENS_BLOCK = 512, 16  # tokens of a block in Mooncake's traces, and in Qwen's
+SHORT_GAP = 0.01  # seconds between requests, on average, below which milliseconds are doubtful
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Row:
     num_tokens: int
     prompt: str | None = None
     blocks: tuple[int, ...] = ()
+    block: int = BLOCK  # tokens of each
     user: str = ""
     priority: int = 0
     limit: int | None = 0
@@ -55,7 +59,8 @@ class Row:
     session: str = ""
     after: tuple[str, ...] = ()
     wait: float = 0.0
-    ended: float | None = None  # of a span, which waits for those of its session that ended before it began
+    # Of a span, which waits for those of its session that ended before it began. A turn of Qwen's ends when it begins.
+    ended: float | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +71,15 @@ class Trace:
     bad: list[tuple[int, str]] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        return skipped(self.bad, len(self.rows))
+        """Return what was skipped, and a doubt about the unit of the times."""
+        found = skipped(self.bad, len(self.rows))
+        times = [row.at for row in self.rows if row.form == MILLISECONDS and row.at < math.inf]
+        if times and 0 < times[-1] < SHORT_GAP * (len(times) - 1):
+            found.append(
+                f"{(len(times) - 1) / times[-1]:,.0f} requests per second, as the times of the trace are read as "
+                "milliseconds. If they are seconds, play it with --speed 0.001, or as trace:FILE:0.001"
+            )
+        return found
 
 
 def skipped(bad: list[tuple[int, str]], good: int, units: str = "lines") -> list[str]:
@@ -239,7 +252,7 @@ def _from_json(line: str) -> Row:
             _time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""), limit=_limit(entry),
             constrained=constrained,
         )  # fmt: skip
-    after, session = entry.get("wait_for") or [], entry.get("session_id")
+    after, session, chat = entry.get("wait_for") or [], entry.get("session_id"), entry.get("chat_id")
     # A call that waits for others has no time of its own, and comes after all that have one.
     usual = {"timestamp": math.inf} if after or (session and "delay" in entry) else {}
     at = entry["timestamp_ms"] if "timestamp_ms" in entry else {**usual, **entry}["timestamp"]
@@ -248,11 +261,19 @@ def _from_json(line: str) -> Row:
         raise ValueError("delay or tool_wait_ms is below 0, or wait_for is not a list")
     if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
         raise ValueError("hash_ids is not a list of numbers")
-    return Row(
-        at if at == math.inf else _time(at) / 1000, _count(entry["input_length"], "input_length"),
-        _count(entry["output_length"], "output_length"), blocks=tuple(blocks), id=str(entry.get("request_id") or ""),
+    tokens = _count(entry["input_length"], "input_length")
+    block = _count(entry.get("block_size") or (BLOCK if chat is None else QWENS_BLOCK), "block_size")
+    if len(blocks) > -(-tokens // block):
+        raise ValueError(f"{len(blocks)} hash_ids for {tokens} tokens. Is block_size {block}?")
+    row = Row(
+        at if at == math.inf else _time(at) / 1000, tokens, _count(entry["output_length"], "output_length"),
+        blocks=tuple(blocks), block=block, form=MILLISECONDS, id=str(entry.get("request_id") or ""),
         session=str(session or ""), after=tuple(map(str, after)), wait=wait / 1000,
     )  # fmt: skip
+    if chat is None:
+        return row
+    parents = tuple(str(parent) for parent in [entry.get("parent_chat_id", -1)] if parent != -1)
+    return replace(row, at=_time(at), ended=_time(at), form=NUMBER, id=str(chat), after=parents)
 
 
 def _spans(line: str) -> Iterator[Callable[[], Row]]:

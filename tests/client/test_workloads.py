@@ -197,6 +197,40 @@ def test_mooncakes_blocks_become_shared_prefixes(tmp_path: Path) -> None:
     assert "line 5: not a JSON object" in replayed.notes[0]
 
 
+def written(tmp_path: Path, *rows: dict[str, object]) -> Path:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+def test_qwens_traces_are_in_seconds_with_parents_and_blocks_of_16_tokens(tmp_path: Path) -> None:
+    shape = {"output_length": 5, "type": "text", "hash_ids": [1, 2, 3]}
+    file = written(
+        tmp_path,
+        *({"chat_id": i, "parent_chat_id": parent, "timestamp": 1.5 * i, "input_length": 40 + i, **shape}
+          for i, parent in enumerate([-1, 0, 99, 1])),
+    )  # fmt: skip
+    found = traces.read(file)
+    assert ([row.at for row in found.rows], found.notes()) == ([0, 1.5, 3, 4.5], [])
+    replayed = catalog.draw(f"trace:{file}", None, Arrivals("trace", 1.0), 1, TEXT).planned
+    turns = [(p.call.after, p.call.tool_s) for p in replayed if p.call]
+    assert turns == [((), 0), ((0,), 1.5), ((1,), 3), ((), 0)]  # the parent of the last one is not in the file
+    assert [len(corpus.split(p.prompt)) for p in replayed[:2]] == [40, 41]
+
+
+def test_more_blocks_than_a_prompt_holds_are_refused_and_a_line_may_name_their_size(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2, 3, 4, 5]}
+    found = traces.read(written(tmp_path, row, row | {"block_size": 128}, row | {"hash_ids": [1, 2]}))
+    assert [(row.block, row.blocks) for row in found.rows] == [(128, (1, 2, 3, 4, 5)), (512, (1, 2))]
+    assert "line 1: 5 hash_ids for 600 tokens" in found.notes()[0]
+
+
+@pytest.mark.parametrize(("gap", "notes"), [(0.25, 1), (2, 1), (3000, 0), (0, 0)])
+def test_times_that_are_hardly_milliseconds_are_doubted(tmp_path: Path, gap: float, notes: int) -> None:
+    rows = ({"timestamp": 1_700_000_000 + gap * i, "input_length": 9, "output_length": 5} for i in range(12))
+    assert len(traces.read(written(tmp_path, *rows)).notes()) == notes
+
+
 def trace_lines(run: list[Planned]) -> list[dict[str, object]]:
     """Return a run as the lines of a trace file in the client's own form."""
     return [

@@ -192,7 +192,7 @@ def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.jsonl"
-    row = {"timestamp_ms": 0, "input_length": 9, "output_length": 9}
+    row = {"timestamp_ms": 0, "input_length": 1100, "output_length": 9}
     lines = [json.dumps({**row, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
     trace.write_text("\n".join(lines))
     told, words = run_command(capsys, "prefix", "--train", "60", "--sizes", "0", "640", "--batches", "10",

@@ -289,7 +289,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("options")
     lines = [f"{0.2 * i:.1f},{20 + 7 * i % 60},{30 + 11 * i % 90}" for i in range(80)]
     (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(lines))
-    block = {"timestamp_ms": 0, "input_length": 9, "output_length": 9}
+    block = {"timestamp_ms": 0, "input_length": 1100, "output_length": 9}
     blocks = [json.dumps({**block, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
     (tmp_path / "mine.py").write_text(new.TEMPLATE.read_text())
     said = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "aye"}]}

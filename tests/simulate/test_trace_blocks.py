@@ -54,6 +54,22 @@ def test_pages_of_the_size_of_a_block_are_found_as_smaller_ones_are(trace: Path)
     assert [cached // 512 * 512 for cached in small] == large
 
 
+def test_a_trace_may_have_blocks_of_another_size(trace: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    short = [line | {"block_size": 16, "input_length": 16 * len(line["hash_ids"])} for line in lines]
+    (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
+    rows = workloads.read(tmp_path / "short.jsonl")
+    small, large = (
+        [seq.cached for seq in simulate(scheduler(size), replace(rows, page_size=size).sequences(), COST).sequences]
+        for size in (4, 16)
+    )
+    assert sum(large) > 600
+    assert small == large
+    (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, [*short, lines[-1]])))
+    with pytest.raises(ValueError, match=r"16, 512"):
+        workloads.read(tmp_path / "short.jsonl")
+
+
 def test_equal_blocks_are_equal_tokens_and_all_others_differ(trace: Path) -> None:
     rows = workloads.read(trace)
     first, later = rows.sequences()[0].prompt_ids, next(s for s in rows.sequences() if s.arrived_at == 5.0).prompt_ids
