@@ -91,8 +91,9 @@ def _await_model(url: str, console: Console) -> None:
     """Wait while a server that was just started loads its model; servers of other projects have no /ready."""
     end = time.monotonic() + servers.READY_SECONDS
     waiting = Reporter(console, lambda: State(0, None, "waiting until the server has loaded its model"))
-    with waiting, contextlib.suppress(requests.RequestException):  # what else is wrong is said at the first request
-        while time.monotonic() < end and requests.get(f"{url}/ready", timeout=5).status_code == 503:
+    # What else is wrong is said at the first request.
+    with waiting, contextlib.suppress(requests.RequestException), Target(url).session() as session:
+        while time.monotonic() < end and session.get(f"{url}/ready", timeout=5).status_code == 503:
             time.sleep(0.3)
 
 

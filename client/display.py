@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -28,11 +29,11 @@ def guarded(main: Callable[[Console], int], target: Callable[[], Target | None])
         return USAGE
     except ServerUnreachable as error:
         url = server.url if (server := target()) else str(error)
-        say(
-            console,
-            f"error: cannot reach {url}. Is the server running? Start it with "
-            "./server.sh dynamic, or check the address",
-        )
+        remedy = "Is the server running? Start it with ./server.sh dynamic, or check the address"
+        if server and server.proxy:
+            host, proxy = urlsplit(url).hostname, server.proxy.rpartition("@")[2]  # without its password
+            remedy = f"The environment names the proxy {proxy} for it. Correct that, or set NO_PROXY={host}"
+        say(console, f"error: cannot reach {url}. {remedy}")
         return UNREACHABLE
     except KeyboardInterrupt:
         return INTERRUPTED

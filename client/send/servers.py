@@ -21,7 +21,7 @@ import requests
 
 from terminal.options import UsageError
 
-from .target import ServerUnreachable
+from .target import ServerUnreachable, Target
 
 APP = Path(__file__).resolve().parents[2] / "app.py"
 READY_SECONDS = 300.0
@@ -122,8 +122,8 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, seco
     """Wait until the server is ready; raise ServerFailed if it exits or takes too long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(requests.RequestException):
-            if requests.get(f"{url}/ready", timeout=5).status_code == 200:
+        with contextlib.suppress(requests.RequestException), Target(url).session() as session:
+            if session.get(f"{url}/ready", timeout=5).status_code == 200:
                 return
         time.sleep(0.1)
     raise ServerFailed(_reason(log.read_text("utf-8", "replace")) or f"the server was not ready after {seconds:.0f} s")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 
@@ -21,6 +22,13 @@ STATS_SECONDS = 10.0
 CANNOT_CONNECT = "cannot connect"
 # Servers, by the owner of their models, that take fields beyond OpenAI's API, which itself and others refuse them.
 COUNTING = ("effective-batching", "vllm", "sglang")
+
+
+def environ_proxies(url: str) -> dict[str, str]:
+    """Return the proxies of the environment for a URL: none for this machine, which no proxy reaches."""
+    host = urlsplit(url).hostname or ""
+    is_here = host in ("localhost", "::1") or host.startswith("127.")
+    return {} if is_here else requests.utils.get_environ_proxies(url)
 
 
 class ServerUnreachable(Exception):
@@ -58,13 +66,13 @@ class Target:
     @property
     def proxy(self) -> str | None:
         """The proxy for this address in the environment."""
-        return requests.utils.get_environ_proxies(self.url).get(self.url.partition(":")[0])
+        return requests.utils.select_proxy(self.url, environ_proxies(self.url))
 
     def session(self) -> requests.Session:
         """Return a session for a report of the server."""
         session = requests.Session()
         # A .netrc would replace our key, so only the proxies are read from the environment.
-        session.proxies = requests.utils.get_environ_proxies(self.url)
+        session.proxies = environ_proxies(self.url)
         session.trust_env = False
         session.headers["Connection"] = "close"
         session.headers.update(self.headers)

@@ -201,6 +201,28 @@ def test_an_unreachable_server_ends_with_3_url_and_remedy(flags: list[str], caps
     assert "./server.sh dynamic" in err
 
 
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_a_server_on_this_machine_is_reached_past_the_proxy_of_the_environment(
+    name: str, server: MockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert run(server, "--burst", "--numsamples", "2") == 0
+
+
+def test_the_error_names_the_proxy_without_its_password(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://me:secret@127.0.0.1:{free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert client.main(["--burst", "--url", "http://192.0.2.1:8500"], {}) == 3
+    err = capsys.readouterr().err
+    assert "NO_PROXY=192.0.2.1" in err
+    assert "secret" not in err
+
+
 def test_a_server_without_stats_is_still_loaded(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.stats = (500, b"the original before its first request")
     assert run(server, "--burst", "--numsamples", "2") == 0
