@@ -135,13 +135,17 @@ def test_it_waits_while_the_server_loads_its_model(
     statuses = [503, 503, 200]
     asked: list[tuple[str, int]] = []
 
-    def get(url: str, **_: object) -> requests.Response:
+    real = requests.Session.get
+
+    def get(session: requests.Session, url: str, **options: Any) -> requests.Response:
+        if not url.endswith("/ready"):
+            return real(session, url, **options)
         answer = requests.Response()
         answer.status_code = statuses.pop(0)
         asked.append((url, len(server.asked)))
         return answer
 
-    monkeypatch.setattr(chat.requests, "get", get)
+    monkeypatch.setattr(requests.Session, "get", get)
     assert said(monkeypatch, "one\n", server.url) == 0
     assert asked == [(f"{server.url}/ready", 0)] * 3
     assert capsys.readouterr().out == f"{ANSWER}\n"
