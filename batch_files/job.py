@@ -63,7 +63,8 @@ def is_final(body: Any) -> bool:
 
 
 def read_json(data: bytes) -> Any:
+    """Return the body of an answer, or the beginning of its text if it is not JSON."""
     try:
         return json.loads(data)
-    except ValueError:
-        return data.decode("utf-8", "replace")
+    except (ValueError, RecursionError):
+        return data[:10_000].decode("utf-8", "replace")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from batch_files.job import is_final, read_json
 from batch_files.lines import BadLine, Line, answer, failed, to_json
 
 from .target import KeyRefused, Target
@@ -88,8 +88,8 @@ class BatchRun:
                     data = await response.read()
                     if response.status == 401:
                         raise KeyRefused
-                    body = _json(data)
-                    if response.status not in BUSY or _is_final(body):
+                    body = read_json(data)
+                    if response.status not in BUSY or is_final(body):
                         return response.status, response.headers.get("X-Request-Id", ""), body
                     problem = f"HTTP {response.status}"
                     wait = _seconds(response.headers.get("Retry-After")) or wait
@@ -102,21 +102,8 @@ class BatchRun:
             wait = min(2 * wait, MAX_WAIT)
 
 
-def _is_final(body: Any) -> bool:
-    """Return whether a server refuses this request at any time: alone it does not fit into memory."""
-    error = body.get("error") if isinstance(body, dict) else None
-    return isinstance(error, dict) and error.get("type") == "out_of_memory"
-
-
 def _seconds(header: str | None) -> float:
     """Return the seconds of a Retry-After header, 0 if it names none."""
     with contextlib.suppress(TypeError, ValueError):
         return max(0.0, float(header or 0))
     return 0.0
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return data[:10_000].decode("utf-8", "replace")

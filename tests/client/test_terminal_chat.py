@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import subprocess
+from typing import Any
 
 import pytest
 import requests
