@@ -1,7 +1,7 @@
 """The blocks of text that the prompts of a trace begin with, where the trace names them instead of its texts.
 
-The number of a block stands for its tokens and all before it, as in Mooncake's and Qwen's traces. This module must not know what a
-trace file looks like, or which pages hold a block.
+The number of a block stands for its tokens and all before it, as in Mooncake's and Qwen's traces. This module must not know
+what a trace file looks like, or which pages hold a block.
 """
 
 from __future__ import annotations

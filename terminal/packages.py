@@ -1,4 +1,4 @@
-"""Ends, when it is imported, a program whose Python lacks packages that all need: a file can be started by any Python."""
+"""Ends the program that imports it, with one line, where this Python lacks packages that every program here needs."""
 
 import sys
 from importlib.util import find_spec

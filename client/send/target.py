@@ -27,7 +27,7 @@ COUNTING = ("effective-batching", "vllm", "sglang")
 def environ_proxies(url: str) -> dict[str, str]:
     """Return the proxies of the environment for a URL: none for this machine, which no proxy reaches."""
     host = urlsplit(url).hostname or ""
-    is_here = host in ("localhost", "::1") or host.startswith("127.")
+    is_here = host in ("localhost", "::1", "0.0.0.0") or host.startswith("127.")
     return {} if is_here else requests.utils.get_environ_proxies(url)
 
 

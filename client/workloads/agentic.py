@@ -1,8 +1,8 @@
 """Traces of programs: from the calls that each row of a trace waits for, the calls of programs in a closed loop.
 
-A row that waits for others is sent `wait` seconds after the last of these. A turn of Qwen's is sent as long after the answer to its
-parent, if the trace has that, as their times are apart. Of rows without ids, those of one session are turns,
-each after the one before. Of spans, which have an end, each waits for those of its trace that ended before it began. This module
+A row that waits for others is sent `wait` seconds after the last of these. A turn of Qwen's waits for the answer to its parent,
+if the trace has that, and then as long as their times are apart. Of rows without ids, those of one session are turns, each
+after the one before. Of spans, which have an end, each waits for those of its trace that ended before it began. This module
 must not know files.
 """
 
@@ -80,7 +80,7 @@ def linked(rows: Sequence[Row]) -> list[tuple[Row, Call]]:
         ends = [rows[k].ended or 0.0 for k in after[i]]
         wait = row.wait if after[i] else row.wait + row.at - begin
         if row.ended is not None and ends:
-            wait = row.at - max(ends)
+            wait = max(0.0, row.at - max(ends))
         parents = tuple(new[k] for k in after[i])
         call = Call(
             parents, wait, None, row.prompt_tokens, row.num_tokens, 0.0, f"program-{first(i)}", row.session, begin

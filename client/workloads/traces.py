@@ -1,9 +1,9 @@
 """Traces of real services, read line by line: lines that cannot be read are reported by number and skipped.
 
 The content determines the format: CSV with a header (Azure's traces in their own columns or in seconds, VTC's, our
-`requests.csv`, the simulator's, which may have priorities), and JSON lines (Mooncake's in milliseconds, Qwen's with `chat_id`
-in seconds, or ours with `at`, `num_tokens` and `prompt` or `prompt_tokens`). A date without a zone is in UTC, wherever it is read. This module must not know how
-prompts are made.
+`requests.csv`, the simulator's, which may have priorities), and JSON lines (Mooncake's in milliseconds, Qwen's with
+`chat_id` in seconds, or ours with `at`, `num_tokens` and `prompt` or `prompt_tokens`). A date without a zone is in UTC,
+wherever it is read. This module must not know how prompts are made.
 """
 
 import csv

@@ -31,6 +31,7 @@ import torch  # noqa: F401  its OpenMP must be loaded first, so that a library j
 from models.cache import cache_directory
 
 log = logging.getLogger(__name__)
+_warn_once = functools.cache(log.warning)
 
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 OPENMP = "-fopenmp"
@@ -116,16 +117,11 @@ def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
-        _warn(folder, str(error.strerror))
+        _warn_once(
+            "cannot keep compiled kernels in %s: %s. Each start compiles them again, which takes a minute. Free some space "
+            "there, or set EB_CACHE_DIR to another folder", folder, error.strerror,
+        )  # fmt: skip
     return tempfile.TemporaryDirectory()
-
-
-@functools.cache  # once for all files
-def _warn(folder: Path, reason: str) -> None:
-    log.warning(
-        "cannot keep compiled kernels in %s: %s. Each start compiles them again, which takes a minute. Free some "
-        "space there, or set EB_CACHE_DIR to another folder", folder, reason,
-    )  # fmt: skip
 
 
 def find_compiler() -> list[str]:
