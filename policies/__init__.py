@@ -12,15 +12,26 @@ from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from traceback import extract_tb
+from traceback import extract_tb, walk_tb
 from types import ModuleType
 from typing import NamedTuple
 
 from scheduling.eviction import Eviction
-from scheduling.options import Option, nearest, options_of
+from scheduling.hook_checks import INIT, mistakes, watched
+from scheduling.located import described, locate
+from scheduling.options import Option, OptionError, nearest, options_of
 from scheduling.policy import Policy
 
+CORRECT = " Correct the file"
 TAKEN = {"self", "max_batch_size"}  # arguments of every policy that are not options
+
+
+class PolicyFileError(ValueError):
+    """A file of a policy that is wrong: `words` say how, with the remedy, and `line` where, None if nowhere."""
+
+    def __init__(self, name: str, line: int | None, words: str) -> None:
+        self.line, self.words = line, words
+        super().__init__(f"cannot load policy {name!r}: {f'line {line}: ' if line else ''}{words}")
 
 
 class OptionInfo(NamedTuple):
@@ -129,8 +140,16 @@ def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
             )
         try:
             policy = policy_class(max_batch_size=max_batch_size, **values)
-        except SystemExit as error:  # it would end the process without a word
-            raise ValueError(f"policy {name} raises {error!r} when it is made. Correct the file") from error
+        except (Exception, SystemExit) as error:
+            place = locate(walk_tb(error.__traceback__))
+            if (
+                isinstance(error, OptionError)
+                or place is None
+                or Path(place.file).is_relative_to(Path(__file__).parent)
+            ):
+                raise
+            remedy = f" Write {INIT}" if "max_batch_size" in str(error) else CORRECT
+            raise PolicyFileError(place.file, place.line, f"__init__() raises {described(error, remedy)}") from error
         policy.slots = max(policy.max_batch_size, max_batch_size)
         if policy.order_name:
             policy.name += f"+{policy.order_name}"
@@ -226,18 +245,17 @@ def _module(name: str, package: str) -> ModuleType:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             del sys.modules[spec.name]
-            raise ValueError(f"cannot load policy {name!r}: {_reason(error, path)}. Correct the file") from error
+            raise PolicyFileError(name, _line_of(error, str(path)), described(error, CORRECT)) from error
         return module
     return import_module(name if "." in name else f"{package}.{name.replace('-', '_')}")
 
 
-def _reason(error: BaseException, path: Path) -> str:
-    """Return what went wrong in the file `path`, with the last line of it that was reached."""
-    text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {text}"
-    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f"line {lines[-1]}: {text}" if lines else text
+def _line_of(error: BaseException, path: str) -> int | None:
+    """Return the last line of a file that was reached before an error, None if there is none."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return error.lineno
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == path]
+    return lines[-1] if lines else None
 
 
 def _stem(name: str) -> str:
@@ -255,12 +273,16 @@ def _class_of(loop: str, order: str) -> type[Policy]:
 
 def _find(module: ModuleType, name: str, policy: str) -> type[Policy]:
     loaded = getattr(module, name, None)
-    if not (isinstance(loaded, type) and issubclass(loaded, Policy)):
+    if not (isinstance(loaded, type) and issubclass(loaded, Policy) and loaded is not Policy):
         raise ValueError(
             f"{policy} has no class {name} that inherits from scheduling.policy.Policy. Write "
             f"`class {name}(policy.Policy)` in it"
         )
-    return loaded
+    if "." not in policy:
+        return loaded
+    for line, words in mistakes(loaded, module):
+        raise PolicyFileError(policy, line, words)
+    return watched(loaded)
 
 
 def _text(value: object) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import linecache
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import PurePath
 from traceback import walk_tb
-from types import FrameType
-from typing import NamedTuple
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 from scheduling.hooks import overrides
-from scheduling.policy import Policy
+from scheduling.options import nearest
+from scheduling.policy import Policy, PolicyError
 
 HOOKS = [name for name, method in vars(Policy).items() if callable(method) and (name[0] != "_" or name == "__init__")]
 
@@ -64,19 +66,49 @@ def locate_error(error: BaseException, policy: Policy | None = None) -> Place | 
     return locate(calls) or next(filter(None, (_definition(policy, text) for text in (described(error), *lines))), None)
 
 
-def described(error: BaseException) -> str:
-    """Return the type and the text of an error, whose own code may fail when it is asked for the text."""
+def failure(error: BaseException, policy: Policy | None = None) -> str:
+    """Return in one line what went wrong in a policy, where, and what to write instead."""
+    place = locate_error(error, policy)
+    words = str(error) if isinstance(error, PolicyError) else described(error)
+    return f"{place}: {words}" if place else words
+
+
+def described(error: BaseException, otherwise: str = "") -> str:
+    """Return the type and the text of an error, with the remedy for an unknown name, or else `otherwise`.
+
+    The error's own code may fail when it is asked for the text.
+    """
     try:
-        return f"{type(error).__name__}: {error}"
+        remedy = _remedy(error) or otherwise
+        text = error.msg if isinstance(error, SyntaxError) else error
+        return f"{type(error).__name__}: {text}{'.' * bool(remedy)}{remedy}"
     except Exception:
         return type(error).__name__
+
+
+def _remedy(error: BaseException) -> str:
+    """Return what was meant by a name that is unknown, "" for other errors. Python itself says so only from 3.12 on."""
+    name = getattr(error, "name", None) or ""
+    if isinstance(error, AttributeError) and name:
+        return nearest(name, dir(error.obj))
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            nearest(name, [each for each in {*sys.modules, *sys.stdlib_module_names} if each[0] != "_"])
+            or f" Install {name}, or do without it"
+        )
+    if isinstance(error, NameError) and name in sys.stdlib_module_names:
+        return f" Write `import {name}` at the top of the file"
+    if isinstance(error, NameError) and name:
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        return nearest(name, {*frame.f_locals, *frame.f_globals, *frame.f_builtins}) or " Define or import it"
+    return ""
 
 
 def _definition(policy: Policy, text: str) -> Place | None:
     """Return where the first hook of its own begins that a text names, None if it names none."""
     for hook in re.findall(r"[a-z_]+", text):
         if hook in HOOKS and overrides(policy, hook):
-            code = getattr(inspect.unwrap(getattr(type(policy), hook)), "__code__", None)
+            code = code_of(getattr(type(policy), hook))
             return Place(hook, code.co_filename, code.co_firstlineno) if code else None
     return None
 
@@ -93,12 +125,17 @@ def _hook_of(frame: FrameType, cls: type[Policy]) -> str | None:
     if frame.f_code.co_name in HOOKS:
         return frame.f_code.co_name
     for hook in HOOKS:
-        if any(getattr(vars(base).get(hook), "__code__", None) is frame.f_code for base in cls.__mro__):
+        if any(code_of(vars(base).get(hook)) is frame.f_code for base in cls.__mro__):
             return hook
     return None
 
 
 def _files_of(cls: type[Policy]) -> set[str]:
     """Return the files with the methods of a policy and its order, without that of the defaults."""
-    methods = [method for base in cls.__mro__ if base not in (Policy, object) for method in vars(base).values()]
-    return {method.__code__.co_filename for method in methods if hasattr(method, "__code__")}
+    bases = [base for base in cls.__mro__ if base not in (Policy, object)]
+    return {code.co_filename for base in bases for method in vars(base).values() if (code := code_of(method))}
+
+
+def code_of(method: Any) -> CodeType | None:
+    """Return the code of a method as it is written, without what a decorator or a check has put around it."""
+    return getattr(inspect.unwrap(method), "__code__", None)

@@ -19,6 +19,8 @@ the order, so an `on_...` hook calls its `super()`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from inspect import signature
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,12 +75,29 @@ class Policy:
     _created_with: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     draining = False  # set by the scheduler: no more requests will arrive
 
+    def __init_subclass__(cls) -> None:
+        """Let an `__init__(self)` only set what a policy remembers: options, slots and the bases are set before it."""
+        own: Callable[..., None] | None = vars(cls).get("__init__")
+        if own is None or len(signature(own).parameters) != 1:
+            return
+
+        @wraps(own)
+        def initialize(self: Policy, *args: Any, **options: Any) -> None:
+            super(cls, self).__init__(*args, **options)
+            own(self)
+
+        cls.__init__ = initialize  # type: ignore[method-assign]
+
     def __new__(cls: type[P], *args: Any, **options: Any) -> P:
         policy = super().__new__(cls)
         policy._created_with = args, options
         return policy
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
+    def __init__(self, max_batch_size: int = 0, **options: object) -> None:
+        if (
+            hasattr(self, "claims") and not max_batch_size and not options
+        ):  # from an `__init__(self)`, which comes later
+            return
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size is {max_batch_size}, but must be at least 1. Raise it")
         self.max_batch_size = max_batch_size
@@ -111,6 +130,7 @@ class Policy:
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         """Return the waiting requests, the first to join first; `waiting` is in order of arrival, after the preempted.
 
+        All hooks can read `waiting` as a list, but not change it: sorted(waiting, ...) is a new one.
         It may be a generator, which yields the next request after the previous one has joined.
         """
         return waiting
@@ -120,7 +140,7 @@ class Policy:
         return min(len(waiting), budget.slots)
 
     def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
-        """Return what keeps the next request from joining, one of WAIT_REASONS, or None.
+        """Return what keeps the next request from joining, or None: slots_full, token_budget, kv_full, policy_order or window.
 
         Called for each request that `admit` counted; `running` includes those that have just joined.
         """

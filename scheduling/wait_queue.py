@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from itertools import count
 from math import inf
+from typing import Any, NoReturn
 
 from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
@@ -19,12 +20,35 @@ from scheduling.sequence import Sequence
 from scheduling.waiting import WaitClock
 
 
+class Waiting(OrderedDict[Sequence, None]):
+    """The requests that wait, which a hook reads as a list; the queue finds and takes out any of them at once."""
+
+    put, take = OrderedDict.__setitem__, OrderedDict.__delitem__  # for the queue alone
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(list(self), name)  # whatever else a list can be asked
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _refuse(self, *args: object, **more: object) -> NoReturn:
+        raise TypeError(
+            "a hook cannot change `waiting`, which is the queue itself. Use sorted(waiting, key=...), or list(waiting)"
+        )
+
+    sort = append = insert = extend = remove = reverse = _refuse
+    pop = popitem = clear = update = setdefault = __setitem__ = __delitem__ = _refuse
+
+
 class WaitQueue:
     """`waiting` is in order of arrival, except that preempted sequences go first."""
 
     def __init__(self, batch: RunningBatch) -> None:
         self.batch = batch
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self.waiting = Waiting()
         self.clock = WaitClock()
         self.blocked: Sequence | None = None  # the first in order that could not join, if one ended the last admission
         self.joined: list[Sequence] = []  # those that have joined since the last plan
@@ -40,7 +64,7 @@ class WaitQueue:
 
     def arrive(self, seq: Sequence) -> None:
         """Put a sequence at the end of the queue."""
-        self.waiting[seq] = None
+        self.waiting.put(seq, None)
         self.clock.arrive(seq, seq.arrived_at)
 
     def in_order(
@@ -51,12 +75,14 @@ class WaitQueue:
         This sorts by a copy of the policy, since an order may change the policy's memory. If that fails, or another thread
         changes the policy meanwhile, the order is that of arrival, as it is for the requests that the policy holds back.
         """
-        waiting = dict.fromkeys(self.waiting)
+        waiting = Waiting()
+        for seq in list(self.waiting):
+            waiting.put(seq, None)
         new = [seq for seq in new if seq not in waiting]
         try:
             policy = deepcopy(policy, {id(one): one for one in (self.batch.pages, *new, *waiting, *running)})
             for seq in new:
-                waiting[seq] = None
+                waiting.put(seq, None)
                 policy.on_arrival(seq, now)
             first = [seq for seq in policy.order(waiting, now) if seq in waiting]
         except BaseException:
@@ -67,14 +93,14 @@ class WaitQueue:
         """Put sequences that lost their slots before all that wait, the first to arrive first."""
         for seq in sorted(sequences, key=lambda seq: seq.arrived_at, reverse=True):
             seq.preempt()
-            self.waiting[seq] = None
+            self.waiting.put(seq, None)
             self.waiting.move_to_end(seq, last=False)
             self.clock.arrive(seq, now)
 
     def withdraw(self, sequences: Iterable[Sequence], now: float) -> None:
         """Take sequences out of the queue that will not join."""
         for seq in sequences:
-            del self.waiting[seq]
+            self.waiting.take(seq)
             self.clock.leave(seq, now)
 
     def expire_at(self, seq: Sequence, at: float) -> None:
@@ -123,7 +149,7 @@ class WaitQueue:
             reason = self._join(joined, n, policy, hooks, budget, step, now)
         finally:  # whatever a hook raises, a sequence either waits or runs
             for seq in joined:
-                del self.waiting[seq]
+                self.waiting.take(seq)
             self.joined += joined
         if self.waiting:
             self.clock.reason = reason or self._why_waiting(policy, now)

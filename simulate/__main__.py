@@ -15,7 +15,7 @@ from types import ModuleType
 from rich.console import Console
 
 from scheduling.hook_limit import HookTimeout
-from scheduling.located import described, locate
+from scheduling.located import failure, locate
 from scheduling.scheduler import PolicyError
 from simulate.hook_limit import limited
 from terminal.console import emit_json, say
@@ -77,11 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except (Exception, HookTimeout) as error:
         place = locate(walk_tb(error.__traceback__))
-        is_refusal = isinstance(error, ValueError) and place is not None and place.hook == "__init__"  # of an option
-        if place is not None and not is_refusal and not isinstance(error, PolicyError | HookTimeout):
-            say(console, f"error: {place}: {described(error)}")
+        in_hook = place is not None and place.hook != "__init__"  # which refuses options
+        if isinstance(error, PolicyError) or (in_hook and not isinstance(error, HookTimeout)):
+            say(console, f"error: {failure(error)}")
             return 1
-        if not isinstance(error, ValueError | OSError | PolicyError | RuntimeError | HookTimeout):
+        if not isinstance(error, ValueError | OSError | RuntimeError | HookTimeout):
             raise
         if isinstance(error, OSError) and error.filename is not None:
             say(console, f"error: cannot open {error.filename!r}: {error.strerror}. Check the path")

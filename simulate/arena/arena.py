@@ -19,10 +19,10 @@ from scipy.special import stdtrit  # Student's t; scipy.stats takes a second lon
 
 import policies
 from costs import published
-from scheduling.scheduler import PolicyError, Scheduler
+from scheduling.located import failure
+from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.arena.measures import Measures, measure
-from simulate.laws.trial import describe_crash
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import PolicyHangs, simulate
 
@@ -69,11 +69,11 @@ def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict
         scheduler = rules.scheduler(name)
         try:
             found[name] = measure(simulate(scheduler, rows.sequences(), cost, host))
-        except (PolicyError, PolicyHangs):
+        except PolicyHangs:
             raise
         except Exception as error:  # a user's policy may raise anything
-            crash = describe_crash(error, scheduler.policy)
-            raise RuntimeError(f"{name}: {crash}. Run python -m simulate check {name}") from error
+            crash = failure(error, scheduler.policy)
+            raise RuntimeError(f"{crash} (to test it, run python -m simulate check {name})") from error
     return found, time.process_time() - began
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scheduling.located import failure
 from scheduling.scheduler import Scheduler
 from simulate.arena.lessons import COST, LESSONS, Lesson
 from simulate.arena.measures import measure
 from simulate.laws.check import Progress, check
 from simulate.laws.laws import Broken
 from simulate.laws.purity import check_source
-from simulate.laws.trial import describe_crash
 from simulate.simulator import Run, simulate
 
 CASES, LARGE_CASES = 400, 2
@@ -102,7 +102,7 @@ def _serve(task: Lesson, seed: str, policy: str, make_scheduler: Callable[..., S
         try:
             runs.append(simulate(scheduler, task.sequences(f"{seed}:{number}"), COST))
         except Exception as error:  # the user's code may raise anything
-            raise Broken("no crash", describe_crash(error, scheduler.policy)) from error
+            raise Broken("no crash", failure(error, scheduler.policy)) from error
     return runs
 
 

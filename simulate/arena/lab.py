@@ -7,24 +7,22 @@ arrivals come from files that `tools/pack_lab.py` made.
 
 from __future__ import annotations
 
-import ast
 import gc
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import policies
 from costs import published
 from costs.cost import Host
 from scheduling.iteration import Iteration
+from scheduling.located import described, locate_error
 from scheduling.scheduler import PolicyError, Scheduler
 from scheduling.sequence import Sequence
 from simulate.arena import grade as grading
 from simulate.arena.lessons import LESSONS
-from simulate.laws import hook_results
 from simulate.laws.check import check
 from simulate.laws.laws import Broken
 from simulate.laws.purity import check_source
@@ -153,18 +151,17 @@ def arrivals(asked: dict[str, Any], folder: Path) -> list[Sequence]:
 
 def explain(error: BaseException) -> dict[str, Any]:
     """Return what went wrong in plain words, and the line of the user's file, None if none is known."""
-    while isinstance(error, ValueError) and error.__cause__ is not None:
-        error = error.__cause__  # of the message with which a file is refused
-    frames = [frame for frame in extract_tb(error.__traceback__) if Path(frame.filename).name == OWN]
-    line = frames[-1].lineno if frames else None
-    words = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if isinstance(error, policies.PolicyFileError):
+        return {"line": error.line, "words": error.words}
+    place = locate_error(error)
+    line = place.line if place and Path(place.file).name == OWN else None
+    words = described(error).removesuffix(": ")
     if isinstance(error, Broken):
-        named = re.search(rf"\(line (\d+) of {OWN}\) |{OWN}, line (\d+): ", error.words)
-        line = int(named[1] or named[2]) if named else line
-        words = error.words.replace(named[0], "") if named else error.words
+        named = re.search(rf"{OWN}, line (\d+): ", error.words)
+        line, words = (int(named[1]), error.words.replace(named[0], "")) if named else (line, error.words)
     elif isinstance(error, KeyboardInterrupt):
         words = "stopped here. If you did not press Stop, a loop may never end"
-    elif isinstance(error, PolicyError | PolicyHangs) or (isinstance(error, ValueError) and not frames):
+    elif isinstance(error, PolicyError | PolicyHangs) or (isinstance(error, ValueError) and line is None):
         words = _shown(str(error))
     return {"line": line, "words": words}
 
@@ -179,10 +176,7 @@ def _scheduler(name: str, asked: dict[str, Any], folder: Path) -> Scheduler:
     is_own = name == OWN
     if is_own:
         name = _save(asked["text"], folder)
-    scheduler = Scheduler(policies.get_policy(name, asked["slots"], own=is_own), None, TOKENS_PER_STEP)
-    if is_own:
-        hook_results.watch(scheduler.policy)
-    return scheduler
+    return Scheduler(policies.get_policy(name, asked["slots"], own=is_own), None, TOKENS_PER_STEP)
 
 
 def _save(source: str, folder: Path) -> str:
@@ -190,8 +184,7 @@ def _save(source: str, folder: Path) -> str:
     path = (folder / OWN).absolute()
     path.write_text(source, "utf-8")
     check_source(path)
-    classes = {node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
-    return f"dynamic+{path}" if "Order" in classes and "Policy" not in classes else str(path)
+    return policies.complete(str(path))
 
 
 def _check_numbers(asked: dict[str, Any]) -> None:

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from scheduling.advance import run_of
@@ -17,13 +15,13 @@ from scheduling.backlog import FITTED
 from scheduling.driver import Driver
 from scheduling.hook_limit import HookTimeout
 from scheduling.iteration import Iteration, Plan
-from scheduling.located import described
+from scheduling.located import failure
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Scheduler, TokenRun
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from scheduling.step_law import StepLaw
-from simulate.laws import hook_results, laws
+from simulate.laws import laws
 from simulate.laws.case import Case
 from simulate.laws.contents import Contents
 from simulate.laws.fairness import Service
@@ -87,7 +85,6 @@ class Trial(Driver):
             number, every = case.drafts
             scheduler.speculator = Speculator(ScriptedDrafter(self._token, every), number or None)
         scheduler.backlog.law = LeastLaw()
-        hook_results.watch(self.policy)
         self._watch_admit()
 
     def _watch_admit(self) -> None:
@@ -260,28 +257,17 @@ def laws_named(policy: Policy | None = None) -> Iterator[None]:
     except (Broken, HookTimeout, KeyboardInterrupt):
         raise
     except PolicyError as error:
-        raise Broken(_law_of(str(error)), str(error)) from error
+        raise Broken(_law_of(str(error)), failure(error, policy)) from error
     except AssertionError as error:
         law = "pages" if "page" in str(error) else "no crash"
         raise Broken(law, f"{error}") from error
     except BaseException as error:
-        raise Broken("no crash", describe_crash(error, policy)) from error
+        raise Broken("no crash", failure(error, policy)) from error
 
 
 def _law_of(words: str) -> str:
+    if "() returned " in words:
+        return "what a hook returns"
     if words.startswith("order"):
         return "no request twice in a step" if "running" in words else "no request runs after it finishes"
     return "one outcome each" if words.startswith("release") else "no crash"
-
-
-def describe_crash(error: BaseException, policy: Policy | None) -> str:
-    """Describe an error, with the last line of the policy that was reached, or else of any file."""
-    assert error.__traceback__ is not None
-    frames = inspect.getinnerframes(error.__traceback__)
-    own = {
-        inspect.getfile(cls)
-        for cls in type(policy).__mro__
-        if not cls.__module__.startswith(("scheduling", "builtins"))
-    }
-    last = [*frames[-1:], *(frame for frame in frames if frame.filename in own)][-1]
-    return f"{described(error)}, line {last.lineno} of {Path(last.filename).name}"

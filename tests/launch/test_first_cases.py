@@ -12,11 +12,9 @@ from tests.support import SOON
 
 HEAD = "from scheduling import policy\nclass Policy(policy.Policy):\n"
 MISTAKES = {
-    "wrong arguments": "    def order(self, waiting): return waiting\n",
     "admits none": "    def admit(self, waiting, running, budget, now): return 0\n",
     "raises": "    def on_token(self, seq, now): raise KeyError(seq)\n",
-    "returns what cannot be used": "    def reserve_tokens(self, seq): return None\n",
-    "a misspelled hook": "    def on_tokens(self, seq, now): pass\n",
+    "returns what cannot be used": "    def reserve_tokens(self, seq): return str(seq)\n",
     "reads the clock": "    def on_step(self, plan, now):\n        import time\n        self.at = time.time()\n",
 }
 

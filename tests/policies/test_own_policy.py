@@ -124,10 +124,77 @@ def test_a_policy_file_that_cannot_be_loaded_is_a_named_error_with_its_line(tmp_
 def test_a_policy_that_ends_the_process_when_it_is_made_is_a_named_error(tmp_path):
     path = tmp_path / "ends.py"
     path.write_text(
-        "from scheduling import policy\n\nclass Policy(policy.Policy):\n    def __init__(self, **options):\n        raise SystemExit\n"
+        "from scheduling import policy\n\nclass Policy(policy.Policy):\n    def __init__(self):\n        raise SystemExit\n"
     )
-    with pytest.raises(ValueError, match=r"raises SystemExit\(\) when it is made"):
+    with pytest.raises(ValueError, match=r"line 5: __init__\(\) raises SystemExit"):
         policies.get_policy(str(path))
+
+
+HEAD = "from policies import tgi\nfrom scheduling import policy\n\nclass Policy(policy.Policy):\n"
+WRONG = {
+    "oder(self, waiting, now): return waiting": "nothing uses oder(). Rename it to order()",
+    "sort(self, waiting, now): return waiting": "order() or deadline()",
+    "order(self, waiting): return waiting": "Write `def order(self, waiting, now)`",
+    "order(self, waiting, now): sorted(waiting)": "returns nothing. Return the waiting requests",
+    "__init__(self, limit): super().__init__(limit)": "Write `def __init__(self)`",
+    "__init__(self, max_batch_size, **options): self.count = 0": "super().__init__(max_batch_size, **options)",
+    "__init__(self): self.count = unheard_of": "NameError: name 'unheard_of' is not defined. Define or import it",
+}
+RIGHT = """    def __init__(self):
+        self.count = 0
+    def ordered(self, waiting, now):
+        return sorted(waiting, key=self.key)
+    def key(self, seq):
+        return seq.max_tokens
+    def order(self, waiting, now):
+        self.count += 1
+        return self.ordered(waiting, now)
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "mine.py").write_text(text)
+    return str(folder / "mine.py")
+
+
+@pytest.mark.parametrize("method", WRONG)
+def test_a_hook_that_could_never_do_what_is_meant_is_refused_when_its_file_is_loaded(tmp_path, method):
+    with pytest.raises(policies.PolicyFileError) as refused:
+        policies.get_policy(written(tmp_path, f"{HEAD}    def {method}\n"))
+    assert refused.value.line == 5
+    assert WRONG[method] in refused.value.words
+
+
+@pytest.mark.parametrize(
+    "text", [HEAD + "    paded = True\n", HEAD.replace("class Policy", "class Mine") + "    pass\n"]
+)
+def test_a_misspelled_attribute_or_class_is_refused_too(tmp_path, text):
+    with pytest.raises(ValueError, match=r"mine.py.*(padded|class Policy)"):
+        policies.get_policy(
+            written(tmp_path, text.replace("policy\n", "policy\nfrom scheduling.policy import Policy\n"))
+        )
+
+
+def test_helpers_that_the_file_uses_may_have_any_name(tmp_path: Path) -> None:
+    verdict = check(written(tmp_path, HEAD + RIGHT), cases=30, large=0)
+    assert verdict.broken is None, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("base", "call"), [("policy.Policy", ""), ("policy.Policy", "super().__init__(); "), ("tgi.Policy", "")]
+)
+def test_an_init_without_arguments_comes_after_options_and_slots(tmp_path, base, call):
+    init = f"    def __init__(self):\n        {call}self.seen = [self.max_batch_size, *vars(self)]\n"
+    made = policies.get_policy(written(tmp_path, HEAD.replace("policy.Policy", base) + init), 3)
+    assert made.seen[0] == made.renew().seen[0] == 3
+    assert "claims" in made.seen
+    assert base != "tgi.Policy" or "ratio" in made.seen
+
+
+def test_the_state_of_an_order_is_set_under_every_loop(tmp_path: Path) -> None:
+    path = written(tmp_path, HEAD.replace("Policy(", "Order(") + RIGHT)
+    for loop in policies.names():
+        assert policies.get_policy(f"{loop}+{path}", 2).count == 0  # type: ignore[attr-defined]
 
 
 OWN_QUEUE = '''"""Last come, first served, from a queue of its own."""

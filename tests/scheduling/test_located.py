@@ -108,3 +108,23 @@ def test_an_error_whose_own_text_fails_is_named_by_its_type() -> None:
             raise ValueError
 
     assert [described(error) for error in (Mute(), KeyError(1))] == ["Mute", "KeyError: 1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("seq.max_token", "Did you mean 'max_tokens'?"),
+        ("math.inf", "Write `import math` at the top of the file"),
+        ("witing", "Did you mean 'waiting'?"),
+        ("nothing_like_it", "Define or import it"),
+        ("__import__('scheduling.optins')", "Did you mean 'scheduling.options'?"),
+        ("__import__('no_such_thing')", "Install no_such_thing, or do without it"),
+    ],
+)
+def test_an_unknown_name_has_a_remedy(code: str, words: str) -> None:
+    try:
+        eval(code, {}, {"seq": Sequence([0], 1), "waiting": []})
+    except Exception as error:
+        assert described(error).endswith(f". {words}")
+    else:
+        raise AssertionError("no error")

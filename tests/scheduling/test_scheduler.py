@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -192,6 +193,27 @@ def test_the_error_for_an_impossible_decision_names_the_hook(hook: str, answer: 
 
     with pytest.raises(PolicyError, match=words):
         run()
+
+
+def test_a_hook_reads_those_that_wait_as_a_list_and_cannot_change_them() -> None:
+    class Mine(Policy):
+        def order(self, waiting: Any, now: float) -> Any:
+            first, *_, last = all_ = list(waiting)
+            assert (len(waiting), waiting[0], waiting[-1], waiting[1:]) == (len(all_), first, last, all_[1:])
+            assert last in waiting
+            assert (waiting.index(last), str(waiting)) == (len(all_) - 1, str(all_))
+            for change in (
+                lambda: waiting.sort(), lambda: waiting.pop(), lambda: waiting.clear(),
+                lambda: waiting.__setitem__(0, last), lambda: waiting.__delitem__(first),
+            ):  # fmt: skip
+                with pytest.raises(TypeError, match=r"Use sorted\(waiting"):
+                    change()
+            return sorted(waiting, key=lambda seq: -seq.arrived_at)
+
+    scheduler = Scheduler(Mine(1))
+    for seq in requests((0, 1, 1), (1, 1, 1), (2, 1, 1)):
+        scheduler.add(seq)
+    assert [seq.id for seq in scheduler.queue.in_order(scheduler.policy, [], [], 0.0)] == ["r2", "r1", "r0"]
 
 
 def test_without_records_of_members_everything_else_is_the_same() -> None:

@@ -124,7 +124,7 @@ def test_a_policy_that_fails_is_named_with_its_line(tmp_path: Path, capsys: pyte
     _, words = run_command(
         capsys, "arena", str(bad), "--only", "--workloads", "orca", "--num", "20", "--jobs", "1", code=1
     )
-    assert "line 8 of bad.py" in words
+    assert "bad.py, line 8" in words
     assert "Traceback" not in words
 
 

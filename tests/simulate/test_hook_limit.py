@@ -21,7 +21,7 @@ HEAD = "from scheduling import policy\n\n\nclass Policy(policy.Policy):\n"
 ORDER = HEAD + "    def order(self, waiting, now):\n"
 ENDLESS = {
     "hook": (ORDER + "        while True:\n            now += 1\n", "order() of loop.py, line "),
-    "constructor": (HEAD + "    def __init__(self, **options):\n        while True:\n            pass\n", "__init__() of loop.py"),
+    "constructor": (HEAD + "    def __init__(self):\n        while True:\n            pass\n", "__init__() of loop.py"),
     "helper": (ORDER + "        return sorted(waiting, key=endless)\n\n\ndef endless(seq):\n    while True:\n        pass\n",
                "order() of loop.py, line 1"),
     "generator": (ORDER + "        for seq in waiting:\n            while True:\n                now += 1\n            yield seq\n",

@@ -100,7 +100,7 @@ WRONG = {
     "an exception": (OWN.replace("seq.max_tokens", "seq.size"), 8, "size"),
     "nothing returned": (OWN.replace("return sorted", "sorted"), 7, "order()"),
     "numbers for requests": (OWN.replace("sorted(waiting, key=lambda seq: seq.max_tokens)", "[1]"), 7, "order()"),
-    "too few numbers": (OWN + HOOK.format(name="allocate_tokens", value="[]"), None, "allocate_tokens"),
+    "too few numbers": (OWN + HOOK.format(name="allocate_tokens", value="[]"), 10, "allocate_tokens"),
     "a word for a number": (OWN + HOOK.format(name="admit", value="'two'"), 10, "admit()"),
     "a word for a time": (OWN + HOOK.format(name="admit", value=0) + HOOK.format(name="deadline", value="'x'"), 13, "deadline()"),
     "too few arguments": (OWN.replace("waiting, now", "waiting"), 7, "def order(self, waiting, now)"),

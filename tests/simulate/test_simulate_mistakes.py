@@ -95,19 +95,23 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "code", "words"),
     [
-        ("    def order(self, waiting, now):\n        raise KeyError(1)\n", "order() of mine.py, line 5: KeyError: 1"),
-        (
-            "    def __init__(self, **options):\n        raise KeyError(1)\n",
-            "__init__() of mine.py, line 5: KeyError: 1",
-        ),
+        ("    def order(self, waiting, now):\n        raise KeyError(1)\n", 1, "order() of mine.py, line 5: KeyError: 1"),
+        ("    def order(self, waiting, now):\n        if now < 0:\n            return waiting\n", 1, "returned None. Return the"),
+        ("    def order(self, waiting, now):\n        waiting.sort()\n        return waiting\n", 1, "Use sorted(waiting"),
+        ("    def __init__(self):\n        raise KeyError(1)\n", 2, "line 5: __init__() raises KeyError: 1"),
+        ("    def oder(self, waiting, now):\n        return waiting\n", 2, "line 4: nothing uses oder(). Rename it to order()"),
     ],
-)
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["run --num 30", "check --cases 9"])
 def test_an_error_in_a_policy_is_a_sentence_with_its_line(
-    body: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, body: str, code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(f"from scheduling import policy\n\nclass Policy(policy.Policy):\n{body}")
-    assert main(["run", str(path), "--num", "30"]) == 1
-    assert f"error: {words}" in capsys.readouterr().err.replace("\n", " ")
+    assert main([*command.split(), str(path)]) == code
+    captured = capsys.readouterr()
+    told = captured.out if command.startswith("check") and code == 1 else captured.err
+    assert words in told.replace("\n", " ")
+    assert "Traceback" not in told
