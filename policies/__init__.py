@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -22,7 +23,6 @@ from scheduling.located import described, locate
 from scheduling.options import Option, OptionError, nearest, options_of
 from scheduling.policy import Policy
 
-CORRECT = " Correct the file"
 TAKEN = {"self", "max_batch_size"}  # arguments of every policy that are not options
 
 
@@ -141,15 +141,11 @@ def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
         try:
             policy = policy_class(max_batch_size=max_batch_size, **values)
         except (Exception, SystemExit) as error:
-            place = locate(walk_tb(error.__traceback__))
-            if (
-                isinstance(error, OptionError)
-                or place is None
-                or Path(place.file).is_relative_to(Path(__file__).parent)
-            ):
+            place = None if isinstance(error, OptionError) else locate(walk_tb(error.__traceback__))
+            if place is None or Path(place.file).is_relative_to(Path(__file__).parent):
                 raise
-            remedy = f" Write {INIT}" if "max_batch_size" in str(error) else CORRECT
-            raise PolicyFileError(place.file, place.line, f"__init__() raises {described(error, remedy)}") from error
+            remedy = f"Write {INIT}" if "max_batch_size" in str(error) else "Correct the file"
+            raise PolicyFileError(place.file, place.line, f"__init__() raises {described(error)}. {remedy}") from error
         policy.slots = max(policy.max_batch_size, max_batch_size)
         if policy.order_name:
             policy.name += f"+{policy.order_name}"
@@ -245,7 +241,7 @@ def _module(name: str, package: str) -> ModuleType:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             del sys.modules[spec.name]
-            raise PolicyFileError(name, _line_of(error, str(path)), described(error, CORRECT)) from error
+            raise PolicyFileError(name, _line_of(error, str(path)), f"{described(error)}. Correct the file") from error
         return module
     return import_module(name if "." in name else f"{package}.{name.replace('-', '_')}")
 
@@ -271,6 +267,7 @@ def _class_of(loop: str, order: str) -> type[Policy]:
     return type("Policy", (loop_class, order_class), {"__module__": loop_class.__module__, "order_name": _stem(order)})
 
 
+@lru_cache  # a file is a new module each time that it is loaded
 def _find(module: ModuleType, name: str, policy: str) -> type[Policy]:
     loaded = getattr(module, name, None)
     if not (isinstance(loaded, type) and issubclass(loaded, Policy) and loaded is not Policy):
@@ -278,11 +275,9 @@ def _find(module: ModuleType, name: str, policy: str) -> type[Policy]:
             f"{policy} has no class {name} that inherits from scheduling.policy.Policy. Write "
             f"`class {name}(policy.Policy)` in it"
         )
-    if "." not in policy:
-        return loaded
     for line, words in mistakes(loaded, module):
         raise PolicyFileError(policy, line, words)
-    return watched(loaded)
+    return watched(loaded) if "." in policy else loaded
 
 
 def _text(value: object) -> str:

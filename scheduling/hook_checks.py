@@ -6,6 +6,7 @@ This module must not know files, or laws of scheduling: that requests join once,
 from __future__ import annotations
 
 import inspect
+import linecache
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
@@ -24,21 +25,24 @@ ARGUMENTS = {name: [*inspect.signature(hook).parameters] for name, hook in HOOKS
 RETURNS = {
     name: hint for name, hook in HOOKS.items() if (hint := get_type_hints(hook)["return"]) not in (bool, type(None))
 }
+RESULT = r"\b(return\b *[^\s#]|yield\b|raise\b|while\b)"  # a hook with a loop or an error may never return
 CLOSE = 0.8  # the least similarity of a name that is a misspelled one
 INIT = "`def __init__(self)`, or `def __init__(self, max_batch_size, **options)` with super().__init__(max_batch_size, **options)"
 
 
 def mistakes(cls: type[Policy], module: ModuleType) -> Iterator[tuple[int | None, str]]:
-    """Yield the line and the remedy of each name, argument or missing result with which a class cannot do what is meant.
+    """Yield the line and the remedy of each misspelled name, and of each hook that nothing can call or use.
 
     A public name that no base has, and that its module does not use, is misspelled if it is close to one of Policy's, or
     a method with the arguments of a hook.
     """
-    source, bare = inspect.getsource(module), object.__new__(cls)
+    file, bare = str(module.__file__), object.__new__(cls)
+    linecache.checkcache(file)
+    lines = linecache.getlines(file)
     own = [base for base in cls.__mro__ if base.__module__ == module.__name__]
     others = [base for base in cls.__mro__ if base not in own]
     for name in (name for base in own for name in vars(base) if not name.startswith("_")):
-        is_known = any(hasattr(base, name) for base in others) or re.search(rf"\w\.{name}\b", source)
+        is_known = any(hasattr(base, name) for base in others) or re.search(rf"\w\.{name}\b", "".join(lines))
         if not is_known and (meant := _meant(name, value := getattr(cls, name))):
             kind = "()" * callable(value)
             words = f"nothing uses {name}{kind}. Rename it to {meant}, or to _{name}{kind} if it is your own"
@@ -48,10 +52,10 @@ def mistakes(cls: type[Policy], module: ModuleType) -> Iterator[tuple[int | None
             continue
         if not _takes(getattr(bare, hook), *names[1:]):
             yield _line(call), f"{hook}() has the wrong arguments. Write `def {hook}({', '.join(names)})`"
-        elif hook in RETURNS and not _is(None, RETURNS[hook]) and _returns_nothing(call):
+        elif hook in RETURNS and not _is(None, RETURNS[hook]) and _has_none(RESULT, call, lines, file):
             yield _line(call), f"{hook}() returns nothing. {_remedy(hook)}"
     init = bare.__init__  # type: ignore[misc]
-    passes_on = _takes(init, max_batch_size=1) and "__init__(" in inspect.getsource(init).partition(":")[2]
+    passes_on = _takes(init, max_batch_size=1) and not _has_none(r"__init__\(.*__init__\(", init, lines, file)
     if inspect.signature(init).parameters and not passes_on:
         yield _line(init), f"__init__() must pass the slots and options on. Write {INIT}"
 
@@ -75,10 +79,12 @@ def _takes(call: Callable[..., Any], *values: object, **named: object) -> bool:
         return False
 
 
-def _returns_nothing(hook: Callable[..., Any]) -> bool:
-    """Return whether a hook never returns a value, judging by its words; one with a loop or an error may never return."""
-    words = r"\b(return\b *[^\s#]|yield\b|raise\b|while\b|lambda\b)"
-    return code_of(hook) is not None and not re.search(words, inspect.getsource(hook))
+def _has_none(pattern: str, method: Callable[..., Any], lines: list[str], file: str) -> bool:
+    """Return whether a method of this file is written without such words."""
+    code = code_of(method)
+    if code is None or code.co_filename != file or code.co_name == "<lambda>":
+        return False
+    return not re.search(pattern, "".join(inspect.getblock(lines[code.co_firstlineno - 1 :])), re.S)
 
 
 def watched(cls: type[Policy]) -> type[Policy]:
@@ -104,7 +110,7 @@ def _watched(hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _remedy(hook: str) -> str:
     """Return the first sentence of the hook's documentation, which begins with Return."""
-    return (HOOKS[hook].__doc__ or "").partition("\n")[0].rstrip(".")
+    return re.split("[.;\n]", HOOKS[hook].__doc__ or "")[0]
 
 
 def _is(value: object, hint: Any) -> bool:

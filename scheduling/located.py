@@ -17,6 +17,7 @@ from scheduling.options import nearest
 from scheduling.policy import Policy, PolicyError
 
 HOOKS = [name for name, method in vars(Policy).items() if callable(method) and (name[0] != "_" or name == "__init__")]
+LONGEST_WORDS = 300
 
 
 class Place(NamedTuple):
@@ -73,35 +74,30 @@ def failure(error: BaseException, policy: Policy | None = None) -> str:
     return f"{place}: {words}" if place else words
 
 
-def described(error: BaseException, otherwise: str = "") -> str:
-    """Return the type and the text of an error, with the remedy for an unknown name, or else `otherwise`.
-
-    The error's own code may fail when it is asked for the text.
-    """
+def described(error: BaseException) -> str:
+    """Return the type and the text of an error in one short line; its own code may fail when it is asked for the text."""
     try:
-        remedy = _remedy(error) or otherwise
         text = error.msg if isinstance(error, SyntaxError) else error
-        return f"{type(error).__name__}: {text}{'.' * bool(remedy)}{remedy}"
+        words = " ".join(f"{type(error).__name__}: {text}{_remedy(error)}".split()).removesuffix(":")
     except Exception:
         return type(error).__name__
+    return words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
 
 
 def _remedy(error: BaseException) -> str:
-    """Return what was meant by a name that is unknown, "" for other errors. Python itself says so only from 3.12 on."""
-    name = getattr(error, "name", None) or ""
+    """Return what to write for a name that is unknown, as Python itself does only from 3.12 on; "" for other errors."""
+    name, words = getattr(error, "name", None) or "", ""
     if isinstance(error, AttributeError) and name:
-        return nearest(name, dir(error.obj))
-    if isinstance(error, ModuleNotFoundError):
-        return (
-            nearest(name, [each for each in {*sys.modules, *sys.stdlib_module_names} if each[0] != "_"])
-            or f" Install {name}, or do without it"
-        )
-    if isinstance(error, NameError) and name in sys.stdlib_module_names:
-        return f" Write `import {name}` at the top of the file"
-    if isinstance(error, NameError) and name:
+        words = nearest(name, dir(error.obj))
+    elif isinstance(error, ModuleNotFoundError):
+        known = {*sys.modules, *sys.stdlib_module_names}
+        words = nearest(name, (each for each in known if each[0] != "_")) or f"Install {name}, or do without it"
+    elif isinstance(error, NameError) and name in sys.stdlib_module_names:
+        words = f"Write `import {name}` at the top of the file"
+    elif isinstance(error, NameError) and name:
         *_, (frame, _) = walk_tb(error.__traceback__)
-        return nearest(name, {*frame.f_locals, *frame.f_globals, *frame.f_builtins}) or " Define or import it"
-    return ""
+        words = nearest(name, {*frame.f_locals, *frame.f_globals, *frame.f_builtins}) or "Define or import it"
+    return f" ({words.strip()})" if words else ""
 
 
 def _definition(policy: Policy, text: str) -> Place | None:

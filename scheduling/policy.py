@@ -94,9 +94,9 @@ class Policy:
         return policy
 
     def __init__(self, max_batch_size: int = 0, **options: object) -> None:
-        if (
-            hasattr(self, "claims") and not max_batch_size and not options
-        ):  # from an `__init__(self)`, which comes later
+        if hasattr(self, "claims") and not (
+            max_batch_size or options
+        ):  # called by an `__init__(self)`, which comes later
             return
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size is {max_batch_size}, but must be at least 1. Raise it")
@@ -130,8 +130,8 @@ class Policy:
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         """Return the waiting requests, the first to join first; `waiting` is in order of arrival, after the preempted.
 
-        All hooks can read `waiting` as a list, but not change it: sorted(waiting, ...) is a new one.
-        It may be a generator, which yields the next request after the previous one has joined.
+        It may be a generator, which yields the next request after the previous one has joined. All hooks read `waiting`
+        as a list, and none can change it: sorted(waiting, ...) is a new one.
         """
         return waiting
 

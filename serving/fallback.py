@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
-from scheduling.located import described, locate_error
+from scheduling.located import described, failure, locate_error
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -20,7 +20,6 @@ from scheduling.sequence import Sequence
 log = logging.getLogger(__name__)
 
 MOST_BEFORE = 8  # policies to go back to, with that of the start
-LONGEST_WORDS = 300
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Fallback:
     def _note(self, failed: Policy, error: BaseException, policy: Policy) -> None:
         """Count and log a failure."""
         place = locate_error(error, failed)
-        words = in_short(error)
+        words = described(error)
         self.failures += 1
         self.last = PolicyFailure(
             failed.name,
@@ -107,17 +106,9 @@ class Fallback:
         )  # fmt: skip
 
 
-def in_short(error: BaseException) -> str:
-    """Return an error in one short line: its type, and what it says."""
-    words = " ".join(described(error).removesuffix(": ").split())
-    return words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
-
-
 def switch_problem(error: BaseException, policy: Policy) -> str:
     """Return why a policy that was to serve does not."""
-    place = locate_error(error, policy)
-    where = f"{place}: " if place else ""
     return (
-        f"the policy {policy.name} fails on the requests that are here ({where}{in_short(error)}), so the policy is "
+        f"the policy {policy.name} fails on the requests that are here ({failure(error, policy)}), so the policy is "
         "unchanged. Correct its options, or use another policy"
     )

@@ -73,7 +73,7 @@ def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict
             raise
         except Exception as error:  # a user's policy may raise anything
             crash = failure(error, scheduler.policy)
-            raise RuntimeError(f"{crash} (to test it, run python -m simulate check {name})") from error
+            raise RuntimeError(f"{name}: {crash}. Run python -m simulate check {name}") from error
     return found, time.process_time() - began
 
 

@@ -155,7 +155,7 @@ def explain(error: BaseException) -> dict[str, Any]:
         return {"line": error.line, "words": error.words}
     place = locate_error(error)
     line = place.line if place and Path(place.file).name == OWN else None
-    words = described(error).removesuffix(": ")
+    words = described(error)
     if isinstance(error, Broken):
         named = re.search(rf"{OWN}, line (\d+): ", error.words)
         line, words = (int(named[1]), error.words.replace(named[0], "")) if named else (line, error.words)

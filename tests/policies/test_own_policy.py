@@ -135,10 +135,10 @@ WRONG = {
     "oder(self, waiting, now): return waiting": "nothing uses oder(). Rename it to order()",
     "sort(self, waiting, now): return waiting": "order() or deadline()",
     "order(self, waiting): return waiting": "Write `def order(self, waiting, now)`",
-    "order(self, waiting, now): sorted(waiting)": "returns nothing. Return the waiting requests",
+    "order(self, waiting, now): sorted(waiting, key=lambda seq: seq.max_tokens)": "returns nothing. Return the waiting requests",
     "__init__(self, limit): super().__init__(limit)": "Write `def __init__(self)`",
     "__init__(self, max_batch_size, **options): self.count = 0": "super().__init__(max_batch_size, **options)",
-    "__init__(self): self.count = unheard_of": "NameError: name 'unheard_of' is not defined. Define or import it",
+    "__init__(self): self.count = unheard_of": "NameError: name 'unheard_of' is not defined (Define or import it)",
 }
 RIGHT = """    def __init__(self):
         self.count = 0

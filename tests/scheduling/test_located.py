@@ -122,9 +122,6 @@ def test_an_error_whose_own_text_fails_is_named_by_its_type() -> None:
     ],
 )
 def test_an_unknown_name_has_a_remedy(code: str, words: str) -> None:
-    try:
+    with pytest.raises(Exception, match="") as error:
         eval(code, {}, {"seq": Sequence([0], 1), "waiting": []})
-    except Exception as error:
-        assert described(error).endswith(f". {words}")
-    else:
-        raise AssertionError("no error")
+    assert described(error.value).endswith(f" ({words})")
