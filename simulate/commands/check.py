@@ -28,7 +28,7 @@ says in its claims what else it promises and may do (scheduling/claims.py).
 """
 EXIT_STATUS = """\
 exit status: 0 when every law is kept, 1 when one is broken, 2 when the policy
-or an option does not exist."""
+or an option does not exist, or the policy's file is wrong."""
 
 
 def describe_options() -> str:

@@ -94,7 +94,7 @@ def test_a_request_that_is_aborted_leaves_no_view(make: Any) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "    def order(self, waiting, now):\n        1 / 0",
+        "    def order(self, waiting, now):\n        return 1 / 0",
         "    def order(self, waiting, now):\n        return [None]",
         "    def admit(self, waiting, running, budget, now):\n        return 'all'",
         "    def admit(self, waiting, running, budget, now):\n        return 0",
