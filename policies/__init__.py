@@ -105,10 +105,8 @@ def complete(name: str) -> str:
     if not _is_file(name):
         return name
     module = _module(name, "policies")
-    own = {
-        kind for kind in ("Policy", "Order") if getattr(getattr(module, kind, 0), "__module__", "") == module.__name__
-    }
-    return f"dynamic+{name}" if own == {"Order"} else name
+    is_order = hasattr(module, "Order") and getattr(module, "Policy", Policy) is Policy
+    return f"dynamic+{name}" if is_order else name
 
 
 def get_policy(
@@ -231,22 +229,25 @@ def _check(name: str, kind: str, known: list[str], own: bool) -> None:
 
 
 def _module(name: str, package: str) -> ModuleType:
-    if _is_file(name):
-        path = Path(name).expanduser()
-        spec = spec_from_file_location(f"policies._own.{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
+    """Load a file or module of the user's own, which may raise anything, or import a policy of this package."""
+    if "." not in name:
+        return import_module(f"{package}.{name.replace('-', '_')}")
+    path = Path(name).expanduser().absolute()
+    spec = spec_from_file_location(f"policies._own.{path.stem}", path) if _is_file(name) else find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        if not _is_file(name):
+            return import_module(name)
         module = sys.modules[spec.name] = module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:  # the user's code may raise anything
-            del sys.modules[spec.name]
-            raise PolicyFileError(name, _line_of(error, str(path)), f"{described(error)}. Correct the file") from error
-        return module
-    return import_module(name if "." in name else f"{package}.{name.replace('-', '_')}")
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(spec.name, None)
+        raise PolicyFileError(name, _line_of(error, spec.origin), f"{described(error)}. Correct the file") from error
+    return module
 
 
-def _line_of(error: BaseException, path: str) -> int | None:
+def _line_of(error: BaseException, path: str | None) -> int | None:
     """Return the last line of a file that was reached before an error, None if there is none."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno
@@ -271,10 +272,8 @@ def _class_of(loop: str, order: str) -> type[Policy]:
 def _find(module: ModuleType, name: str, policy: str) -> type[Policy]:
     loaded = getattr(module, name, None)
     if not (isinstance(loaded, type) and issubclass(loaded, Policy) and loaded is not Policy):
-        raise ValueError(
-            f"{policy} has no class {name} that inherits from scheduling.policy.Policy. Write "
-            f"`class {name}(policy.Policy)` in it"
-        )
+        remedy = f"Use dynamic+{policy}" if hasattr(module, "Order") else f"Write `class {name}(policy.Policy)` in it"
+        raise ValueError(f"{policy} has no class {name} that inherits from scheduling.policy.Policy. {remedy}")
     for line, words in mistakes(loaded, module):
         raise PolicyFileError(policy, line, words)
     return watched(loaded) if "." in policy else loaded

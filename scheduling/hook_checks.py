@@ -27,7 +27,10 @@ RETURNS = {
 }
 RESULT = r"\b(return\b *[^\s#]|yield\b|raise\b|while\b)"  # a hook with a loop or an error may never return
 CLOSE = 0.8  # the least similarity of a name that is a misspelled one
-INIT = "`def __init__(self)`, or `def __init__(self, max_batch_size, **options)` with super().__init__(max_batch_size, **options)"
+INIT = (
+    "`def __init__(self)` without super().__init__(), or `def __init__(self, max_batch_size, **options)` with "
+    "super().__init__(max_batch_size, **options)"
+)
 
 
 def mistakes(cls: type[Policy], module: ModuleType) -> Iterator[tuple[int | None, str]]:

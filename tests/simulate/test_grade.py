@@ -32,7 +32,7 @@ BAD = {
     "no class": ("x = 1\n", "Policy", "class"),
     "error on import": (HEAD + "    limit = 1 / 0\n", "line 5", "ZeroDivisionError"),
     "bytes": ("\0", "null", "bad.py"),
-    "None": (ORDER + "list(waiting)\n", "line 5", "returned None"),
+    "None": (ORDER + "list(waiting)\n", "line 5", "returns nothing"),
     "ids": (ORDER + "return [seq.id for seq in waiting]\n", "line 5", "'r0'"),
     "generator": (ORDER + "yield 3\n", "line 5", "returned 3"),
     "half": (HEAD + "    def admit(self, waiting, running, budget, now):\n        return 0.5\n", "line 5", "0.5"),
@@ -66,7 +66,8 @@ def test_a_bad_file_gets_line_and_reason(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["sum(iter(int, 1))\n", pytest.param("while now >= 0:\n            now += 1\n", marks=pytest.mark.full)]
+    "body",
+    ["return sum(iter(int, 1))\n", pytest.param("while now >= 0:\n            now += 1\n", marks=pytest.mark.full)],
 )
 def test_an_endless_loop_is_stopped_also_in_c(body: str, tmp_path: Path) -> None:
     found = grade_apart(written(tmp_path, ORDER + body), "sjf", 0, limit=0.3)
