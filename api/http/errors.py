@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from flask import Response, current_app, g, jsonify, request
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.exceptions import HTTPException
 
 from batching import InferenceError
 
@@ -127,21 +127,22 @@ def from_inference(error: InferenceError) -> ApiError:
 def from_http(error: HTTPException) -> ApiError:
     """Convert an error of Flask (unknown path, wrong method) to an ApiError."""
     status = error.code or 500
+    # Flask's own `path` has one slash at its start, however many were sent.
+    path = request.environ["PATH_INFO"].encode("latin-1").decode("utf-8", "replace")
+    rules = [*current_app.url_map.iter_rules()]
+    # A route of this very path comes first: for Flask, one for any file of a folder has this path, too, and its methods.
+    methods = {method for rule in rules if rule.rule == path for method in rule.methods or ()}
+    methods = methods or {*(getattr(error, "valid_methods", None) or ())}
+    if methods and request.method not in methods:
+        allowed = ", ".join(sorted(methods))
+        wrong = f"{shown(path)} does not support {shown(request.method)}. Use {allowed}"
+        return ApiError(wrong, status=405, headers={"Allow": allowed})
     if status == 404:
-        # Flask's own `path` has one slash at its start, however many were sent.
-        path = request.environ["PATH_INFO"].encode("latin-1").decode("utf-8", "replace")
-        paths = sorted({re.sub(r"<\w+:", "<", rule.rule) for rule in current_app.url_map.iter_rules()})
-        near = _nearest_route(path, paths)
+        paths = sorted({re.sub(r"<\w+:", "<", rule.rule) for rule in rules})
+        near = _nearest_route(path, [known for known in paths if known != path])
         question = f" Did you mean {shown(near)}?" if near else ""
         return ApiError(
             f"path {shown(path)} does not exist.{question} Use one of: {', '.join(paths)}", type="not_found_error"
-        )
-    if isinstance(error, MethodNotAllowed):
-        methods = ", ".join(sorted(error.valid_methods or ()))
-        return ApiError(
-            f"{shown(request.path)} does not support {shown(request.method)}. Use {methods}",
-            status=405,
-            headers={"Allow": methods},
         )
     type = "server_error" if status >= 500 else "invalid_request_error"
     return ApiError(f"{error.name}. Send a plain HTTP/1.1 request", type=type, status=status)
@@ -157,7 +158,7 @@ def _nearest_route(path: str, known: list[str]) -> str | None:
         for first in range(len(parts)):
             rest = "/" + "/".join(parts[first:])
             for candidate in (rest, f"/v1{rest}"):
-                if routes.allowed_methods(candidate):
+                if candidate != path and routes.allowed_methods(candidate):
                     return candidate
                 if len(below := [route for route in known if route.startswith(f"{candidate}/")]) == 1:
                     return below[0]

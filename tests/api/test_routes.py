@@ -77,14 +77,19 @@ def test_a_wrong_path_is_named_as_it_was_sent_with_the_nearest_route(
     assert nearest is not None or "Did you mean" not in message
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"), [("GET", "/inference", "POST"), ("PUT", "/stats", "GET"), ("DELETE", "/", "POST")]
-)
-def test_a_wrong_method_is_405_with_allow(client: FlaskClient, method: str, path: str, allowed: str) -> None:
-    reply = client.open(path, method=method)
-    refusal = error(reply, 405)
-    assert allowed in reply.headers["Allow"].split(", ")
-    assert allowed in refusal["message"]
+def test_every_route_answers_another_method_with_405_and_its_own_methods(client: FlaskClient) -> None:
+    routes: dict[str, set[str]] = {}
+    for rule in client.application.url_map.iter_rules():
+        routes.setdefault(re.sub(r"<[^>]*>", "x", rule.rule), set()).update(rule.methods or ())
+    for path, methods in routes.items():
+        for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} - methods:
+            reply = client.open(path, method=method)
+            assert (reply.status_code, set(reply.headers["Allow"].split(", "))) == (405, methods), (method, path)
+            assert all(name in reply.text for name in methods)
+
+
+def test_a_path_is_never_the_remedy_for_itself(client: FlaskClient) -> None:
+    assert "Did you mean '/web/none.js'" not in client.get("/web/none.js").text
 
 
 def test_pages_of_other_sites_are_refused(client: FlaskClient, model: FakeModel) -> None:
