@@ -91,6 +91,7 @@ class Config:
         "gpt2-medium, or bard if that cannot be loaded; mock:llm-mock or mock:FILE.json: no weights, only the "
         "delays of a cost model (append @10 for a tenth of them)"
     )  # fmt: skip
+    served_names: str = setting("", "further names of the model in requests, separated by commas; *: any name")
     adapter: str = setting("", "LoRA adapter, on CPUs: NAME=FOLDER or NAME=owner/name; repeat the flag for more")
     adapter_folder: str = setting("", "folder that /v1/load_lora_adapter may read; repeat the flag for more")
     adapter_memory: int = setting(1 << 30, "maximum memory of loaded adapters, such as 512M or 2G", Size())
@@ -120,6 +121,7 @@ class Config:
         "auto", "with --speculate: draft tokens per request and step, 0 to 8; auto: as many as are worth their time",
         Choice(["auto", *map(str, range(9))], "N|auto")
     )  # fmt: skip
+    mock_context: int = setting(0, "context of a mock model in tokens; 0: that of its cost model", Number(0, 1 << 20))
     mock_acceptance: float = setting(
         0.0, "with a mock model: probability that a draft token is accepted if those before it are; 0: it has none",
         Number(0, 1, float)

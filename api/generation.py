@@ -164,13 +164,16 @@ def ready_engine(service: Service) -> Engine:
 
 def check_model(engine: Engine, model: str | None) -> Loaded | None:
     """Return the adapter that a request names as its model, None for the model itself; raise 404 if there is neither."""
-    if model is None or model == engine.served_name or model in PLACEHOLDERS:
+    if model is None or model in engine.names or model in PLACEHOLDERS:
         return None
     if engine.adapters is None or engine.adapters.find(model) is None:
+        if "*" in engine.other_names:
+            return None
         others = [entry.name for entry in engine.adapters.entries()[:20]] if engine.adapters is not None else []
-        names = ", ".join(repr(name) for name in [engine.served_name, *others])
+        names = ", ".join(repr(name) for name in [*engine.names, *others])
         raise ApiError(
-            f"model {errors.shown(model)} is not served here. Use {names}, or leave model out",
+            f"model {errors.shown(model)} is not served here. Use {names}, leave model out, or start the server "
+            "with --served-names",
             type="not_found_error", param="model", code="model_not_found",
         )  # fmt: skip
     return adapter_of(engine, model, "model")

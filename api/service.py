@@ -103,6 +103,7 @@ class Engine(Parts):
 
     manager: BatchingManager
     make_inference: Callable[..., Inference]
+    other_names: tuple[str, ...] = ()  # by which requests may ask for the model, too; * is any
     special_end: bool = True  # <|endoftext|> in a prompt is the special token, except on /inference
     stall_seconds: float | None = None  # None: the default of the device
     loaded_at: float = field(default_factory=time.time)
@@ -110,6 +111,11 @@ class Engine(Parts):
     what_if: WhatIf | None = None
     adapters: AdapterStore | None = None  # None for a server without any
     grammars: Grammars
+
+    @property
+    def names(self) -> list[str]:
+        """The model's own name and its other ones, as lists of models have them."""
+        return [self.served_name, *(name for name in self.other_names if name not in ("*", self.served_name))]
 
     @property
     def slots(self) -> int:

@@ -6,7 +6,7 @@ Part of the composition root. Torch is imported inside the functions that need i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ def _folder(source: str) -> Path:
 
 
 def make_store(
-    config: Config, read: Callable[[str], Weights] | None, model: str, manager: BatchingManager
+    config: Config, read: Callable[[str], Weights] | None, reserved: Collection[str], manager: BatchingManager
 ) -> AdapterStore | None:
     """Return the adapters of a server with those of --adapter in memory, or None for a server without any.
 
@@ -103,7 +103,7 @@ def make_store(
         open_now = [*manager.inbox.open, *(inference.sequence for inference in [*manager.inbox.arrived])]
         return [seq.adapter_weights for seq in open_now]
 
-    store = AdapterStore(read, config.adapter_memory, model, in_use)
+    store = AdapterStore(read, config.adapter_memory, reserved, in_use)
     for name, source in config.adapters.items():
         try:
             store.add(name, source)

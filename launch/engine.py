@@ -30,6 +30,7 @@ from observe.replay.recording import Recording
 from observe.replay.shadow import Shadow
 from observe.replay.what_if import WhatIf
 from scheduling.pages import PagePool
+from terminal.option_types import pieces
 
 ENGINE_STACK = 8 << 20  # bytes
 
@@ -80,7 +81,8 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         on_death=on_death,
         dedup=None if config.dedup == "off" else answer_key,
     )
-    adapters = make_store(config, parts.read_adapter, parts.served_name, manager)
+    other_names = tuple(dict.fromkeys(pieces(config.served_names)))
+    adapters = make_store(config, parts.read_adapter, {parts.served_name, *other_names}, manager)
     recording = Recording(lambda: manager.policy is not None and manager.policy.padded)
     # Before the loop starts, whose thread reads these lists without a lock.
     manager.listeners.append(recording.on_arrival)
@@ -93,6 +95,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         **vars(parts),
         manager=manager,
         make_inference=make_inference,
+        other_names=other_names,
         special_end=config.end_of_text == "special",
         stall_seconds=armed.stall_seconds,
         shadow=Shadow(config.shadow, server) if config.shadow else None,

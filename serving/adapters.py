@@ -12,7 +12,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -66,14 +66,14 @@ class AdapterStore:
     """Adapters of one model, of which at most `limit` bytes are in memory.
 
     `read` returns the weights of a source; it raises ValueError, OSError or MemoryError with the reason. `in_use` returns
-    the weights of all queued and running requests. `reserved` is the model's own name.
+    the weights of all queued and running requests. `reserved` are the model's names.
     """
 
     def __init__(
         self,
         read: Callable[[str], Weights],
         limit: int,
-        reserved: str = "",
+        reserved: Collection[str] = (),
         in_use: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self.limit = limit
@@ -103,8 +103,8 @@ class AdapterStore:
 
     def check_name(self, name: str) -> None:
         """Raise AdapterError unless an adapter may have this name."""
-        if not NAME.fullmatch(name) or name == self._reserved:
-            reason = "is the name of the model" if name == self._reserved else "is no name for an adapter"
+        if not NAME.fullmatch(name) or name in self._reserved:
+            reason = "is a name of the model" if name in self._reserved else "is no name for an adapter"
             raise AdapterError(
                 "broken", f"{name[:128]!r} {reason}. Use up to 128 letters, digits and _ . : / - that name nothing else"
             )

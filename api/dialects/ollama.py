@@ -33,16 +33,17 @@ from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
 from api.schemas.ollama import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
-from api.schemas.openai import UNLIMITED, ChatRequest, CompletionRequest, Message
+from api.schemas.openai import ChatRequest, CompletionRequest, Message
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
 from api.streaming import Delta
-from config import VERSION
 from serving.adapters import Loaded
 
 EXAMPLE = '{"model": "smollm2", "messages": [{"role": "user", "content": "Who are you?"}]}'
 NDJSON = "application/x-ndjson"
 LATEST = ":latest"  # the tag of a name without one
+# Of the release whose API this is, not the server's own: clients refuse an Ollama that is too old for them.
+VERSION = "0.13.5"
 IN_MESSAGE = {"thinking": "reasoning_content", "tool_name": "name"}
 ANSWER = {
     "type": "object", "required": ["model", "created_at", "done", "done_reason"], "properties": {"done": {"const": True}},
@@ -70,7 +71,7 @@ OPERATIONS = [
     Operation("get", "/api/tags", "the served model and its adapters (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
     Operation("get", "/api/ps", "the models in memory (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
     Operation(
-        "get", "/api/version", "the server's version (Ollama's API)", "ollama",
+        "get", "/api/version", "the version of Ollama whose API this is (Ollama's API)", "ollama",
         answer={"type": "object", "required": ["version"]},
     ),
 ]  # fmt: skip
@@ -122,7 +123,7 @@ def blueprint(service: Service) -> Blueprint:
         engine = ready_engine(service)
         entries = engine.adapters.entries() if engine.adapters is not None else []
         adapters = [_known(engine, entry.name, entry.added_at) for entry in entries]
-        return jsonify(models=[_known(engine, engine.served_name, engine.loaded_at), *adapters])
+        return jsonify(models=[*(_known(engine, name, engine.loaded_at) for name in engine.names), *adapters])
 
     @routes.get("/version")
     def version() -> Response:
@@ -133,7 +134,7 @@ def blueprint(service: Service) -> Blueprint:
 
 def _adapter(engine: Engine, model: str | None) -> Loaded | None:
     """Return the adapter that a request names as its model, with or without a tag; see `check_model`."""
-    return check_model(engine, model if model in (None, engine.served_name) else str(model).removesuffix(LATEST))
+    return check_model(engine, model if model in (None, *engine.names) else str(model).removesuffix(LATEST))
 
 
 def _answer(service: Service, schema: type[OllamaRequest]) -> Any:
@@ -154,9 +155,11 @@ def generation_request(
 ) -> GenerationRequest:
     """Return a request in common terms, and add to the names of the fields that have no effect."""
     shared = {*SchedulingHints.model_fields, "format"}
+    options = params.options.model_dump(by_alias=True)  # Ollama's defaults, unless the model's authors name others
     fields = {
-        "max_tokens": UNLIMITED, **params.model_dump(include=shared, exclude_none=True, by_alias=True),
+        **{name: value for name, value in options.items() if name not in engine.sampling},
         **params.options.model_dump(exclude_unset=True, by_alias=True),
+        **params.model_dump(include=shared, exclude_none=True, by_alias=True),
     }  # fmt: skip
     if isinstance(params, OllamaChatRequest):
         fields |= {"messages": _in_chat(params.messages), "tools": params.tools}
@@ -297,7 +300,7 @@ def _known(engine: Engine, name: str, since: float) -> dict[str, Any]:
             f"{family}.context_length": engine.context,
         },
         "details": {
-            "parent_model": "" if name == engine.served_name else engine.served_name,
+            "parent_model": "" if name in engine.names else engine.served_name,
             "family": family, "families": [family], "parameter_size": size, "quantization_level": level,
         },
         "capabilities": ["completion", "tools", "embedding", *["thinking"] * engine.tokenizer.tool_format.thinks],

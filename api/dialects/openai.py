@@ -73,7 +73,8 @@ def blueprint(service: Service) -> Blueprint:
     def models() -> Response:
         engine = ready_engine(service)
         adapters = engine.adapters.entries() if engine.adapters is not None else []
-        return jsonify(object="list", data=[model_card(engine), *(adapter_card(engine, entry) for entry in adapters)])
+        cards = [model_card(engine, name) for name in engine.names]
+        return jsonify(object="list", data=[*cards, *(adapter_card(engine, entry) for entry in adapters)])
 
     @routes.get("/v1/models/<path:model>")
     def model(model: str) -> Response:
@@ -82,7 +83,7 @@ def blueprint(service: Service) -> Blueprint:
         if entry is not None:
             return jsonify(adapter_card(engine, entry))
         check_model(engine, model)
-        return jsonify(model_card(engine))
+        return jsonify(model_card(engine, model))
 
     @routes.get("/version")
     def version() -> Response:
@@ -91,15 +92,15 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def model_card(engine: Engine) -> dict[str, Any]:
-    """Return the entry of the served model in /v1/models.
+def model_card(engine: Engine, name: str) -> dict[str, Any]:
+    """Return the entry of the served model in /v1/models, by one of its names.
 
     Clients of vLLM, OpenRouter and llama.cpp read the context by other names each, and guess it where theirs is missing.
     """
     whole = engine.facts.get("whole_context", engine.context)
     meta = {"n_ctx": engine.context, "n_ctx_train": whole, "n_vocab": engine.vocabulary, "n_embd": engine.width}
     return {
-        "id": engine.served_name,
+        "id": name,
         "object": "model",
         "created": int(engine.loaded_at),
         "owned_by": "effective-batching",
@@ -113,8 +114,8 @@ def model_card(engine: Engine) -> dict[str, Any]:
 
 def adapter_card(engine: Engine, entry: Entry) -> dict[str, Any]:
     """Return the entry of an adapter in /v1/models."""
-    changes = {"id": entry.name, "root": entry.name, "parent": engine.served_name, "created": int(entry.added_at)}
-    return model_card(engine) | changes
+    changes = {"root": entry.name, "parent": engine.served_name, "created": int(entry.added_at)}
+    return model_card(engine, entry.name) | changes
 
 
 def check_sampled(service: Service, params: Sampled) -> None:

@@ -29,7 +29,7 @@ def _limit(tokens: int) -> int:
 
 
 class Options(u.Refusing):
-    """The model's options, with their names in chat; what a request leaves out is as in OpenAI's dialect."""
+    """The model's options, with their names in chat and Ollama's defaults."""
 
     unsupported: ClassVar = u.EVERYWHERE
 
@@ -37,12 +37,12 @@ class Options(u.Refusing):
         UNLIMITED, serialization_alias="max_tokens",
         description="a whole number of tokens to generate, or 0, -1 or -2 for all that the context leaves",
     )  # fmt: skip
-    temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
-    top_k: f.TopK = Field(0, description=f.TOP_K)
-    top_p: f.TopP = Field(1.0, description=f.TOP_P)
+    temperature: f.Temperature = Field(0.8, description=f.TEMPERATURE)
+    top_k: f.TopK = Field(40, description=f.TOP_K)
+    top_p: f.TopP = Field(0.9, description=f.TOP_P)
     min_p: f.MinP = Field(0.0, description="a number from 0 to 1")
     seed: Annotated[f.Int64, AfterValidator(lambda seed: seed if seed >= 0 else None)] = Field(
-        -1, description=f"{f.SEED}; in place of a negative one, one is drawn"
+        -1, validate_default=True, description=f"{f.SEED}; in place of a negative one, one is drawn"
     )
     stop: f.Stops = Field([], description=f.STOP)
     repeat_penalty: f.Above0 = Field(1.0, serialization_alias="repetition_penalty", description="a number above 0")

@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def app(folder: Path) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", access_log=False, adapter_folder=str(folder)))
-    store = AdapterStore(read, 8 << 20, "fake")
+    store = AdapterStore(read, 8 << 20, {"fake"})
     store.add("stu", "somewhere/stu")
     engine = replace(fake_engine(Writer(), pages=PagePool(400, 16)), adapters=store)
     connect(app.extensions["service"], engine)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from calls import error
+from calls import error, service
+from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import EOT_ID
 
@@ -30,6 +32,30 @@ def test_the_version_is_told_before_the_model_is_there(client: FlaskClient) -> N
     assert client.get("/version").get_json() == {"version": VERSION}
     loading = create_app(Config()).test_client()
     assert loading.get("/version").get_json() == {"version": VERSION}
+
+
+TURNS = [{"role": "user", "content": "x"}]
+ASKS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 1}, "/v1/chat/completions": {"messages": TURNS, "max_tokens": 1},
+    "/v1/responses": {"input": "x", "max_output_tokens": 16}, "/v1/messages": {"messages": TURNS, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": TURNS}, "/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]},
+    "/api/chat": {"messages": TURNS}, "/api/generate": {"prompt": "x"}, "/api/show": {},
+}  # fmt: skip
+
+
+def test_a_model_answers_to_its_further_names_in_every_dialect(app: Flask, client: FlaskClient) -> None:
+    engine = service(app).engine
+    assert engine is not None
+    for others, listed, unknown in ((("claude-x", "qwen:8b"), ["claude-x", "qwen:8b"], 404), (("*",), [], 200)):
+        service(app).engine = replace(engine, other_names=others)
+        assert [card["id"] for card in client.get("/v1/models").get_json()["data"]] == ["fake", *listed]
+        tags = client.get("/api/tags").get_json()["models"]
+        assert [tag["model"].removesuffix(":latest") for tag in tags] == ["fake", *listed]
+        for path, asked in ASKS.items():
+            for name in ("fake", "claude-x", "qwen:8b"):
+                assert client.post(path, json={"model": name, **asked}).status_code == 200, (path, name)
+            assert client.post(path, json={"model": "gpt-5", **asked}).status_code == unknown
+        assert client.get("/v1/models/claude-x").get_json()["id"] == "claude-x"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])

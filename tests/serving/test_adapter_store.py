@@ -36,7 +36,7 @@ class Disk:
 
 def store_of(limit: int = 30, **sizes: int) -> tuple[AdapterStore, Disk]:
     disk = Disk()
-    store = AdapterStore(disk.read, limit, reserved="base")
+    store = AdapterStore(disk.read, limit, reserved={"base"})
     for name, size in sizes.items():
         store.add(name, f"{name}:{size}")
     return store, disk
