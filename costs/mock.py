@@ -13,6 +13,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,9 @@ from scheduling.sequence import Sequence as Request
 
 PREFIX = "mock:"
 PAGE_SIZE = 16
+ANSWER = 100  # tokens of an answer to which its request sets no limit
 GPT2 = Sizes()
+IDS = range(GPT2.vocabulary - 1)  # the last would end a text
 
 
 class Scored(NamedTuple):
@@ -42,7 +45,8 @@ class MockModel:
 
     Where requests go on from one step to the next, the second ends its own time after the first should have ended: what
     the host does between steps, and sleeps that last too long, come out of the next sleep. So the steps keep the pace
-    of the cost model. With a `speed` of 10 a step takes a tenth of its time. It answers with `ids` alone.
+    of the cost model. With a `speed` of 10 a step takes a tenth of its time. It answers with `ids` alone,
+    and ends an answer without a limit with `end`, after `ANSWER` tokens.
     """
 
     def __init__(
@@ -50,7 +54,8 @@ class MockModel:
         cost: Cost | Callable[[Plan], float],
         *,
         name: str = "mock",
-        ids: Sequence[int] = range(GPT2.vocabulary - 1),  # the last would end a text
+        ids: Sequence[int] = IDS,
+        end: int | None = None,
         sizes: Sizes = GPT2,
         host: Host | None = None,
         speed: float = 1.0,
@@ -61,6 +66,7 @@ class MockModel:
         self.cost = cost
         self.name = name
         self.ids = ids
+        self.end = end
         self.sizes = sizes
         self.host = host or Host()
         self.speed = speed
@@ -103,13 +109,16 @@ class MockModel:
         return self._filler(seq, later)[0]
 
     def _filler(self, seq: Request, later: int) -> tuple[int, int]:
-        """Return that token and its place among `ids`, 0 for one of a form."""
+        """Return that token and its place among `ids`, 0 for one of a form and for the end."""
         form = getattr(seq.sampling, "grammar", None)
-        if form is None:
-            place = self._place(seq, later)
-            return self.ids[place], place
-        text = form.grammar.short_text
-        return text[min(len(seq.output_ids) + later, len(text) - 1)], 0
+        made = len(seq.output_ids) + later
+        if form is not None:
+            text = form.grammar.short_text
+            return text[min(made, len(text) - 1)], 0
+        if self.end is not None and seq.open_ended and made >= ANSWER and self.end in seq.sampling.banned_ids:
+            return self.end, 0  # which is not among these where the request ignores it
+        place = self._place(seq, later)
+        return self.ids[place], place
 
     def _place(self, seq: Request, later: int) -> int:
         mixed = (seq.prompt_ids[-1] * 2654435761 + (len(seq.output_ids) + later) * 40503) & 0xFFFFFFFF
@@ -159,7 +168,7 @@ def is_mock(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def load(name: str, ids: Sequence[int] = range(GPT2.vocabulary - 1)) -> MockModel:
+def load(name: str, ids: Sequence[int] = IDS, end: int | None = None, context: int = 0) -> MockModel:
     """Return the model that `mock:llm-mock`, `mock:FILE.json` or the bare name means; ValueError with the remedy."""
     cost, speed = _parts(name)
     host, tokens_per_step, sizes = Host(), 2048, GPT2
@@ -173,8 +182,9 @@ def load(name: str, ids: Sequence[int] = range(GPT2.vocabulary - 1)) -> MockMode
         published.make(cost),
         name=shown if speed == 1 else f"{shown}@{speed:g}",
         ids=ids,
+        end=end,
         host=host,
-        sizes=sizes,
+        sizes=replace(sizes, context=context or sizes.context),
         speed=speed,
         tokens_per_step=tokens_per_step,
     )

@@ -204,7 +204,8 @@ def load_mock(config: Config, slots: int) -> Parts:
     from models.text.tokenizer import load_stand_in
 
     tokenizer = load_stand_in(config.tokenizer_file or None, downloads=not (config.demo or config.lab))
-    model = mock.load(config.model, ids=tokenizer.whole_texts())
+    end = next(iter(tokenizer.eos_ids), None)
+    model = mock.load(config.model, ids=tokenizer.whole_texts(), end=end, context=config.mock_context)
     return Parts(
         model=model,
         tokenizer=tokenizer,

@@ -43,13 +43,13 @@ def calls_of(engine: Engine, params: ChatRequest) -> Calls:
     if choice == "required" and not params.tools:
         raise ApiError('tool_choice is "required", but tools has no function. Send one', param="tool_choice")
     if engine.device == "none" and choice == "auto":  # a model without weights decides nothing
-        choice = "none" if _has_result(params) else "required"
+        choice, most = ("auto", 0) if _has_result(params) else ("required", most)
     return Calls([] if choice == "none" else params.tools, choice == "required", most)
 
 
 def _has_result(params: ChatRequest) -> bool:
     """Return whether a tool has answered since the assistant last spoke."""
-    speakers = [message.role for message in params.messages if message.role != "user"]
+    speakers = [message.role for message in params.messages if message.role in ("assistant", "tool")]
     return bool(speakers) and speakers[-1] == "tool"
 
 
@@ -76,6 +76,7 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
 
     Return what makes the parts of an answer (`AnswerParts`), or None where it is content alone.
     """
+    calls = calls._replace(tools=[]) if calls.most == 0 else calls  # they are in the prompt alone
     written = engine.tokenizer.tool_format
     continued = params.messages[-1].content if params.continue_final_message else None
     thinking = written.thinking_after(prompt.text, continued)

@@ -463,7 +463,7 @@ def test_arguments_of_another_type_are_refused(client: FlaskClient, arguments: A
 
 
 def test_a_model_without_weights_calls_a_tool_until_it_has_the_result(
-    shared_app: Flask, model: FakeModel, tokenizer: Tokenizer, forms: Any
+    shared_app: Flask, model: FakeModel, tokenizer: Tokenizer, forms: Any, prompts: list[str]
 ) -> None:
     says(model, tokenizer, CALLS)
     for app in connected(shared_app, replace(fake_engine(model, tokenizer=tokenizer), device="none")):
@@ -472,3 +472,4 @@ def test_a_model_without_weights_calls_a_tool_until_it_has_the_result(
         assert choice(app.test_client(), *HISTORY, tools=TOOLS)["message"] == {"role": "assistant", "content": CALLS}
         choice(app.test_client(), *HISTORY, USER, tools=TOOLS)  # some clients add a message of their own
     assert [asked.form.source for asked in forms[1:]] == [["Done."]] * 2
+    assert all("<tools>" in prompt and '"name": "weather"' in prompt for prompt in prompts), prompts

@@ -234,6 +234,15 @@ def test_a_model_without_weights_writes_a_short_valid_text(name: str) -> None:
     jsonschema.validate(json.loads(tokenizer().decode(ids)), CASES[name].schema)
 
 
+def test_a_short_text_fills_strings_with_a_word_and_ends_an_array_of_objects() -> None:
+    text = {"type": "string"}
+    item = {"type": "object", "properties": {"a": text, "b": {**text, "minLength": 1}}, "required": ["a", "b"]}
+    properties = {"path": text, "edits": {"type": "array", "items": item, "minItems": 1}, "more": text}
+    schema = {"type": "object", "properties": properties, "required": ["path", "edits"]}
+    *ids, _ = grammars().compile("json", schema).short_text
+    assert json.loads(tokenizer().decode(ids)) == {"path": "word", "edits": [{"a": "word", "b": "word"}]}
+
+
 def test_a_short_text_gets_out_of_repetitions() -> None:
     for regex in (r"[a-z]+@[a-z]+\.com", "(a|b)*c"):
         *ids, _ = grammars().compile("regex", regex).short_text

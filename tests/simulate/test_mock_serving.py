@@ -94,6 +94,36 @@ def test_a_token_of_a_stream_is_a_piece_of_text(client: FlaskClient) -> None:
     assert [len(event["token"]["text"]) for event in events] == [1] * 9
 
 
+def test_it_stands_for_the_model_of_an_agent(bytes_alone: None) -> None:
+    app = create_app(Config(policy="dynamic", model=FAST, mock_context=32768, served_names="claude-x"))
+    start(app).join()
+    client = app.test_client()
+
+    def answer(**fields: Any) -> dict[str, Any]:
+        asked = {"model": "claude-x", "max_tokens": 32000, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        reply = client.post("/v1/messages", json=asked)
+        assert reply.status_code == 200, reply.text
+        return dict(reply.get_json())
+
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    tools = [{"name": "read", "description": "x" * 17000, "input_schema": schema}]
+    called = answer(tools=tools)
+    (call,) = called["content"]
+    assert (call["name"], call["input"], called["stop_reason"]) == ("read", {"path": "word"}, "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    last = answer(tools=tools, messages=turns)
+    assert (last["content"], last["stop_reason"]) == ([{"type": "text", "text": "Done."}], "end_turn")
+    assert last["usage"]["input_tokens"] + last["usage"]["cache_read_input_tokens"] > 17000
+    endless = answer(max_tokens=10**6)
+    assert (endless["stop_reason"], endless["usage"]["output_tokens"]) == ("end_turn", mock.ANSWER + 1)
+    app.extensions["service"].stop()
+
+
 def test_the_worker_needs_no_torch() -> None:
     """What gunicorn's worker does, in a process of its own, where torch cannot be imported."""
     code = f"""
