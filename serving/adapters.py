@@ -104,7 +104,7 @@ class AdapterStore:
     def check_name(self, name: str) -> None:
         """Raise AdapterError unless an adapter may have this name."""
         if not NAME.fullmatch(name) or name in self._reserved:
-            reason = "is a name of the model" if name in self._reserved else "is no name for an adapter"
+            reason = "is the name of the model" if name in self._reserved else "is no name for an adapter"
             raise AdapterError(
                 "broken", f"{name[:128]!r} {reason}. Use up to 128 letters, digits and _ . : / - that name nothing else"
             )
