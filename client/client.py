@@ -141,7 +141,7 @@ class Settings:
             drawn = data.plan(self.numsamples, read.numtokens_range, self.selection, self.arrivals, read.seed, context)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        return catalog.Plan(drawn, self.arrivals)
+        return catalog.Plan(drawn, self.arrivals, read.seed)
 
     def config(self, plan: catalog.Plan) -> dict[str, Any]:
         """Return the settings that repeat this run, without the key."""
@@ -230,7 +230,7 @@ def run_load(settings: Settings, console: Console) -> int:
     with read.csv.open("w", newline="", encoding="utf-8") if read.csv else contextlib.nullcontext() as file:
         record = store.Record(file).write if file else lambda outcome: None
         pace = runs.pace_of(target, plan.planned)
-        numbers, sent = runs.measure(target, plan, read.seed, config, read, warmup, console, record, pace=pace)
+        numbers, sent = runs.measure(target, plan, config, read, warmup, console, record, pace=pace)
     if read.verbose:
         for outcome in sorted(sent.outcomes, key=lambda outcome: outcome.index):
             say(console, f"--- request {outcome.index}\n{outcome.completion or outcome.error}")

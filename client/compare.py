@@ -76,7 +76,7 @@ def check_cost(cost: str) -> str:
 COMPARED = [
     Option("--quick", "use bard, 16 slots and small loads: less than 3 minutes on two cores", None),
     Option("--load", "arrival processes, run one after another (see below)", flags.LOAD, several=True),
-    Option("--repeats", "runs of each load, with consecutive seeds (3 with --quick)", Number(1, 100), default=1),
+    Option("--repeats", "runs of each load; each run has the next seed (3 with --quick)", Number(1, 100), default=1),
     Option("--different", "compare two result files even if their arrivals differ", None),
 ]
 MORE_OUTPUT = [
@@ -124,7 +124,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
 
 def run(args: Values, console: Console, command: str) -> int:
     """Send the loads to every policy; print and write the results, even if interrupted."""
-    loads = [plans_of(args, pace) for pace in args.load]
+    loads = [plans_of(args, pace, i) for i, pace in enumerate(args.load)]
     for first, *_ in loads:
         allow_files(len(first.planned), first.arrivals.kind == "burst")
         for note in first.notes:
@@ -139,7 +139,7 @@ def run(args: Values, console: Console, command: str) -> int:
         send(experiment, args.what, loads)
         if args.is_rate_measured and not experiment.interrupted and (pace := choose_rate(store.summary, args, console)):
             measured = {run["policy"] for run in store.summary["runs"]}
-            send(experiment, [word for word in args.what if name_of(word) in measured], [plans_of(args, pace)])
+            send(experiment, [word for word in args.what if name_of(word) in measured], [plans_of(args, pace, 1)])
     finally:
         store.close()
         if store.summary["runs"]:
@@ -148,9 +148,10 @@ def run(args: Values, console: Console, command: str) -> int:
     return experiment.exit_code()
 
 
-def plans_of(args: Values, pace: Arrivals) -> list[catalog.Plan]:
-    """Return the plan of each repeat of a load."""
-    return [draw(args, args.workload, args.numsamples, pace, args.seed + i, USUAL_CONTEXT) for i in range(args.repeats)]
+def plans_of(args: Values, pace: Arrivals, place: int) -> list[catalog.Plan]:
+    """Return the plan of each repeat of a load, each with a seed of its own: a run finds no prompt of another cached."""
+    seeds = range(args.seed + place * args.repeats, args.seed + (place + 1) * args.repeats)
+    return [draw(args, args.workload, args.numsamples, pace, seed, USUAL_CONTEXT) for seed in seeds]
 
 
 def send(experiment: Experiment, what: Sequence[str], loads: Sequence[Sequence[catalog.Plan]]) -> None:

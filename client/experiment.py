@@ -139,9 +139,9 @@ class Experiment:
         settle: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Run one plan and write its figures."""
-        seed, load = self.flags.seed + labels["repeat"], slug(labels["load"]).replace("+", "-")
+        load = slug(labels["load"]).replace("+", "-")
         # The same ids on every server, so that a request can be followed through all of them.
-        target = replace(target, run=f"{load}.{seed}")
+        target = replace(target, run=f"{load}.{plan.seed}")
         config = {
             "workload": self.store.summary.get("workload"), "load": labels["load"],
             "numsamples": len(plan.planned), "api": target.dialect.api,
@@ -149,7 +149,7 @@ class Experiment:
         }  # fmt: skip
         record = self.store.record(labels)
         numbers, sent = runs.measure(
-            target, plan, seed, config, self.flags, warmup, self.console, record, settle, self._pace
+            target, plan, config, self.flags, warmup, self.console, record, settle, self._pace
         )
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):

@@ -68,7 +68,6 @@ def draw(flags: Values, workload: str, count: int | None, pace: Arrivals, seed: 
 def measure(
     target: Target,
     plan: catalog.Plan,
-    seed: int,
     config: Mapping[str, Any],
     flags: Values,
     warmup: int,
@@ -89,7 +88,7 @@ def measure(
     facts = RunFacts(
         date=datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
         config=config,
-        seed=seed,
+        seed=plan.seed,
         trace_sha256=data.trace_sha256(plan.planned),
         request_rate=plan.arrivals.rate,
         burstiness=plan.arrivals.burstiness,
@@ -142,8 +141,10 @@ def send(
 
 def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
     """Send `count` short requests one by one, unmeasured; return how many were answered."""
-    chosen = enumerate(itertools.islice(itertools.cycle(trace), count))
-    short = [data.Planned(i, 0.0, p.prompt, WARMUP_TOKENS, chat=p.chat and data.Chat(capped=True)) for i, p in chosen]
+    chosen = itertools.islice(itertools.cycle(trace), count)
+    # Their words in another order (and not that of `pace_of`): no prompt of the run finds its pages in the cache.
+    texts = [(" ".join(sorted(p.prompt.split())), p.chat and data.Chat(capped=True)) for p in chosen]
+    short = [data.Planned(i, 0.0, text, WARMUP_TOKENS, chat=chat) for i, (text, chat) in enumerate(texts)]
     answered = 0
     for outcome in send_all(target, short):
         with contextlib.suppress(Failed):

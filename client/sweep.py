@@ -225,9 +225,10 @@ class Sweep(Experiment):
         flags, over = self.flags, self.flags.over
         history: list[dict[str, Any]] = []
         limit: float | None = None
-        for value in values:
+        for place, value in enumerate(values):
             workload = AXES[over].workload(value) or flags.workload
-            plan = draw(flags, workload, self.count(value), pace(flags, value), flags.seed, USUAL_CONTEXT)
+            # Another seed for each run on a server, or a run would find the prompts of those before it in the cache.
+            plan = draw(flags, workload, self.count(value), pace(flags, value), flags.seed + place, USUAL_CONTEXT)
             labels = {"policy": name, "load": f"{over}:{swept(over, value)}", "repeat": 0, "value": value}
             if over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))

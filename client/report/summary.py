@@ -144,9 +144,10 @@ def tables(results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
     """Return each table with its title: one for each load, or one for all steps of a sweep."""
     sweep = results.summary.get("sweep")
     if sweep and results.loads:
-        workload, seed = results.summary.get("workload"), results.summary.get("seed")
         ends = [f"{p} saturated at {v:g}" for p, v in sweep.get("saturation", {}).items()]
-        heading = "; ".join([f"{workload} over {sweep['over']}, seed {seed}", *ends])
+        prompts = seeds(results, results.runs)
+        which = f"{prompts}: {'other' if 'seeds' in prompts else 'the same'} prompts for each value"
+        heading = "; ".join([f"{results.summary.get('workload')} over {sweep['over']}, {which}", *ends])
         loads = [(heading, *rows(results, results.loads))]
     else:
         loads = [(title(results, load), *rows(results, [load])) for load in results.loads]
@@ -199,9 +200,14 @@ def title(results: Results, load: str) -> str:
     is_share = measured.get("load") == load
     share = f" ({measured['share']:.0%} of the capacity of {measured['policy']})" if is_share else ""
     return (
-        f"{load}{share}: {count} requests of {results.summary.get('workload')}{times}, {model}, "
-        f"seed {results.summary.get('seed')}"
+        f"{load}{share}: {count} requests of {results.summary.get('workload')}{times}, {model}, {seeds(results, runs)}"
     )
+
+
+def seeds(results: Results, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the seeds that drew these runs, as text."""
+    known = sorted({run.get("seed", results.summary.get("seed")) for run in runs})
+    return f"seed {known[0]}" if len(known) == 1 else f"seeds {known[0]} to {known[-1]}"
 
 
 def under(load: str) -> str:

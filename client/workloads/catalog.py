@@ -175,10 +175,11 @@ def describe() -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class Plan:
-    """The requests of a run, in order, with their arrival process and notes for the user."""
+    """The requests of a run, in order, with their arrival process, the seed that drew them, and notes for the user."""
 
     planned: list[Planned]
     arrivals: Arrivals
+    seed: int
     notes: list[str] = field(default_factory=list)
 
 
@@ -227,7 +228,7 @@ def draw(
     if is_programs(spec):
         calls = programs.drawn(spec, count or 100, arrivals, seed)
         written, left_out = programs.written(calls, Draw(len(calls), np.random.default_rng(seed), corpus, context))
-        return Plan(written, arrivals, left_out)
+        return Plan(written, arrivals, seed, left_out)
     prompt_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
     rng = np.random.default_rng(prompt_seed)
     notes: list[str] = []
@@ -261,7 +262,7 @@ def draw(
     for i, (s, fit) in enumerate(zip(samples, lengths)):
         at = next(times) if s.call is None or not s.call.after else at
         planned.append(Planned(i, at, *fit, s.user, s.chat, s.call))
-    return Plan(planned, arrivals, notes)
+    return Plan(planned, arrivals, seed, notes)
 
 
 def _sharegpt_file(spec: str) -> str | None:

@@ -132,7 +132,7 @@ def test_repeats_have_consecutive_seeds_and_give_intervals(pair: tuple[MockServe
         if best == "quick":
             break
     runs = results.of("quick", "burst")
-    assert [run["seed"] for run in runs] == [3, 4, 5]
+    assert [run["seed"] for run in runs] == [6, 7, 8]  # those before are of the first load
     assert len({run["trace_sha256"] for run in runs}) == 3
     assert summary.spread(runs, "output_throughput") is not None
     assert runs[0]["mean_ttft_ms"] is None
@@ -271,6 +271,23 @@ def test_a_sweep_stops_by_itself(pair: tuple[MockServer, MockServer], tmp_path: 
         if gain > 2:
             break
     assert gain > 2
+
+
+@pytest.mark.parametrize(
+    ("main", "flags", "shown"),
+    [
+        (sweep.main, "--over users --values 1 4", "seeds 1 to 2: other prompts for each value"),
+        (compare.main, "--load constant:200 burst", "burst: 12 requests of fixed:32:2, bard, seed 2"),
+    ],
+)
+def test_no_run_finds_prompts_that_its_server_has_had_before(
+    main: Callable[..., int], flags: str, shown: str, pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    asked = ["--workload", "fixed:32:2", "--numsamples", "12", "--seed", "1", *flags.split()]
+    assert main([f"a={pair[0].url}", *asked, "--out", str(tmp_path), "--name", "x", "--no-plots"], {}) == 0
+    prompts = [body["prompt"] for body in pair[0].asked]
+    assert len({prompt[:40] for prompt in prompts}) == len(prompts) == 3 + 2 * 12
+    assert shown in (tmp_path / "x" / "table.md").read_text()
 
 
 def test_a_server_is_saturated_by_a_rate_it_cannot_serve_or_users_without_gain() -> None:
