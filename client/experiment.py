@@ -148,9 +148,7 @@ class Experiment:
             "stream": target.dialect.stream, "notes": plan.notes,
         }  # fmt: skip
         record = self.store.record(labels)
-        numbers, sent = runs.measure(
-            target, plan, config, self.flags, warmup, self.console, record, settle, self._pace
-        )
+        numbers, sent = runs.measure(target, plan, config, self.flags, warmup, self.console, record, settle, self._pace)
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")

@@ -34,6 +34,7 @@ from terminal.options import POSITIVE, Argument, Choice, Command, Number, Option
 from . import ending, flags
 from .display import guarded
 from .experiment import Experiment, check_names, name_of, server_flags, without_key
+from .report.figures import is_overloaded
 from .report.tables import AUTO, swept
 from .runs import draw
 from .send import servers
@@ -41,8 +42,6 @@ from .send.target import Target
 from .workloads.arrivals import Arrivals
 from .workloads.corpus import USUAL_CONTEXT
 
-SERVED = 0.9
-OVERLOADED = 0.5  # too low to be the effect of the last answers of a short run
 GAIN = 1.05
 MAX_STEPS = 12
 SECONDS = 20.0
@@ -180,30 +179,11 @@ def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[f
     """Return whether the server is saturated; `e2els` are the latencies of the last run, in order of arrival."""
     last = history[-1]
     if over == "rate":
-        return served(last) < OVERLOADED or (served(last) < SERVED and grows(e2els))
+        return is_overloaded(last, e2els)
     if over == "users" and len(history) > 2:
         three = [run["output_throughput"] or 0.0 for run in history[-3:]]
         return three[1] < GAIN * three[0] and three[2] < GAIN * three[1]
     return False
-
-
-def served(last: Mapping[str, Any]) -> float:
-    """Return the rate at which a run completed requests, as a share of the rate at which they came.
-
-    Programs take long even alone. For them, return when the last would end if each ran alone, as a share of the seconds
-    of the run.
-    """
-    if not (each := last.get("program_times")):
-        return float(last["request_throughput"] or 0.0) / float(last["request_rate"])
-    least = max(one["began_s"] + (one["alone_s"] or 0.0) for one in each)
-    return float(least / last["duration"])
-
-
-def grows(e2els: Sequence[float | None]) -> bool:
-    """Return whether the later half of the requests took clearly longer, because the queue was growing."""
-    known = [value for value in e2els if value is not None]
-    half = len(known) // 2
-    return half > 0 and float(np.median(known[half:])) > 1.2 * float(np.median(known[:half]))
 
 
 class Sweep(Experiment):

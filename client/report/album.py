@@ -38,7 +38,7 @@ MAX_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture: the name of its files, its title, a sentence on its data, and the number of observations."""
+    """A drawn picture: the name of its files, its title, a sentence on its data or "", and the number of observations."""
 
     name: str
     title: str
@@ -65,7 +65,7 @@ class Album:
 
     @contextmanager
     def draw(
-        self, name: str, title: str, columns: list[str], says: str, *, load: str = "", count: int | None = None,
+        self, name: str, title: str, columns: list[str], says: str = "", *, load: str = "", count: int | None = None,
         unit: str = "requests", across: int = 1,
     ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:  # fmt: skip
         """Yield axes to draw on, and rows for a CSV with these columns; save the picture at the end.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,8 @@ MAX_DRAWS = 3_000_000  # observations drawn in all, so that a long run does not 
 TAILS = (2.5, 97.5)
 MIN_REQUESTS = 10
 MIN_RUNS = 3
+SERVED = 0.9
+OVERLOADED = 0.5  # too low to be the effect of the last answers of a short run
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float] | None:
@@ -76,3 +80,29 @@ def intervals(name: str, seconds: Sequence[float | None]) -> dict[str, object]:
         return dict.fromkeys(keys)
     spans = bootstrap(lambda at: mean_p50_p99(known[at]), len(known))
     return {key: list(span) for key, span in zip(keys, spans)}
+
+
+def is_overloaded(run: Mapping[str, Any], e2els: Sequence[float | None]) -> bool:
+    """Return whether requests came faster than they were completed; `e2els` are their latencies in order of arrival."""
+    share = served(run)
+    return share < OVERLOADED or (share < SERVED and grows(e2els))
+
+
+def served(run: Mapping[str, Any]) -> float:
+    """Return the rate at which a run completed requests, as a share of the rate at which they came; 1 if that is unknown.
+
+    Programs take long even alone. For them, return when the last would end if each ran alone, as a share of the seconds
+    of the run.
+    """
+    if not (each := run.get("program_times")):
+        rate = float(run.get("request_rate") or math.inf)
+        return float(run["request_throughput"] or 0.0) / rate if rate < math.inf else 1.0
+    least = max(one["began_s"] + (one["alone_s"] or 0.0) for one in each)
+    return float(least / run["duration"])
+
+
+def grows(e2els: Sequence[float | None]) -> bool:
+    """Return whether the later half of the requests took clearly longer, because the queue was growing."""
+    known = [value for value in e2els if value is not None]
+    half = len(known) // 2
+    return half > 0 and float(np.median(known[half:])) > 1.2 * float(np.median(known[:half]))

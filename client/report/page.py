@@ -153,8 +153,9 @@ def figure(results: store.Results, picture: Picture) -> str:
     else:
         data = base64.b64encode(path.with_name(f"{picture.name}.png").read_bytes()).decode()
         shown = f'<img src="data:image/png;base64,{data}" alt="{text(picture.title)}">'
+    says = f"<p>{text(picture.says)}</p>" if picture.says else ""
     return (
-        f"<figure><figcaption><h3>{text(picture.title)}</h3><p>{text(picture.says)}</p></figcaption>"
+        f"<figure><figcaption><h3>{text(picture.title)}</h3>{says}</figcaption>"
         f'<div class="drawn">{shown}</div><figcaption><small>n = {text(picture.count)} · '
         f"plots/{text(picture.name)}.csv, .svg, .png</small></figcaption></figure>"
     )

@@ -12,7 +12,7 @@ import numpy as np
 from . import figures, plots_requests, plots_steps, plots_sweep, sentences
 from .album import BOTTOM, Album, Picture, finish
 from .store import Results
-from .summary import average
+from .summary import average, spread
 from .waste import COLORS
 
 MAX_BARS = 16
@@ -25,8 +25,7 @@ def latency_over_tokens(album: Album, load: str) -> None:
         return
     columns = ["policy", "asked_tokens", "latency_s"]
     points = {p: album.results.pairs(p, load, "asked_tokens", "latency_s") for p in policies}
-    title, says = "Latency over requested tokens", sentences.growing("A request's time", "its tokens", points)
-    with album.draw("latency-over-tokens", title, columns, says, load=load) as ((axes,), rows):
+    with album.draw("latency-over-tokens", "Latency over requested tokens", columns, load=load) as ((axes,), rows):
         for policy, pairs in points.items():
             x, y = zip(*pairs)
             look = album.look(policy)
@@ -47,8 +46,8 @@ def latency_cdf(album: Album) -> None:
     if not loads:
         return
     count, columns = sum(map(album.requests, loads)), ["load", "policy", "latency_s", "share"]
-    title, says = "Share of requests answered within a time", sentences.answered(album.results, loads)
-    with album.draw("latency-cdf", title, columns, says, count=count, across=len(loads)) as (grid, rows):
+    title = "Share of requests answered within a time"
+    with album.draw("latency-cdf", title, columns, count=count, across=len(loads)) as (grid, rows):
         for axes, load in zip(grid, loads):
             for policy in album.policies(load):
                 values = sorted(album.results.column(policy, load, "latency_s"))
@@ -70,14 +69,14 @@ def distributions(album: Album, load: str) -> None:
     if not any(series["TTFT"].values()):
         return
     count, columns = sum(map(len, series["TTFT"].values())), ["measure", "policy", "percentile", "seconds"]
-    title, says = "Time to first token, and between tokens", sentences.first_tokens(album.results, load)
-    with album.draw("ttft-itl", title, columns, says, load=load, count=count, across=2) as (grid, rows):
+    title = "Time to first token, and between tokens"
+    with album.draw("ttft-itl", title, columns, load=load, count=count, across=2) as (grid, rows):
         share = np.linspace(0, 100, 201)
         for axes, (measure, by_policy) in zip(grid, series.items()):
             for policy, values in by_policy.items():
                 if not values:
                     continue
-                points = np.maximum(np.percentile(values, share), 1e-5)
+                points = np.maximum(np.percentile(values, share), 1e-4)
                 axes.plot(points, share, label=policy, **album.line(policy))
                 rows += [[measure, policy, s, p] for s, p in zip(share, points)]
             axes.set_xscale("log")
@@ -104,13 +103,13 @@ def percentiles(album: Album, load: str) -> None:
                 x = j + (i - (len(policies) - 1) / 2) * width
                 axes.bar(x, p99 or 0, width * 0.9, color=color, alpha=0.35)
                 axes.bar(x, p50 or 0, width * 0.9, color=color, label=policy if j == 0 else None)
-                span = (runs[0].get("intervals") or {}).get(f"p99_{key}_ms") if len(runs) == 1 else None
-                if span:
+                if span := spread(runs, f"p99_{key}_ms"):
                     axes.vlines(x, *span, color="#000000", linewidth=1)
                 rows.append([policy, measure, p50, p99])
         axes.set_xticks(range(len(measures)), [measure for measure, _ in measures])
         axes.set_yscale("log")
-        finish(axes, "solid: p50, pale: p99 with its 95 % interval", "ms", zero=False)
+        lines = "; black line: its 95 % interval" if axes.collections else ""
+        finish(axes, f"solid: p50, pale: p99{lines}", "ms", zero=False)
 
 
 def in_system(album: Album, load: str) -> None:
@@ -177,11 +176,8 @@ def waste(album: Album) -> None:
         return
     total = round(sum(sum(steps.values()) for _, steps in spent))
     columns = ["of", "run", *COLORS]
-    says = sentences.spent(album.results, album.results.heaviest)
-    with album.draw("waste", "Use of the slots", columns, says, count=total, unit="slot-steps", across=2) as (
-        grid,
-        rows,
-    ):
+    title, unit = "Use of the slots", "slot-steps"
+    with album.draw("waste", title, columns, count=total, unit=unit, across=2) as (grid, rows):
         parts: list[tuple[str, list[str]]] = [("slots", list(COLORS)), ("rows", [k for k in COLORS if k != "idle"])]
         for axes, (whole, kinds) in zip(grid, parts):
             totals = np.array([sum(s.get(kind, 0) for kind in kinds) or 1 for _, s in spent])

@@ -98,8 +98,7 @@ def throughput_latency(album: Album) -> None:
         return
     count = sum(run["num_prompts"] for run in album.results.runs)
     columns = ["policy", sweep["over"], *keys]
-    says = sentences.reached(points)
-    with album.draw("throughput-latency", "Latency over throughput", columns, says, count=count) as ((axes,), rows):
+    with album.draw("throughput-latency", "Latency over throughput", columns, count=count) as ((axes,), rows):
         for policy, line in points.items():
             look = album.look(policy)
             for i, style in ((2, "-"), (3, "--")):

@@ -1,16 +1,15 @@
-"""One sentence for each picture of a comparison: its finding, computed from its data. Pure."""
+"""Sentences below pictures of a comparison, computed from their data, where no table says the same. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from . import figures, waste
+from . import figures
 from .store import Results
-from .summary import average, under
+from .summary import average
 from .tables import shown, swept
 
 CLEAR, LOOSE = 0.7, 0.3  # correlations
@@ -56,25 +55,6 @@ def growing(thing: str, cause: str, pairs: Mapping[str, Pairs]) -> str:
         for i, kind in enumerate(kind for kind in words if kind in kinds)
     ]
     return f"{thing} {joined(parts)}." if parts else ""
-
-
-def answered(results: Results, loads: Sequence[str]) -> str:
-    """Report when half of the requests were answered."""
-    parts = []
-    for load in loads:
-        columns = {p: results.column(p, load, "latency_s") for p in results.policies}
-        medians = {p: float(np.median(column)) for p, column in columns.items() if column}
-        parts.append(f"{each({p: seconds(v) for p, v in sorted(medians.items(), key=itemgetter(1))})} {under(load)}")
-    return f"Half of the requests were answered within {', and within '.join(parts)}."
-
-
-def first_tokens(results: Results, load: str) -> str:
-    medians = {p: average(results.of(p, load), "median_ttft_ms") for p in results.policies}
-    known = {p: seconds(value / 1000) for p, value in medians.items() if value is not None}
-    gaps = {p: average(results.of(p, load), "p99_itl_ms") for p in results.policies}
-    late = {p: seconds(value / 1000) for p, value in gaps.items() if value is not None}
-    text = f"The first token came after {each(known)} in the median" if known else ""
-    return text and text + (f"; 99% of the later ones within {each(late)}." if late else ".")
 
 
 def tails(results: Results, load: str) -> str:
@@ -126,18 +106,6 @@ def slots(steps: Sequence[Mapping[str, Any]], recorded: int) -> str:
     return f"{text}, {held / used:.0%} of them (pale) held for requests that had finished."
 
 
-def spent(results: Results, load: str) -> str:
-    """Report the share of the slots that was filled, and the share of the rows that was wasted."""
-    parts = []
-    for policy in results.policies:
-        steps = next((run.get("slot_steps") for run in results.of(policy, load)), None) or {}
-        fill, wasted = waste.fill(steps), waste.wasted(steps)
-        if fill is not None:
-            rows = "" if wasted is None else f" and wasted {wasted:.0%} of its rows"
-            parts.append(f"{policy} filled {fill:.0%} of the slots{rows}")
-    return f"{under(load)[:1].upper()}{under(load)[1:]}, {'; '.join(parts)}." if parts else ""
-
-
 def predicted(errors: Mapping[str, float], bars: Sequence[Sequence[float]] = ()) -> str:
     """Report the error of the simulated mean latency, and how many intervals of mean and p99 hold the measurement."""
     text = f"The simulated mean latency is off by {each({p: f'{error:+.1%}' for p, error in errors.items()})}."
@@ -157,16 +125,6 @@ def blamed(known: Mapping[str, Mapping[str, Any]]) -> str:
             f"because of {clients[j]}"
         )
     return f"{'; '.join(parts)}."
-
-
-def reached(points: Mapping[str, Sequence[tuple[float, ...]]]) -> str:
-    """Report the highest throughput of a sweep, and the latency there: (value, tokens/s, p50 ms, p99 ms)."""
-    tops = {policy: max(rows, key=lambda row: row[1]) for policy, rows in points.items() if rows}
-    parts = [
-        f"{policy} reached {top[1]:,.0f} tokens/s with a p99 of {seconds(top[3] / 1000)}"
-        for policy, top in tops.items()
-    ]
-    return f"{joined(parts)}." if parts else ""
 
 
 def at_the_end(

@@ -30,7 +30,8 @@ ORIGINAL_NOTE = (
 TERMS = (
     "E2E: from the intended send time to the last token. TTFT: to the first token. ITL: between two tokens. "
     "Batch fill: the share of the slots that had a row. Wasted rows: the share of the rows computed without a new token. "
-    "s per requested token, and r: the line that fits latency over requested tokens best."
+    "s per requested token, and r: the line that fits latency over requested tokens best. "
+    "Figures of repeated runs are means of the runs' own; curves show the requests of all runs together."
 )
 NO_ORIGINAL_NOTE = "The original documents no figures for these policies."
 Value = float | None
@@ -249,18 +250,22 @@ def _answer(results: Results, load: str) -> str:
     known = {policy: value for policy, value in values.items() if value}
     if not known:
         return ""
-    ranked = sorted(known, key=lambda policy: sign * known[policy])
+    late = [p for p in known if not full and is_overloaded(results, p, load)]
+    ranked = sorted((p for p in known if p not in late), key=lambda policy: sign * known[policy])
     texts = {p: f"{v:,.0f} tokens/s" if full else f"{shown(v / 1000, 2)} s" for p, v in known.items()}
-    first, *others = ranked
     what = "output tokens per second" if full else "mean latency"
     start = under(load)[:1].upper() + under(load)[1:]
-    if not others:
+    behind = f"{' and '.join(late)} cannot keep up with the arrivals"
+    if not ranked:
+        return f"{start}, {behind}."
+    first, *others = ranked
+    if not others and not late:
         return f"{start}, {first} has {texts[first]}{'' if full else f' {what}'}."
     shares = {p: value / known[first] for p, value in known.items()}
     factors = {p: f" ({s:.0%} of that)" if full else f" ({s:.1f} times as long)" for p, s in shares.items()}
     level = [p for p in others if not differ(results, load, key, first, p)]
     rest = ", ".join(f"{p} {texts[p]}{factors[p]}" for p in others if p not in level)
-    rest = f"; {rest}" if rest else ""
+    rest = (f"; {rest}" if rest else "") + (f"; {behind}" if late else "")
     if level:
         measure = "throughputs" if full else "mean latencies"
         pairs = " and ".join(f"{p} ({texts[p]})" for p in (first, *level))
@@ -268,6 +273,12 @@ def _answer(results: Results, load: str) -> str:
         return f"{start}, the {measure} of {pairs} are not distinguishable{once}{rest}."
     best_is = "the most" if full else "the lowest"
     return f"{start}, {first} has {best_is} {what}, {texts[first]}{rest}."
+
+
+def is_overloaded(results: Results, policy: str, load: str) -> bool:
+    """Return whether requests came faster than the policy completed them in most runs: latency then shows how long these were."""
+    runs = [results.whole(run) or run for run in results.of(policy, load)]
+    return 2 * sum(figures.is_overloaded(run, run.get("e2els") or []) for run in runs) > len(runs)
 
 
 def reason(results: Results) -> str:
@@ -305,11 +316,15 @@ def differ(results: Results, load: str, key: str, one: str, two: str) -> bool:
 
 
 def _peaks(results: Results) -> str:
-    """Return the highest throughput of each policy in a sweep."""
+    """Return the highest throughput of each policy in a sweep, and whether it was still rising."""
+    limits = results.summary["sweep"].get("saturation", {})
     most = []
     for policy in results.policies:
         reached = [run for run in results.runs if run["policy"] == policy and run["completed"]]
         if reached:
             top = max(reached, key=lambda run: run["output_throughput"] or 0.0)
-            most.append(f"{policy} {shown(top['output_throughput'], 0)} tokens/s {under(top['load'])}")
+            last = [run["output_throughput"] or 0.0 for run in reached[-2:]]
+            rises = policy not in limits and len(last) == 2 and last[1] > (1 + SAME) * last[0] and top is reached[-1]
+            end = " and still rising" if rises else ""
+            most.append(f"{policy} {shown(top['output_throughput'], 0)} tokens/s {under(top['load'])}{end}")
     return f"Highest throughput: {', '.join(most)}." if most else "Nothing was completed."

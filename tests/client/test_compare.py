@@ -187,6 +187,30 @@ def test_the_headline_of_an_open_load_is_about_latency() -> None:
     assert "a (0.50 s) and b (0.62 s) are not distinguishable with one run; c 2.50 s (5.0 times as long)" in text
 
 
+def test_a_policy_that_cannot_keep_up_is_not_compared_by_its_latency() -> None:
+    served = {"a": 7.9, "b": 3.0, "c": 7.5}
+    runs = [
+        {"policy": policy, "load": "poisson:8", "repeat": 0, "mean_e2el_ms": 8000 / rate, "output_throughput": 1.0,
+         "request_rate": 8.0, "request_throughput": rate} for policy, rate in served.items()
+    ]  # fmt: skip
+    text = summary.headline(store.Results(Path(), {"runs": runs}, []))
+    assert "b cannot keep up" in text
+    assert "2.67" not in text
+    assert "b cannot keep up" in summary.headline(store.Results(Path(), {"runs": runs[1:2]}, []))
+
+
+def test_the_highest_throughput_of_a_sweep_says_where_it_still_rises() -> None:
+    rates = {"flat": (100, 190, 195), "rising": (100, 190, 380), "full": (100, 190, 380)}
+    runs = [
+        {"policy": policy, "load": f"batch:{4**i}", "output_throughput": rate, "completed": 9}
+        for policy, each in rates.items()
+        for i, rate in enumerate(each)
+    ]
+    sweep = {"over": "batch", "saturation": {"full": 16}}
+    flat, rising, full = summary.headline(store.Results(Path(), {"runs": runs, "sweep": sweep}, [])).split(",")
+    assert ["rising" in part.partition("slots")[2] for part in (flat, rising, full)] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
