@@ -7,46 +7,25 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from simulate.__main__ import main
 from tests.support import ROOT
+from tools.figures import BLOCK, DIGESTS, FOLDER, LESSONS, SAVED, Shown, commands, digests, save_files
 
-FOLDER = ROOT / "docs/tutorial"
-LESSONS = sorted(FOLDER.glob("[1-6]-*.md"))
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-SAVED = re.compile(r"Save\s+this\s+as\s+`(mine/[\w.]+)`.*?^```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(r"`(results/[\w./-]+\.(?:svg|png))`")
 
 
-class Shown(NamedTuple):
-    """The commands of a block, and the lines that the lesson says they print."""
-
-    commands: list[list[str]]
-    lines: list[str]
-
-    @property
-    def is_cheap(self) -> bool:
-        """Whether it serves so few requests that every run of the tests can afford it."""
-        words = [word for command in self.commands for word in command]
-        return "--out" not in words and ("--trace" in words or "burst" in words) and "512" not in words
-
-
-def commands(page: Path) -> Iterator[Shown]:
-    """Yield the blocks of commands of a page, with what is shown after each."""
-    blocks = BLOCK.findall(page.read_text("utf-8"))
-    for (kind, text), (after, lines) in zip(blocks, [*blocks[1:], ("", "")]):
-        if kind == "bash":
-            every = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
-            yield Shown(every, lines.splitlines() if after == "text" else [])
+def is_cheap(shown: Shown) -> bool:
+    """Whether a block serves so few requests that every run of the tests can afford it."""
+    words = [word for command in shown.commands for word in command]
+    return "--out" not in words and ("--trace" in words or "burst" in words) and "512" not in words
 
 
 EVERY = [
-    pytest.param(shown, marks=() if shown.is_cheap else pytest.mark.full, id=f"{page.stem}-{number}")
+    pytest.param(shown, marks=() if is_cheap(shown) else pytest.mark.full, id=f"{page.stem}-{number}")
     for page in LESSONS
     for number, shown in enumerate(commands(page))
 ]
@@ -55,10 +34,7 @@ EVERY = [
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with all files that the lessons ask for, which is the current one."""
-    (tmp_path / "mine").mkdir()
-    for page in LESSONS:
-        for name, text in SAVED.findall(page.read_text("utf-8")):
-            (tmp_path / name).write_text(text)
+    save_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
@@ -88,6 +64,12 @@ def test_a_command_prints_what_its_lesson_shows(
     for out in (command[command.index("--out") + 1] for command in shown.commands if "--out" in command):
         named = {name for page in LESSONS for name in PICTURE.findall(page.read_text("utf-8")) if name.startswith(out)}
         assert [name for name in named if not (workplace / name).exists()] == []
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_figures_of_the_lessons_are_those_of_this_simulator() -> None:
+    """Of all commands, with fewer requests; where this fails, `python -m tools.figures` writes the pages anew."""
+    assert digests() == json.loads(DIGESTS.read_text())
 
 
 @pytest.mark.full

@@ -25,4 +25,4 @@ def test_half_of_a_log_predicts_the_other_half() -> None:
 
 @pytest.mark.full
 def test_a_wrong_scheduler_is_doubted() -> None:
-    assert judged(Case(load=1.2, slots=8, requests=44, assumed="tgi"))["doubts"]
+    assert judged(Case(load=2.0, slots=8, requests=44, assumed="tgi"))["doubts"]

@@ -442,7 +442,7 @@ def test_an_option_that_is_accepted_changes_the_result(
     named = f"{option}={value}" if value.startswith("--") else f"{option} {value}"
     before, after = (outcome(line, folder, capsys) for line in (base, f"{base} {named}"))
     assert before != after
-    assert before[0] == after[0]
+    assert before[0] == after[0] or option in before[1]  # an error's remedy
 
 
 @pytest.mark.parametrize("command", points(1, "run", "plan", "fleet"))

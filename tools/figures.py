@@ -1,0 +1,136 @@
+"""Writes the figures that the lessons of docs/tutorial show, each by the command above it.
+
+Most commands take too long for every run of the tests. Beside the lessons are therefore digests of what the same commands
+print for fewer requests: the tests compute these again, and a simulator that serves other schedules is noticed at once.
+
+usage: python -m tools.figures [PAGE ...]     run all commands of these pages (default: all), which takes two minutes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from simulate.__main__ import main as simulate
+from simulate.arena.grade import grade
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs/tutorial"
+LESSONS = sorted(FOLDER.glob("[1-6]-*.md"))
+DIGESTS = FOLDER / "figures.json"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SAVED = re.compile(r"Save\s+this\s+as\s+`(mine/[\w.]+)`.*?^```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# What takes another time in each run, and is shown as three dots.
+PACE = re.compile(r"[\d,]+ steps in [\d.]+ s, [\d,]+ requests a minute|(?<=results/)\S*\d{8}-\d{6}\S*")
+FEW = {"--num": 40, "--cases": 5, "--large-cases": 0, "--train": 100, "--batches": 1}
+OUTPUT = ("--out", "--json")
+NOT_SHOWN = re.compile(r"[{\[]|[\d,]+ of [\d,]+ cases tested")  # for programs, and how far a command is
+
+
+class Shown(NamedTuple):
+    """The commands of a block, the lines that the lesson says they print, and the place of these in the page."""
+
+    commands: list[list[str]]
+    lines: list[str]
+    span: tuple[int, int]
+
+
+def commands(page: Path) -> Iterator[Shown]:
+    """Yield the blocks of commands of a page, with what is shown after each."""
+    blocks = list(BLOCK.finditer(page.read_text("utf-8")))
+    for block, after in zip(blocks, [*blocks[1:], None]):
+        if block[1] == "bash":
+            every = [shlex.split(line) for line in block[2].replace("\\\n", " ").splitlines()]
+            shown = after if after is not None and after[1] == "text" else None
+            yield Shown(every, shown[2].splitlines() if shown else [], shown.span(2) if shown else (0, 0))
+
+
+def save_files(folder: Path) -> None:
+    """Write all files that the lessons ask for."""
+    (folder / "mine").mkdir()
+    for page in LESSONS:
+        for name, text in SAVED.findall(page.read_text("utf-8")):
+            (folder / name).write_text(text)
+
+
+def printed_by(every: list[list[str]]) -> list[str]:
+    """Run commands in the current folder; return the lines that they print for people, with dots for the time they took."""
+    with contextlib.redirect_stderr(io.StringIO()) as told, contextlib.redirect_stdout(io.StringIO()) as out:
+        for command in every:
+            simulate(command[3:])
+    lines = (told.getvalue() + out.getvalue()).splitlines()
+    return [PACE.sub("...", line).rstrip() for line in lines if not NOT_SHOWN.match(line)]
+
+
+def shape(line: str) -> str:
+    """Return a line without what another figure in it changes."""
+    return re.sub(r"[━─]+|[\d.,-]+| +", lambda found: found[0][0] if found[0][0] in "━─ " else "0", line.rstrip())
+
+
+def refreshed(shown: Shown) -> Iterator[str]:
+    """Yield the lines of a page with the figures that its commands print now."""
+    printed = iter(printed_by(shown.commands))
+    for line in shown.lines:
+        found = next((other for other in printed if shape(other) == shape(line)), None)
+        if found is None:
+            raise SystemExit(f"error: {shlex.join(shown.commands[0])} prints no line like {line!r}. Edit the page")
+        yield found
+
+
+def smaller(command: list[str]) -> list[str]:
+    """Return a command with few requests and without pictures."""
+    words = [w for w, before in zip(command, ["", *command]) if w not in OUTPUT and before not in OUTPUT]
+    return [str(min(FEW[before], int(w))) if before in FEW else w for w, before in zip(words, ["", *words])]
+
+
+@cache
+def digest(every: str) -> str:
+    """Return a digest of what the commands in these lines print for fewer requests; of a grade, without the check of the laws."""
+    commands = [shlex.split(line) for line in every.splitlines()]
+    if commands[0][3] == "grade":
+        _, _, _, _, lesson, *policies = commands[0]
+        lines = [
+            f"{found.figure:.4g} {found.score:.4g}" for found in (grade(p, lesson, cases=1, large=0) for p in policies)
+        ]
+    else:
+        lines = printed_by(commands)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def digests() -> dict[str, list[str]]:
+    """Return a digest for each block of each page, in a folder with the lessons' files."""
+    return {
+        page.stem: [digest("\n".join(shlex.join(smaller(c)) for c in shown.commands)) for shown in commands(page)]
+        for page in LESSONS
+    }
+
+
+def main(names: list[str]) -> None:
+    """Replace the figures of the pages, and the digests of all."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        save_files(Path(folder))
+        for page in LESSONS:
+            if not names or page.stem in names:
+                text = page.read_text("utf-8")
+                for shown in reversed(list(commands(page))):
+                    if shown.lines:
+                        start, end = shown.span
+                        text = text[:start] + "\n".join([*refreshed(shown), ""]) + text[end:]
+                page.write_text(text, "utf-8")
+        DIGESTS.write_text(json.dumps(digests(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    os.environ["COLUMNS"] = "80"
+    main(sys.argv[1:])
