@@ -1,7 +1,8 @@
-"""Writes the figures that the lessons of docs/tutorial show, each by the command above it.
+"""Writes the figures that the lessons of docs/tutorial and pages of docs/results show, each by the command above it.
 
 Most commands take too long for every run of the tests. Beside the lessons are therefore digests of what the same commands
 print for fewer requests: the tests compute these again, and a simulator that serves other schedules is noticed at once.
+Tables and sentences are written by hand: of a page whose digests change, this program says so.
 
 usage: python -m tools.figures [PAGE ...]     run all commands of these pages (default: all), which takes two minutes
 """
@@ -27,6 +28,7 @@ from simulate.arena.grade import grade
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/tutorial"
 LESSONS = sorted(FOLDER.glob("[1-6]-*.md"))
+PAGES = [*LESSONS, *(FOLDER.parent / "results" / name for name in ("policies.md", "simulator.md"))]
 DIGESTS = FOLDER / "figures.json"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SAVED = re.compile(r"Save\s+this\s+as\s+`(mine/[\w.]+)`.*?^```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -49,8 +51,13 @@ def commands(page: Path) -> Iterator[Shown]:
     """Yield the blocks of commands of a page, with what is shown after each."""
     blocks = list(BLOCK.finditer(page.read_text("utf-8")))
     for block, after in zip(blocks, [*blocks[1:], None]):
-        if block[1] == "bash":
-            every = [shlex.split(line) for line in block[2].replace("\\\n", " ").splitlines()]
+        lines = block[2].replace("\\\n", " ").splitlines()
+        every = [
+            shlex.split(line)
+            for line in lines
+            if re.match(r"\S*python -m simulate (?!calibrate|validate|.* --trace [^m])", line)
+        ]
+        if every and block[1] == "bash":
             shown = after if after is not None and after[1] == "text" else None
             yield Shown(every, shown[2].splitlines() if shown else [], shown.span(2) if shown else (0, 0))
 
@@ -90,7 +97,8 @@ def refreshed(shown: Shown) -> Iterator[str]:
 def smaller(command: list[str]) -> list[str]:
     """Return a command with few requests and without pictures."""
     words = [w for w, before in zip(command, ["", *command]) if w not in OUTPUT and before not in OUTPUT]
-    return [str(min(FEW[before], int(w))) if before in FEW else w for w, before in zip(words, ["", *words])]
+    fewer = [str(min(FEW[before], int(w))) if before in FEW else w for w, before in zip(words, ["", *words])]
+    return [*fewer, *(["--requests", "2"] if "--exhaustive" in words else [])]
 
 
 @cache
@@ -111,7 +119,7 @@ def digests() -> dict[str, list[str]]:
     """Return a digest for each block of each page, in a folder with the lessons' files."""
     return {
         page.stem: [digest("\n".join(shlex.join(smaller(c)) for c in shown.commands)) for shown in commands(page)]
-        for page in LESSONS
+        for page in PAGES
     }
 
 
@@ -120,7 +128,7 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         save_files(Path(folder))
-        for page in LESSONS:
+        for page in PAGES:
             if not names or page.stem in names:
                 text = page.read_text("utf-8")
                 for shown in reversed(list(commands(page))):
@@ -128,7 +136,11 @@ def main(names: list[str]) -> None:
                         start, end = shown.span
                         text = text[:start] + "\n".join([*refreshed(shown), ""]) + text[end:]
                 page.write_text(text, "utf-8")
-        DIGESTS.write_text(json.dumps(digests(), indent=1) + "\n")
+        before, now = json.loads(DIGESTS.read_text()), digests()
+        DIGESTS.write_text(json.dumps(now, indent=1) + "\n")
+    for name in now:
+        if before.get(name) != now[name]:
+            print(f"{name}: read its sentences and tables again")
 
 
 if __name__ == "__main__":
