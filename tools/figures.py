@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from simulate.__main__ import main as simulate
 from simulate.arena.grade import grade
+from terminal.console import USAGE
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/tutorial"
 LESSONS = sorted(FOLDER.glob("[1-6]-*.md"))
@@ -74,7 +75,8 @@ def printed_by(every: list[list[str]]) -> list[str]:
     """Run commands in the current folder; return the lines that they print for people, with dots for the time they took."""
     with contextlib.redirect_stderr(io.StringIO()) as told, contextlib.redirect_stdout(io.StringIO()) as out:
         for command in every:
-            simulate(command[3:])
+            if simulate(command[3:]) == USAGE:
+                raise SystemExit(f"{shlex.join(command)} is refused: {told.getvalue().strip()}")
     lines = (told.getvalue() + out.getvalue()).splitlines()
     return [PACE.sub("...", line).rstrip() for line in lines if not NOT_SHOWN.match(line)]
 
