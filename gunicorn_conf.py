@@ -31,8 +31,8 @@ from launch import banner, status_line
 from launch.faults import faults
 from launch.one_core import OneCore
 from launch.shutdown import QUICK_SECONDS
+from launch.worker import handover
 from launch.worker.connections import limit_blocking, write_error
-from launch.worker.handover import Handover
 from observe.queued_log import QueuedHandler, QueuedLog
 from serving.recovery import blames_kernels
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
@@ -43,7 +43,7 @@ SILENT_SECONDS = 10.0  # between two heartbeats of a worker, which has one in ea
 
 _config = settings.load().config
 # Created in the master, so that its workers share them.
-_restart_limiter, _handover, _device_error = RestartLimiter(), Handover(), mmap.mmap(-1, 1024)
+_restart_limiter, _handover, _device_error = RestartLimiter(), handover.shared(), mmap.mmap(-1, 1024)
 
 bind = _config.address
 workers = 1

@@ -77,12 +77,12 @@ def too_long_for_the_end(server: Watched) -> None:
 
 def all_are_told_of_the_end(server: Watched, end: Callable[[], None]) -> None:
     """Fill the server, end it, and hold every answer to be an error in its own form: a 503, or a stream's last event."""
-    said = len(server.output())
     with contextlib.ExitStack() as stack:
         many = body("/inference", "SLOWLY", 900)
         sent = [stack.enter_context(server.begin("/inference", many)) for _ in range(SLOTS + 4)]
         stream = stack.enter_context(server.begin("/inference", body("/inference", "SLOWLY", 900, stream=True)))
         wait_until(server.is_full)
+        said = len(server.output())  # before are the tracebacks of armed faults, which may be written late
         end()
         answers = [read_answer(sock) for sock in sent]
         streamed = b"".join(iter(lambda: stream.recv(65536), b""))
