@@ -103,6 +103,7 @@ def _play(keys: list[Round], names: list[str], rules: Rules, jobs: int, console:
                 results.append(result)
                 done(len(results))
         except HookTimeout:
+            pool.shutdown(wait=False, cancel_futures=True)  # Python 3.11 stumbles over rounds left canceled
             for process in active_children():  # they would go on with the rounds that they have been given
                 process.terminate()
             raise
