@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
+from shlex import quote
 from typing import Any
 
 import policies
@@ -25,8 +26,9 @@ from simulate.trace import Trace
 Change = Mapping[str, Any]
 FACTORS = {"slots": (0.5, 2, 4), "tokens_per_step": (0.25, 0.5, 2, 4)}  # times what was served
 HINTS = {"least-loaded": "", "prefix-aware": "prefix", "session-sticky": "client"}  # what a router goes by
+CACHED = ("lpm", "prefix-tree")  # orders that go by what is in the prefix cache
 WAYS = {
-    "order": "./eb queue {} --upstream URL", "loop": "./eb vllm serve MODEL --policy {}", "replicas": "{} such servers",
+    "order": "./eb queue dynamic+{} --upstream URL", "loop": "{} inside the server, which has no flag for it", "replicas": "{} such servers",
     "router": "a balancer that is {}",
 }  # fmt: skip
 
@@ -64,16 +66,14 @@ def changes_of(fitted: Fitted) -> Iterator[Change]:
     flags, differ = fitted.kind.flags, differing(fitted.scenario.rows)
     for name in policies.order_names():
         policy = policies.get_policy(f"dynamic+{name}")
-        inside = (
-            Hooks.of(policy).preempts or name == "lpm"
-        )  # a queue in front neither preempts nor knows the prefix cache
+        inside = Hooks.of(policy).preempts or name in CACHED  # a queue in front neither preempts nor knows the cache
         can = not inside or not flags.keys().isdisjoint(("policy", f"order:{name}"))
         # `ssjf` stands for a model that guesses lengths, which is not there.
         if can and not policy.claims.refuses and name not in ("fcfs", "ssjf") and differ.issuperset(policy.claims.uses):
             yield {"order": name}
     for name in FACTORS.keys() & flags.keys():
         yield from ({name: max(1, int(factor * getattr(fitted.scenario.engine, name)))} for factor in FACTORS[name])
-    if "policy" in flags or fitted.kind.name == "vllm":
+    if {"policy", "loop"} & flags.keys():
         yield from ({"loop": name} for name in policies.names() if not policies.is_closed(name))
     yield from ({"replicas": 2, "router": name} for name, hint in HINTS.items() if not hint or hint in differ)
 
@@ -106,7 +106,9 @@ def way_of(fitted: Fitted, change: Change) -> str:
             "policy": chosen_of(fitted, change).name,
             **{k: v for k, v in change.items() if k not in ("loop", "order")},
         }
-    words = " and ".join(ways.get(f"{name}:{value}", ways[name]).format(value) for name, value in steps.items())
+    words = " and ".join(
+        ways.get(f"{name}:{value}", ways[name]).format(quote(str(value))) for name, value in steps.items()
+    )
     uses = chosen_of(fitted, change).policy(1).claims.uses
     if "length" not in uses or any(seen.limit for seen in fitted.scenario.rows.seen):
         return words

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     fits.save(file, fitted)
     result = {"limits": limits, "served": search.served, "advice": advice, "failed": search.failed, "fit": str(file)}
     args.advice.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    say(console, f"written: {args.advice}. After a change: ./eb advise --check NEWLOG --applied NUMBER")
+    again = f"./eb advise --check NEWLOG --applied NUMBER --advice {quote(str(args.advice))}"
+    say(console, f"written: {args.advice}. After a change: {again}")
     return result
 
 

@@ -66,6 +66,7 @@ class Kind:
 VLLM = Kind("vllm", "vLLM", Chosen("simulate.engines.vllm"), Engine(256), 1, {
     "slots": "--max-num-seqs {}", "tokens_per_step": "--max-num-batched-tokens {}",
     "prefix_cache": "--enable-prefix-caching", "order:priority": "--scheduling-policy priority",
+    "loop": "./eb vllm serve MODEL --policy {}",
 })  # fmt: skip
 SGLANG = Kind("sglang", "SGLang", Chosen("simulate.engines.sglang"), Engine(2048, 8192), 0, {
     "slots": "--max-running-requests {}", "tokens_per_step": "--chunked-prefill-size {}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import config
+import policies
 from costs.cost import Affine, Host, Scaled
+from engines.serve import TESTED
+from engines.serve import main as serve_vllm
+from front import options as queue
+from front.menu import Menu
 from simulate import commands
 from simulate.__main__ import main
-from simulate.advise.changes import Change, changes_of, serve, way_of
+from simulate.advise.changes import Change, changes_of, own_change, serve, way_of
 from simulate.advise.search import Search
 from simulate.commands import advise
 from simulate.commands.arguments import Sections
+from simulate.engines import known
 from simulate.engines.known import Kind
 from simulate.fitting import fitted as fits
 from simulate.fitting.fitted import Fitted
@@ -163,8 +171,32 @@ def test_a_foreign_server_gets_a_queue_and_this_one_a_policy() -> None:
     foreign = fitted_to(trace)
     change = {"slots": 4, "order": "sjf"}
     assert way_of(ours, change) == "--policy chunked+sjf and --max-batch-size 4"
-    assert way_of(foreign, change).startswith("--max-num-seqs 4 and ./eb queue sjf --upstream URL")
+    assert way_of(foreign, change).startswith("--max-num-seqs 4 and ./eb queue dynamic+sjf --upstream URL")
     assert not any("loop" in each for each in changes_of(fitted_to(trace, name="tgi")))
+
+
+@pytest.mark.parametrize("kind", known.KINDS.values(), ids=known.names())
+def test_each_printed_command_is_taken_by_the_command_that_it_names(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, started = tmp_path / "newest first.py", []
+    own.write_text(NEWEST_FIRST)
+    monkeypatch.setattr("engines.serve.vllm_version", lambda: TESTED)
+    monkeypatch.setattr("os.execve", lambda *command: started.append(command))
+    rows = [Seen(i, 100, 8 + i % 3, 0.0, f"c{i % 3}", i % 4, 99.0, limit=i % 2, pages=(1,)) for i in range(12)]
+    fitted = fitted_to(Trace(rows), name=kind.name, flags=kind.flags)
+    fitted = replace(fitted, scenario=replace(fitted.scenario, policies=(kind.policy,)))
+    for change in (*changes_of(fitted), own_change(str(own))):
+        name, *words = shlex.split(way_of(fitted, change).partition(" (if")[0])
+        if name == "./eb" and words[0] == "queue":
+            Menu().get_policy(queue.parse([*words[1:-1], "http://127.0.0.1:9#4"]).config.policy)
+        elif name == "./eb":
+            serve_vllm(words[2:])
+            assert started.pop()
+        elif name == "./server.sh":
+            policies.check_name(config.load(words).config.policy)
+        else:  # a flag of another server, or of this one
+            assert name in " ".join(kind.flags.values()) or "replicas" in change
 
 
 def command(monkeypatch: pytest.MonkeyPatch, fitted: Fitted, folder: Path, *words: str, log: Log | None = None) -> int:
@@ -195,7 +227,7 @@ def test_the_advice_has_what_was_measured_and_how_to_apply_each_change(
     table = text[: text.index("1: ")]
     assert "as served, measured" in table
     assert max(map(len, table.splitlines()[-10:])) <= 80
-    assert "./eb queue sjf --upstream URL" in text
+    assert "./eb queue dynamic+sjf --upstream URL" in text
     assert "lower bound" in text
     assert len(json.loads((tmp_path / "advice.json").read_text())["advice"]) <= 6
 
