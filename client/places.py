@@ -1,6 +1,6 @@
 """Where a value is in an object of JSON, whatever made it: a place is a path of keys and of positions in lists.
 
-"a|b" is b where a has nothing, "a*b" the product of two places or of one and a number, "!a" is true where a is false.
+"a|b" is b where a has nothing, "a*b*c" the product of places and numbers, "!a" is true where a is false.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ def find(row: Any, place: str) -> Any:
     return None
 
 
-def _product(row: Any, path: str, other: str = "") -> Any:
+def _product(row: Any, path: str, *others: str) -> Any:
     value = row
     for key in path.removeprefix("!").split("/"):
         try:
             value = value[int(key) if isinstance(value, list) else key]
         except (LookupError, TypeError, ValueError):
             return None
-    if other:
-        factor = number(other) if math.isfinite(number(other)) else number(find(row, other))
+    if others:
+        factor = math.prod(number(n) if math.isfinite(number(n)) else number(find(row, n)) for n in others)
         if isinstance(value, list):
             return [factor * number(one) for one in value]
         product = factor * number(value)

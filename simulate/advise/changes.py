@@ -106,6 +106,8 @@ def way_of(fitted: Fitted, change: Change) -> str:
             "policy": chosen_of(fitted, change).name,
             **{k: v for k, v in change.items() if k not in ("loop", "order")},
         }
+    for name in FACTORS.keys() & steps.keys():
+        steps[name] //= fitted.log.server.get("parallel", 1)  # a flag is for each engine of a data-parallel server
     words = " and ".join(
         ways.get(f"{name}:{value}", ways[name]).format(quote(str(value))) for name, value in steps.items()
     )

@@ -20,7 +20,7 @@ from costs.cost import Affine, Host
 from costs.steps import seen_in
 from simulate.engines.known import Kind
 from simulate.fitting.equations import APART, SHORTEST, Equations, Intervals, Trajectory
-from simulate.fitting.fitted import Fitted, held, measured
+from simulate.fitting.fitted import MORE, Fitted, held, measured
 from simulate.logs.log import Log
 from simulate.measured.calibrate import BUCKETS, CHOSEN, EARNED, KNEES
 from simulate.measured.intervals import WORST, Noise
@@ -40,6 +40,7 @@ BLOCKS = 10  # of time, whose sums show how the pace wanders
 KV_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # of the tokens that requests seem to hold
 SWITCHES = 2  # of the shape of a law that may follow each other
 SHAPES: Mapping[str, Many[Any]] = {"chosen": (1 / 64, *CHOSEN), "knee": KNEES, "buckets": ((), BUCKETS[1])}
+EACH = ("base", "decode", "experts")  # without any of these, steps take no time, and a simulation may never end
 WAKE = 0.005  # seconds at most in which an idle server begins, with all that came meanwhile
 LATE = 20  # times a token: the time before a request is seen that no server takes
 MANY = 600  # requests that show the shape of a law; more only show its constants
@@ -132,6 +133,8 @@ class Search:
         now = best
         for number in range(1, rounds):
             found = self._solve(Intervals(self.log, now.way, law).equations(), now.law)
+            if not any(found[TERMS.index(name)] for name in EACH):
+                break
             if number > SETTLED:  # where the order of preemptions flips back and forth
                 found = (found + now.constants) / 2
             if np.allclose(found[: len(TERMS)], now.constants[: len(TERMS)], rtol=1e-4, atol=0):
@@ -216,6 +219,9 @@ def fit(
         ((s, s.settle(law := s.begin(), Host(wake=min(WAKE, law.base / 4)))) for s in searches),
         key=lambda pair: pair[1].misfit,
     )
+    if best.law == search.begin():  # none was found that is better
+        remedy = _crowded(log, engine.slots) or "Check --engine and its settings"
+        raise ValueError(f"no law of this scheduler explains the log. {remedy}")
     best, fitted = _settings(search, best, sources)
     search.scenario = best.scenario
     best = search.shaped(best)
@@ -300,8 +306,21 @@ def _floors(log: Log, best: Found, search: Search) -> dict[str, float]:
     return {kind: float(np.sqrt(np.mean(np.square(some)))) for kind, some in off.items()}
 
 
+def _crowded(log: Log, slots: int) -> str:
+    """Return a warning if more requests ran at once than there are slots, else ""."""
+    rows = held(log, log.first, log.last)[0]
+    if rows <= MORE * slots + 1:  # times of the client are a little late
+        return ""
+    return (
+        f"{rows} requests of the log run at once, but slots is {slots}. Use --slots, with the sum over all engines "
+        "if the server is data-parallel"
+    )
+
+
 def _doubts(log: Log, best: Found, known: int) -> Iterator[str]:
     """Yield what makes the law a guess."""
+    if crowded := _crowded(log, best.scenario.engine.slots):
+        yield crowded
     if best.errors["latency"] > DOUBTFUL:
         yield (
             f"single requests of the log itself are off by {best.errors['latency']:.1%} of the mean latency (bound {DOUBTFUL:.0%}): "

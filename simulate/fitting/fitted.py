@@ -22,7 +22,7 @@ from simulate.scenario import Chosen, Scenario
 from simulate.simulator import Run
 from simulate.trace import Seen, Trace
 
-MORE = 1.1  # times as many tokens as a log shows, from which their room is a guess
+MORE = 1.1  # times as many tokens or requests as a log shows are a guess
 SETTINGS = ("slots", "tokens_per_step", "kv_tokens", "page_size", "prefix_cache")
 
 

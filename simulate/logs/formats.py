@@ -121,8 +121,12 @@ def _spans(rows: list[Any], path: Path) -> Opened:
 
 
 def _serving_sim(rows: list[Any], path: Path) -> Opened:
+    """Take the settings of all engines of a data-parallel run together, as of one that is as large."""
     meta = path.parent / "meta.json"
-    return rows, {"engine": "vllm"} | (json.loads(meta.read_text("utf-8")) if meta.is_file() else {})
+    facts: Any = {"engine": "vllm"} | (json.loads(meta.read_text("utf-8")) if meta.is_file() else {})
+    parallel = tokens(find(facts, "engine_kwargs/data_parallel_size")) or 1
+    text = f"The run has data_parallel_size {parallel}: its settings are sums over these engines, fitted as one."
+    return rows, {**facts, "parallel": parallel, "notes": (Note(text, 1.2),) if parallel > 1 else ()}
 
 
 def _steps(rows: list[Any], path: Path) -> Opened:
@@ -173,9 +177,10 @@ FORMATS = (
     Format("LLMServingSim (requests.jsonl of a run of vLLM, with meta.json)", frozenset({"input_toks", "output_toks"}), _places(
         """sent=arrival_time queued=queued_ts first=first_token_ts last=last_token_ts prompt=input_toks output=output_toks
         id=request_id prefix=prefix"""), _serving_sim, _places(
-        """engine=engine version=vllm_version model=model hardware=hardware/device_name slots=engine_kwargs/max_num_seqs
-        tokens_per_step=engine_kwargs/max_num_batched_tokens kv_tokens=kv_cache/num_gpu_blocks*kv_cache/block_size page_size=kv_cache/block_size
-        prefix_cache=kv_cache/enable_prefix_caching""")),
+        """engine=engine version=vllm_version model=model hardware=hardware/device_name page_size=kv_cache/block_size
+        prefix_cache=kv_cache/enable_prefix_caching parallel=parallel
+        slots=engine_kwargs/max_num_seqs*parallel tokens_per_step=engine_kwargs/max_num_batched_tokens*parallel
+        kv_tokens=kv_cache/num_gpu_blocks*kv_cache/block_size*parallel""")),
     Format("vllm serve --otlp-traces-endpoint URL (the collector's file exporter)", frozenset({"resourceSpans"}), _places(
         """sent=start*1e-9 ttft=gen_ai.latency.time_to_first_token e2e=gen_ai.latency.e2e limit=gen_ai.request.max_tokens
         prompt=gen_ai.usage.prompt_tokens output=gen_ai.usage.completion_tokens id=gen_ai.request.id"""), _spans, SETTINGS),

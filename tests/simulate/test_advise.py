@@ -173,6 +173,8 @@ def test_a_foreign_server_gets_a_queue_and_this_one_a_policy() -> None:
     assert way_of(ours, change) == "--policy chunked+sjf and --max-batch-size 4"
     assert way_of(foreign, change).startswith("--max-num-seqs 4 and ./eb queue dynamic+sjf --upstream URL")
     assert not any("loop" in each for each in changes_of(fitted_to(trace, name="tgi")))
+    two = replace(foreign, log=replace(foreign.log, server={"parallel": 2}))
+    assert way_of(two, {"slots": 4}) == "--max-num-seqs 2"  # of each engine
 
 
 @pytest.mark.parametrize("kind", known.KINDS.values(), ids=known.names())

@@ -118,6 +118,27 @@ def test_another_scheduler_is_doubted() -> None:
     assert "--engine" in " ".join(fitted(requests, "tgi", slots=32).doubts)
 
 
+def test_more_requests_at_once_than_slots_name_the_slots() -> None:
+    assert "--slots" in fitted(served(count=40, rate=1e6), slots=30).doubts[0]
+
+
+def test_where_no_law_is_found_the_log_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("simulate.fitting.fit.solve", lambda terms, *_: np.zeros(terms.shape[1]))
+    log = saved(tmp_path / "log", served(count=40, rate=1e6), **SIZES, engine="vllm")
+    assert main(["fit", log, "--slots=1", "--out", str(tmp_path / "cost.json")]) == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))
+    assert "--slots" in line
+
+
+def saved(file: Path, requests: list[Request], **server: Any) -> str:
+    """Write a log as a probe writes it, and return its name."""
+    lines = [{"server": server}, *(r._asdict() for r in requests)]
+    file.write_text("\n".join(map(json.dumps, lines)).replace("NaN", "null"))
+    return str(file)
+
+
 def widths(found: Fitted, widening: float = 1.0) -> list[float]:
     noise = replace(found.noise, widened=found.noise.widened * widening)
     expected = found.replay(found.law)
@@ -135,9 +156,8 @@ def test_all_at_once_is_noted_and_its_intervals_are_wider() -> None:
 def test_the_command_reads_fits_and_predicts_what_it_did_not_see(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = [{"server": {**SIZES, "engine": "vllm"}}, *(r._asdict() for r in served(count=40))]
-    (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)).replace("NaN", "null"))
-    assert main(["fit", str(tmp_path / "log"), "--held-out=30", "--out", str(tmp_path / "cost.json")]) == 0
+    log = saved(tmp_path / "log", served(count=40), **SIZES, engine="vllm")
+    assert main(["fit", log, "--held-out=30", "--out", str(tmp_path / "cost.json")]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["sources"]["slots"] == "log"
     assert all(abs(each["error"]) < 0.1 for each in told["held_out"] if each["name"].startswith("mean"))

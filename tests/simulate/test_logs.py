@@ -135,6 +135,15 @@ def test_the_runs_of_the_documentation_have_their_settings_and_prefixes(name: st
     assert (log.first > log.at).all()
 
 
+def test_the_settings_of_a_data_parallel_run_are_those_of_all_its_engines(tmp_path: Path) -> None:
+    for file in (RUNS / "llama-3.1-8b-rtx4090").iterdir():
+        text = file.read_text().replace('"data_parallel_size": 1', '"data_parallel_size": 2')
+        (tmp_path / file.name).write_text(text)
+    log = read(tmp_path)
+    assert {"slots": 512, "tokens_per_step": 4096, "kv_tokens": 82816}.items() <= log.server.items()
+    assert log.widening > 1
+
+
 def test_arrivals_of_another_clock_are_moved_by_the_least_difference() -> None:
     late = [r._replace(sent=1e9 + r.sent, queued=r.sent + (0.1 if i else 0.0)) for i, r in enumerate(steady())]
     np.testing.assert_allclose(checked(late).at, [r.sent for r in steady()], atol=1e-5)
