@@ -19,6 +19,7 @@ from simulate.logs.log import Log, Note, Request
 FEWEST, FEW = 3, 20  # whole answers: fewer are refused; fewer make the intervals wider
 SLACK = 1e-4  # seconds by which rounded times may contradict each other
 SILENCE, BURSTS = 20, 12  # times as long as the median, and as the mean
+BUSY, MOST = 8, 0.7  # times as many prompt tokens in as long a time; part of the requests that ever run at once
 SLOWEST = 5.0  # seconds per token at the median: more are milliseconds
 RETRY_SECONDS, ALIKE = 60.0, 3  # after a failure, and requests with the same length of the prompt, for a retry
 
@@ -44,7 +45,35 @@ def checked(
     if not designed:
         _check_clocks(ran)
     lost = [Note(f"Requests that {why}: {n}. They are left out.", 1 + n / len(arrived)) for why, n in problems.items()]
-    return Log.of(ran, server, [*notes, *lost, *_flaws(ran, whole, designed), *_retries(arrived)])
+    found = [*notes, *lost, *_flaws(ran, whole, designed), *_retries(arrived)]
+    if math.isfinite(begin := _begin(ran)):
+        text = f"The log begins while the server is busy with others: it counts from {begin - ran[0].sent:.3g} s on."
+        ran, found = sorted((_since(begin, r) for r in ran), key=lambda r: r.sent), [*found, Note(text, 1.5)]
+    return Log.of(ran, server, found)
+
+
+def _begin(ran: Many[Request]) -> float:
+    """Return when the server of a log that begins beside unknown requests is idle, or busy with its own; NaN for other logs.
+
+    No first token comes for a time in which the server can compute far more prompts than those that get one then.
+    """
+    sent, first, last, prompt = (
+        np.array([getattr(r, name) for r in ran]) for name in ("sent", "first", "last", "prompt")
+    )
+    timed = np.sort(first[np.isfinite(first)])
+    pace = float(np.median([(r.last - r.first) / max(1, r.output - 1) for r in ran if math.isfinite(r.first)] or [NAN]))
+    if not len(timed) or (silence := timed[0] - sent[0]) < SILENCE * pace:
+        return NAN
+    most = max(prompt[(first >= at) & (first <= at + silence)].sum() for at in timed)
+    if most < BUSY * prompt[first <= timed[0] + pace].sum():
+        return NAN
+    rows = np.array([(first <= at).sum() - (last <= at).sum() for at in timed])
+    return float(min([timed[rows >= MOST * rows.max()][0], *sent[1:][sent[1:] > np.fmax.accumulate(last)[:-1]]]))
+
+
+def _since(begin: float, r: Request) -> Request:
+    """Return a request of a log that counts from `begin`: if it ran before, it is load only, and if it waited, it arrives then."""
+    return r._replace(sent=r.first, first=NAN, last=NAN) if r.first <= begin else r._replace(sent=max(r.sent, begin))
 
 
 def _problem(r: Request) -> str:

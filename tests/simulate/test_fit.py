@@ -13,6 +13,7 @@ import pytest
 
 from costs.cost import Affine, Host
 from simulate.__main__ import main
+from simulate.advise.search import Search
 from simulate.commands.fit import compare
 from simulate.engines import known
 from simulate.fitting.equations import Trajectory
@@ -130,6 +131,24 @@ def test_where_no_law_is_found_the_log_is_refused_in_one_line(
     assert main(["fit", log, "--slots=1", "--out", str(tmp_path / "cost.json")]) == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))
     assert "--slots" in line
+
+
+def test_halves_of_a_log_with_one_row_a_step_agree_on_more_slots() -> None:
+    log = served(count=120, rate=1, slots=1)
+    halves = [fitted(some, "llama.cpp", slots=1) for some in (log[:60], log[60:])]
+    (_, *one), (_, *other) = (Search(each, {}).advice({"slots": 2})["gains"]["mean latency"] for each in halves)
+    assert max(one[0], other[0]) < min(one[1], other[1])
+
+
+def test_a_log_cut_out_of_a_busy_server_is_fitted_from_where_it_runs_alone() -> None:
+    log = served(count=240, rate=30, slots=16)
+    cut = fitted(log[120:], slots=16)
+    assert any("busy" in note.text for note in cut.log.notes)
+    found = cut.replay(cut.law)
+    known = np.isfinite(cut.log.last)
+    assert found.latency[known].mean() == pytest.approx((cut.log.last - cut.log.at)[known].mean(), rel=0.05)
+    assert cut.law.base == pytest.approx(DENSE.base, rel=0.1)
+    assert not any("busy" in note.text for note in checked(log).notes)
 
 
 def saved(file: Path, requests: list[Request], **server: Any) -> str:
