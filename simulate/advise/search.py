@@ -6,7 +6,7 @@ machines, which the fit allows, and the interval is that of the ratio. This modu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -19,6 +19,7 @@ from costs.steps import Step
 from scheduling.hook_limit import HookTimeout
 from scheduling.located import described
 from simulate.advise.changes import Change, serve, title
+from simulate.fitting.fit import GPU, PROCESSOR
 from simulate.fitting.fitted import Fitted
 from simulate.simulator import Run
 from simulate.trace import Trace
@@ -79,6 +80,7 @@ class Search:
         self.served = figures(run, limits)
         self.names = [name for name in self.served if name not in ("longest", "rows")]
         self._drawn = range(DRAWS) if run.steps * DRAWS <= STEPS else (0, DRAWS // 2, DRAWS - 1)
+        self._alike = [*self._as_likely(max(1.0, float(run.tokens.sum()) / run.steps))]
         self._again = [figures(serve(fitted, {}, law=law), limits) for law in self._laws()]
         seen = fitted.scenario.rows.seen
         size = max(FEWEST, len(seen) // PART, 2 * fitted.scenario.engine.slots)
@@ -115,6 +117,7 @@ class Search:
         if found["rows"] > BEYOND * rows:
             notes.append(f"The fit saw {rows} rows a step, and this has up to {found['rows']:.0f}")
             drawn.append((self.served, self._run(change, law=Costlier(fitted.scenario.cost, rows))))
+        drawn += [(before, self._run(change, law=law)) for before, law in self._alike if "slots" in change]
         law, seen = fitted.scenario.cost, fitted.scenario.rows.seen
         if "tokens_per_step" in change and isinstance(law, cost.Affine) and law.prefill:
             # With one size of chunks, a cost of each chunk and a cost of each token look the same.
@@ -129,6 +132,16 @@ class Search:
             low, high = (center + wide * end for end in (min(off), max(off)))
             gains[name] = (center, low - slack, high + slack)
         return {"title": title(change), "change": change, "figures": found, "gains": gains, "notes": notes}
+
+    def _as_likely(self, rows: float) -> Iterator[tuple[dict[str, float], cost.Cost]]:
+        """Yield laws, and what they served, in which rows are as cheap or as dear as is usual and the log shows no difference."""
+        law, slack = self.fitted.law, max(LEAST, *self.fitted.misfit.values())
+        for usual in (GPU, PROCESSOR):
+            base = (law.base + law.decode * rows) / (1 + usual["decode"] * rows)
+            other = replace(law, base=base, decode=usual["decode"] * base)
+            found = figures(serve(self.fitted, {}, law=other), self.limits)
+            if all(abs(growth(name, self.served, found)) <= slack for name in self.names):
+                yield found, other
 
     def _laws(self) -> list[cost.Cost]:
         laws = [*self.fitted.noise.laws(self.fitted.scenario.cost, DRAWS)]
