@@ -55,7 +55,7 @@ class WhatIf:
         span: tuple[float, float] | None = None,
         workload: Workload | None = None,
     ) -> bytes:
-        """Return the answer as JSON, about at most `count` requests: those of a workload, of a span of time, or the latest.
+        """Return the answer as JSON, about `count` requests: those of a workload, of a span of time, or the latest.
 
         Raise InferenceError if there is too little to simulate, another question is being answered, or it fails.
         """
@@ -154,9 +154,12 @@ class WhatIf:
 
 
 def latest(requests: list[Served], count: int) -> list[Served]:
-    """Return at most `count` of the requests: those after the last pause, but not fewer than are needed."""
-    requests = requests[-count:]
-    for i in range(len(requests) - FEWEST_REQUESTS, 0, -1):
+    """Return the latest requests: those after the last pause, but not fewer than are needed; else `count` and more.
+
+    They begin where the server was last idle, as far as that is recorded: the queue that they found would be missing.
+    """
+    begin = max(0, len(requests) - count)
+    for i in range(len(requests) - FEWEST_REQUESTS, begin, -1):
         if requests[i].alone and requests[i].at - requests[i - 1].at >= PAUSE:
             return requests[i:]
-    return requests
+    return requests[max((i for i, one in enumerate(requests[: begin + 1]) if one.alone), default=begin) :]
