@@ -154,10 +154,7 @@ class WhatIf:
 
 
 def latest(requests: list[Served], count: int) -> list[Served]:
-    """Return the latest requests: those after the last pause, but not fewer than are needed; else `count` and more.
-
-    They begin where the server was last idle, as far as that is recorded: the queue that they found would be missing.
-    """
+    """Return the requests after the last pause, or the last `count` and those since the server was idle before them."""
     begin = max(0, len(requests) - count)
     for i in range(len(requests) - FEWEST_REQUESTS, begin, -1):
         if requests[i].alone and requests[i].at - requests[i - 1].at >= PAUSE:

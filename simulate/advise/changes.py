@@ -26,7 +26,6 @@ from simulate.trace import Trace
 Change = Mapping[str, Any]
 FACTORS = {"slots": (0.5, 2, 4), "tokens_per_step": (0.25, 0.5, 2, 4)}  # times what was served
 HINTS = {"least-loaded": "", "prefix-aware": "prefix", "session-sticky": "client"}  # what a router goes by
-CACHED = ("lpm", "prefix-tree")  # orders that go by what is in the prefix cache
 WAYS = {
     "order": "./eb queue dynamic+{} --upstream URL", "loop": "{} inside the server, which has no flag for it", "replicas": "{} such servers",
     "router": "a balancer that is {}",
@@ -66,7 +65,8 @@ def changes_of(fitted: Fitted) -> Iterator[Change]:
     flags, differ = fitted.kind.flags, differing(fitted.scenario.rows)
     for name in policies.order_names():
         policy = policies.get_policy(f"dynamic+{name}")
-        inside = Hooks.of(policy).preempts or name in CACHED  # a queue in front neither preempts nor knows the cache
+        # A queue in front neither preempts nor knows the prefix cache.
+        inside = Hooks.of(policy).preempts or name in ("lpm", "prefix-tree")
         can = not inside or not flags.keys().isdisjoint(("policy", f"order:{name}"))
         # `ssjf` stands for a model that guesses lengths, which is not there.
         if can and not policy.claims.refuses and name not in ("fcfs", "ssjf") and differ.issuperset(policy.claims.uses):

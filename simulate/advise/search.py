@@ -80,7 +80,7 @@ class Search:
         self.served = figures(run, limits)
         self.names = [name for name in self.served if name not in ("longest", "rows")]
         self._drawn = range(DRAWS) if run.steps * DRAWS <= STEPS else (0, DRAWS // 2, DRAWS - 1)
-        self._alike = [*self._as_likely(max(1.0, float(run.tokens.sum()) / run.steps))]
+        self._rows = max(1.0, float(run.tokens.sum()) / run.steps)
         self._again = [figures(serve(fitted, {}, law=law), limits) for law in self._laws()]
         seen = fitted.scenario.rows.seen
         size = max(FEWEST, len(seen) // PART, 2 * fitted.scenario.engine.slots)
@@ -117,13 +117,8 @@ class Search:
         if found["rows"] > BEYOND * rows:
             notes.append(f"The fit saw {rows} rows a step, and this has up to {found['rows']:.0f}")
             drawn.append((self.served, self._run(change, law=Costlier(fitted.scenario.cost, rows))))
-        drawn += [(before, self._run(change, law=law)) for before, law in self._alike if "slots" in change]
-        law, seen = fitted.scenario.cost, fitted.scenario.rows.seen
-        if "tokens_per_step" in change and isinstance(law, cost.Affine) and law.prefill:
-            # With one size of chunks, a cost of each chunk and a cost of each token look the same.
-            size = min(fitted.scenario.engine.tokens_per_step, float(np.mean([each.prompt for each in seen])))
-            even = replace(law, prefill=0.0, prompt=law.prompt + law.prefill / size)
-            drawn.append((figures(serve(fitted, {}, law=even), self.limits), self._run(change, law=even)))
+        for law in self._as_likely(change):
+            drawn.append((figures(serve(fitted, {}, law=law), self.limits), self._run(change, law=law)))
         for name in self.names:
             center = growth(name, self.served, found)
             off = [0.0, *(growth(name, one, other) - center for one, other in drawn if other)]
@@ -133,15 +128,22 @@ class Search:
             gains[name] = (center, low - slack, high + slack)
         return {"title": title(change), "change": change, "figures": found, "gains": gains, "notes": notes}
 
-    def _as_likely(self, rows: float) -> Iterator[tuple[dict[str, float], cost.Cost]]:
-        """Yield laws, and what they served, in which rows are as cheap or as dear as is usual and the log shows no difference."""
-        law, slack = self.fitted.law, max(LEAST, *self.fitted.misfit.values())
-        for usual in (GPU, PROCESSOR):
-            base = (law.base + law.decode * rows) / (1 + usual["decode"] * rows)
-            other = replace(law, base=base, decode=usual["decode"] * base)
-            found = figures(serve(self.fitted, {}, law=other), self.limits)
-            if all(abs(growth(name, self.served, found)) <= slack for name in self.names):
-                yield found, other
+    def _as_likely(self, change: Change) -> Iterator[cost.Cost]:
+        """Yield laws that the log may not tell from the fitted one, and that differ in what the change changes."""
+        law = self.fitted.law
+        if "tokens_per_step" in change and law.prefill:
+            # With one size of chunks, a cost of each chunk and a cost of each token look the same.
+            prompts = [each.prompt for each in self.fitted.scenario.rows.seen]
+            size = min(self.fitted.scenario.engine.tokens_per_step, float(np.mean(prompts)))
+            yield replace(law, prefill=0.0, prompt=law.prompt + law.prefill / size)
+        if "slots" in change:  # with one number of rows, so do a cost of each step and a cost of each row
+            for part in (GPU["decode"], PROCESSOR["decode"]):
+                base = (law.base + law.decode * self._rows) / (1 + part * self._rows)
+                other = replace(law, base=base, decode=part * base)
+                found = figures(serve(self.fitted, {}, law=other), self.limits)
+                slack = max(LEAST, *self.fitted.misfit.values())
+                if all(abs(growth(name, self.served, found)) <= slack for name in self.names):
+                    yield other
 
     def _laws(self) -> list[cost.Cost]:
         laws = [*self.fitted.noise.laws(self.fitted.scenario.cost, DRAWS)]

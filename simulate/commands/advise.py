@@ -9,7 +9,6 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -84,8 +83,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     fits.save(file, fitted)
     result = {"limits": limits, "served": search.served, "advice": advice, "failed": search.failed, "fit": str(file)}
     args.advice.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    again = f"./eb advise --check NEWLOG --applied NUMBER --advice {quote(str(args.advice))}"
-    say(console, f"written: {args.advice}. After a change: {again}")
+    say(console, f"written. After a change: ./eb advise --check NEWLOG --applied NUMBER --advice {args.advice}")
     return result
 
 
@@ -147,7 +145,9 @@ def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> None
     fitted, goal = search.fitted, search.names[0]
     rows = [("as served, simulated", "", search.served)]
     if fitted.scenario.rows == fitted.log.trace:  # and not those of --trace
-        rows.insert(0, ("as served, measured", "", measured(fitted.log, search.limits)))
+        timed, count_of = int(np.isfinite(fitted.log.last).sum()), len(fitted.log.last)
+        which = f" ({timed:,} of {count_of:,})" if timed < count_of else ""
+        rows.insert(0, (f"as served, measured{which}", "", measured(fitted.log, search.limits)))
     rows += [(f"{i} {each['title']}", told(each["gains"][goal]), each["figures"]) for i, each in enumerate(advice, 1)]
     cells = [(change, gain, *(shown(name, found[name]) for name in search.names)) for change, gain, found in rows]
     requests = f"{len(fitted.scenario.rows.seen):,} requests of {fitted.kind.title}"

@@ -20,7 +20,7 @@ from simulate.commands.arguments import Sections, pairs
 from simulate.engines import known
 from simulate.engines.known import Kind
 from simulate.fitting import fit as fitting
-from simulate.fitting.fitted import Fitted, measured, save
+from simulate.fitting.fitted import Fitted, held, measured, save
 from simulate.logs.log import Log
 from simulate.logs.read import read
 from simulate.measured.comparison import Comparison
@@ -113,7 +113,13 @@ def fit(log: Log, kind: Kind, given: Mapping[str, Any], console: Console) -> Fit
     for note in log.notes:
         say(console, f"note: {note.text}")
     with counted(console, None, "simulations of the log") as tick:
-        return fitting.fit(log, kind, given, tick)
+        fitted = fitting.fit(log, kind, given, tick)
+    rows, slots = held(log, log.first, log.last)[0], fitted.scenario.engine.slots
+    if fitted.sources["slots"] == "usual" and rows < slots:
+        say(
+            console, f"warning: the usual {slots} slots are a guess: at most {rows} run at once in the log. Use --slots"
+        )
+    return fitted
 
 
 def times_of(run: Run) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
@@ -42,7 +41,6 @@ CHECK = "Check --engine and its settings, and that the log begins while the serv
 KV_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # of the tokens that requests seem to hold
 SWITCHES = 2  # of the shape of a law that may follow each other
 SHAPES: Mapping[str, Many[Any]] = {"chosen": (1 / 64, *CHOSEN), "knee": KNEES, "buckets": ((), BUCKETS[1])}
-LEAST_STEP = 1e-6  # seconds: a simulation in which steps take no time may never end
 NO_LAW = 2.5  # the misfit of a law of zeros is 3, one for each kind of time
 WAKE = 0.005  # seconds at most in which an idle server begins, with all that came meanwhile
 LATE = 20  # times a token: the time before a request is seen that no server takes
@@ -61,7 +59,7 @@ def constants_of(data: Equations, base: float, parts: Mapping[str, float]) -> np
     for row, (name, part) in zip(usual, parts.items()):
         row[TERMS.index(name)], row[0] = 1 / (part * base), -1 / base
     found = solve(data.terms, data.seconds, data.error, data.weight, usual, LEAST)
-    found[0] = max(LEAST_STEP, found[0])
+    found[0] = max(1e-6, found[0])  # seconds: a simulation in which steps take no time may never end
     return found
 
 
@@ -100,7 +98,7 @@ def errors(log: Log, first: np.ndarray, last: np.ndarray) -> dict[str, float]:
     for name, (simulated, real) in pairs.items():
         both = np.isfinite(simulated) & np.isfinite(real)
         mean = float(real[both].mean()) if both.any() else 0.0
-        result[name] = float(np.abs(simulated - real)[both].mean()) / mean if mean > 0 else 0.0
+        result[name] = float(np.abs(simulated - real)[both].mean()) / mean if mean > 0 else float((real > 0).any())
     return result
 
 
@@ -131,10 +129,6 @@ class Search:
         base = BASE_OF_PACE * max(1e-6, float(np.median((self.log.last - self.log.first)[known] / tokens[known])))
         usual: dict[str, Any] = {name: base * part for name, part in self.usual.items()}
         return Affine(base, **usual)
-
-    def started(self) -> Found:
-        law = self.begin()
-        return self.settle(law, Host(wake=min(WAKE, law.base / 4)))
 
     def settle(self, law: Affine, host: Host, rounds: int = ROUNDS) -> Found:
         """Simulate and solve in turn, and return the law with the least error of single requests."""
@@ -222,10 +216,10 @@ def fit(
     scenario = Scenario((chosen,), engine, Affine(), Host(), log.trace, (chosen.policy(engine.slots),))
     done = count(1)
     searches = [Search(part, scenario, lambda: tick(next(done)), usual) for usual in (GPU, PROCESSOR)]
-    search = searches[0]
-    best = search.started()
-    with suppress(ValueError):  # beside many rows, the first law of a processor may be too slow to get anywhere
-        search, best = min((search, best), (searches[1], searches[1].started()), key=lambda pair: pair[1].misfit)
+    search, best = min(
+        ((s, s.settle(law := s.begin(), Host(wake=min(WAKE, law.base / 4)))) for s in searches),
+        key=lambda pair: pair[1].misfit,
+    )
     if best.misfit > NO_LAW:
         raise ValueError(f"the log cannot be fitted: {next(_doubts(log, best, known))}")
     best, fitted = _settings(search, best, sources)

@@ -48,32 +48,26 @@ def checked(
     found = [*notes, *lost, *_flaws(ran, whole, designed), *_retries(arrived)]
     if math.isfinite(begin := _begin(ran)):
         text = f"The log begins while the server is busy with others: it counts from {begin - ran[0].sent:.3g} s on."
-        ran, found = sorted((_since(begin, r) for r in ran), key=lambda r: r.sent), [*found, Note(text, 1.5)]
+        found += [Note(text, 1.5)]
+        early = [r._replace(sent=r.first, first=NAN, last=NAN) for r in ran if r.first <= begin]  # which are only load
+        ran = [*early, *(r._replace(sent=max(r.sent, begin)) for r in ran if not r.first <= begin)]
+        ran.sort(key=lambda r: r.sent)
     return Log.of(ran, server, found)
 
 
 def _begin(ran: Many[Request]) -> float:
-    """Return when the server of a log that begins beside unknown requests is idle, or busy with its own; NaN for other logs.
-
-    No first token comes for a time in which the server can compute far more prompts than those that get one then.
-    """
-    sent, first, last, prompt = (
-        np.array([getattr(r, name) for r in ran]) for name in ("sent", "first", "last", "prompt")
-    )
-    timed = np.sort(first[np.isfinite(first)])
-    pace = float(np.median([(r.last - r.first) / max(1, r.output - 1) for r in ran if math.isfinite(r.first)] or [NAN]))
-    if not len(timed) or (silence := timed[0] - sent[0]) < SILENCE * pace:
+    """Return from when on a log that begins beside unknown requests has the server to itself; NaN for another log."""
+    rows = [(r.sent, r.first, r.last, r.prompt, (r.last - r.first) / max(1, r.output - 1)) for r in ran]
+    sent, first, last, prompt, pace = np.array(rows).T
+    if not len(timed := np.sort(first[np.isfinite(first)])):
         return NAN
+    silence, step = timed[0] - sent[0], np.nanmedian(pace)
     most = max(prompt[(first >= at) & (first <= at + silence)].sum() for at in timed)
-    if most < BUSY * prompt[first <= timed[0] + pace].sum():
+    # Beside others, no token comes for a time in which the server can compute far more prompts than it does.
+    if silence < SILENCE * step or most < BUSY * prompt[first <= timed[0] + step].sum():
         return NAN
-    rows = np.array([(first <= at).sum() - (last <= at).sum() for at in timed])
-    return float(min([timed[rows >= MOST * rows.max()][0], *sent[1:][sent[1:] > np.fmax.accumulate(last)[:-1]]]))
-
-
-def _since(begin: float, r: Request) -> Request:
-    """Return a request of a log that counts from `begin`: if it ran before, it is load only, and if it waited, it arrives then."""
-    return r._replace(sent=r.first, first=NAN, last=NAN) if r.first <= begin else r._replace(sent=max(r.sent, begin))
+    running = np.array([(first <= at).sum() - (last <= at).sum() for at in timed])
+    return float(min([timed[running >= MOST * running.max()][0], *sent[1:][sent[1:] > np.fmax.accumulate(last)[:-1]]]))
 
 
 def _problem(r: Request) -> str:

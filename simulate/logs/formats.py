@@ -121,12 +121,11 @@ def _spans(rows: list[Any], path: Path) -> Opened:
 
 
 def _serving_sim(rows: list[Any], path: Path) -> Opened:
-    """Take the settings of all engines of a data-parallel run together, as of one that is as large."""
     meta = path.parent / "meta.json"
     facts: Any = {"engine": "vllm"} | (json.loads(meta.read_text("utf-8")) if meta.is_file() else {})
     parallel = tokens(find(facts, "engine_kwargs/data_parallel_size")) or 1
-    text = f"The run has data_parallel_size {parallel}: its settings are sums over these engines, fitted as one."
-    return rows, {**facts, "parallel": parallel, "notes": (Note(text, 1.2),) if parallel > 1 else ()}
+    note = Note(f"Its data_parallel_size is {parallel}: settings are sums over these engines, fitted as one.", 1.2)
+    return rows, {**facts, "parallel": parallel, "notes": (note,) if parallel > 1 else ()}
 
 
 def _steps(rows: list[Any], path: Path) -> Opened:
@@ -164,7 +163,7 @@ FORMATS = (
         kv_tokens=server_after/engine/kv/pages_total*server_after/engine/kv/page_size page_size=server_after/engine/kv/page_size""")),
     Format("vllm bench serve --save-result --save-detailed", frozenset({"input_lens", "output_lens", "ttfts"}), _places(
         "sent=start_times prompt=input_lens output=output_lens ttft=ttfts gaps=itls error=errors"), _bench, SETTINGS),
-    Format("guidellm benchmark --output-path FILE.json", frozenset({"benchmarks"}), _places(
+    Format("guidellm benchmark --output kind=json,path=FILE.json (before 0.7: --output-path FILE.json)", frozenset({"benchmarks"}), _places(
         """sent=info/timings/request_start|info/timings/resolve_start|start_time prompt=prompt_tokens output=output_tokens
         first=info/timings/first_token_iteration|first_token_time id=request_id error=error
         last=info/timings/last_token_iteration|last_token_time|info/timings/request_end|end_time"""), _guidellm),
