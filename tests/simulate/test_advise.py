@@ -234,6 +234,16 @@ def test_the_advice_has_what_was_measured_and_how_to_apply_each_change(
     assert len(json.loads((tmp_path / "advice.json").read_text())["advice"]) <= 6
 
 
+def test_what_was_measured_of_a_part_of_the_requests_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted = fitted_to(short_long(0.05), name="tgi", flags={})
+    half = replace(fitted, log=fitted.log.until(30))
+    half = replace(half, scenario=replace(half.scenario, rows=half.log.trace))
+    assert command(monkeypatch, half, tmp_path, "log.json") == 0
+    assert "30 of 60" in " ".join(capsys.readouterr().err.split())
+
+
 def test_where_nothing_helps_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

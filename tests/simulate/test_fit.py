@@ -151,6 +151,16 @@ def test_a_log_cut_out_of_a_busy_server_is_fitted_from_where_it_runs_alone() -> 
     assert not any("busy" in note.text for note in checked(log).notes)
 
 
+def test_slots_that_nobody_told_and_the_log_never_fills_are_a_guess(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = saved(tmp_path / "log", served(count=40), engine="vllm")
+    assert main(["fit", log, "--out", str(tmp_path / "cost.json")]) == 0
+    assert "256 slots are a guess" in capsys.readouterr().err
+    assert main(["fit", log, "--slots=48", "--out", str(tmp_path / "cost.json")]) == 0
+    assert "are a guess" not in capsys.readouterr().err
+
+
 def saved(file: Path, requests: list[Request], **server: Any) -> str:
     """Write a log as a probe writes it, and return its name."""
     lines = [{"server": server}, *(r._asdict() for r in requests)]
