@@ -106,11 +106,9 @@ def way_of(fitted: Fitted, change: Change) -> str:
             "policy": chosen_of(fitted, change).name,
             **{k: v for k, v in change.items() if k not in ("loop", "order")},
         }
-    for name in FACTORS.keys() & steps.keys():
-        steps[name] //= fitted.log.server.get("parallel", 1)  # a flag is for each engine of a data-parallel server
-    words = " and ".join(
-        ways.get(f"{name}:{value}", ways[name]).format(quote(str(value))) for name, value in steps.items()
-    )
+    each = fitted.log.server.get("parallel", 1)  # a flag is for each engine of a data-parallel server
+    steps = {name: quote(str(value // each if name in FACTORS else value)) for name, value in steps.items()}
+    words = " and ".join(ways.get(f"{name}:{value}", ways[name]).format(value) for name, value in steps.items())
     uses = chosen_of(fitted, change).policy(1).claims.uses
     if "length" not in uses or any(seen.limit for seen in fitted.scenario.rows.seen):
         return words

@@ -116,9 +116,7 @@ def fit(log: Log, kind: Kind, given: Mapping[str, Any], console: Console) -> Fit
         fitted = fitting.fit(log, kind, given, tick)
     rows, slots = held(log, log.first, log.last)[0], fitted.scenario.engine.slots
     if fitted.sources["slots"] == "usual" and rows < slots:
-        say(
-            console, f"warning: the usual {slots} slots are a guess: at most {rows} run at once in the log. Use --slots"
-        )
+        say(console, f"warning: the usual {slots} slots are a guess: the log fills {rows} at most. Use --slots")
     return fitted
 
 

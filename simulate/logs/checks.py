@@ -47,8 +47,7 @@ def checked(
     lost = [Note(f"Requests that {why}: {n}. They are left out.", 1 + n / len(arrived)) for why, n in problems.items()]
     found = [*notes, *lost, *_flaws(ran, whole, designed), *_retries(arrived)]
     if math.isfinite(begin := _begin(ran)):
-        text = f"The log begins while the server is busy with others: it counts from {begin - ran[0].sent:.3g} s on."
-        found += [Note(text, 1.5)]
+        found += [Note(f"The log begins in a busy server: it counts from {begin - ran[0].sent:.3g} s on.", 1.5)]
         early = [r._replace(sent=r.first, first=NAN, last=NAN) for r in ran if r.first <= begin]  # which are only load
         ran = [*early, *(r._replace(sent=max(r.sent, begin)) for r in ran if not r.first <= begin)]
         ran.sort(key=lambda r: r.sent)
