@@ -1,8 +1,8 @@
 """How many tokens of an answer have passed, counted from outside while its bytes go on unchanged. Pure.
 
 An event of a stream that carries text is one token until the upstream's own count arrives, which wins: `usage` of
-OpenAI's dialect, `eval_count` of Ollama's. If earlier answers of a model had more tokens than events, tokens are estimated from
-the length of the text. An answer in one piece contains its count; without one, four characters are a token.
+OpenAI's dialect, `eval_count` of Ollama's. It is believed only beside text, and up to one token for each byte that passed. If
+earlier answers of a model had more tokens than events, tokens are estimated from the length of the text. An answer in one piece contains its count; without one, four characters are a token.
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from api.http.errors import ApiError
+from api.schemas.body import check_structure
+
 LARGEST = 4 << 20  # bytes of an answer in one piece, or of one event, that are read; larger ones only pass
 STREAMS = ("text/event-stream", "application/x-ndjson", "application/jsonl")
 TEXTS = ("content", "text", "reasoning_content", "reasoning", "thinking", "refusal", "response", "arguments", "delta")
+# Texts and calls of functions whose length says nothing, or is counted elsewhere; a count beside them may be believed.
+OTHERS = ("completion", "generated_text", "partial_json", "name")
 REASONS = ("finish_reason", "stop_reason", "done_reason")
 COUNTS = ("completion_tokens", "output_tokens", "eval_count", "tokens_predicted", "generated_tokens", "num_tokens")
 PROMPTS = ("prompt_tokens", "input_tokens", "prompt_eval_count", "tokens_evaluated")
@@ -21,6 +26,7 @@ CONTAINERS = ("choices", "delta", "message", "tool_calls", "function", "token", 
 LAST = ("message_stop", "response.completed")  # types of events
 MORE, SURE = 1.05, 0.8  # tokens per event above which lengths count; the part of the estimate reported early
 DEEPEST, LONGEST = 10, 64  # nested values, and items of a list, that are read
+MOST_TOKENS = 1 << 18  # of one answer
 
 
 class Counter:
@@ -36,13 +42,15 @@ class Counter:
         self.reason: str | None = None
         self.is_error = status >= 400
         self.is_over = False  # the upstream's last event has come
-        self._told: int | None = None  # the upstream's own count
-        self._events, self._length, self._token_length = 0, 0, token_length
+        self.told: int | None = None  # the upstream's own count
+        self._events, self._length, self._bytes, self._token_length = 0, 0, 0, token_length
         self._rest = bytearray()
+        self._is_empty = True  # nothing of an answer was seen, other than counts
         self._is_lost = False  # a part was too large to read
 
     def feed(self, data: bytes) -> int:
         """Take in a piece; return how many tokens are new in it."""
+        self._bytes += len(data)
         if self._is_lost:
             return 0
         before = self.tokens
@@ -63,9 +71,13 @@ class Counter:
             self._line(rest)
         elif rest:
             length = self._read(_json(rest))
-            self.tokens += -(-length // 4) if self._told is None and not self.is_error else 0
-        self.tokens = max(self.tokens, self._told or round(self._guess))
+            self._count(-(-length // 4) if self.told is None and not self.is_error else 0)
+        self._count(self.told or round(self._guess))
         return self.tokens - before
+
+    def _count(self, tokens: int) -> None:
+        """Raise the number of tokens, as far as the bytes and texts that passed bear it out."""
+        self.tokens = max(self.tokens, 0 if self._is_empty else min(tokens, self._bytes, MOST_TOKENS))
 
     def _line(self, line: bytes) -> None:
         if line.startswith(b"data:"):
@@ -73,19 +85,20 @@ class Counter:
         self.is_over = self.is_over or line == b"[DONE]"
         if not line.startswith(b"{"):
             return
-        length, told = self._read(_json(line)), self._told or 0
+        length = self._read(_json(line))
         self._events, self._length = self._events + (length > 0), self._length + length
-        self.tokens = max(self.tokens, self._events, int(SURE * self._guess), told)
+        self._count(max(self._events, int(SURE * self._guess), self.told or 0))
 
     @property
     def _guess(self) -> float:
-        is_guess = self._token_length and (self._told or 0) <= 1  # some begin with a count of 0 or 1
+        is_guess = self._token_length and (self.told or 0) <= 1  # some begin with a count of 0 or 1
         return self._length / self._token_length if is_guess else 0.0
 
     @property
     def token_length(self) -> float | None:
         """The characters per token of a stream with more tokens than events, once the upstream has sent its count."""
-        return self._length / self._told if self._told and self._told > MORE * self._events > 0 else None
+        told = self.told or 0  # a token has at least a byte, a character at most four
+        return self._length / told if self._events and MORE * self._events < told <= 4 * self._length else None
 
     def _read(self, value: Any, depth: int = 0) -> int:
         """Note counts and reasons in a JSON value; return how many characters of text it carries."""
@@ -99,12 +112,15 @@ class Counter:
         for name, item in value.items():
             if isinstance(item, str) and name in TEXTS:
                 found += len(item)
+                self._is_empty &= not item
             elif isinstance(item, str) and name in REASONS and item:
                 self.reason = item
             elif type(item) is int and name in COUNTS:
-                self._told = max(self._told or 0, item)
+                self.told = max(self.told or 0, item)
             elif type(item) is int and name in PROMPTS:
                 self.prompt_tokens = item
+            elif isinstance(item, str) and name in OTHERS:
+                self._is_empty &= not item
             elif name in CONTAINERS:
                 found += self._read(item, depth + 1)
         return found
@@ -112,6 +128,7 @@ class Counter:
 
 def _json(text: bytes) -> Any:
     try:
+        check_structure(text)
         return json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, ApiError):
         return None

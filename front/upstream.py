@@ -168,7 +168,11 @@ class Upstream:
             return 0, TokenRun([])
         if have:
             turn.unread -= count
-            return count, TokenRun([UNKNOWN_TOKEN] * count)
+            # Nobody knows their ids, so they are taken in at once, however many they are.
+            seq.output_ids += [UNKNOWN_TOKEN] * (count - 1)
+            seq.new_tokens = count
+            return count, UNKNOWN_TOKEN
+        seq.new_tokens = 1
         turn.unread -= 1  # the first token comes with the prompt; what came beside it counts in the next step
         if turn.unread:
             self.tell(turn)

@@ -230,7 +230,7 @@ class Policy:
             self.on_arrival(seq, now)
 
     def on_token(self, seq: Sequence, now: float) -> None:
-        """Note that a request generated a token."""
+        """Note that a request generated a token, or `seq.new_tokens` at once, in front of another server."""
 
     def on_step(self, plan: Plan, now: float) -> None:
         """Note that a step was computed, from `plan.started_at` to `now`; no request has left yet."""

@@ -54,6 +54,7 @@ class Sequence:
 
     estimate: Estimate | None = None  # from when it arrived, if the policy estimates and the time of steps is known
     output_ids: list[int] = field(default_factory=list)
+    new_tokens: int = 1  # that `on_token` reports: several at once in front of another server
     details: list[Any] = field(
         default_factory=list
     )  # what the model adds to each output token, such as log probabilities

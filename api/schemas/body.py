@@ -100,7 +100,7 @@ def _parse(body: bytes, example: str) -> dict[str, Any]:
         text = body.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not valid UTF-8 at byte {error.start}. Send JSON in UTF-8") from None
-    _check_structure(body)
+    check_structure(body)
     try:
         # The hooks are Python calls, between which other threads can run.
         value = json.loads(
@@ -116,7 +116,7 @@ def _parse(body: bytes, example: str) -> dict[str, Any]:
     return value
 
 
-def _check_structure(body: bytes) -> None:
+def check_structure(body: bytes) -> None:
     """Raise ApiError for a body that is nested too deeply or has too many values, before any of them is built.
 
     The counts are exact up to the first syntax error, and nothing after it is built.

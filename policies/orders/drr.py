@@ -58,4 +58,4 @@ class Order(Fair):
 
     def on_token(self, seq: Sequence, now: float) -> None:
         super().on_token(seq, now)
-        self.charge(seq.client, 1.0)
+        self.charge(seq.client, float(seq.new_tokens))

@@ -55,10 +55,10 @@ class Order(Fair):
     def price_of_joining(self, seq: Sequence) -> float:
         return self.price(len(seq.prompt_ids), 0)
 
-    def price_of_token(self, seq: Sequence, number: int) -> float:
-        """Return the price of a sequence's token by its number, from 1."""
+    def price_of_token(self, seq: Sequence, number: int, count: int = 1) -> float:
+        """Return the price of a sequence's token by its number, from 1, or of `count` tokens up to that one."""
         prompt = len(seq.prompt_ids)
-        return self.price(prompt, number) - self.price(prompt, number - 1)
+        return self.price(prompt, number) - self.price(prompt, number - count)
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         if self.lifts and not self._queues.get(seq.client):
@@ -76,12 +76,12 @@ class Order(Fair):
         super().on_token(seq, now)
         number = len(seq.output_ids)
         if not self.count_twice:
-            self.charge(seq.client, self.price_of_token(seq, number))
+            self.charge(seq.client, self.price_of_token(seq, number, seq.new_tokens))
         elif number > 1:  # the code charges before a decode, so that it is one token behind
             if now != self._at:
                 self._decoded, self._at = [], now
             self._decoded.append(seq)
-            self.charge(seq.client, self.price_of_token(seq, number - 1))
+            self.charge(seq.client, self.price_of_token(seq, number - 1, seq.new_tokens))
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)

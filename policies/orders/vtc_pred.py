@@ -38,7 +38,7 @@ class Order(Predicting, vtc.Order):
     def on_token(self, seq: Sequence, now: float) -> None:
         ahead, number = self._ahead.get(seq, 0.0), len(seq.output_ids)
         if number > ahead:
-            self._charge_between(seq, max(ahead, number - 1), number)
+            self._charge_between(seq, max(ahead, number - seq.new_tokens), number)
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)

@@ -75,9 +75,12 @@ def test_equal_texts_have_equal_stand_ins() -> None:
         ("application/x-ndjson", b'{"response":"a"}\n{"response":"b"}\n{"done":true,"eval_count":9}\n', 9),
         ("application/json", b'{"choices":[{"message":{"content":"x"}}],"usage":{"completion_tokens":3}}', 3),
         ("application/json", b'{"content":"12345678","stop":true}', 2),
+        ("application/json", b'{"content":"x","usage":{"completion_tokens":10000000}}', 54),  # a token for each byte
+        ("application/json", b'{"message":{"content":"","tool_calls":[{"function":{"name":"f"}}]},"eval_count":9}', 9),
+        ("text/event-stream", b'data: {"choices":[],"usage":{"completion_tokens":9}}\n\n', 0),
         ("application/json", b"[" * 100_000, 0),
         ("application/json", b"\xff\xfe", 0),
-        ("image/png", b'{"usage":{"completion_tokens":3}}', 3),
+        ("image/png", b'{"usage":{"completion_tokens":3}}', 0),
     ],
 )
 def test_the_counts_do_not_depend_on_how_bytes_are_cut(kind: str, body: bytes, tokens: int) -> None:
@@ -121,6 +124,13 @@ def test_a_stream_with_a_token_in_each_event_teaches_nothing() -> None:
     for event in stream(["a long piece of text"] * 10, told=10):
         counter.feed(event)
     assert (counter.tokens, counter.token_length) == (10, None)
+
+
+def test_a_count_that_the_text_does_not_bear_out_teaches_nothing() -> None:
+    counter = Counter("text/event-stream", 200)
+    for event in stream(["a", "b"], told=1000):
+        counter.feed(event)
+    assert (counter.tokens, counter.token_length) == (len(b"".join(stream(["a", "b"], told=1000))), None)
 
 
 def test_a_huge_answer_is_not_kept() -> None:

@@ -46,6 +46,15 @@ class Told:
         return [m.tokens for step in self.steps for m in step.members if m.id == id]
 
 
+def test_a_very_long_answer_in_one_piece_has_a_bounded_number_of_steps() -> None:
+    told = Told()
+    told.observe(burst(0, 1, {"w": 0}, joined="w"), [])
+    told.observe(burst(1, 5, {"w": 300_000}, left="w"), [answer("w", 0, 5, 5, 300_000)])
+    assert len(told.steps) < 5000
+    assert sum(told.tokens("w")) == pytest.approx(300_000, rel=0.01)
+    assert told.steps[-1].t + told.steps[-1].seconds == pytest.approx(5)
+
+
 def test_an_answer_in_one_piece_has_a_token_in_each_step_that_a_stream_shows() -> None:
     told = Told()
     told.observe(burst(0, 1, {"s": PROMPT, "w": 0}, joined="sw"), [])
