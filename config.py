@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from terminal import options
-from terminal.option_types import HOST, KEY, ORIGINS, address, nearest, pieces, read_origins, read_pairs
+from terminal.option_types import HOST, KEY, ORIGINS, address, nearest, pieces, read_origins, read_pairs, trusted_names
 from terminal.options import TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Section, Size, Type
 from terminal.options import UsageError as ConfigError
 from terminal.shell import complete
@@ -153,7 +153,8 @@ class Config:
         seconds(0.1, 3600)
     )  # fmt: skip
     trusted_hosts: str = setting(
-        "", "allowed Host headers, separated by commas; .example.org includes its subdomains; unset: any"
+        "",
+        "allowed Host headers, separated by commas; .a.org includes its subdomains; unset: any, or local names on loopback",
     )
     cors_origins: str = setting(
         "", "origins whose pages may use this server from a browser, separated by commas, such as "
@@ -239,8 +240,7 @@ class Config:
     @property
     def hosts(self) -> list[str] | None:
         """Names by which clients may call the server, this machine's own among them; None for any."""
-        names = pieces(self.trusted_hosts)
-        return [*names, "localhost", "127.0.0.1"] if names else None  # no page of another site has these two
+        return trusted_names(self.host, pieces(self.trusted_hosts))
 
     @property
     def origins(self) -> frozenset[str]:

@@ -26,7 +26,7 @@ def assemble(app: App, service: Service, modules: Iterable[Any]) -> None:
     """Give an app the hooks, and the routes of these modules: each has OPERATIONS and `blueprint(service)`."""
     config = service.config
     app.url_map.merge_slashes = False  # do not redirect paths with double slashes
-    app.config["TRUSTED_HOSTS"] = config.hosts
+    app.extensions["hosts"] = config.hosts
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is a method of CORS alone
     app.json = Json(app)
     app.extensions["service"] = service

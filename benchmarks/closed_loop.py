@@ -63,7 +63,7 @@ def request(path: str, body: bytes | None = None, headers: str = "", method: str
     """Return a request as it goes over the wire: a POST if there is a body and no other method is named."""
     method = method or ("GET" if body is None else "POST")
     length = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{length}{headers}\r\n".encode() + (body or b"")
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{length}{headers}\r\n".encode() + (body or b"")
 
 
 def run(port: int, clients: int, message: bytes, seconds: float) -> Load:

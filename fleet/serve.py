@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from client.send.servers import APP
 from fleet import options
 from fleet.options import Plan
+from terminal.option_types import is_local
 from terminal.options import UsageError
 
 NOT_INSTALLED = "Ray is not installed. Run: tools/setup.sh requirements-ray.txt"
@@ -95,7 +96,7 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
     note(f"serving at http://{config.address}/")
-    if not config.api_key and config.host not in ("127.0.0.1", "localhost", "::1"):
+    if not config.api_key and not is_local(config.host):
         note(f"warning: anyone who can reach {config.address} may use it. Set EB_API_KEY, or use --host 127.0.0.1")
     try:
         await serve(queue, sock, stop, config.request_timeout)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from config import VERSION, Config
-from terminal.option_types import address
+from terminal.option_types import address, is_local
 
 if TYPE_CHECKING:
     from api.service import Engine
@@ -45,7 +45,6 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     url = f"http://{address(local, config.port)}"
     key = "required (Authorization: Bearer ...)" if config.api_key else "none"
-    public = config.host not in ("::1", "localhost") and not config.host.startswith("127.")
     for text in facts.get("warnings", ()):
         _loud(text)
     rows = [
@@ -66,7 +65,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
             "--cors-origins is *: any page in a browser that can reach this server may use it. "
             "Set --api-key, or list the origins"
         )
-    if public and not config.api_key:
+    if not is_local(config.host) and not config.api_key:
         warn(
             f"anyone who can reach {config.address} may use this server. "
             "Set --api-key, or use --host 127.0.0.1 to serve only this machine"

@@ -191,6 +191,17 @@ def _check_key(text: str) -> None:
         raise ValueError("the key has characters that are not allowed in an HTTP header. Use printable ASCII")
 
 
+def is_local(host: str) -> bool:
+    """Return whether only programs of this machine can reach a server at this address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def trusted_names(host: str, names: list[str]) -> list[str] | None:
+    """Return the names by which clients may call a server at this address: these and local ones, or None for any."""
+    local = [host, "localhost", ".localhost", "127.0.0.1", "[::1]"]  # which no page of another site has
+    return [name.lower() for name in names] + local if names or is_local(host) else None
+
+
 def address(host: str, port: int) -> str:
     """Return host and port as in a URL, in which an IPv6 address has brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,12 +7,16 @@ server uses no cookies, so credentials are never allowed: a page sends the API k
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 
 from flask import Flask, Response, current_app, request
+from werkzeug.datastructures import Headers
 
 METHODS = "GET, HEAD, POST, PUT, DELETE"
 EXPOSED = "X-Request-Id, X-Ignored-Params, X-Deduplicated, X-Expected-Wait, Retry-After"  # headers that a page may read
 MAX_AGE = "600"  # seconds for which a browser may remember a preflight
+PORT = re.compile(r":\d*$")
+UNTRUSTED = "the Host header is {}, by which this server does not go. Use localhost, or add the name to --trusted-hosts"
 HEADERS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,1000}")
 
 
@@ -24,13 +28,25 @@ def install(app: Flask, origins: frozenset[str]) -> None:
         app.after_request(_grant)
 
 
-def allowed_origin() -> str | None:
-    """Return the origin that may read the current response, * for any, or None."""
-    return _allowed(current_app.extensions["origins"], request.headers.get("Origin"))
-
-
 def _allowed(origins: frozenset[str], origin: str | None) -> str | None:
     return "*" if "*" in origins else origin if origin in origins else None
+
+
+def is_trusted(host: str | None, names: Collection[str] | None) -> bool:
+    """Return whether a Host header has one of these names; one that begins with a dot includes its subdomains."""
+    if host is None or names is None:
+        return True
+    name = PORT.sub("", host.lower())
+    return name in names or any(one.startswith(".") and f".{name}".endswith(one) for one in names)
+
+
+def crosses(headers: Headers | Mapping[str, str], origins: frozenset[str]) -> bool:
+    """Return whether a page of another origin, which is not among these, sends a request from a browser."""
+    # Browsers name the site only over safe connections.
+    origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
+    if site in ("same-origin", "none") or _allowed(origins, origin):
+        return False
+    return site is not None or (origin is not None and origin.partition("://")[2] != headers.get("Host"))
 
 
 def headers(origins: frozenset[str], origin: str | None) -> dict[str, str]:
@@ -45,7 +61,7 @@ def _preflight() -> Response | None:
     if (
         request.method != "OPTIONS"
         or "Access-Control-Request-Method" not in request.headers
-        or allowed_origin() is None
+        or _allowed(current_app.extensions["origins"], request.headers.get("Origin")) is None
     ):
         return None
     response = Response(status=204)

@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from flask import Request, Response, g, request
-from werkzeug.exceptions import NotFound, SecurityError
+from flask import Request, Response, current_app, g, request
+from werkzeug.exceptions import NotFound
 
 from api.hooks import cors
 from api.hooks.auth import OPEN, PAGES
@@ -48,16 +48,13 @@ def enter() -> None:
     environ = request.environ  # its plain dictionary costs less than Flask's view of the headers
     g.request_id = request_id(environ)
     g.began = time.perf_counter()
-    if isinstance(request.routing_exception, SecurityError):
-        raise ApiError(
-            f"the Host header is {shown(environ.get('HTTP_HOST', ''))}, which is not in --trusted-hosts. "
-            "Use a host name from that list, or add this one"
-        )
+    host, app = environ.get("HTTP_HOST"), current_app.extensions
+    if not cors.is_trusted(host, app["hosts"]):
+        raise ApiError(cors.UNTRUSTED.format(shown(host or "")))
     if environ["PATH_INFO"].startswith("//"):
         raise NotFound  # Flask would treat it as a single slash
     changes = environ["REQUEST_METHOD"] in ("POST", "PUT", "DELETE")
-    is_cross_site = changes and environ.get("HTTP_SEC_FETCH_SITE") == "cross-site"
-    if is_cross_site and cors.allowed_origin() is None:
+    if changes and cors.crosses(request.headers, app["origins"]):
         raise ApiError(
             "cross-site requests from a browser are not allowed. Use a page served by this server, a client "
             "other than a browser, or add the site's origin to --cors-origins",

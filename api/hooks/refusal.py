@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from flask import Flask
+from werkzeug.datastructures import EnvironHeaders
 from werkzeug.http import HTTP_STATUS_CODES
 
 from api.hooks import auth, cors, middleware
@@ -28,8 +29,8 @@ def refuse(app: Flask, environ: dict[str, Any], start_response: Any) -> bytes | 
         or environ.get(PLACE)
         or service.engine is None
         or service.draining
-        or app.config["TRUSTED_HOSTS"] is not None
-        or environ.get("HTTP_SEC_FETCH_SITE") == "cross-site"
+        or not cors.is_trusted(environ.get("HTTP_HOST"), app.extensions["hosts"])
+        or cors.crosses(EnvironHeaders(environ), app.extensions["origins"])
         or (service.config.api_key and not auth.has_key(environ, service.config.api_key))
     ):
         return None

@@ -323,7 +323,7 @@ def test_frozen_viewers_hinder_nobody_and_the_server_still_ends(tmp_path: Path) 
         sockets = [socket.create_connection(("127.0.0.1", server.port), 30) for _ in range(16)]
         for sock in sockets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.sendall(b"GET /events?detail=1&last=4096 HTTP/1.1\r\nHost: x\r\n\r\n")
+            sock.sendall(b"GET /events?detail=1&last=4096 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: b"eb_event_viewers 16.0" in server.get("/metrics").body)
         assert server.post(prompt="ROMEO:", num_tokens=200).status == 200
         assert server.get("/events").status == 503

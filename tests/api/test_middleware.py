@@ -44,6 +44,17 @@ def test_only_trusted_hosts_are_answered_where_they_are_named(client: FlaskClien
         assert status == 200 or "--trusted-hosts" in reply.get_json()["error"]["message"]
 
 
+def test_only_local_names_are_answered_on_loopback_where_none_is_named() -> None:
+    client = create_app(Config(host="127.0.0.1")).test_client()
+    for host, status in [
+        ("localhost", 200), ("a.localhost:8500", 200), ("127.0.0.1:8500", 200), ("[::1]:8500", 200), ("llm.example.org", 400),
+        ("localhost.evil.example", 400), ("evil-localhost", 400),
+    ]:  # fmt: skip
+        reply = client.get("/health/live", headers={"Host": host})
+        assert reply.status_code == status, host
+        assert status == 200 or "--trusted-hosts" in reply.get_json()["error"]["message"]
+
+
 def test_any_host_is_answered_where_none_is_named() -> None:
     client = create_app(Config()).test_client()
     assert client.get("/health/live", headers={"Host": "evil.example"}).status_code == 200

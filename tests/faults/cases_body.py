@@ -97,7 +97,7 @@ def too_much(*sizes: int, chunked: bool) -> Act:
 
 def a_hundred_thousand_chunks(server: Watched) -> None:
     sent = body("/inference", prompt="y" * 100_000)
-    head = b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /inference HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     with server.connect() as sock:
         sock.sendall(head + b"".join(b"1\r\n%c\r\n" % byte for byte in sent) + b"0\r\n\r\n")
         answer = read_answer(sock)
@@ -109,7 +109,7 @@ def a_hundred_thousand_chunks(server: Watched) -> None:
 def a_length_below_the_body(server: Watched) -> None:
     with server.connect() as sock:
         sock.sendall(
-            b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9\r\n\r\n"
+            b"POST /inference HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9\r\n\r\n"
             + body("/inference")
         )
         answer = read_answer(sock)

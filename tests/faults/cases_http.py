@@ -11,7 +11,7 @@ from table import Case, all_of, body
 from tests.support import wait_until
 from tests.support.servers import Answer
 
-HEAD = b"Host: x\r\nConnection: close\r\n"
+HEAD = b"Host: localhost\r\nConnection: close\r\n"
 SLOW = Setting(("--max-tokens-per-step", "64"), {"slow_step": {"ms": 100, "prompt_contains": "SLOWLY"}}, mock=True)
 SLOWLY = body("/inference", "SLOWLY", 900)  # for longer than anything that happens meanwhile
 PATHS = ("/nowhere", "//stats", "/%2e%2e/etc/passwd", "/web/../LICENSE", "/web/%2e%2e/LICENSE", "/web/..%2fLICENSE",
@@ -60,7 +60,7 @@ def no_path_leads_out(server: Watched) -> None:
 
 
 def ten_in_a_row_are_answered_in_order(server: Watched) -> None:
-    asked = [b"GET /requests/none-%d HTTP/1.1\r\nHost: x\r\n" % i for i in range(10)]
+    asked = [b"GET /requests/none-%d HTTP/1.1\r\nHost: localhost\r\n" % i for i in range(10)]
     said = said_to(server, b"\r\n".join([*asked, b"Connection: close\r\n\r\n"]))
     assert re.findall(rb"'none-(\d)'", said) == [b"%d" % i for i in range(10)]
 

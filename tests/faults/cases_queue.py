@@ -35,7 +35,7 @@ def overload(server: Watched) -> None:
     sent = [body("/inference", "SLOWLY", 2, seed=i) for i in range(300)]
     socks = [server.connect() for _ in sent]
     for sock, each in zip(socks, sent):
-        sock.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        sock.sendall(b"POST /inference HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                      b"Content-Length: %d\r\n\r\n" % len(each) + each)  # fmt: skip
     answers = server.collect(socks)
     accepted = [answer for answer in answers if answer.status == 200]

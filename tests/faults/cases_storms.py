@@ -61,11 +61,11 @@ def fifteen_hundred_wait(server: Watched) -> None:
 
 def slow_clients(server: Watched) -> None:
     """50 that stop within the headers, 50 within the body, 50 that never hang up: nobody else notices."""
-    head = b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
     with contextlib.ExitStack() as stack:
         rude = [stack.enter_context(server.connect()) for _ in range(150)]
         for i, sock in enumerate(rude):
-            whole = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             sock.sendall((head, head + b"Content-Length: 99\r\n\r\n{", whole)[i // 50])
         expected = neighbours(server)
         seconds = []

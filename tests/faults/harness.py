@@ -171,7 +171,7 @@ class Watched(Server):
             wait_until(lambda: self.pulse().threads >= threads or select.select(halves[:1], [], [], 0)[0], 60)
             for half in halves:
                 with contextlib.suppress(ConnectionError):  # the server has closed it
-                    half.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
+                    half.sendall(b"Host: localhost\r\nConnection: close\r\n\r\n")
                     half.recv(1)
         return self.pulse().threads >= threads
 
@@ -223,7 +223,7 @@ class Watched(Server):
 
     def begin(self, path: str, body: bytes, id: str = "", receive_buffer: int = 0) -> socket.socket:
         """Send a request to generate and return its connection without reading from it."""
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
         head += "Content-Type: application/json\r\n" + (f"X-Request-Id: {id}\r\n" if id else "")
         head += f"Authorization: Bearer {self.key}\r\n" if self.key else ""
         sock = self.connect(receive_buffer)

@@ -111,7 +111,7 @@ def scrape(server: Watched, rng: random.Random) -> None:
 
 def dashboard(server: Watched, rng: random.Random) -> None:
     with server.connect() as sock:
-        sock.sendall(b"GET /events?detail=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(b"GET /events?detail=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for _ in range(rng.randint(1, 5)):
             sock.recv(4096)
 

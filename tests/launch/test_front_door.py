@@ -23,11 +23,11 @@ from tests.support.servers import Server
 pytestmark = pytest.mark.process
 
 CONNECTIONS = 240
-START = b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+START = b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
 HEAD = START + b"Content-Length: 100\r\n\r\n"
-SLOW_HEADER = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Begun:"
+SLOW_HEADER = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Begun:"
 SLOW_BODY = HEAD + b'{"prompt": "never'
-GREEDY = b"GET /web/uPlot.iife.min.js HTTP/1.1\r\nHost: x\r\n\r\n" * 120  # 6 MB that nobody reads
+GREEDY = b"GET /web/uPlot.iife.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 120  # 6 MB that nobody reads
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +129,13 @@ def test_a_server_without_file_descriptors_waits_for_some_and_goes_on(server: Se
 
 
 UNREADABLE = {
-    b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n": 400,
-    b"GET / HTTP/1.1\r\nHost: x\r\nBad Name: x\r\n\r\n": 400,
-    b"GET / HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n\r\n": 417,
-    b"GET /" + b"a" * 5_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n": 414,
-    b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 9_000 + b"\r\n\r\n": 431,
-    b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 65_536 + b"\r\n\r\n": 431,
-    b"GET / HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(150)) + b"\r\n": 431,
+    b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nBad Name: x\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nExpect: miracles\r\n\r\n": 417,
+    b"GET /" + b"a" * 5_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n": 414,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 9_000 + b"\r\n\r\n": 431,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 65_536 + b"\r\n\r\n": 431,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(150)) + b"\r\n": 431,
     HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n": 400,
     HEAD[:-2] + b"Transfer-Encoding: odd\r\n\r\n": 501,
     START + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": 501,
@@ -161,7 +161,7 @@ def full_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     argv = ["nobatch", "--model", "mock:llm-mock", "--max-batch-size", "1", "--max-queue", "0"]
     with Server(tmp_path_factory.mktemp("full") / "log", *argv) as server:
         endless = json.dumps({"prompt": "x", "num_tokens": 1000}).encode()
-        head = f"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: {len(endless)}\r\n\r\n"
+        head = f"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(endless)}\r\n\r\n"
         with clients(server, 1, head.encode() + endless):
             wait_until(lambda: server.get("/stats").json["requests-running"] == 1)
             yield server

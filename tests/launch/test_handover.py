@@ -49,7 +49,7 @@ def ask(server: Server, number: int, stream: bool = False, tokens: int = 30) -> 
 def begin_endless(server: Server) -> socket.socket:
     """Let a request take a slot until its connection is closed."""
     sock, body = socket.create_connection(("127.0.0.1", server.port), 60), b'{"prompt": "endless", "num_tokens": 1000}'
-    sock.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    sock.sendall(b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     return sock
 
 

@@ -68,7 +68,7 @@ def test_a_server_without_linux_serves_cancels_and_drains(tmp_path: Path) -> Non
         with socket.create_connection(("127.0.0.1", server.port), 20) as impatient:
             text = b'{"prompt": "a", "num_tokens": 1000}'
             impatient.sendall(
-                b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+                b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
             )
             wait_until(lambda: server.get("/stats").json["requests-running"] == 1)
         wait_until(lambda: server.get("/stats").json["http"]["cancelled"] == 1)

@@ -132,7 +132,7 @@ def test_a_late_short_request_overtakes_a_long_one_only_in_dynamic(server: Serve
 
 
 def test_a_client_that_does_not_hang_up_keeps_nobody_waiting(server: Server) -> None:
-    request = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     lingering = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(8)]
     try:
         for connection in lingering:

@@ -162,7 +162,7 @@ class Server:
         try:
             for connection, fields in zip(connections, bodies):
                 body = json.dumps(fields).encode()
-                head = f"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+                head = f"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
                 connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
             return [read_answer(connection) for connection in connections]
         finally:
