@@ -5,7 +5,6 @@ Everything else of a body passes byte for byte, so that the servers find its fau
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -33,21 +32,12 @@ def dialect(method: str, path: str) -> str:
     return "tgi" if method == "POST" and PROMPTS.get(path) == "inputs" else "openai"
 
 
-def read(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body; {} for everything else, which the server will refuse in its own words."""
-    try:
-        fields = json.loads(body.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
 def asked(path: str, fields: Mapping[str, Any], session: str) -> Asked:
     """Return what routers may know: the prompt's blocks, and the session of the header or else the field `user`."""
     name = PROMPTS.get(path) or next((name for name in ("messages", "prompt", "input") if name in fields), "")
     options = fields.get("parameters") if name == "inputs" else fields
     user = options.get("user") if isinstance(options, Mapping) else None
-    return Asked(blocks(str(fields.get(name, ""))), session or (user if isinstance(user, str) else ""))
+    return Asked(blocks(str(fields.get(name, ""))[:LARGEST]), session or (user if isinstance(user, str) else ""))
 
 
 def blocks(prompt: str) -> list[int]:

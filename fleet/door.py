@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import aiohttp
 from aiohttp import web
 
-from fleet import bodies
 from fleet.autoscalers import Load
 from fleet.options import Plan
 from front.menu import divided
+from front.parsing import parse
 from front.server import Queue, Settings
 from front.sites import Site, Sites
 
@@ -124,7 +124,7 @@ class FleetQueue(Queue):
         if (request.method, request.path, request.content_type) != ("PUT", "/policy", "application/json"):
             return
         self._check(request)
-        fields = bodies.read(body)
+        fields = parse(body)
         try:
             name, options = fields["policy"], fields.get("options", {})
             self.menu.check_name(name, own=False)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from api.http import large
 from fleet.options import bind
 from front import options
 from front.door import serve
@@ -20,6 +21,7 @@ from terminal.options import UsageError
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve; exit with 2 if the command line or the address is wrong, and with 1 if the loop died."""
+    large.free_at_once()
     deaths: list[str] = []
 
     def die(reason: str) -> None:

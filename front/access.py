@@ -27,8 +27,8 @@ def record(request: web.Request, notes: dict[str, Any], status: int, seconds: fl
         None if at is None else round(at - seq.arrived_at, 6) for at in (turn.begun_at or None, seq.first_token_at)
     )
     return line | {
-        "id": seq.id, "prompt_tokens": relay.prompt_tokens or len(asked.prompt), "output_tokens": relay.output_tokens,
-        "choices": asked.choices,
+        "id": seq.id, "prompt_tokens": relay.prompt_tokens or len(seq.prompt_ids), "output_tokens": relay.output_tokens,
+        **({"told_tokens": relay.told_tokens} if relay.told_tokens else {}), "choices": asked.choices,
         "finish_reason": error.kind if error else "cancelled" if status == GONE else turn.ended,
         **dict(zip(("queue_s", "ttft_s"), since)), "streams": asked.streams, "upstream": turn.where,
     }  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from fleet import bodies
+from front.parsing import parse
 
 REFUSALS = (429, 503, 529)  # statuses with which a replica may refuse
 STREAM = "text/event-stream"
@@ -22,7 +22,7 @@ class Refused(aiohttp.ClientError):
 
 def is_refusal(body: bytes) -> bool:
     """Return whether an answer or event of this content means that another replica may take the request."""
-    fields = bodies.read(body)
+    fields = parse(body)
     error = fields.get("error")
     inner = error if isinstance(error, dict) else {"type": fields.get("error_type")}
     if "details" in inner:  # Anthropic's form: too large for the memory of any replica

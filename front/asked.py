@@ -79,8 +79,9 @@ def _texts(value: Any, depth: int) -> Iterator[str]:
 
 def pieces(text: str) -> list[int]:
     """Return a number for each piece of a text."""
-    found = [crc32(piece.encode("utf-8", "replace")) for piece in PIECE.findall(text[:SHOWN])]
-    return found + [0] * (max(0, len(text) - SHOWN) // 4)
+    found = PIECE.findall(text[:SHOWN])
+    numbers = {piece: crc32(piece.encode("utf-8", "replace")) for piece in set(found)}
+    return [numbers[piece] for piece in found] + [0] * min(max(0, len(text) - SHOWN) // 4, MOST_TOKENS)
 
 
 def _limit(fields: Mapping[str, Any]) -> int | None:

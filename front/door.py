@@ -11,6 +11,8 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from api.hooks import cors
+from api.http.errors import shown
 from front import errors
 from front.clients import Client, listening, within_open_files
 from front.errors import Failed, unavailable
@@ -19,6 +21,7 @@ from front.receiving import ClientLeft
 
 GONE = 499  # for a client that has already left
 PAUSE_SECONDS = 0.1
+SIMPLE = ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded")  # that a browser sends anywhere
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -76,7 +79,7 @@ class Door:
                 raise
             failed = Failed(error.status, f"{error.reason}. Send a plain HTTP/1.1 request")
         except Failed as error:
-            failed = error
+            failed = error.with_traceback(None)  # its frames hold what the request held
         finally:
             self.open -= 1
             client.end()
@@ -98,6 +101,18 @@ class Door:
         named = request.headers.get("X-Api-Key", "")
         scheme, _, key = request.headers.get("Authorization", f"Bearer {named}").partition(" ")
         return not self._key or (scheme == "Bearer" and hmac.compare_digest(key.encode("utf-8", "replace"), self._key))
+
+
+def check_origin(request: web.Request, hosts: list[str] | None, origins: frozenset[str]) -> None:
+    """Raise Failed for what a page of another site may send from a browser that can reach this address."""
+    if not cors.is_trusted(request.headers.get("Host"), hosts):
+        raise Failed(403, cors.UNTRUSTED.format(shown(request.host)), "permission_error")
+    if request.method == "POST" and cors.crosses(request.headers, origins):
+        text = "requests of other sites are not allowed. Use a client other than a browser, or add the site to --cors-origins"
+        raise Failed(403, text, "permission_error")
+    # As for our servers, to which clients of the other routes name no type.
+    if (kind := request.content_type) in SIMPLE and not request.path.startswith(("/api/", "/inference")):
+        raise Failed(415, f"the content type is {kind}, but must be JSON. Send 'Content-Type: application/json'")
 
 
 async def expect(request: web.Request) -> None:

@@ -19,7 +19,8 @@ from front.asked import CLIENT_BY
 from front.menu import LOOPS, ORDERS
 from front.server import Settings
 from front.sites import LOCAL, Site, Sites, meaning, read_site
-from terminal.options import Choice, Command, Number, Option, Read, UsageError, read
+from terminal.option_types import is_local
+from terminal.options import Choice, Command, Number, Option, Read, Size, UsageError, read
 
 NAME = "python -m front"
 INTRO = """Hold requests for servers that are not ours, and let them through in the order of a policy. For example:
@@ -46,6 +47,7 @@ QUEUE = [
            "key: the key, else the address; address: the address alone", Choice(CLIENT_BY), default="header"),
     Option("--client-tokens", "tokens per minute for each client, prompts and answers, then 429; 0: no limit", Number(0, 1e9, float),
            default=0.0),
+    Option("--max-queue-bytes", "bytes that the bodies of waiting requests may take together, such as 512M; then 429", Size(), default=256 << 20),
 ]  # fmt: skip
 
 
@@ -93,7 +95,7 @@ def parse(argv: Sequence[str]) -> Plan:
     if notes and known.get("policy"):
         known["policy"] = "adaptive"
     config = dataclasses.replace(loaded.config, max_batch_size=sites.slots, **known)
-    if config.host not in LOCAL and not config.api_key:
+    if not is_local(config.host) and not config.api_key:
         raise UsageError(
             f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1"
         )
@@ -102,8 +104,8 @@ def parse(argv: Sequence[str]) -> Plan:
         raise UsageError(
             f"--upstream {itself.url} is this queue itself. Name the server behind it, or use another --port"
         )
-    own_settings = Settings(key, given.idle_timeout, given.context, given.client_by, given.client_tokens)
-    return Plan(config, sites, own_settings, (*notes, *(f"warning: {text}" for text in loaded.warnings)))
+    limits = given.idle_timeout, given.context, given.client_by, given.client_tokens, given.max_queue_bytes
+    return Plan(config, sites, Settings(key, *limits), (*notes, *(f"warning: {text}" for text in loaded.warnings)))
 
 
 async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:

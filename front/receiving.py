@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -10,7 +11,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from fleet import bodies
 from front.errors import Failed
 from front.limits import Limits
+from serving.places import Place
 
+RETRY_SECONDS = 5  # for other requests to end
 LONGEST_VALUE = 100  # characters of a header that an error shows
 
 
@@ -18,12 +21,23 @@ class ClientLeft(Exception):
     """The client has closed its connection."""
 
 
+class Room(Place):
+    """The bytes that one request holds, of those that all may hold together."""
+
+    def take(self, count: int) -> None:
+        """Hold so many more bytes; Failed if there are not as many."""
+        if not self.take_more(count):
+            text = f"the requests that wait may hold {self._places.limit:,} bytes, and they do. Try again later, or raise --max-queue-bytes"
+            raise Failed(429, text, "overloaded", RETRY_SECONDS)
+
+
 async def receive(
-    request: web.BaseRequest, limits: Limits, most: int = bodies.LARGEST, *, encoded: bool = False
-) -> bytes:
+    request: web.BaseRequest, limits: Limits, most: int = bodies.LARGEST, *, encoded: bool = False,
+    take: Callable[[int], object] = int,
+) -> bytes:  # fmt: skip
     """Return the body as it was sent; Failed if it is larger than `most`, too slow, truncated, or compressed.
 
-    With `encoded` it may be compressed.
+    With `encoded` it may be compressed. `take` is told the bytes of each piece, and may refuse them.
     """
     if not request.body_exists:
         return b""
@@ -32,7 +46,7 @@ async def receive(
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # of the answer so far
     try:
-        return await _read(request, limits, most)
+        return await _read(request, limits, most, take)
     except asyncio.TimeoutError:
         text = (
             f"timed out while reading the body, which may take {limits.body:g} s, and {limits.receive:g} s between two "
@@ -62,14 +76,16 @@ def _check(request: web.BaseRequest, most: int, encoded: bool) -> None:
         raise _too_large(most)
 
 
-async def _read(request: web.BaseRequest, limits: Limits, most: int) -> bytes:
+async def _read(request: web.BaseRequest, limits: Limits, most: int, take: Callable[[int], object]) -> bytes:
     loop, content, body = asyncio.get_running_loop(), request.content, bytearray()
     end = loop.time() + limits.body
     while not content.at_eof():
         if content.is_eof():  # nothing to wait for
-            body += content.read_nowait()
+            piece = content.read_nowait()
         else:
-            body += await asyncio.wait_for(content.readany(), min(limits.receive, end - loop.time()))
+            piece = await asyncio.wait_for(content.readany(), min(limits.receive, end - loop.time()))
+        take(len(piece))
+        body += piece
         if len(body) > most:
             raise _too_large(most)
     return bytes(body)

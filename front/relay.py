@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 from aiohttp import HttpVersion11, web
@@ -25,18 +27,23 @@ from front import asked as asking
 from front.asked import Asked, Means
 from front.counted import Counter
 from front.errors import Failed
+from front.parsing import parse
+from front.receiving import Room
 from front.sites import EVERYONE, Rest, Site, Sites
 from front.upstream import Turn
 from front.upstreams import Upstreams
 from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from serving.inference import Inference, InferenceError
 
+# Headers that carry a key of some vendor, or a session; Idempotency-Key is no secret.
+SECRET = re.compile(r"cookie|auth|token|secret|credential|(api|access|subscription)[-_]?key", re.IGNORECASE)
+PIECE = 1 << 14  # bytes of an answer that pass before others get a turn
 STALE_SECONDS = 0.5  # a connection that breaks sooner was closed before it was used
 GATEWAY = (502, 504)  # statuses that never are a request's fault
 UNABLE = (501, 505)  # statuses that say nothing of other requests
 STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
 LEFT = InferenceError("cancelled", "the client disconnected")
-BROKE = InferenceError("server_error", "the upstream broke the connection. Try again")
+BROKE = InferenceError("server_error", "the upstream broke the connection, or sent no valid answer. Try again")
 BROKEN = InferenceError("server_error", "the upstream failed in the middle of this answer. Send the request again")
 CLOSED = InferenceError("unavailable_error", "the upstream refuses connections. Try again later", 1)
 NO_REPLICA = InferenceError("unavailable_error", "no replica can take the request. Try again later", 1)
@@ -65,8 +72,7 @@ class Wires:
         """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
         headers = passed(request.headers, self.own_key, asking.HINTS | {"host"})
         if self.key or self.own_key:
-            for name in asking.KEYS:
-                headers.popall(name, None)
+            headers = CIMultiDict((name, value) for name, value in headers.items() if not SECRET.search(name))
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         return headers
@@ -80,8 +86,9 @@ class Wires:
         self, method: str, url: str, headers: CIMultiDict[str], body: bytes | None = None, notes: set[str] | None = None
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Return an upstream's answer, as a context; its redirects are not followed, and `notes` gets REUSED."""
+        data = io.BytesIO(body) if body and len(body) > bodies.LARGEST else body  # aiohttp sends that in pieces
         return self.session.request(
-            method, URL(url, encoded=True), data=body, headers=headers, allow_redirects=False, trace_request_ctx=notes,
+            method, URL(url, encoded=True), data=data, headers=headers, allow_redirects=False, trace_request_ctx=notes,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self.idle),
         )  # fmt: skip
 
@@ -94,8 +101,10 @@ def failed(error: InferenceError) -> Failed:
 class Relay:
     """A request that is being queued, with its turn; raises Failed where the front answers itself."""
 
-    def __init__(self, request: web.Request, body: bytes, asked: Asked, routed: Routed, wires: Wires) -> None:
+    def __init__(self, request: web.Request, body: bytes, room: Room, asked: Asked, routed: Routed, wires: Wires):
         self.request, self.body, self.asked, self._routed = request, body, asked, routed
+        self._room, self._size = room, len(body)
+        self.told_tokens: int | None = None  # as the upstream counts them, where fewer are believed
         self.prompt_tokens: int | None = None  # as the upstream counts them, if it says
         self.output_tokens = 0  # that have come; the loop may not have seen the last ones yet
         self._wires = wires
@@ -118,6 +127,8 @@ class Relay:
     def on_end(self) -> None:
         """Note that the inference has ended, in the thread that ended it."""
         self._wires.upstream.forget(self.turn)
+        seq = self.turn.inference.sequence  # others may know it for long, but from now on only the length of its prompt
+        seq.prompt_ids = cast(Any, range(len(seq.prompt_ids)))
         self._from_loop(self._on_end)
 
     def _from_loop(self, act: Callable[[], None]) -> None:
@@ -154,6 +165,7 @@ class Relay:
                 raise
             return await self._end_stream(self._stream, errors.content(error, self._dialect))
         finally:  # also when the client has left: this task is cancelled then
+            self.body = b""
             if self.turn.ended is None:
                 self.turn.inference.cancel(LEFT)
 
@@ -268,7 +280,7 @@ class Relay:
         counter = Counter(answer.content_type if is_plain else "", answer.status, lengths.of(model))
         if self._stream is not None and answer.content_type != answers.STREAM:  # its head has been sent
             self._wires.upstream.end(self.turn, "abort", PASSED_ON)
-            return await self._end_stream(self._stream, bodies.read(await answer.read()))
+            return await self._end_stream(self._stream, parse(await answer.read()))
         response = self._stream or web.StreamResponse(
             status=answer.status, reason=answer.reason, headers=self._head(answer, site)
         )
@@ -278,13 +290,18 @@ class Relay:
             response.force_close()  # its end shows only in that of the connection
         upstream, turn = self._wires.upstream, self.turn
         try:
-            async for chunk in answers.pieces(answer) if site.own else answer.content.iter_any():
+            async for chunk in answers.pieces(answer) if site.own else answer.content.iter_chunked(PIECE):
                 site.heard_at = self._loop.time()
+                if len(chunk) == PIECE:  # more may be there already, and counting takes a while
+                    await asyncio.sleep(0)
                 if not response.prepared:
                     await to_client(response.prepare(self.request))
                 if site.own and answer.content_type == answers.STREAM and not self._begun:
                     self._stream = response
                 self._begun = self._begun or self._stream is None or bool(answers.first_event(chunk))
+                if self._begun:  # no upstream needs the body any more
+                    self.body = b""
+                    self._room.give_back()
                 if count := counter.feed(chunk):
                     self.output_tokens = counter.tokens
                     upstream.tokens(turn, count)
@@ -299,7 +316,10 @@ class Relay:
             await to_client(response.prepare(self.request))
         if count := counter.end():
             upstream.tokens(turn, count)
-        self.output_tokens, self.prompt_tokens = counter.tokens, counter.prompt_tokens
+        self.output_tokens, prompt = counter.tokens, counter.prompt_tokens
+        self.told_tokens = counter.told if counter.told and counter.told > counter.tokens else None
+        if prompt is not None and 0 <= prompt <= self._size:  # a token has at least a byte
+            self.prompt_tokens = prompt
         if counter.token_length is not None:
             lengths.learn(model, counter.token_length)
         if answer.status < 500 and answer.status != 429:

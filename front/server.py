@@ -5,6 +5,7 @@ It is assembled of the same loop, records and pages as the server of this projec
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 import secrets
@@ -20,46 +21,40 @@ from api.admin import operations, policy
 from api.application import assemble, connect
 from api.dialects import native
 from api.hooks.middleware import ID
+from api.http import large
 from api.http.deferral import App
 from api.pages import dashboard, events
 from api.service import Engine, Service
 from config import Config
 from fleet import bodies
+from fleet.routers import Asked as Routed
 from front import access, health, looks, wire
 from front import asked as asking
 from front.asked import Allowance, Asked, Means
 from front.bridge import Bridge
 from front.clients import Client
-from front.door import Door, expect
+from front.door import Door, check_origin, expect
 from front.errors import Failed
 from front.limits import Limits
 from front.menu import Menu, Shared
-from front.receiving import receive
+from front.parsing import parse
+from front.receiving import Room, receive
 from front.relay import Relay, Wires, failed
 from front.sites import Sites
 from front.steps import StepsOfEach
 from front.upstreams import Upstreams
+from front.wire import OF_OWN, QUEUED, STATES, TOLD
 from observe.replay.question import Server as Asking
 from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
 from serving.inbox import MAX_RETRY_SECONDS
 from serving.inference import Inference, InferenceError
+from serving.places import Places
 
 LARGEST = 32 << 20  # bytes of a body: prompts with pictures
+PLACE = 8  # bytes of a token in a list
 SEED_BITS = 63
-# The upstream's routes that compute, and those that only report. All others, such as those that pull or delete models or
-# load adapters, would let any client change the upstream.
-QUEUED = frozenset({
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank",
-    "/completion", "/infill", "/embedding", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/generate",
-    "/generate_stream", "/inference",
-})  # fmt: skip
-TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
-# What a server of this project reports, too.
-OF_OWN = frozenset({
-    "POST /tokenize", "POST /detokenize", "POST /v1/messages/count_tokens", "POST /api/show", "GET /docs", "GET /openapi.json",
-})  # fmt: skip
-STATES = frozenset({"/health", "/metrics", "/slots"})  # of one upstream
+MOST_BEYOND = 1 << 16  # tokens of a prompt beyond its text that an upstream's count is believed to show
 
 
 @dataclass(frozen=True)
@@ -67,6 +62,7 @@ class Settings:
     """The settings of a queue, beyond those of every server; keys are empty if there is none.
 
     `context` is the length of prompt and answer where a client names none; `client_tokens` per minute, 0 without limit.
+    The requests that wait hold at most `waiting_bytes`.
     With `own`, all upstreams are servers of this project with one model, `title`, and may take each other's place.
     """
 
@@ -75,6 +71,7 @@ class Settings:
     context: int = 4096
     client_by: str = "header"
     client_tokens: float = 0.0
+    waiting_bytes: int = 256 << 20
     own: bool = False
     title: str = ""
 
@@ -125,7 +122,7 @@ class Queue(Door):
             facts={"upstreams": self.manager.named}, manager=self.manager, make_inference=_generates, grammars=cast(Any, None),
             what_if=WhatIf(questions, settings.context),
         )  # fmt: skip
-        self.service = Service(config, self.menu)
+        self.service, self._hosts = Service(config, self.menu), config.hosts
         self.service.outage = lambda: health.state(self.sites.all)
         app = App("queue", static_folder=None)
         assemble(app, self.service, (native, operations, policy, events, dashboard))
@@ -141,6 +138,7 @@ class Queue(Door):
         if config.policy != "dynamic" or config.policy_options:
             self.manager.inbox.switch(chosen)
         self._bridge = Bridge(app)
+        self._room = Places(settings.waiting_bytes)  # for the bytes of bodies and prompts
         self._overhead = Means()  # tokens of prompts beyond their text, such as those of a chat template
         self._allowance = Allowance(settings.client_tokens, time.monotonic)
         self.wires: Wires
@@ -166,6 +164,8 @@ class Queue(Door):
 
     def answered(self, request: web.Request, notes: dict[str, Any], status: int, seconds: float) -> None:
         """Write a line of the access log; the pages' own hooks write theirs."""
+        if "room" in notes:
+            notes["room"].give_back()
         if self.service.config.access_log and self.service.serves and "is_page" not in notes:
             self.service.access_log.write(access.record(request, notes, status, seconds))
 
@@ -214,31 +214,37 @@ class Queue(Door):
 
     def _check(self, request: web.Request) -> None:
         """Refuse requests without the key, and those that other sites' pages send from a browser that can reach this address."""
-        config = self.service.config
-        is_foreign = not wire.is_for(request, config.hosts)
-        may_cross = {"*", request.headers.get("Origin")} & config.origins
-        crosses = request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site" and not may_cross
-        if is_foreign or crosses:
-            text = "requests of other sites are not allowed. Use a client other than a browser"
-            raise Failed(403, text, "permission_error")
+        check_origin(request, self._hosts, self.service.config.origins)
         if not self.may_ask(request):
             text = "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             raise Failed(401, text, "authentication_error")
 
+    def _understand(self, request: web.Request, body: bytes) -> tuple[bytes, Asked, Routed]:
+        """Return the body for an upstream, what it asks for, and what routers may know of it."""
+        with large.serialize_large(len(body)):
+            fields = parse(body)
+            if self.settings.own:
+                body = bodies.seeded(request.path, body, fields, secrets.randbits(SEED_BITS))
+            asked = asking.asked(fields, request.headers, request.remote or "", self.settings.client_by)
+            return body, asked, bodies.asked(request.path, fields, asked.session)
+
     async def _queue(self, request: web.Request) -> web.StreamResponse:
         """Hold a request until its turn, and answer it by an upstream."""
-        is_own = self.settings.own
-        body = await receive(request, self.limits, bodies.LARGEST if is_own else LARGEST, encoded=not is_own)
-        fields = bodies.read(body)
-        if is_own:
-            body = bodies.seeded(request.path, body, fields, secrets.randbits(SEED_BITS))
-        asked = asking.asked(fields, request.headers, request.remote or "", self.settings.client_by)
+        is_own, notes = self.settings.own, cast(Client, request.protocol).notes
+        room = notes["room"] = Room(self._room, 0)
+        largest = min(bodies.LARGEST if is_own else LARGEST, self._room.limit)
+        body = await receive(request, self.limits, largest, encoded=not is_own, take=room.take)
+        if len(body) <= large.LARGE:
+            body, asked, routed = self._understand(request, body)
+        else:
+            body, asked, routed = await asyncio.to_thread(self._understand, request, body)
+        room.take(PLACE * len(asked.prompt))
         if asked.choices > (slots := self.sites.most) and not is_own:
             raise Failed(
                 400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
             )
-        notes, meters, inference = cast(Client, request.protocol).notes, self.service.meters, None
-        notes["asked"] = asked
+        meters, inference = self.service.meters, None
+        notes["asked"] = asked._replace(prompt=[])
         status, rejected = 499, None
         meters.arrived()
         try:
@@ -246,15 +252,15 @@ class Queue(Door):
                 most, seconds = self.settings.client_tokens, math.ceil(wait)
                 text = f"client {asked.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
                 raise InferenceError("overloaded", text, seconds)
-            routed = bodies.asked(request.path, fields, asked.session)
-            relay = notes["relay"] = Relay(request, body, asked, routed, self.wires)
-            inference = self._inference(request, asked, relay)
+            relay = notes["relay"] = Relay(request, body, room, asked._replace(prompt=[]), routed, self.wires)
+            inference = self._inference(request, asked, relay, len(body))
+            estimate, asked, body = len(asked.prompt), relay.asked, b""  # the relay lets go of its own
             relay.expect(inference)
             self._enqueue(inference)
             response = await relay.run()
             status = response.status
             if relay.prompt_tokens is not None:
-                self._overhead.learn(asked.model, relay.prompt_tokens - len(asked.prompt))
+                self._overhead.learn(asked.model, min(relay.prompt_tokens - estimate, MOST_BEYOND))
             return response
         except InferenceError as error:
             if inference is not None:
@@ -280,9 +286,9 @@ class Queue(Door):
                 error.retry_after = max(1, min(MAX_RETRY_SECONDS, math.ceil(seconds or 0.0)))
             raise
 
-    def _inference(self, request: web.Request, asked: Asked, relay: Relay) -> Inference:
-        """Return what waits in the queue for a request."""
-        prompt = [0] * round(self._overhead.of(asked.model)) + asked.prompt
+    def _inference(self, request: web.Request, asked: Asked, relay: Relay, size: int) -> Inference:
+        """Return what waits in the queue for a request with a body of this size, the most tokens that its prompt can have."""
+        prompt = [0] * round(min(self._overhead.of(asked.model), size - len(asked.prompt))) + asked.prompt
         limit = asked.limit or max(1, self.settings.context - len(prompt))
         name = request.headers.get("X-Request-Id", "")
         is_free = ID.fullmatch(name) and self.service.registry.find(name) is None

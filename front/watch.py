@@ -215,8 +215,7 @@ def main() -> None:
     parser.add_argument("record", type=Path, help="the file that ./eb vllm serve --record writes; it may come later")
     parser.add_argument("--port", type=int, default=8700, help="port to listen at (default %(default)s)")
     given = parser.parse_args()
-    # Others reach it through a tunnel.
-    config = Config(policy="", host="127.0.0.1", port=given.port, trusted_hosts="localhost")
+    config = Config(policy="", host="127.0.0.1", port=given.port)  # others reach it through a tunnel
     watch = Watch(given.record, config)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     server = make_server(config.host, config.port, watch.app, threaded=True)

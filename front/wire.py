@@ -1,21 +1,33 @@
-"""What passes between a client and an upstream: which headers, over which connections. Pure but for the sockets."""
+"""What passes between a client and an upstream: routes, headers and connections. Pure but for the sockets."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Iterable
+from itertools import count
 from typing import Any, TypeVar
 
 import aiohttp
-from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
-from werkzeug.sansio.utils import host_is_trusted
 
 from front.receiving import ClientLeft
 
 T = TypeVar("T")
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
+# The upstream's routes that compute, and those that only report. All others, such as those that pull or delete models or
+# load adapters, would let any client change the upstream.
+QUEUED = frozenset({
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank",
+    "/completion", "/infill", "/embedding", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/generate",
+    "/generate_stream", "/inference",
+})  # fmt: skip
+TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
+# What a server of this project reports, too.
+OF_OWN = frozenset({
+    "POST /tokenize", "POST /detokenize", "POST /v1/messages/count_tokens", "POST /api/show", "GET /docs", "GET /openapi.json",
+})  # fmt: skip
+STATES = frozenset({"/health", "/metrics", "/slots"})  # of one upstream
 # What is about one connection, or about the body as it passes there.
 HOP = frozenset({
     "connection", "content-length", "date", "expect", "keep-alive", "proxy-authenticate", "proxy-authorization",
@@ -26,6 +38,7 @@ HOP = frozenset({
 IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
 CONNECT_SECONDS = 5.0
 KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
+MOST_HEADS = 16  # before that of an answer
 REUSED = "reused"
 SHORTEST_SECRET = 8  # characters: a shorter key is in other headers by chance
 
@@ -41,17 +54,31 @@ def passed(headers: Headers, secret: str = "", ours: Iterable[str] = ()) -> CIMu
     return CIMultiDict((name, value) for name, value in kept if len(secret) < SHORTEST_SECRET or secret not in value)
 
 
-def is_for(request: web.BaseRequest, hosts: list[str] | None) -> bool:
-    """Return whether a request names one of these hosts; None allows any."""
-    return hosts is None or host_is_trusted(request.host, hosts)
-
-
 async def to_client(sending: Awaitable[T]) -> T:
     """Await a write to the client; ClientLeft if it has closed its connection."""
     try:
         return await sending
     except (aiohttp.ClientError, ConnectionError):
         raise ClientLeft from None
+
+
+class Answer(aiohttp.ClientResponse):
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        """Read the head of an answer behind a few others, such as `100 Continue`."""
+        protocol, heads = connection.protocol, count(1)
+        read = protocol.read
+
+        async def read_head() -> Any:
+            head = await read()
+            if next(heads) > MOST_HEADS or head[0].code < 100 or head[0].code == 101:
+                raise aiohttp.ClientPayloadError("no answer")
+            return head
+
+        protocol.read = read_head
+        try:
+            return await super().start(connection)
+        finally:
+            del protocol.read
 
 
 def session() -> aiohttp.ClientSession:
@@ -67,6 +94,7 @@ def session() -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         auto_decompress=False,
         trace_configs=[trace],
+        response_class=Answer,
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
     )
 

@@ -42,9 +42,9 @@ class Place:
 
     __slots__ = ("_places", "count", "is_claimed")
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, count: int = 1) -> None:
         self._places = places
-        self.count = 1
+        self.count = count
         self.is_claimed = False
 
     def take_more(self, n: int) -> bool:

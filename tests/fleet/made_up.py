@@ -105,7 +105,7 @@ async def send(front: Front, data: bytes, *, ends: bool = False) -> tuple[str, d
 
 def posted(path: str, *headers: str, body: bytes = b"", length: int | None = None, version: str = "1.1") -> bytes:
     """Return a request as bytes; with `length` it states another one."""
-    lines = [f"POST {path} HTTP/{version}", "Host: x", "Content-Type: application/json", *headers]
+    lines = [f"POST {path} HTTP/{version}", "Host: localhost", "Content-Type: application/json", *headers]
     if not any(line.startswith("Transfer-Encoding") for line in headers):
         lines.append(f"Content-Length: {len(body) if length is None else length}")
     return "\r\n".join([*lines, "", ""]).encode() + body

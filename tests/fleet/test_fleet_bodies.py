@@ -7,6 +7,7 @@ import json
 import pytest
 
 from fleet import bodies
+from front.parsing import parse
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from fleet import bodies
     ],
 )
 def test_a_seed_is_added_and_every_other_byte_stays(path: str, body: bytes, expected: bytes) -> None:
-    assert bodies.seeded(path, body, bodies.read(body), 7) == expected
+    assert bodies.seeded(path, body, parse(body), 7) == expected
     assert json.loads(expected)
 
 
@@ -43,7 +44,7 @@ def test_a_seed_is_added_and_every_other_byte_stays(path: str, body: bytes, expe
     ],
 )
 def test_other_bodies_stay_as_they_are(path: str, body: bytes) -> None:
-    assert bodies.seeded(path, body, bodies.read(body), 7) == body
+    assert bodies.seeded(path, body, parse(body), 7) == body
 
 
 def test_prompts_share_the_blocks_that_they_share() -> None:

@@ -66,17 +66,17 @@ def test_head_is_answered_as_get_without_a_body(path: str) -> None:
     [
         (b"GARBAGE\r\n\r\n", 400),
         (b"GET /events HTTP/1.1\r\n\r\n", 400),
-        (b"GET /upstream/x/health HTTP/9.9\r\nHost: x\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 400),
+        (b"GET /upstream/x/health HTTP/9.9\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nno colon\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
         (posted("/inference", "Content-Length: 3", body=ASKED), 400),
         (posted("/inference", "Transfer-Encoding: chunked", body=b"zz\r\n"), 400),
         (posted("/inference", "Transfer-Encoding: gzip, chunked", body=CHUNKED), 501),
         (posted("/inference", "Expect: 200-ok", body=ASKED), 417),
-        (b"GET /health?%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * 5000), 414),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\nA: %s\r\n\r\n" % (b"x" * 9000), 431),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\n%s\r\n" % (b"A: b\r\n" * 200), 431),
+        (b"GET /health?%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 5000), 414),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: %s\r\n\r\n" % (b"x" * 9000), 431),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % (b"A: b\r\n" * 200), 431),
     ],
 )
 def test_a_malformed_request_gets_an_error_in_json(data: bytes, status: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,8 +111,8 @@ def test_a_body_that_is_too_large_is_refused_before_the_client_sends_it() -> Non
         [],
         [b"GET /health HT"],
         [b"GET /health HTTP/1.1\r\n", *[b"A: b\r\n"] * 9],
-        [b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"],
-        [b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /"],
+        [b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"],
+        [b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /"],
     ],
     ids=["silent", "half a head", "a head that trickles", "idle", "half a second head"],
 )
@@ -224,7 +224,7 @@ def test_a_stream_to_a_client_of_http_1_0_ends_with_its_connection() -> None:
     behind(test, streams(b"data: [DONE]\n\n"))
 
 
-@pytest.mark.parametrize("data", [posted("/inference", body=ASKED), b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+@pytest.mark.parametrize("data", [posted("/inference", body=ASKED), b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_a_half_closed_client_is_answered(data: bytes) -> None:
     async def test(front: Front) -> None:
         assert "200" in (await send(front, data, ends=True))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -89,6 +90,10 @@ class Scripted:
             return web.Response(status=307, headers={"Location": "http://10.0.0.1/"})
         if fault == "echo":
             return web.Response(status=401, headers={"X-Echo": request.headers.get("Authorization", "")})
+        if fault == "raw":
+            assert request.transport is not None
+            request.transport.write(asks["bytes"].encode() * asks.get("times", 1))
+            request.transport.close()
         if fault == "close" or self.closes_next:
             self.closes_next = False
             assert request.transport is not None
@@ -209,7 +214,7 @@ class Front:
         answer, began = Answer(), time.perf_counter()
         try:
             async with self.session.request(
-                method, self.url + path, data=body or None, headers=headers, allow_redirects=False
+                method, self.url + path, data=io.BytesIO(body) if body else None, headers=headers, allow_redirects=False
             ) as got:
                 answer.status, answer.headers = got.status, CIMultiDict(got.headers)
                 async for chunk in got.content.iter_any():

@@ -15,9 +15,9 @@ from scripted import CHAT, OWN, SECRET, Answer, Front, before, connected
 from front.server import Settings
 
 BODY = json.dumps({"messages": [], "max_tokens": 2, "stream": True, "tag": "raw"}).encode()
-HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n".encode()
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n".encode()
 LENGTH = f"Content-Length: {len(BODY)}\r\n".encode()
-SECOND = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+SECOND = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
 # Each would be read as one request by some servers and as another, or as two, by others.
 SMUGGLED = {
     "length and chunks": HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SECOND,
@@ -60,7 +60,7 @@ SMUGGLED |= {
     "a head in lines that end with a line feed": (HEAD + LENGTH).replace(b"\r\n", b"\n") + b"\n" + BODY,
     "a length beyond 64 bits": HEAD + b"Content-Length: 99999999999999999999999\r\n\r\nabcd",
     "two hosts": HEAD + b"Host: y\r\n" + LENGTH + b"\r\n" + BODY,
-    "no host": HEAD.replace(b"Host: x\r\n", b"") + LENGTH + b"\r\n" + BODY,
+    "no host": HEAD.replace(b"Host: localhost\r\n", b"") + LENGTH + b"\r\n" + BODY,
     "a target with a space": HEAD.replace(b" HTTP", b" x HTTP") + LENGTH + b"\r\n" + BODY,
     "chunks in HTTP/1.0": CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"4\r\nabcd\r\n0\r\n\r\n",
 }
@@ -132,7 +132,8 @@ def test_an_odd_form_reaches_the_upstream_with_one_meaning(data: bytes) -> None:
 def test_only_known_paths_reach_the_upstream_that_the_command_line_names(target: str) -> None:
     async def test(front: Front) -> None:
         answer = await raw(
-            front, f"POST {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode() + LENGTH + b"\r\n" + BODY
+            front,
+            f"POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode() + LENGTH + b"\r\n" + BODY,
         )
         # An absolute form has the path of a known route, so it goes to the upstream, whatever host it names.
         is_known = target.startswith("http://")
@@ -155,7 +156,8 @@ def test_only_known_paths_reach_the_upstream_that_the_command_line_names(target:
 def test_no_other_method_reaches_the_upstream(method: str, path: str) -> None:
     async def test(front: Front) -> None:
         answer = await raw(
-            front, f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+            front,
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode(),
         )
         assert answer.split(b" ")[1] in (b"404", b"405")
         assert front.upstream.seen == []
@@ -301,13 +303,32 @@ def test_a_client_without_the_key_gets_nothing(method: str, path: str) -> None:
     before(test, api_key=OWN)
 
 
-@pytest.mark.parametrize("header", [{"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}])
-def test_pages_of_other_sites_reach_nothing(header: dict[str, str]) -> None:
+@pytest.mark.parametrize("hosts", ["", "queue.example"])
+def test_pages_of_other_sites_reach_nothing(hosts: str) -> None:
     async def test(front: Front) -> None:
-        assert (await front.ask(header)).status == 403
+        for header, status in [
+            ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Sec-Fetch-Site": "same-site"}, 403), ({"Host": "evil.example"}, 403),
+            ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Content-Type": "text/plain"}, 415),
+        ]:  # fmt: skip
+            assert (await front.ask(header)).status == status, header
+        assert "--trusted-hosts" in (await front.ask({"Host": "evil.example"})).text
         assert front.upstream.seen == []
+        for own in ({"Origin": front.url}, {"Host": "a.localhost:8600"}, {"Sec-Fetch-Site": "same-origin"}):
+            assert (await front.ask(own, max_tokens=2)).status == 200, own
 
-    before(test, trusted_hosts="queue.example")
+    before(test, trusted_hosts=hosts)
+
+
+def test_what_opens_another_account_stays_here_where_the_key_is_replaced() -> None:
+    secrets = {"Cookie": "a=b", "x-goog-api-key": "k", "Api-Key": "k", "Ocp-Apim-Subscription-Key": "k"}
+
+    async def test(front: Front) -> None:
+        await front.ask({**secrets, "Idempotency-Key": "mine"}, max_tokens=2)
+        ((_, head, _, _),) = front.upstream.seen
+        assert not {name.lower() for name in secrets} & {name.lower() for name in head}
+        assert head["Idempotency-Key"] == "mine"
+
+    before(test, settings=Settings(key=SECRET))
 
 
 def test_a_client_that_waits_learns_its_place() -> None:
