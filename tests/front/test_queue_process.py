@@ -107,8 +107,8 @@ def test_the_first_ctrl_c_waits_for_open_requests_and_the_second_does_not() -> N
 
 
 def test_a_loop_that_dies_ends_the_process_with_a_status_that_supervisors_see(tmp_path: Path) -> None:
-    text = "from policies.dynamic import Policy\n\nPolicy.order = 0  # of the policy to go back to, too\n"
-    (tmp_path / "ends.py").write_text(text)
+    failing = "def order(self, waiting, now):\n    raise RuntimeError\n\nPolicy.order = order  # of the policy to go back to, too\n"
+    (tmp_path / "ends.py").write_text(f"from policies.dynamic import Policy\n\n{failing}")
 
     async def run() -> None:
         async with (
