@@ -128,8 +128,8 @@ class Intervals:
         answers, spans = len(self.found), sum(each[1] for each in self.found)
         self.backlogs()
         self.waits()
-        if not self.found:  # the law was so slow that nothing of the log was simulated: the next one costs nothing
-            self.found.append((np.zeros(len(TERMS) + 2), SHORTEST, 0.0, 1, 1.0))
+        if not self.found:  # the law was so slow that nothing of the log was simulated: the next one costs little
+            self.found.append((np.eye(len(TERMS) + 2)[0], 1e-6, 0.0, 1, 1.0))
         terms, seconds, ends, steps, weight = map(np.array, zip(*self.found))
         filled = float(np.nanmax(self.log.last) - self.log.at[0])
         weight[:answers] = min(1.0, filled / max(spans, 1e-9))

@@ -58,9 +58,7 @@ def constants_of(data: Equations, base: float, parts: Mapping[str, float]) -> np
     usual = np.zeros((len(parts), data.terms.shape[1]))
     for row, (name, part) in zip(usual, parts.items()):
         row[TERMS.index(name)], row[0] = 1 / (part * base), -1 / base
-    found = solve(data.terms, data.seconds, data.error, data.weight, usual, LEAST)
-    found[0] = max(1e-6, found[0])  # seconds: a simulation in which steps take no time may never end
-    return found
+    return solve(data.terms, data.seconds, data.error, data.weight, usual, LEAST)
 
 
 @dataclass(frozen=True)
@@ -102,6 +100,11 @@ def errors(log: Log, first: np.ndarray, last: np.ndarray) -> dict[str, float]:
     return result
 
 
+def _stands_still(law: Affine) -> bool:
+    """Whether a step without prompts takes no time, so that a simulation may never end."""
+    return not (law.base or law.decode or law.experts)
+
+
 class Search:
     """The search for a law under one scheduler with its settings; `usual` parts of the base are where it begins."""
 
@@ -136,6 +139,8 @@ class Search:
         now = best
         for number in range(1, rounds):
             found = self._solve(Intervals(self.log, now.way, law).equations(), now.law)
+            if _stands_still(law_of(found, law)):
+                break
             if number > SETTLED:  # where the order of preemptions flips back and forth
                 found = (found + now.constants) / 2
             if np.allclose(found[: len(TERMS)], now.constants[: len(TERMS)], rtol=1e-4, atol=0):
@@ -164,7 +169,7 @@ class Search:
                 )
                 for name, some in SHAPES.items()
             ]
-            for _, law in sorted(shapes, key=lambda pair: pair[0]):
+            for _, law in sorted((pair for pair in shapes if not _stands_still(pair[1])), key=lambda pair: pair[0]):
                 other = self.settle(law, best.scenario.host, MORE_ROUNDS)
                 if other.misfit < EARNED * best.misfit - SPENT:
                     best = other
