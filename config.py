@@ -77,14 +77,6 @@ class Config:
         "off", "compute equal requests in flight once, and answer all of them; per-key: only those with the same API key",
         Choice(["off", "per-key", "all"])
     )  # fmt: skip
-    shadow: str = setting(
-        "", "another policy to simulate on the same requests at the lowest priority; /stats and the live page show "
-        "the result"
-    )  # fmt: skip
-    shadow_cost: str = setting(
-        "", "cost model file for --shadow, written by 'python -m simulate calibrate'; unset: fitted to this "
-        "server's steps"
-    )  # fmt: skip
     model: str = setting(
         "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, smollm2, bard; owner/name[@revision] or "
         "owner/name:file.gguf from the hub; a folder with a checkpoint, or a .gguf file; unset: "

@@ -60,8 +60,6 @@ def connect(service: Service, engine: Engine) -> None:
         service.socket_writer.observe,
     ]
     manager.fallback.listeners.append(lambda: policy.announce(service, engine))
-    if engine.shadow is not None:
-        engine.shadow.start(lambda report: service.feed.announce("shadow", report))
     service.registry.waited = manager.waited
     # Last: handlers that see an engine rely on all that was set before.
     service.engine = engine

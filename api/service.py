@@ -26,7 +26,6 @@ from serving.text_watch import TextWatch
 from stats import ServerStats
 
 if TYPE_CHECKING:  # the first imports the policies, which a handler must not load
-    from observe.replay.shadow import Shadow
     from observe.replay.what_if import WhatIf
 
 
@@ -107,7 +106,6 @@ class Engine(Parts):
     special_end: bool = True  # <|endoftext|> in a prompt is the special token, except on /inference
     stall_seconds: float | None = None  # None: the default of the device
     loaded_at: float = field(default_factory=time.time)
-    shadow: Shadow | None = None
     what_if: WhatIf | None = None
     adapters: AdapterStore | None = None  # None for a server without any
     grammars: Grammars
@@ -224,7 +222,5 @@ class Service:
             self.batches.stop(STEP_SECONDS)
         if self.engine is not None:
             self.engine.manager.stop(patience=STEP_SECONDS)
-            if self.engine.shadow is not None:
-                self.engine.shadow.stop()
             if self.engine.what_if is not None:
                 self.engine.what_if.stop()

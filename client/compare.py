@@ -197,20 +197,26 @@ def predict(folder: Path, cost: str | None, console: Console) -> None:
         if cost:
             raise UsageError(f"--cost {cost} needs the simulator, but this client was installed without it")
         return
-    command = [sys.executable, "-m", "simulate", "predict", str(folder.resolve())]
-    command += ["--cost", cost] if cost else []
+    command = [sys.executable, "-m", "simulate.measured.predict", str(folder.resolve()), *([cost] if cost else [])]
     done = subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     if done.returncode:
         say(console, f"note: no simulated times: {done.stderr.strip()}")
-    elif cost:
+        return
+    if cost and done.stderr:
         say(console, done.stderr.rstrip())
-    elif (folder / "simulated.json").is_file():
+    if (folder / "simulated.json").is_file():
         for run in json.loads((folder / "simulated.json").read_text("utf-8"))["compared"]:
             if run["repeat"] == 0:  # one line a load: the repeats hardly differ
                 say(console, f"{run['policy']}, {run['load']}, as simulated: {run['regret']}")
+            if cost:
+                mean, p99 = (
+                    f"{key} {run[f'simulated_{key}_s']:.3f} s, measured {run[f'{key}_s']:.3f}"
+                    for key in ("mean", "p99")
+                )
+                say(console, f"{run['policy']}, {run['load']}, predicted: {mean}; {p99}")
 
 
 def verdict(paths: Sequence[str], different: bool, console: Console) -> int:

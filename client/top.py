@@ -39,7 +39,6 @@ from .tiles import Tiles
 COLORS = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
 MARKS = {"prefill": "█", "decode": "▄", "held": "╱", "idle": "‥"}  # readable without colors, too
 MAX_STEPS = 1000
-MAX_ERROR = 0.25  # of the simulator; beyond it, its figures are compared only with each other
 SILENCE = 30.0  # seconds without a byte, after which the server counts as gone: it sends comments more often
 RETRY_SECONDS = 1.0
 TIMES = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
@@ -78,8 +77,6 @@ class Watched:
             self.tiles.departure(data)
         elif event == "policy":
             self.state |= {"policy": data["policy"]}
-        elif event == "shadow":
-            self.state["shadow"] = data
 
     def figures(self, now: float) -> dict[str, Any]:
         """Return the figures of the last seconds before `now` on the server's clock."""
@@ -156,27 +153,6 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
 
 
-def shadow_line(report: dict[str, Any] | None) -> str:
-    """Return how another policy would have served the same requests; empty without --shadow."""
-    if not report:
-        return ""
-    if report["state"] != "ready":
-        reason: str = report.get("reason", "needs ten finished requests")
-        return f"with {report['policy']}: {reason}"
-    real, simulated = (seconds(report[of]["latency-p99"]) for of in ("real", "served-simulated"))
-    if abs(report["error"]["latency-p99"]) > MAX_ERROR:
-        return (
-            f"simulated p99: {seconds(report['latency-p99'])} with {report['policy']}, {simulated} with "
-            f"{report['served']}, which really took {real}; compare only the simulated ones"
-        )
-    bounds = report.get("intervals", {}).get("latency-p99")
-    between = f" ({seconds(bounds[0])} to {seconds(bounds[1])})" if bounds else ""
-    return (
-        f"with {report['policy']} the p99 of the last {report['requests']} requests would have been "
-        f"{seconds(report['latency-p99'])}{between}; with {report['served']} it was {real} (simulated: {simulated})"
-    )
-
-
 def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     """Return the whole screen."""
     state = watched.state
@@ -203,13 +179,10 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     ]
     for row in (cells[:6], cells[6:]):
         tiles.add_row(*(Text.assemble((name + "\n", "grey62"), (value, "bold")) for name, value in row))
-    line = shadow_line(state.get("shadow"))
-    below = 14 + -(-len(line) // max(1, width))
-    picture = slots_picture(watched, width - 4, height - below)
+    picture = slots_picture(watched, width - 4, height - 14)
     return Group(
         head, tiles, Panel(picture, title="slots x iterations", border_style="grey37"),
         waste.bar(figures["waste"], width - 4),
-        *([Text(line, "cyan")] if line else []),
         Text("█ prefill  ▄ decode  ╱ held  · idle  ▌ joins  color: request  Ctrl-C exits", "grey50"),
     )  # fmt: skip
 

@@ -166,6 +166,4 @@ def with_absolute_paths(config: Config) -> Config:
         model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
         draft_model=absolute(draft) if Path(draft).expanduser().exists() else draft,
         policy=policies.absolute(config.policy),
-        shadow=policies.absolute(config.shadow) if config.shadow else "",
-        shadow_cost=absolute(config.shadow_cost),
     )

@@ -27,7 +27,6 @@ from launch.load_model import load_mock, load_model
 from launch.pinning import pin
 from observe.replay.question import Server
 from observe.replay.recording import Recording
-from observe.replay.shadow import Shadow
 from observe.replay.what_if import WhatIf
 from scheduling.pages import PagePool
 from terminal.option_types import pieces
@@ -89,7 +88,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
     manager.observers += [*armed.observers(), recording.observe]
     with engine_stack():
         manager.start(policy)
-    cost = config.shadow_cost or (config.model if mock.is_mock(config.model) else "")  # a mock's is known
+    cost = config.model if mock.is_mock(config.model) else ""
     server = Server(manager, recording, served=config.policy, slots=config.max_batch_size, cost=cost)
     return Engine(
         **vars(parts),
@@ -98,7 +97,6 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         other_names=other_names,
         special_end=config.end_of_text == "special",
         stall_seconds=armed.stall_seconds,
-        shadow=Shadow(config.shadow, server) if config.shadow else None,
         what_if=WhatIf(server, parts.context),
         adapters=adapters,
         grammars=Grammars(parts.tokenizer, parts.vocabulary),

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import policies
 from config import LAB_FOLDER, ROOT, Config, ConfigError
-from costs import cost as costs
 from costs import mock
 from launch import banner
 
@@ -35,7 +34,6 @@ STARTS_SECONDS = 1.0  # more for their process, which is then ended
 def check_settings(config: Config) -> None:
     """Raise ConfigError for settings that no machine could serve with."""
     policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
-    check_shadow(config)
     check_drafts(config)
 
 
@@ -51,20 +49,6 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
         check_batch_folder(Path(config.batch_folder))
     # Last, because the first cases of a policy take a moment.
     check_own_policy(config.policy, config.policy_options)
-    if config.shadow:
-        check_own_policy(config.shadow)
-
-
-def check_shadow(config: Config) -> None:
-    """Raise ValueError if the settings for the shadow cannot work."""
-    if config.shadow_cost and not config.shadow:
-        raise ConfigError(
-            f"--shadow-cost is {config.shadow_cost!r}, but --shadow is not set. Name the policy to simulate, for example --shadow static"
-        )
-    if config.shadow:
-        policies.get_policy(config.shadow, config.max_batch_size)
-    if config.shadow_cost:
-        costs.load(config.shadow_cost)
 
 
 def check_drafts(config: Config) -> None:

@@ -1,9 +1,8 @@
 """The event feed: a ring of what the loop did. The loop appends without waiting; viewers read by number.
 
-An entry is a step, or (for the live page) an arrival, a departure that belongs to no step, a change of policy or a
-report of the shadow. There is no lock: a writer takes the next number and stores its entry at that number's place. A
-reader compares the entry's own number with the one it wants, and so knows whether it is there, not yet there or
-overwritten. How viewers read is in `api/pages/feed_reader.py`; this module must not know HTTP.
+An entry is a step, or (for the live page) an arrival, a departure that belongs to no step, or a change of policy.
+There is no lock: a writer takes the next number and stores its entry at that number's place. A reader compares the
+entry's own number with the one it wants, and so knows whether it is there, not yet there or overwritten. How viewers read is in `api/pages/feed_reader.py`; this module must not know HTTP.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from scheduling.located import failure, locate
 from scheduling.scheduler import PolicyError
 from simulate.hook_limit import limited
 from terminal.console import emit_json, say
-from terminal.options import Argument, Choice, Command, read
+from terminal.options import Argument, Choice, Command, UsageError, read
+from terminal.removed import removed
 
 COMMANDS = {
     "new": "Write a policy file to start from.",
@@ -35,7 +36,6 @@ COMMANDS = {
     "fit": "Fit what the steps of any server cost, from a log of its requests.",
     "validate": "Send the same arrivals through a real server and the simulator, side by side.",
     "advise": "Say what other settings would have done to the requests of a log, and check whether it was true.",
-    "predict": "Simulate the requests of a comparison and compare with its measurements.",
     "adversary": "Search for the requests on which a policy does worst, compared with another policy or a bound.",
     "check": "Test a policy on thousands of random cases and report which law it breaks.",
 }
@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(argv: Sequence[str]) -> str:
     """Return the name of the command; print the help and end the process if there is none."""
+    if argv and (gone := removed(argv[0])):
+        raise UsageError(gone)
     names = Argument("command", "one of the commands below", Choice(COMMANDS, "COMMAND"), required=True)
     more: dict[str, str | Sequence[tuple[str, str]]] = {"commands": [*COMMANDS.items()], "examples": EXAMPLES}
     return str(read(Command("python -m simulate", __doc__ or "", {"arguments": [names]}, more), argv[:1]).command)

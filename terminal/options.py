@@ -33,6 +33,7 @@ from .option_types import (
     nearest,
     read_pairs,
 )
+from .removed import removed
 from .shell import as_called, printing
 
 __all__ = [
@@ -231,6 +232,8 @@ def read(
     except click.exceptions.Exit as done:
         raise SystemExit(done.exit_code) from None
     except click.NoSuchOption as error:
+        if gone := removed(error.option_name):
+            raise UsageError(gone) from None
         flags = [flag for param in command.params for flag in param.opts if flag.startswith("-")]
         guess = nearest(error.option_name, flags)
         raise UsageError(f"unknown flag {error.option_name!r}.{guess} Run {command.name} --help") from None

@@ -9,7 +9,7 @@
   const MINUTE = 60;
 
   const live = new EB.Model();
-  let facts = {}, shadow = null, failure = null;
+  let facts = {}, failure = null;
   let key = sessionStorage.getItem("eb-key") || "";
   let zoom = innerWidth < 600 ? 3 : 4, time = 3;
   let axis = "steps";
@@ -67,7 +67,6 @@
       playground.fit(state);
       if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall
       if (fresh) story.ready();
-      shadow = state.shadow;
       failure = state.last_failure;
       EB.put("policy-failure", failure?.now === state.policy ? EB.failureText(failure) : "");
       showFacts();
@@ -77,10 +76,6 @@
       if (record.policy === facts.policy) return;
       facts = { ...facts, policy: record.policy }; // the policy event was missed
       if (player.isLive) showFacts();
-    },
-    shadow(report) {
-      shadow = report;
-      if (player.isLive) EB.showShadow(shadow);
     },
     policy(change) {
       facts = { ...facts, policy: change.policy, maxQueue: change.max_queue };
@@ -130,7 +125,6 @@
 
   function showFacts() {
     EB.put("policy", facts.policy || "…");
-    EB.showShadow(shadow);
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
     const where = facts.device === "none" ? "" : ` on ${facts.device}${facts.dtype && `, ${facts.dtype}`}`; // a mock computes nowhere
     const what = facts.queues ? `queue before ${facts.model}` : `${facts.model}${size}${where}`;
@@ -387,7 +381,6 @@
     $("replay").hidden = isLive;
     showBanner();
     EB.put("replay-name", name);
-    EB.showShadow(isLive ? shadow : null);
     if (isLive) {
       showFacts();
     } else {

@@ -117,49 +117,6 @@
   }
 
   const NAMED = 8; // requests of an area that are named
-  const FAR_OFF = 0.25;
-  const FIGURES = [["latency-p50", "p50"], ["latency-p99", "p99"], ["latency-per-token", "per token"]];
-
-  // Show how another policy would have served the same requests, next to the active policy, measured and simulated.
-  function showShadow(report) {
-    $("shadow").hidden = !report;
-    if (!report) return;
-    const ready = report.state === "ready";
-    put("shadow-policy", report.policy);
-    put("shadow-other", report.policy);
-    $("shadow-table").hidden = !ready;
-    put("shadow-span", ready ? `last ${count(report.requests)} requests` : "");
-    put("shadow-says", ready ? verdict(report) : report.reason || "The simulation starts after ten finished requests.");
-    put("shadow-basis", ready ? basis(report) : "");
-    if (!ready) return;
-    $("shadow-rows").replaceChildren(...FIGURES.map(([name, text]) => {
-      const row = element("tr");
-      const values = [report.real, report["served-simulated"], report].map((of) => seconds(of[name]));
-      const bounds = report.intervals?.[name];
-      if (bounds) values[2] += ` (${bounds.map(seconds).join(" to ")})`;
-      row.append(element("th", "", text), ...values.map((value) => element("td", "", value)));
-      row.firstChild.scope = "row";
-      return row;
-    }));
-  }
-
-  function verdict({ policy, served, real, "served-simulated": simulated, ...other }) {
-    const [would, measured, predicted] = [other, real, simulated].map((of) => seconds(of["latency-p99"]));
-    if (Math.abs(other.error["latency-p99"]) > FAR_OFF) {
-      return `Simulated p99: ${would} with ${policy}, ${predicted} with ${served}. Measured with ${served}: ${measured}. `
-        + "The simulator is far off, so compare only the two simulated values.";
-    }
-    return `Estimated p99 with ${policy}: ${would}. Measured with ${served}: ${measured} (simulated: ${predicted}).`;
-  }
-
-  function basis({ cost, error, extrapolates, from_idle }) {
-    const off = Math.round(100 * Math.abs(error["latency-p99"]));
-    const words = [`The simulator is ${off} % off for the active policy; its costs come from ${cost.from}`];
-    if (extrapolates) words.push("the estimate needs larger steps than any measured here, so it is a guess");
-    if (!from_idle) words.push("the server was busy when these requests began, the simulation starts idle");
-    return `${words.join("; ")}.`;
-  }
-
   // The table of requests. A row keeps its element while its request is shown, so that keyboard focus stays.
   class Requests {
     // choose(number) is called when a request is clicked, point(number) when the pointer enters its row, or leaves it: 0.
@@ -316,6 +273,6 @@
   }
 
   Object.assign(EB, {
-    copy, onDrop, onTheme, element, put, showError, wastedRows, WasteBar, rounded, showTiles, showShadow, Requests, describe, sumUp,
+    copy, onDrop, onTheme, element, put, showError, wastedRows, WasteBar, rounded, showTiles, Requests, describe, sumUp,
   });
 })(globalThis);

@@ -166,8 +166,6 @@ def statistics(service: Service) -> dict[str, Any]:
             "query_tokens": pages.query_tokens, "hit_tokens": pages.hit_tokens,
             "sequences_that_fit": {str(n): count for n, count in engine.sequences_that_fit.items()},
         }  # fmt: skip
-    if engine.shadow is not None:
-        result["shadow"] = engine.shadow.report()
     if (dedup := engine.manager.dedup) is not None:
         result["deduplicated"] = {"requests": dedup.copies, "tokens": dedup.tokens}
     return result | {

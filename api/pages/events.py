@@ -2,8 +2,8 @@
 
 The `id` of an event is the number of the step. A client that reconnects with Last-Event-ID continues where it was, and
 `event: gap` reports what it missed. With `detail=1`, which the live page sends, there are also `state` (first, the
-server's configuration and the requests' numbers), `policy` (a switch), `shadow` (another policy's simulated results),
-`arrival`, `departure` and `number` (of a request without an arrival, which is background work).
+server's configuration and the requests' numbers), `policy` (a switch), `arrival`,
+`departure` and `number` (of a request without an arrival, which is background work).
 With `compact=1`, which it sends too, a step that repeats the one before has no members: 0.2 KB instead of 1.9 with 16 members.
 A viewer that does not read costs the loop nothing.
 """
@@ -169,5 +169,4 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "demo": service.config.demo,
         "waiting": list(service.feed.waiting.copy().values()),
         "numbers": service.feed.numbers.copy(),
-        "shadow": engine.shadow.report() if engine.shadow is not None else None,
     }

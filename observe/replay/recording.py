@@ -1,7 +1,6 @@
 """What a server has just served, in bounded memory: requests, the time that steps of each size took, and the latest steps.
 
-Simulations of other policies (`observe/replay/shadow.py`, `observe/replay/what_if.py`) begin with it. It watches every step of the loop, so
-it measures at most a hundred of them per second, and keeps equal steps as one (`scheduling/stretches.py`). Its failures
+Simulations of other policies (`observe/replay/what_if.py`) begin with it. It watches every step of the loop, so it measures at most a hundred of them per second, and keeps equal steps as one (`scheduling/stretches.py`). Its failures
 affect nothing else. It must not know HTTP, or what is simulated.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -11,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from costs import cost as costs
 from costs import mock
 from costs.cost import Cost, Host, Scaled
 from costs.steps import Step, size
-from simulate.measured import calibrate, intervals
+from simulate.measured import calibrate
 from simulate.measured.intervals import Noise
 
 OUTLYING = 6.0  # times as long as others, or as short
@@ -25,35 +23,28 @@ MOST_CHOOSING = 500  # steps: with 2,000 a choice takes more than a second
 def law(steps: Many[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost, Host, dict[str, Any]]:
     """Return what steps cost, what each turn of the loop adds, and what these rest on.
 
-    `cost` is a file of `calibrate` or the name of a mock model, whose law is known and whose steps take a little longer; without
-    one the law is fitted to `steps`. Each turn of the loop adds `sigma`. `misfit` is how far the law is off for steps of one
-    size, on average over the time of all; the noise of single steps is not in it.
+    `cost` names a mock model, whose law is known and whose steps take a little longer; without one the law is fitted to
+    `steps`. Each turn of the loop adds `sigma`. `misfit` is how far the law is off for steps of one size, on average over
+    the time of all; the noise of single steps is not in it.
     """
     if mock.is_mock(cost):
         model = mock.load(cost)
         late = float(np.mean([seconds - model.law.seconds(step) for step, seconds in steps])) if steps else 0.0
         return model.law, Host(sigma=sigma + max(0.0, late)), {"from": model.name}
-    if cost:
-        loaded, host, _ = costs.load(cost)
-        # The server's times, too, begin and end within it.
-        return loaded, replace(host, alpha0=0.0, alpha1=0.0), {"from": os.path.basename(cost)}
     fitted, error = fit([step for step, _ in steps], [seconds for _, seconds in steps])
     basis = {"from": "steps of this server", "steps": len(steps), "mean_error": error, "misfit": misfit(fitted, steps)}
     return fitted, Host(sigma=sigma), basis
 
 
-def noise(cost: Cost, steps: Many[tuple[Step, float]], basis: dict[str, Any], file: str) -> Noise | None:
-    """Return the noise of a law that `law` found: of its `file`, none for an exact law, or of its own steps.
+def noise(law: Cost, steps: Many[tuple[Step, float]], misfit: float) -> Noise:
+    """Return the noise of a law that is fitted to steps.
 
-    The drift is how far a fitted law is off for steps of one size: another policy takes other sizes.
+    The drift is how far the law is off for steps of one size: another policy takes other sizes.
     """
-    if file:
-        return None if mock.is_mock(file) else intervals.of_cost(file)
     timed = [steps[i] for i in like_others(*zip(*steps))]
-    kinds = {size(step) for step, _ in timed}
-    pairs = np.array([(cost.seconds(step), seconds) for step, seconds in timed]).T
-    drift = basis["misfit"] * math.sqrt(math.pi / 2)  # a standard deviation, of a mean absolute error
-    return replace(Noise.of([(pairs[0], pairs[1])]), drift=drift, groups=len(kinds))
+    pairs = np.array([(law.seconds(step), seconds) for step, seconds in timed]).T
+    drift = misfit * math.sqrt(math.pi / 2)  # a standard deviation, of a mean absolute error
+    return replace(Noise.of([(pairs[0], pairs[1])]), drift=drift, groups=len({size(step) for step, _ in timed}))
 
 
 def misfit(law: Cost, steps: Many[tuple[Step, float]]) -> float:

@@ -1,6 +1,6 @@
 """Predictions for a comparison: each measured request, simulated.
 
-It reads a folder that client.compare wrote. With a cost model of the user the arrivals are predicted. Without one
+`client.compare` runs it as a process on the folder that it wrote. With a cost model of the user the arrivals are predicted. Without one
 they are replayed: a step that the server took lasts as long as it did there, any other step by a law fitted to the
 server's steps. The module writes `simulated.csv`, with a line per request, and `simulated.json`, with the errors, into
 the folder. It must not know how pictures are drawn.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -175,3 +176,17 @@ def _write(folder: Path, rows: Many[Many[Any]], summary: Mapping[str, Any]) -> N
         writer.writerow(COLUMNS)
         for row in rows:
             writer.writerow([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row])
+
+
+def main(folder: str, cost: str = "") -> None:
+    """Predict the runs in a folder; end with the reason on stderr if it cannot be read."""
+    try:
+        left_out = predict(Path(folder), cost)["left_out"]
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    for run in left_out:
+        print(f"note: {run['policy']}, {run['load']} left out: {run['why']}", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

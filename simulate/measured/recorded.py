@@ -14,7 +14,6 @@ from costs.cost import Host, to_dict
 from costs.steps import Step, seen_in, step_of_members
 from scheduling.iteration import Member, begin_of
 from simulate.measured import observed_law
-from simulate.measured.intervals import Noise
 from simulate.measured.least_squares import TERMS, law_of
 
 FEWEST_STEPS = 30  # a fit needs this many
@@ -35,12 +34,16 @@ def cost_of(path: Path) -> dict[str, Any]:
     if len(steps) < FEWEST_STEPS:
         raise ValueError(f"{str(path)!r} has {len(steps)} steps, but at least {FEWEST_STEPS} are needed. Record more")
     found, _, basis = observed_law.law(steps, host.sigma, "")
-    law, noise, seen = cast(Any, found), observed_law.noise(found, steps, basis, ""), seen_in(step for step, _ in steps)
+    law, noise, seen = (
+        cast(Any, found),
+        observed_law.noise(found, steps, basis["misfit"]),
+        seen_in(step for step, _ in steps),
+    )
     cost = law_of(law.factor * np.array([getattr(law.law, name) for name in TERMS]), law.law)
     return {
         "cost": to_dict(cost), "host": asdict(host), "mape": basis["mean_error"], "drift": basis["misfit"], "seen": seen,
         "steps": len(steps), "machine": dict(zip(("max_batch_size", "max_tokens_per_step", "kv_tokens"), sizes)),
-        "noise": asdict(cast(Noise, noise)) | {"seen": seen},
+        "noise": asdict(noise) | {"seen": seen},
     }  # fmt: skip
 
 

@@ -77,27 +77,12 @@ def test_the_terminal_shows_slots_and_waste() -> None:
     assert shown.count("\n   ") >= 3
 
 
-def test_the_terminal_follows_a_change_of_policy_and_the_shadow() -> None:
+def test_the_terminal_follows_a_change_of_policy() -> None:
     watched = top.Watched()
-    watched.add("state", {"run": "x", "slots": 4, "policy": "dynamic", "now": 0.0, "shadow": None})
-    assert top.shadow_line(watched.state["shadow"]) == ""
+    watched.add("state", {"run": "x", "slots": 4, "policy": "dynamic", "now": 0.0})
     watched.add("policy", {"policy": "static", "max_batch_size": 1})
     assert watched.state["slots"] == 4  # the engine's, of which a policy may use fewer
     assert watched.state["policy"] == "static"
-    watched.add("shadow", {"policy": "nobatch", "state": "waiting", "requests": 0})
-    assert "ten finished requests" in top.shadow_line(watched.state["shadow"])
-    ready = {
-        "policy": "nobatch", "served": "static", "state": "ready", "requests": 12, "latency-p99": 3.2,
-        "real": {"latency-p99": 0.8}, "served-simulated": {"latency-p99": 0.9}, "error": {"latency-p99": 0.125},
-    }  # fmt: skip
-    watched.add("shadow", ready)
-    line = top.shadow_line(watched.state["shadow"])
-    assert "with nobatch the p99 of the last 12 requests would have been 3.20 s" in line
-    assert "it was 800.0 ms (simulated: 900.0 ms)" in line
-    sure = {**ready, "intervals": {"latency-p99": [2.5, 4.0]}}
-    assert "have been 3.20 s (2.50 s to 4.00 s); with" in top.shadow_line(sure)
-    far_off = {**ready, "error": {"latency-p99": -0.5}}
-    assert "compare only the simulated ones" in top.shadow_line(far_off)
 
 
 @pytest.fixture

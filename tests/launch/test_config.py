@@ -33,11 +33,10 @@ OTHER: dict[str, tuple[str, Any]] = {
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
     "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "demo": ("on", True), "lab": ("on", True), "end_of_text": ("text", "text"),
     "policy_option": ("w_p=1", "w_p=1"), "receive_timeout": ("2.5", 2.5), "send_timeout": ("2.5", 2.5),
-    "shadow": ("static", "static"), "adapter": ("a=b", "a=b"), "adapter_folder": ("x", "x"), "adapter_memory": ("1M", 1 << 20),
+    "adapter": ("a=b", "a=b"), "adapter_folder": ("x", "x"), "adapter_memory": ("1M", 1 << 20),
     "dedup": ("per-key", "per-key"), "served_names": ("small,*", "small,*"), "mock_context": ("32768", 32768),
     "batch_folder": ("work", "work"), "batch_file_size": ("1M", 1 << 20), "batch_files": ("5", 5), "batch_lines": ("7", 7), "batch_width": ("3", 3),
     "batch_retention": ("2.5", 2.5),
-    "shadow_cost": ("shadow.json", "shadow.json"),
     "trusted_hosts": ("a.example", "a.example"),
     "cors_origins": ("https://a.example", "https://a.example"),
 }  # fmt: skip

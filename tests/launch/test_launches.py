@@ -73,7 +73,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ({}, ["--model", "gpt2-xl"], "cannot load gpt2-xl"),
         ({}, ["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         ({}, ["--host", "no.such.host.invalid"], "cannot listen on no.such.host"),
-        ({}, ["--shadow", "statik"], "unknown policy 'statik'. Did you mean 'static'?"),
+        ({}, ["--shadow", "static"], "--shadow was removed in 0.2.0. Use POST /what-if"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(

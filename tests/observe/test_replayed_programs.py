@@ -17,7 +17,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from serving.call import Call as Asked
 from simulate.closed_loop import ClosedLoop
-from simulate.measured import shadow, what_if
+from simulate.measured import what_if
 from simulate.simulator import simulate
 from simulate.trace import Seen, Trace
 from tests.support.observe import COST, SLOTS, answer_to, manager, watch
@@ -67,13 +67,6 @@ def test_under_another_policy_the_calls_of_a_program_come_when_their_parents_are
     assert [other["arrived"][k] == came[k] for k in range(len(came)) if k not in turns] == [True] * 14
     assert other["arrived"][turns[-1]] < came[turns[-1]] / 2
     assert other["makespan_s"] < again["makespan_s"] / 2
-
-
-def test_the_shadow_replays_programs_as_well() -> None:
-    served = server()
-    found = answer_to(served.question(served.recording.arrived(), shadow=["dynamic", {}]), shadow.answer_from)
-    assert found["makespan"] < found["real"]["makespan"] / 2
-    assert found["error"]["makespan"] == pytest.approx(0, abs=0.05)
 
 
 def test_blame_names_what_delayed_the_program_of_a_request_and_its_call() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from costs.steps import decoding
 from observe.replay.question import Server
 from observe.replay.recording import Recording, Served
 from observe.replay.what_if import WhatIf, Workload, latest
+from scheduling.policy import Policy
 from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
 from simulate.measured import observed, observed_law
@@ -240,6 +243,23 @@ def test_nothing_is_said_of_a_request_before_all_beside_it_have_left(done: str, 
 
 def by_id(people: list[Any], id: str) -> Any:
     return next(person.sequence for person in people if person.id == id)
+
+
+HOOKS = {
+    "order": "return iter([waiting.missing])",
+    "release": "return running",  # of which one has not all its tokens
+    "admit": "return None",
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_fails_in_the_simulation_is_reported_with_its_line(tmp_path: Path, hook: str) -> None:
+    path = tmp_path / "mine.py"
+    arguments = ", ".join(inspect.signature(getattr(Policy, hook)).parameters)
+    path.write_text(
+        f"from scheduling import policy\nclass Policy(policy.Policy):\n    def {hook}({arguments}): {HOOKS[hook]}\n"
+    )
+    assert f"{hook}() of mine.py, line 3" in here("dynamic")[0].answer_of([str(path)])["problem"]
 
 
 def test_too_little_to_simulate_names_the_remedy() -> None:

@@ -19,7 +19,7 @@ from costs.cost import Affine, Cost, Host, Scaled
 from costs.steps import Step, step_of_members
 from scheduling.sequence import Sequence
 from simulate.__main__ import main
-from simulate.measured import calibrate, intervals, validate
+from simulate.measured import calibrate, intervals, predict, validate
 from simulate.measured.calibrate import Point
 from simulate.measured.intervals import Interval, Noise
 from simulate.simulator import Run, simulate
@@ -213,7 +213,7 @@ def test_a_comparison_is_predicted_with_intervals_and_drawn_with_them(
         str(folder),
     ]
     assert main([*serve, "--cost", str(path)]) == 0
-    assert main(["predict", str(folder), "--cost", str(path)]) == 0
+    predict.predict(folder, str(path))
     (run_,) = json.loads((folder / "simulated.json").read_text())["compared"]
     assert list(run_["intervals"]) == list(NAMES)
     assert run_["makespan_s"] == pytest.approx(run_["simulated_makespan_s"], rel=1e-3)

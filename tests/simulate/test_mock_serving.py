@@ -130,7 +130,7 @@ def test_the_worker_needs_no_torch() -> None:
 import sys
 sys.modules["torch"] = sys.modules["triton"] = None
 import app, config
-served = app.create_app(config.Config(policy="dynamic", model={FAST!r}, shadow="static"))
+served = app.create_app(config.Config(policy="dynamic", model={FAST!r}))
 app.start(served).join()
 client = served.test_client()
 for path, body in [

@@ -327,5 +327,5 @@ def test_the_simulator_loads_neither_torch_nor_flask() -> None:
 
 
 def test_a_simulation_loads_nothing_that_sends_fits_or_draws() -> None:
-    commands = ("simulate.__main__", "simulate.commands.run", "simulate.measured.shadow", "simulate.measured.what_if")
+    commands = ("simulate.__main__", "simulate.commands.run", "simulate.measured.what_if")
     assert not {"aiohttp", "requests", "scipy", "matplotlib"} & loaded_by(*commands)

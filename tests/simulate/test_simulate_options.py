@@ -79,7 +79,7 @@ def _for(command: str, small: str) -> dict[str, tuple[str, str]]:
 
 
 SERVER_VALUES = {
-    "shadow": "static", "shadow_cost": "COST", "model": "bard", "load_format": "dummy", "device": "cpu",
+    "model": "bard", "load_format": "dummy", "device": "cpu",
     "dtype": "float32", "quantize": "int8", "kv_dtype": "int8", "batch_invariant": "on", "tokenizer_file": "TRACE", "end_of_text": "text",
     "prefix_cache": "off", "trusted_hosts": "here", "cors_origins": "http://here", "overload_status": "503",
     "access_log": "off", "evict": "ttl", "dashboard_show_text": "on", "tgi_metrics": "on", "max_connections": "9000",
@@ -228,7 +228,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--held-out": (FIT, "25"),
         "--out": (FIT, "OUT/b.json"),
     },
-    "predict": {"--cost": ("predict RUN", "constant")},
     "new": {},
     "try": {
         "--workload": (TRY, "orca"),

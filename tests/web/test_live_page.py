@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,6 @@ from tests.support import points
 from tests.support.scheduling import drive, make_scheduler, requests
 from tests.support.servers import Server
 from tests.support.tokenizers import write
-
-SHADOW = {
-    "policy": "static", "served": "dynamic", "state": "ready", "requests": 1312, "latency-p50": 1.5,
-    "latency-p99": 3.2, "latency-per-token": 0.04, "from_idle": False, "extrapolates": True,
-    "real": {"latency-p50": 0.4, "latency-p99": 0.8, "latency-per-token": 0.02},
-    "served-simulated": {"latency-p50": 0.41, "latency-p99": 0.9, "latency-per-token": 0.02},
-    "error": {"latency-p50": 0.02, "latency-p99": 0.125, "latency-per-token": 0.0},
-    "cost": {"from": "steps of this server"},
-}  # fmt: skip
 
 TINY_LLAMA = {
     "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -146,7 +136,6 @@ def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(chromium: Any, ser
     tab.until("document.querySelectorAll('#rows tr').length > 0")
     page.click(".who")
     tab.until("!document.querySelector('#detail').hidden")
-    page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(SHADOW)})")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert_axe_finds_nothing_serious(page)
     assert tab.complaints == []
@@ -220,30 +209,6 @@ def test_it_says_which_policy_failed_until_the_next_switch(live: Tab) -> None:
     assert all(word in text for word in ("mine", "order()", "line 7", "KeyError: 3", "static"))
     page.evaluate(f"EB.page.feed.handlers.policy({json.dumps(serves | {'last_failure': failure})})")
     assert not page.is_visible("#policy-failure")
-    assert live.complaints == []
-
-
-def test_it_says_what_the_shadow_says(live: Tab) -> None:
-    page = live.page
-    assert not page.is_visible("#shadow")
-    report = copy.deepcopy(SHADOW)
-    page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(report)})")
-    assert page.text_content("#shadow-says") == (
-        "Estimated p99 with static: 3.20 s. Measured with dynamic: 800 ms (simulated: 900 ms)."
-    )
-    assert page.locator("#shadow-rows tr").nth(1).locator("td").all_text_contents() == [
-        "800 ms", "900 ms", "3.20 s"
-    ]  # fmt: skip
-    assert "13 % off" in page.text_content("#shadow-basis")
-    report |= {"error": {"latency-p99": -0.6}, "intervals": {"latency-p99": [2.5, 4.0]}}
-    page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(report)})")
-    assert "compare only the two simulated" in page.text_content("#shadow-says")
-    assert page.locator("#shadow-rows td").nth(5).text_content() == "3.20 s (2.50 s to 4.00 s)"
-    waiting = {"policy": "static", "served": "dynamic", "state": "waiting", "requests": 0}
-    page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(waiting)})")
-    assert not page.is_visible("#shadow-table")
-    page.evaluate("EB.page.feed.handlers.shadow(null)")
-    assert not page.is_visible("#shadow")
     assert live.complaints == []
 
 

@@ -1,0 +1,12 @@
+"""What users typed before 0.2.0, each with what takes its place."""
+
+REMOVED = {
+    "--shadow": "POST /what-if, or the what-if card of the live page",
+    "--shadow-cost": "POST /what-if, whose cost model is fitted to the server's own steps",
+    "predict": "'compare', which writes its predictions beside the measurements",
+}
+
+
+def removed(name: str) -> str:
+    """Return what takes the place of a flag or command, as a sentence; empty if it was never there."""
+    return f"{name} was removed in 0.2.0. Use {REMOVED[name]}" if name in REMOVED else ""
