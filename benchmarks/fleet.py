@@ -9,7 +9,6 @@ interfaces; `--no-namespace` runs it in this one.
 * failures: requests at a steady rate while an actor is killed, then a server, and then all replicas are replaced. A client
   that does not retry is the first attempt of one that does.
 * routers: measured latencies, prefix hits and balance of each router, beside `simulate fleet` with the same arrivals.
-* scaling: the replicas over time under an autoscaler, measured and simulated, as figures and as a picture.
 * texts: sampled texts of `bard` and `smollm2` by two replicas in turn, and by one of their servers alone.
 """
 
@@ -27,7 +26,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks import fleet_scaling, report
+from benchmarks import report
 from benchmarks.closed_loop import cpu_seconds
 from benchmarks.fleet_process import ACTOR, SERVER, descendants, isolate, running
 from benchmarks.fleet_routers import LOADS, NAMES, measure_routers
@@ -214,7 +213,7 @@ async def compare_texts(model: str, count: int) -> dict[str, Any]:
 def main() -> None:
     parser = report.parser("fleet", __doc__)
     parser.add_argument(
-        "parts", nargs="*", default=["cost", "failures", "texts"], help="cost, failures, texts, routers, scaling"
+        "parts", nargs="*", default=["cost", "failures", "texts"], help="cost, failures, texts, routers"
     )
     parser.add_argument("--rounds", type=int, default=3, help="of each way in cost (default %(default)s)")
     parser.add_argument("--rate", type=float, default=200, help="requests per second in cost (default %(default)s)")
@@ -230,18 +229,11 @@ def main() -> None:
     )
     parser.add_argument("--routers", nargs="*", default=list(NAMES), choices=list(NAMES), help="(default: all)")
     parser.add_argument("--count", type=int, default=300, help="requests of a run of routers (default %(default)s)")
-    fleet_scaling.add_options(parser)
     parser.add_argument("--no-namespace", action="store_true", help="run in this network namespace")
     args = parser.parse_args()
     if not args.no_namespace:
         isolate()
-    measures = {
-        "cost": measure_cost,
-        "failures": measure_failures,
-        "texts": measure_texts,
-        "routers": measure_routers,
-        "scaling": fleet_scaling.measure_scaling,
-    }
+    measures = {"cost": measure_cost, "failures": measure_failures, "texts": measure_texts, "routers": measure_routers}
     if unknown := set(args.parts) - set(measures):
         parser.error(f"unknown part {', '.join(unknown)}. Use {', '.join(measures)}")
     report.finish("fleet", {part: asyncio.run(measures[part](args)) for part in args.parts}, args.json)
