@@ -26,7 +26,7 @@ CORE: dict[str, set[str]] = {
     "policies": {"scheduling"},
     "batch_files": {"numpy"},
     "costs": {"scheduling"},
-    "models": {"gguf", "huggingface_hub", "jinja2", "numpy", "safetensors", "tiktoken", "tokenizers", "torch"},
+    "models": {"gguf", "huggingface_hub", "minijinja", "numpy", "safetensors", "tiktoken", "tokenizers", "torch"},
     "model": {"models", "torch"},
     "generate": {"llguidance", "model", "models", "numpy", "scheduling", "torch", "triton"},
     "serving": {"scheduling"},

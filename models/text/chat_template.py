@@ -18,16 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
-
 from models.text.ranks import TokenizerError
-from models.text.template_sandbox import Sandbox, TemplateError
-from models.text.template_work import MOST_TEXT, Budget, TooMuch, budget
+from models.text.template_sandbox import Sandbox, TemplateError, TooMuch
 from models.text.vocabulary import text_pattern
 
 LONGEST_SOURCE = 1 << 17  # characters; the longest that is published has some 20,000
 PRIVATE = range(0xE000, 0xF900)  # code points that no text uses
-BOUNDS = (TooMuch, jinja2.exceptions.SecurityError, RecursionError)  # what no other form of the messages avoids
 Message = Mapping[str, Any]
 GREETING: list[Message] = [{"role": "user", "content": "Hello"}]
 BRIEF: Message = {"role": "system", "content": "Be brief."}
@@ -52,8 +48,7 @@ class ChatTemplate:
     `variables` are those that it reads of a request, such as "tools" and "enable_thinking"; with `takes_system` a
     conversation may begin with a system message, and with `takes_late_system` it may have others.
 
-    Raises TokenizerError for a template that cannot be compiled, is too long, or fails on a greeting because it
-    computes too much or reaches out of the sandbox.
+    Raises TokenizerError for a template that cannot be compiled, is too long, or computes too much for a greeting.
     """
 
     def __init__(self, source: str, names: Mapping[str, str], control: Iterable[str]) -> None:
@@ -68,25 +63,19 @@ class ChatTemplate:
                 f"the chat template has {len(source):,} characters, but may have at most {LONGEST_SOURCE:,}. {remedy}"
             )
         try:
-            self._template, variables = Sandbox().compile_template(source)
-        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
+            self._template = Sandbox(source)
+        except TemplateError as error:
             raise TokenizerError(f"the chat template cannot be compiled: {_reason(error)}. {remedy}") from error
-        self.takes_system = self.takes_late_system = True
-        self.variables = variables - names.keys() - {"messages", "add_generation_prompt"}
+        self.variables = self._template.variables - names.keys() - {"messages", "add_generation_prompt"}
+        conversations = [GREETING, [BRIEF, *GREETING], [*GREETING, BRIEF]]
+        probes = [self._values({"messages": each, "add_generation_prompt": True}) for each in conversations]
         try:
-            self._run({"messages": GREETING, "add_generation_prompt": True})
-        except BOUNDS as error:
+            self._template.try_out(*probes)
+        except TooMuch as error:
             raise TokenizerError(f"the chat template is refused: {_reason(error)}. {remedy}") from error
-        except Exception:  # such as a template that needs a system message; `render` reports it for each conversation
-            return
-        self.takes_system = self._writes_brief([BRIEF, *GREETING])
-        self.takes_late_system = self._writes_brief([*GREETING, BRIEF])
-
-    def _writes_brief(self, messages: list[Message]) -> bool:
-        """Return whether a prompt has the system message, which a template may refuse or leave out."""
-        with suppress(Exception):
-            return BRIEF["content"] in self._run({"messages": messages, "add_generation_prompt": True})
-        return False
+        greets, brief, late = map(self._written, probes)
+        # One that refuses a greeting needs something else; `render` reports it for each conversation.
+        self.takes_system, self.takes_late_system = (not greets or BRIEF["content"] in text for text in (brief, late))
 
     def render(
         self,
@@ -112,7 +101,7 @@ class ChatTemplate:
                 return self._render_safely(values | {"messages": form}, continues)
             except TemplateError as error:
                 refusal = refusal or error
-                if isinstance(error.__cause__, BOUNDS):
+                if isinstance(error.__cause__, TooMuch):
                     break
         assert refusal is not None
         raise refusal
@@ -151,7 +140,7 @@ class ChatTemplate:
         if continues:
             messages[-1]["content"] += end
         try:
-            text = self._run({**others, "messages": messages})
+            text = self._template.render(self._values({**others, "messages": messages}))
         except Exception as error:  # whatever a template does wrong concerns this conversation alone
             reason = _reason(error)
             raise TemplateError(f"the model's chat template refuses these messages: {reason}") from error
@@ -164,18 +153,14 @@ class ChatTemplate:
             text = before if behind.startswith(" ") else before.rstrip()
         return Rendered(text, {mark: text for text, mark in marks.items()})
 
-    def _run(self, values: Mapping[str, Any]) -> str:
-        reset = budget.set(Budget())
-        size, parts = 0, []
-        try:
-            for part in self._template.generate({"tools": None, "documents": None, **values, **self._names}):
-                size += len(part)
-                if size > MOST_TEXT:
-                    raise TooMuch(f"it makes a text of more than {MOST_TEXT:,} characters")
-                parts.append(part)
-        finally:
-            budget.reset(reset)
-        return "".join(parts)
+    def _values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"tools": None, "documents": None, **values, **self._names}
+
+    def _written(self, values: Mapping[str, Any]) -> str:
+        """Return a prompt, empty if the template refuses it."""
+        with suppress(Exception):  # whatever a template does wrong
+            return self._template.render(values)
+        return ""
 
 
 def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -243,7 +228,5 @@ def _texts(value: Any) -> list[str]:
 
 def _reason(error: BaseException) -> str:
     """Return an error's first line, or its type."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300].rstrip(".") if lines else type(error).__name__
