@@ -8,8 +8,8 @@ each step: it grows while that rectangle, with a margin, fits into the KV pages,
 join wait again.
 
 Left out: prompts on another device (here the others pause for them), and keeping the keys and values of rows that are taken
-out, which are recomputed (`simulate run --preemption swap` moves them instead). This server's kernels read each row's own
-context, so only the simulator charges for the shorter rows, with `--engine aligned`.
+out, which are recomputed. This server's kernels read each row's own context, so only the simulator charges for the shorter
+rows, with `--engine aligned`.
 """
 
 from __future__ import annotations

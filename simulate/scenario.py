@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeVar
 
 import policies
-from costs.cost import Cost, Host, Transfer
+from costs.cost import Cost, Host
 from scheduling.hooks import reserve_as_answers_grow
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
@@ -20,7 +20,6 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from simulate.fleet.instances import serve, together
 from simulate.simulator import Run
-from simulate.swap import SwapSpace
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,9 @@ class Inside(Chosen):
 class Engine:
     """What serves the requests.
 
-    Without `kv_tokens` memory is unlimited. `speculator` makes what proposes draft tokens. `swap` says how the pages of a
-    preempted request move to the host's memory and how many tokens fit there; without it they are computed again. `prepare` is
-    called with the empty pages. `engines` are the slots of each of several engines, with unlimited memory, that serve one
-    queue; `slots` are the most of one.
+    Without `kv_tokens` memory is unlimited. `speculator` makes what proposes draft tokens. `prepare` is called with the
+    empty pages. `engines` are the slots of each of several engines, with unlimited memory, that serve one queue; `slots` are
+    the most of one.
     """
 
     slots: int
@@ -62,7 +60,6 @@ class Engine:
     evict: str = "lru"
     prepare: Callable[[PagePool], object] = lambda pages: None
     speculator: Callable[[], Speculator | None] = lambda: None
-    swap: tuple[Transfer, int] | None = None
     engines: tuple[int, ...] = ()
 
     def scheduler(self, chosen: Chosen, pool: type[PagePool] = PagePool) -> Scheduler:
@@ -78,10 +75,7 @@ class Engine:
             ends = [*accumulate(self.engines)]
             ranges = [range(end - slots, end) for end, slots in zip(ends, self.engines)]
             return together(Scheduler(policy, None, self.tokens_per_step, slots=slots) for slots in ranges)
-        scheduler = Scheduler(policy, pages, self.tokens_per_step, speculator=speculator)
-        if self.swap is not None:
-            scheduler.batch.pages = SwapSpace(pages, *self.swap)
-        return scheduler
+        return Scheduler(policy, pages, self.tokens_per_step, speculator=speculator)
 
 
 class Requests(Protocol):

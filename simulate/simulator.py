@@ -26,7 +26,6 @@ from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.closed_loop import ClosedLoop
 from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
-from simulate.swap import SwapSpace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,15 +203,13 @@ class Simulation(Driver):
         """Let a step pass, and those that are sure to equal it."""
         self._fruitless = 0
         self.result.batches += bool(plan.joined)
-        seconds, pages = step_seconds(self.cost, self.host, plan), self.scheduler.batch.pages
-        swapping = pages.seconds() if isinstance(pages, SwapSpace) else 0.0
-        # Steps are equal only without a swap, which this step waits for, and records need each step on its own.
-        alone = self.records or swapping or not self._fast_forward
+        seconds = step_seconds(self.cost, self.host, plan)
+        alone = self.records or not self._fast_forward  # records need each step on its own
         most = 1 if alone else identical_steps_ahead(self.scheduler, plan)
         if most > 1:
             left = reasons(self._pass_equal_steps(plan, seconds, most))
         else:
-            outputs = self.compute_one(plan, seconds + swapping)
+            outputs = self.compute_one(plan, seconds)
             if self.records:
                 iteration = self.scheduler.commit(plan, outputs, self.now)
                 self.record(iteration)

@@ -3,6 +3,10 @@
 REMOVED = {
     "--shadow": "POST /what-if, or the what-if card of the live page",
     "--shadow-cost": "POST /what-if, whose cost model is fitted to the server's own steps",
+    **dict.fromkeys(
+        ("--preemption", "--swap-gbps", "--swap-space"),
+        "--open-ended, whose preempted requests are recomputed, as the server does",
+    ),
     "predict": "'compare', which writes its predictions beside the measurements",
 }
 

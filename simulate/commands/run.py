@@ -14,8 +14,6 @@ import policies
 from client import ending
 from client.report import store, tables
 from client.workloads import agentic
-from costs.cost import Sizes, Transfer
-from scheduling.hooks import Hooks
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import blocks, result
@@ -28,21 +26,8 @@ from simulate.rows import Rows
 from simulate.scenario import Chosen, Scenario
 from simulate.simulator import Simulation
 from terminal.console import say, table_of
-from terminal.options import FILE, FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
+from terminal.options import FILE, FOLDER, POSITIVE, Choice, Option, UsageError, Values
 from terminal.progress import counted
-
-PREEMPTION_OPTIONS = [
-    Option(
-        "--preemption", "what a preempted request costs: computing its tokens again, or moving its KV pages out and in",
-        Choice(["recompute", "swap"]), default="recompute",
-    ),
-    Option("--swap-gbps", "with swap: gigabits per second in each direction; 128 is PCIe 3.0 with 16 lanes", POSITIVE, default=128.0),
-    Option("--swap-space", "with swap: GiB of the host's memory; what does not fit is recomputed", POSITIVE, default=4.0),
-    Option(
-        "--kv-bytes", "with swap: bytes of keys and values per token (default: GPT-2 medium in 16 bits)", Number(1),
-        default=Sizes().kv_bytes,
-    ),
-]  # fmt: skip
 
 
 def options() -> Sections:
@@ -58,7 +43,6 @@ def options() -> Sections:
                 several=True,
                 default=["lru"],
             ),
-            *PREEMPTION_OPTIONS,
         ],
         "arrivals": [
             *arrival_options(),
@@ -101,9 +85,6 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.blame and (count := len(scenario.rows.at)) > blame.MOST_REQUESTS:
         num = max(1, blame.MOST_REQUESTS * (args.num or count) // count)  # which may count programs
         raise UsageError(f"--blame takes at most {blame.MOST_REQUESTS} requests, not {count:,}. Use --num {num}")
-    if args.preemption == "swap":
-        transfer, room = Transfer(args.kv_bytes, args.swap_gbps * 1e9 / 8), int(args.swap_space * 2**30 / args.kv_bytes)
-        scenario = replace(scenario, engine=replace(scenario.engine, swap=(transfer, room)))
     if args.save_trace:
         rows = scenario.rows
         args.save_trace.write_text("".join(agentic.lines(rows.calls or [], rows.ids or [], blocks.TOKENS)))
@@ -188,14 +169,6 @@ def without_effect(args: Values, scenario: Scenario[Rows]) -> Reasons:
         yield "open_ended", f"has no effect: {named} always reserves the whole answer. Use dynamic, or leave it out"
     if not scenario.rows.has_contents:
         yield "evict", "has no effect: no prompts share a beginning. Use --workload agent"
-    if args.preemption == "recompute":
-        yield "swap_gbps swap_space kv_bytes", "has no effect. Use --preemption swap"
-        return
-    endless = Sequence([0], 1 << 30, open_ended=args.open_ended)
-    outgrows = args.kv_tokens and any(policy.reserve_tokens(endless) < endless.total for policy in scenario.asked)
-    if not outgrows and not any(Hooks.of(policy).preempts for policy in scenario.asked):
-        why = f"has no effect: {named} never preempts a request. Use --kv-tokens 65536 --open-ended"
-        yield "preemption", why
 
 
 def check_evict(args: Values, rows: Rows) -> None:

@@ -84,7 +84,6 @@ SERVER_VALUES = {
     "prefix_cache": "off", "trusted_hosts": "here", "cors_origins": "http://here", "overload_status": "503",
     "access_log": "off", "evict": "ttl", "dashboard_show_text": "on", "tgi_metrics": "on", "max_connections": "9000",
 }  # fmt: skip
-SWAPPED = f"run dynamic {SMALL} --kv-tokens 320 --open-ended --preemption swap"
 PREFIX = "prefix --train 60 --sizes 0 640 --batches 4 --share 40"
 SCALED = "fleet dynamic --num 300 --rate 20 --max-batch-size 4 --replicas 1..4 --autoscaler requests:4"
 CALIBRATE = "calibrate --out OUT/cost.json"
@@ -100,10 +99,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
     "run": {
         "--open-ended": (f"run dynamic {SMALL} --kv-tokens 640", ""),
         "--evict": ("run dynamic --workload agent:8 --num 150 --rate 1 --max-batch-size 4 --kv-tokens 1600", "ttl"),
-        "--preemption": (SWAPPED.partition(" --pre")[0], "swap"),
-        "--swap-gbps": (SWAPPED, "8"),
-        "--swap-space": (SWAPPED, "0.01"),
-        "--kv-bytes": (SWAPPED, "819200"),
         **_for("run", SMALL),
         "--out": (f"run dynamic {SMALL}", "OUT/b --no-plots"),
         "--blame": ("run dynamic --num 12 --rate 6 --max-batch-size 2", ""),
