@@ -304,7 +304,7 @@ def load(
 
 
 def _unknown_variables(names: Sequence[str]) -> list[str]:
-    known = [variable(f.name) for f in fields(Config)] + ["EB_CACHE_DIR", "EB_KERNELS", "EB_FAULTS"]
+    known = [variable(f.name) for f in fields(Config)] + ["EB_CACHE_DIR", "EB_KERNELS", "EB_PLUGIN"]
     return [
         f"the variable {name} is not a setting and is ignored.{nearest(name, known)}"
         for name in sorted(set(names))

@@ -27,8 +27,7 @@ import config as settings
 from api.http import large
 from api.service import Service
 from generate.cores import cores
-from launch import banner, status_line
-from launch.faults import faults
+from launch import banner, plugin, status_line
 from launch.one_core import OneCore
 from launch.shutdown import QUICK_SECONDS
 from launch.worker import handover
@@ -148,7 +147,7 @@ def post_worker_init(worker: Any) -> None:
     if failed := _device_error[:].rstrip(b"\0").decode("utf-8", "replace"):
         os.environ.update({"EB_KERNELS": "off", settings.DEVICE_ERROR: failed})
     # A reader that does not drain stderr must not block the loop when it logs.
-    armed = faults.read(os.environ)
+    armed = plugin.read(os.environ)
     errors = QueuedLog(armed.stream(sys.stderr))
     errors.start()
     service.access_log = QueuedLog(armed.stream(sys.stdout))

@@ -18,7 +18,7 @@ import config as settings
 import policies
 from config import RESOLVED, Config, ConfigError
 from costs import mock
-from launch import banner, preflight
+from launch import banner, plugin, preflight
 from terminal.shell import printing
 
 PROCESS = {
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
             return
         for warning in loaded.warnings:
             banner.warn(warning)
-        _warn_of_faults()
+        _warn_of_plugin()
         config = with_absolute_paths(loaded.config)
         if loaded.task == "doctor":
             from launch import doctor
@@ -109,14 +109,10 @@ def _become_gunicorn(variables: Mapping[str, str]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _warn_of_faults() -> None:
-    """Reject faults that cannot be read, and warn of those that can."""
-    if "EB_FAULTS" not in os.environ:
-        return
-    from launch.faults import faults
-
-    if armed := faults.read(os.environ).armed:
-        banner.warn(f"{faults.VARIABLE} arms faults: {', '.join(armed)}. Unset it to serve")
+def _warn_of_plugin() -> None:
+    """Reject a plugin that cannot be read, and warn of one that changes anything."""
+    if armed := plugin.read(os.environ).armed:
+        banner.warn(f"{plugin.VARIABLE} arms faults: {', '.join(armed)}. Unset it to serve")
 
 
 def _resolve(config: Config) -> str:

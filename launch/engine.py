@@ -20,8 +20,8 @@ from batching import BatchingManager, Inference
 from config import Config
 from costs import mock
 from generate.answer_key import answer_key
+from launch import plugin
 from launch.adapters import make_store
-from launch.faults import faults
 from launch.load_drafter import make_speculator
 from launch.load_model import load_mock, load_model
 from launch.pinning import pin
@@ -51,7 +51,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
     """
     from generate.grammar import Grammars
 
-    armed = faults.read(os.environ)
+    armed = plugin.read(os.environ)
     armed.load()
     policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
     load = load_mock if mock.is_mock(config.model) else load_model

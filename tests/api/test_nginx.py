@@ -20,13 +20,14 @@ import pytest
 from app import create_app
 from config import Config
 from tests.support import ROOT, in_background, points, wait_until
+from tests.support.faults import arming
 from tests.support.servers import Server, free_port
 
 DEPLOY = ROOT / "deploy"
 SAMPLES = ["nginx.conf", "nginx-upstreams.conf"]
 KIND = {"Content-Type": "application/json"}
 LONG = 150  # tokens of a stream that outlasts many short requests
-SLOW_STEPS = {"EB_FAULTS": json.dumps({"slow_step": {"ms": 20}})}
+SLOW_STEPS = arming({"slow_step": {"ms": 20}})
 
 
 def read(name: str) -> str:

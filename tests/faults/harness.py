@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.support import wait_until
+from tests.support.faults import arming
 from tests.support.servers import Answer, Server, read_answer
 
 REFUSED = {"/inference": 400, "/v1/completions": 400, "/generate": 422}
@@ -119,7 +120,7 @@ class Watched(Server):
             policy, "--model", self.model, *(filler if setting.mock else tiny),
             "--max-batch-size", str(SLOTS), "--max-queue", str(setting.queue), *setting.argv,
         ]  # fmt: skip
-        faults = {"EB_FAULTS": json.dumps(setting.faults)} if setting.faults else {}
+        faults = arming(setting.faults) if setting.faults else {}
         key = {"EB_API_KEY": setting.key} if setting.key else {}
         super().__init__(log, *argv, key=setting.key, **faults, **key, **setting.environment)
         self.policy = policy

@@ -14,6 +14,7 @@ import pytest
 from made_up import Fixed, Front, front
 
 from tests.support import run_async
+from tests.support.faults import arming
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.process
@@ -44,7 +45,7 @@ REQUESTS = [
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     folder = tmp_path_factory.mktemp("fleet")
     arguments = ["dynamic", "--model", "mock:llm-mock@20", "--access-log", "off"]
-    slow = {"EB_FAULTS": json.dumps({"slow_step": {"ms": 100, "prompt_contains": "SLOWLY"}})}  # at the first one alone
+    slow = arming({"slow_step": {"ms": 100, "prompt_contains": "SLOWLY"}})  # at the first one alone
     started = [Server(folder / name, *arguments, **more).start() for name, more in (("a", slow), ("b", {}))]
     try:
         yield [server.wait() for server in started]

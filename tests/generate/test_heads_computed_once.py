@@ -13,7 +13,6 @@ import policies
 from generate.gpu.runner import GpuRunner
 from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner, Runner
-from launch.faults.faults import Faults
 from models.gpt2 import GPTConfig
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -21,6 +20,7 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from serving.recovery import Recovery
+from tests.support.faults import Faults
 from tests.support.generate import NAN, make_model
 
 CONFIG = GPTConfig(block_size=576, vocab_size=301, n_layer=2, n_head=2, n_embd=128)

@@ -12,7 +12,6 @@ import policies
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from generate.sampling import NotFinite
-from launch.faults.faults import Faults
 from models.gpt2 import GPT
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -20,6 +19,7 @@ from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from serving.recovery import Recovery
 from tests.support import points
+from tests.support.faults import Faults
 from tests.support.generate import SHAPES, Counting, make_model, ragged, run
 
 

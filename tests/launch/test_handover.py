@@ -14,6 +14,7 @@ import pytest
 
 from launch.worker.handover import MOST, Handover
 from tests.support import points, wait_until
+from tests.support.faults import arming
 from tests.support.servers import Answer, Server
 
 MODEL = ("dynamic", "--model", "mock:llm-mock@4", "--max-batch-size", "4")
@@ -61,8 +62,8 @@ def text_of(answer: Answer) -> str:
 
 @pytest.mark.process
 def test_whoever_has_seen_nothing_is_answered_by_the_process_that_follows(tmp_path: Path) -> None:
-    faults = json.dumps({"bad_kernels": {"prompt_contains": f"hello {SLOTS}"}})  # the first that waits
-    with Server(tmp_path / "log", *MODEL, EB_FAULTS=faults) as server, ThreadPoolExecutor(SLOTS + WAITING) as pool:
+    faults = arming({"bad_kernels": {"prompt_contains": f"hello {SLOTS}"}})  # the first that waits
+    with Server(tmp_path / "log", *MODEL, **faults) as server, ThreadPoolExecutor(SLOTS + WAITING) as pool:
         before = server.workers
         with begin_endless(server):
             begun = [pool.submit(ask, server, i, True, 900) for i in range(SLOTS - 1)]
@@ -86,20 +87,20 @@ def test_whoever_has_seen_nothing_is_answered_by_the_process_that_follows(tmp_pa
 @pytest.mark.process
 @pytest.mark.parametrize("model", points(1, "mock:llm-mock@4", "bard"))
 def test_kernels_that_fail_at_the_start_are_left_out_once(model: str, tmp_path: Path) -> None:
-    faults = json.dumps({"bad_kernels": {"at_start": True}})
-    with Server(tmp_path / "log", "dynamic", "--model", model, EB_FAULTS=faults) as server:
+    faults = arming({"bad_kernels": {"at_start": True}})
+    with Server(tmp_path / "log", "dynamic", "--model", model, **faults) as server:
         assert ask(server, 1).status == 200
         said = server.output()
     assert said.count("starts again without fast kernels (EB_KERNELS=off)") == 1
     assert model != "bard" or f"warning: the engine before failed: {ERROR}" in said
-    with Server(tmp_path / "off", *MODEL, EB_FAULTS=faults, EB_KERNELS="off") as server:
+    with Server(tmp_path / "off", *MODEL, EB_KERNELS="off", **faults) as server:
         assert "fast kernels" not in server.output()
 
 
 @pytest.mark.process
 def test_a_device_that_fails_without_kernels_too_is_an_error_for_who_waited(tmp_path: Path) -> None:
-    faults = json.dumps({"sticky": {"prompt_contains": "hello 3"}})
-    with Server(tmp_path / "log", *MODEL, EB_FAULTS=faults) as server:
+    faults = arming({"sticky": {"prompt_contains": "hello 3"}})
+    with Server(tmp_path / "log", *MODEL, **faults) as server:
         answer = ask(server, 3)
         assert (answer.status, int(answer.headers["Retry-After"]) >= 1) == (503, True)
 

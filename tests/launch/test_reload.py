@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.support import in_background, wait_until
+from tests.support.faults import arming
 from tests.support.servers import Answer, Server
 
 LONG = {"prompt": "the house", "num_tokens": 200, "temperature": 0}
 
 
-def slow(seconds: float) -> str:
+def slow(seconds: float) -> dict[str, str]:
     """Return the faults that make every load take so much longer, and every step 5 ms."""
-    return json.dumps({"slow_load": {"seconds": seconds}, "slow_step": {"ms": 5}})
+    return arming({"slow_load": {"seconds": seconds}, "slow_step": {"ms": 5}})
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50", EB_FAULTS=slow(1)) as server:
+    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50", **slow(1)) as server:
         yield server
 
 
@@ -78,7 +78,7 @@ def slow_loader(tmp_path: Path) -> Iterator[Server]:
     """Return a server whose loads take longer than gunicorn waits for a worker to end."""
     limit = {"GUNICORN_CMD_ARGS": "--graceful-timeout 3"}
     argv = ("dynamic", "--model", "mock:llm-mock@50")
-    with Server(tmp_path / "log", *argv, EB_FAULTS=slow(6), **limit) as server:
+    with Server(tmp_path / "log", *argv, **slow(6), **limit) as server:
         yield server
 
 

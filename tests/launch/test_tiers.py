@@ -14,10 +14,10 @@ from flask.testing import FlaskClient
 from api.service import Service
 from app import connect, create_app
 from config import Config
-from launch.faults.faults import Faults
 from scheduling.iteration import Plan
 from tests.support import SOON, wait_until
 from tests.support.fakes import FakeModel, fake_engine
+from tests.support.faults import Faults
 
 DIALECTS = {
     "/inference": lambda prompt, n: {"prompt": prompt, "num_tokens": n},

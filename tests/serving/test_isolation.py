@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import policies
 from batching import BatchingManager, Inference, outcome
-from launch.faults.faults import Faults
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output
@@ -27,6 +26,7 @@ from scheduling.sequence import Sequence
 from serving.inference import failure
 from serving.recovery import Recovery
 from tests.support import SOON
+from tests.support.faults import Faults
 from tests.support.scheduling import Request, make_scheduler, requests
 from tests.support.serving import every_policy
 from tests.support.strategies import traces

@@ -10,10 +10,10 @@ from types import FrameType
 import pytest
 
 from batching import InferenceError
-from launch.faults.faults import lose_event
 from scheduling.policy import Policy
 from serving.watchdog import CHECK_SECONDS, MAX_FAILURES, RestartLimiter, Watchdog
 from tests.support import SOON
+from tests.support.faults import lose_event
 from tests.support.serving import Serve, expected, kind_of
 
 

@@ -1,4 +1,4 @@
-"""Fault injection: `EB_FAULTS`, a JSON object that is read from the environment only.
+"""Fault injection: `EB_PLUGIN`, which names this module, and behind a space a JSON object.
 
 `{"poison": {"prompt_contains": "X"}, "slow_step": {"ms": 5}}` has the names of faults and their parameters. Faults wrap
 the parts that the engine is assembled from, so an engine without them runs none of this code. This module must not know
@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TextIO, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from config import nearest
+from launch import plugin
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 from serving.inference import Inference, InferenceError
 from serving.recovery import Model
 
-VARIABLE = "EB_FAULTS"
+VARIABLE = plugin.VARIABLE
 ENDLESS = 1 << 60
 Maker = Callable[..., Inference]
 
@@ -219,32 +219,14 @@ class Faults(BaseModel):
         return stream if self.sink is None else FaultyStream(self.sink.does == "block")
 
 
-def read(environ: Mapping[str, str]) -> Faults:
-    """Return the faults of an environment; ValueError for an unknown fault or parameter."""
-    text = environ.get(VARIABLE, "").strip()
-    if not text:
-        return Faults.model_construct()  # it needs no checks, whose preparation takes longer than the rest of this file
-    try:
-        faults = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{VARIABLE} is invalid JSON: {error}. {_EXAMPLE}") from None
-    if not isinstance(faults, dict):
-        raise ValueError(f"{VARIABLE} is {text[:100]!r}, but must be a JSON object. {_EXAMPLE}")
-    names = list(Faults.model_fields)
-    for name in faults:
-        if name not in names:
-            raise ValueError(
-                f"{VARIABLE}: unknown fault {name!r}.{nearest(name, names)} Use one of: {', '.join(names)}"
-            )
-    try:
-        return Faults.model_validate({k: _parameters(k, value) for k, value in faults.items()})
-    except ValidationError as errors:
-        first = errors.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{VARIABLE}: {where}: {first['msg']}. {_EXAMPLE}") from None
+def arming(armed: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of a server with these faults."""
+    return {VARIABLE: f"{__name__} {json.dumps(armed)}"}
 
 
-_EXAMPLE = 'Write it like {"poison": {"prompt_contains": "X"}, "slow_step": {"ms": 5}}'
+def read(text: str) -> Faults:
+    """Return the faults in JSON; ValueError for an unknown fault or parameter."""
+    return Faults.model_validate({name: _parameters(name, value) for name, value in json.loads(text).items()})
 
 
 def _parameters(name: str, value: Any) -> Any:
@@ -253,7 +235,7 @@ def _parameters(name: str, value: Any) -> Any:
         return value
     if value is True or value is None:
         return {}
-    form = get_args(Faults.model_fields[name].annotation)[0]
+    form = get_args(Faults.model_fields[name].annotation)[0] if name in Faults.model_fields else None
     return {MAIN_PARAMETER[form]: value} if form in MAIN_PARAMETER else value
 
 
