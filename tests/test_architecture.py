@@ -35,7 +35,7 @@ CORE: dict[str, set[str]] = {
     "observe/replay": {"batching", "costs", "observe", "scheduling", "serving"},
     "config": {"dotenv", "terminal"},
     "stats": {"observe"},
-    "api": {"batch_files", "batching", "config", "observe", "markdown_it", "serving", "stats"} | WEB,
+    "api": {"batch_files", "batching", "config", "observe", "markdown_it", "serving", "stats", "typing_extensions"} | WEB,
     "launch": {"api", "batch_files", "batching", "config", "costs", "generate", "gunicorn", "models", "observe", "policies", "pydantic",
                "scheduling", "serving", "stats", "terminal", "torch"},
 }  # fmt: skip

@@ -15,22 +15,21 @@ from api.generation import adapter_refusal, ready_engine
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.adapters import LoadRequest, UnloadRequest
+from api.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from api.service import Engine, Service
 from serving.adapters import AdapterError, AdapterStore
 
 EXAMPLE = {"lora_name": "comedies", "lora_path": "weights/bard-comedies"}
 BODY = '{"lora_name": "comedies", "lora_path": "weights/bard-comedies"}'
-ERRORS = (400, 403, 404, 413, 415, 503)
 OPERATIONS = [
     Operation(
         "post", "/v1/load_lora_adapter", "load a LoRA adapter from a folder that --adapter-folder allows", "openai",
-        body=LoadRequest, example=EXAMPLE, media="text/plain", answer={"type": "string"}, errors=(*ERRORS, 429),
+        body=LoadAdapterRequest, example=EXAMPLE, answer={"text/plain": str}, errors=(404, 429, 503),
         unlisted="it loads an adapter",
     ),
     Operation(
         "post", "/v1/unload_lora_adapter", "unload a LoRA adapter; requests that have it go on", "openai",
-        body=UnloadRequest, example={"lora_name": "comedies"}, media="text/plain", answer={"type": "string"}, errors=ERRORS,
+        body=UnloadAdapterRequest, example={"lora_name": "comedies"}, answer={"text/plain": str}, errors=(404, 503),
         unlisted="it unloads an adapter",
     ),
 ]  # fmt: skip
@@ -43,7 +42,7 @@ def blueprint(service: Service) -> Blueprint:
     @routes.post("/v1/load_lora_adapter")
     def load() -> Response:
         store = _store(service)
-        params, ignored = body.validate(LoadRequest, body.take(request, BODY))
+        params, ignored = body.validate(LoadAdapterRequest, body.take(request, BODY))
         try:
             store.check_name(params.lora_name)
         except AdapterError as error:
@@ -58,7 +57,7 @@ def blueprint(service: Service) -> Blueprint:
     @routes.post("/v1/unload_lora_adapter")
     def unload() -> Response:
         store = _store(service)
-        params, ignored = body.validate(UnloadRequest, body.take(request, '{"lora_name": "comedies"}'))
+        params, ignored = body.validate(UnloadAdapterRequest, body.take(request, '{"lora_name": "comedies"}'))
         try:
             store.remove(params.lora_name)
         except AdapterError as error:

@@ -6,59 +6,48 @@ No answer here waits for the engine. A request is described by lengths and times
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from flask import Blueprint, Response, jsonify, request
 
 from api.admin.metrics import Exposition
 from api.http.errors import ApiError, shown
-from api.http.openapi import Operation
+from api.http.openapi import NotRequired, Object, Operation, Required, TypedDict
 from api.pages import dashboard
 from api.service import Service
 
 HEALTH = ("/health", "/healthz", "/ping")
 READY = ("/ready", "/health/ready")
-NUMBER = {"type": ["number", "null"]}
-STATE = {
-    "type": "object",
-    "required": ["status", "last_iteration_age_s"],
-    "properties": {"status": {"type": "string"}, "reason": {"type": "string"}, "last_iteration_age_s": NUMBER},
-}
-TIMELINE = {
-    "type": "object",
-    "required": ["id", "state", "finish_reason"],
-    "properties": {
-        "id": {"type": "string"},
-        "state": {"enum": ["waiting", "running", "held", "finished"]},
-        "finish_reason": {"type": ["string", "null"]},
-        "prompt_tokens": {"type": "integer"}, "output_tokens": {"type": "integer"},
-        "cached_tokens": {"type": "integer"}, "computed_as": {"type": ["string", "null"]}, "program": {"type": ["object", "null"]},
-        "arrived_at": NUMBER, "scheduled_at": NUMBER,
-        "first_token_at": NUMBER, "finished_at": NUMBER, "iterations": {"type": ["array", "null"]},
-        "batch": {"type": "object"}, "waited": {"type": "array"}, "blame": {"type": ["string", "null"]}, "choices": {"type": "array"},
-    },
-}  # fmt: skip
-SLOT = {
-    "type": "object",
-    "required": ["id", "id_task", "n_ctx", "is_processing", "state", "prompt_tokens", "params", "next_token"],
-}
-CANCELLED = {
-    "type": "object",
-    "required": ["id", "state"],
-    "properties": {"id": {"type": "string"}, "state": {"type": "string"}},
-}
+Health = TypedDict("Health", {"status": str, "reason": NotRequired[str], "last_iteration_age_s": float | None})
+Timeline = TypedDict("Timeline", {
+    "id": Required[str], "state": Required[Literal["waiting", "running", "held", "finished"]],
+    "finish_reason": Required[str | None], "prompt_tokens": int, "output_tokens": int, "cached_tokens": int,
+    "computed_as": str | None, "program": Object | None, "arrived_at": float | None, "scheduled_at": float | None,
+    "first_token_at": float | None, "finished_at": float | None, "iterations": list[int] | None, "batch": Object,
+    "waited": list[Object], "blame": str | None, "choices": list[Object],
+}, total=False)  # fmt: skip
+Slot = TypedDict("Slot", {
+    "id": int, "id_task": str | None, "n_ctx": int, "is_processing": bool, "state": str, "prompt_tokens": int,
+    "params": Object, "next_token": dict[str, int],
+})  # fmt: skip
+Cancelled = TypedDict("Cancelled", {"id": str, "state": str})
 TAG = "operations"
 OPERATIONS = [
-    *(Operation("get", path, "whether the batching loop is alive", TAG, answer=STATE, answers={503: STATE}) for path in ("/", *HEALTH)),
-    *(Operation("get", path, "whether the server accepts new requests", TAG, answer=STATE, answers={503: STATE}) for path in READY),
-    Operation("get", "/health/live", "whether the process responds", TAG, answer={"type": "object"}),
-    Operation("get", "/metrics", "metrics for Prometheus", TAG, media="text/plain", answer={"type": "string"}),
-    Operation(
-        "get", "/slots", "the state of each slot of the batch", TAG, errors=(400, 503),
-        answer={"type": "array", "items": SLOT}, query={"fail_on_no_slot": {"type": "string", "enum": ["0", "1"]}},
+    *(
+        Operation("get", path, what, TAG, answer=Health, answers={503: Health})
+        for paths, what in (
+            (("/", *HEALTH), "whether the batching loop is alive"), (READY, "whether the server accepts new requests"),
+        )
+        for path in paths
     ),
-    Operation("get", "/requests/{id}", "the state or outcome of a request", TAG, answer=TIMELINE, errors=(404,)),
-    Operation("delete", "/requests/{id}", "cancel a request", TAG, answer=CANCELLED, errors=(404,)),
+    Operation("get", "/health/live", "whether the process responds", TAG, answer=dict[str, str]),
+    Operation("get", "/metrics", "metrics for Prometheus", TAG, answer={"text/plain": str}),
+    Operation(
+        "get", "/slots", "the state of each slot of the batch", TAG, answer=list[Slot], errors=(400, 503),
+        query={"fail_on_no_slot": Literal["0", "1"]},
+    ),
+    Operation("get", "/requests/{id}", "the state or outcome of a request", TAG, answer=Timeline, errors=(404,)),
+    Operation("delete", "/requests/{id}", "cancel a request", TAG, answer=Cancelled, errors=(404,)),
 ]  # fmt: skip
 
 

@@ -10,41 +10,23 @@ import math
 from typing import Annotated, Any
 
 from flask import Blueprint, Response, jsonify, request
-from pydantic import BaseModel, BeforeValidator, Field, StrictStr, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, StrictStr
 
 from api import generation
 from api.http.errors import ApiError, shown
-from api.http.openapi import Operation
+from api.http.openapi import Object, Operation, TypedDict
 from api.schemas import body
 from api.service import Engine, Service
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
-ANSWER = {
-    "type": "object",
-    "required": ["policy", "options", "max_batch_size"],
-    "properties": {
-        "policy": {"type": "string"}, "options": {"type": "object"},
-        "max_batch_size": {"type": "integer", "minimum": 1},
-    },
-}  # fmt: skip
-TEXT, NUMBER = {"type": ["string", "null"]}, {"type": ["integer", "null"]}
-FAILURE = {
-    "type": "object",
-    "required": ["policy", "error", "hook", "file", "line", "now", "time"],
-    "properties": {
-        "policy": {"type": "string"}, "error": {"type": "string"}, "hook": TEXT, "file": TEXT, "line": NUMBER,
-        "now": {"type": "string"}, "time": {"type": "number"},
-    },
-}  # fmt: skip
-KNOWN = {
-    "type": "object",
-    "required": [*ANSWER["required"], "policies", "orders", "options_of", "closed", "last_failure"],
-    "properties": {
-        **ANSWER["properties"], "policies": {"type": "object"}, "orders": {"type": "object"},  # type: ignore[dict-item]
-        "options_of": {"type": "object"}, "closed": {"type": "array", "items": {"type": "string"}},
-        "last_failure": {"anyOf": [FAILURE, {"type": "null"}]},
-    },
-}  # fmt: skip
+ActivePolicy = TypedDict("ActivePolicy", {"policy": str, "options": Object, "max_batch_size": int})
+PolicyFailure = TypedDict("PolicyFailure", {
+    "policy": str, "error": str, "hook": str | None, "file": str | None, "line": int | None, "now": str, "time": float,
+})  # fmt: skip
+KnownPolicies = TypedDict("KnownPolicies", {
+    "policy": str, "options": Object, "max_batch_size": int, "policies": Object, "orders": Object, "options_of": Object,
+    "closed": list[str], "last_failure": PolicyFailure | None,
+})  # fmt: skip
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256
 OPTIONS = 'an object with options of the policy, as in {"aging": 30}'
@@ -69,19 +51,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < 1 << 63  # false for NaN
 
 
-Options = Annotated[
-    dict[str, Any],
-    BeforeValidator(_options),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "maxProperties": MOST_OPTIONS,
-            "additionalProperties": {
-                "anyOf": [{"type": "string", "maxLength": LONGEST_VALUE}, {"type": "number"}, {"type": "boolean"}]
-            },
-        }
-    ),
-]
+Option = Annotated[str, Field(max_length=LONGEST_VALUE)] | bool | int | float
+Options = Annotated[dict[str, Option], Field(max_length=MOST_OPTIONS), BeforeValidator(_options)]
 
 
 class PolicyRequest(BaseModel):
@@ -95,13 +66,13 @@ class PolicyRequest(BaseModel):
 
 OPERATIONS = [
     Operation(
-        "get", "/policy", "the active policy and the available ones", "policy", answer=KNOWN, errors=(503,),
+        "get", "/policy", "the active policy and the available ones", "policy", answer=KnownPolicies, errors=(503,),
         unlisted="PUT changes the policy",
     ),
     Operation(
         "put", "/policy", "switch to another policy at the next iteration", "policy", body=PolicyRequest,
-        example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=ANSWER,
-        errors=(400, 413, 415, 503, 504), unlisted="it changes the policy",
+        example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=ActivePolicy,
+        errors=(503, 504), unlisted="it changes the policy",
     ),
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, StrictStr
 from api.dialects import uploads
 from api.http import errors
 from api.http.errors import ApiError, shown
-from api.http.openapi import Operation
+from api.http.openapi import NotRequired, Operation, TypedDict
 from api.http.owner import current_owner
 from api.schemas import body
 from api.schemas import fields as f
@@ -27,29 +27,23 @@ log = logging.getLogger("effective-batching")
 MOST_OPEN = 100  # batches of an API key
 MOST_LISTED = {"files": 10_000, "batches": 100}
 TIMES = ("in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")  # fmt: skip
-FILE = {
-    "type": "object",
-    "required": ["id", "object", "bytes", "created_at", "filename", "purpose", "status"],
-    "properties": {"object": {"const": "file"}, "bytes": {"type": "integer"}},
-}
-BATCH = {
-    "type": "object",
-    "required": ["id", "object", "endpoint", "input_file_id", "completion_window", "status", "created_at"],
-    "properties": {"object": {"const": "batch"}, "request_counts": {"type": "object"}},
-}
-PAGE = {"type": "object", "required": ["object", "data", "has_more"], "properties": {"data": {"type": "array"}}}
-TEXT = {"type": "string"}
-COUNT = {"type": "integer", "minimum": 1, "maximum": 100}
-UPLOAD = {
-    "type": "object",
-    "required": ["file", "purpose"],
-    "properties": {
-        "file": {"type": "string", "format": "binary"},
-        "purpose": {"enum": ["batch"]},
-        "expires_after[anchor]": {"enum": ["created_at"]},
-        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
-    },
-}
+BatchFile = TypedDict("BatchFile", {
+    "id": str, "object": Literal["file"], "bytes": int, "created_at": int, "filename": str, "purpose": str,
+    "status": str,
+})  # fmt: skip
+BatchFiles = TypedDict("BatchFiles", {"object": Literal["list"], "data": list[BatchFile], "has_more": bool})
+DeletedFile = TypedDict("DeletedFile", {"id": str, "object": Literal["file"], "deleted": bool})
+Batch = TypedDict("Batch", {
+    "id": str, "object": Literal["batch"], "endpoint": str, "input_file_id": str, "completion_window": str,
+    "status": str, "created_at": int, "output_file_id": str | None, "error_file_id": str | None,
+    "request_counts": dict[str, int],
+})  # fmt: skip
+Batches = TypedDict("Batches", {"object": Literal["list"], "data": list[Batch], "has_more": bool})
+Kept = Annotated[int, Field(ge=3600, le=2_592_000)]
+Upload = TypedDict("Upload", {
+    "file": bytes, "purpose": Literal["batch"], "expires_after[anchor]": NotRequired[Literal["created_at"]],
+    "expires_after[seconds]": NotRequired[Kept],
+})  # fmt: skip
 MOST_METADATA = 16
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 Key = Annotated[StrictStr, Field(max_length=64)]
@@ -60,7 +54,7 @@ class ExpiresAfter(BaseModel):
     """For how many seconds a file is kept: from an hour to 30 days, as OpenAI's."""
 
     anchor: Literal["created_at"] = Field(description='"created_at"')
-    seconds: Annotated[int, Field(ge=3600, le=2_592_000)] = Field(description="a whole number from 3,600 to 2,592,000")
+    seconds: Kept = Field(description="a whole number from 3,600 to 2,592,000")
 
 
 class BatchRequest(BaseModel):
@@ -81,22 +75,22 @@ class BatchRequest(BaseModel):
     )
 
 
+LISTED = {"after": str, "limit": Annotated[int, Field(ge=1, le=100)]}
 OPERATIONS = [
-    Operation("post", "/v1/files", "upload the requests of a batch", "batches", form=UPLOAD, answer=FILE,
-              errors=(400, 404, 413, 415, 429, 503)),
-    Operation("get", "/v1/files", "the files of this API key", "batches", answer=PAGE, errors=(400, 404),
-              query={"after": TEXT, "limit": COUNT, "order": {"enum": ["asc", "desc"]}, "purpose": TEXT}),
-    Operation("get", "/v1/files/{id}", "a file, without its content", "batches", answer=FILE, errors=(404,)),
-    Operation("get", "/v1/files/{id}/content", "the content of a file", "batches", answer=TEXT,
-              media="application/jsonl", errors=(404,)),
-    Operation("delete", "/v1/files/{id}", "delete a file", "batches", errors=(400, 404),
-              answer={"type": "object", "required": ["id", "object", "deleted"]}),
+    Operation("post", "/v1/files", "upload the requests of a batch", "batches", form=Upload, answer=BatchFile,
+              errors=(404, 429, 503)),
+    Operation("get", "/v1/files", "the files of this API key", "batches", answer=BatchFiles, errors=(400, 404),
+              query={**LISTED, "order": Literal["asc", "desc"], "purpose": str}),
+    Operation("get", "/v1/files/{id}", "a file, without its content", "batches", answer=BatchFile, errors=(404,)),
+    Operation("get", "/v1/files/{id}/content", "the content of a file", "batches", answer={"application/jsonl": str},
+              errors=(404,)),
+    Operation("delete", "/v1/files/{id}", "delete a file", "batches", answer=DeletedFile, errors=(400, 404)),
     Operation("post", "/v1/batches", "compute the requests of a file while the server is idle", "batches",
-              body=BatchRequest, example=SENT, answer=BATCH, errors=(400, 404, 413, 415)),
-    Operation("get", "/v1/batches", "the batches of this API key", "batches", answer=PAGE, errors=(400, 404),
-              query={"after": TEXT, "limit": COUNT}),
-    Operation("get", "/v1/batches/{id}", "a batch and its progress", "batches", answer=BATCH, errors=(404,)),
-    Operation("post", "/v1/batches/{id}/cancel", "cancel a batch; what is computed is kept", "batches", answer=BATCH,
+              body=BatchRequest, example=SENT, answer=Batch, errors=(404,)),
+    Operation("get", "/v1/batches", "the batches of this API key", "batches", answer=Batches, errors=(400, 404),
+              query=LISTED),
+    Operation("get", "/v1/batches/{id}", "a batch and its progress", "batches", answer=Batch, errors=(404,)),
+    Operation("post", "/v1/batches/{id}/cancel", "cancel a batch; what is computed is kept", "batches", answer=Batch,
               errors=(404,)),
 ]  # fmt: skip
 

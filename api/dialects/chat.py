@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from flask import Blueprint
 
 from api.answer_parts import AnswerParts, Piece
 from api.dialects import tools
 from api.dialects.logprobs import chat_logprobs
-from api.dialects.openai import USAGE, begin, min_tokens_error, options_of
+from api.dialects.openai import Usage, begin, min_tokens_error, options_of
 from api.dialects.openai_writer import Writer, is_large, scored_tokens
 from api.generation import Generation, GenerationRequest, start_generation
 from api.hooks import admission
 from api.http.errors import ApiError, shown
-from api.http.openapi import Operation
+from api.http.openapi import NotRequired, Object, Operation, TypedDict
 from api.prompts import Prompt, check_size, encode, tokenizing
 from api.schemas import body
 from api.schemas.openai import TEMPLATE_FIELDS, UNLIMITED, ChatRequest, Message
@@ -36,15 +36,24 @@ EXAMPLE = '{"messages": [{"role": "user", "content": "Who are you?"}]}'
 STOP = "\nUser:"
 NAMES = {"content": "content", "reasoning": "reasoning_content"}  # of the kinds of pieces, in a message
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+ToolCall = TypedDict("ToolCall", {"id": str, "type": Literal["function"], "function": dict[str, str]})
+ChatMessage = TypedDict("ChatMessage", {
+    "role": Literal["assistant"], "content": str | None, "reasoning_content": NotRequired[str],
+    "tool_calls": NotRequired[list[ToolCall]],
+})  # fmt: skip
+ChatChoice = TypedDict("ChatChoice", {
+    "index": int, "message": ChatMessage, "logprobs": Object | None, "finish_reason": str,
+    "stop_reason": str | int | None,
+})  # fmt: skip
+ChatCompletion = TypedDict("ChatCompletion", {
+    "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "choices": list[ChatChoice],
+    "usage": Usage,
+})  # fmt: skip
 OPERATIONS = [
     Operation(
         "post", "/v1/chat/completions", "answer a conversation, by the model's chat template or as plain text", "openai",
-        body=ChatRequest, generates=True, streams=True,
-        example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8},
-        answer={
-            "type": "object", "required": ["id", "object", "created", "model", "choices", "usage"],
-            "properties": {"object": {"const": "chat.completion"}, "choices": {"type": "array"}, "usage": USAGE},
-        },
+        body=ChatRequest, example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8},
+        answer=ChatCompletion, generates=True, streams=True,
     ),
 ]  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from flask import Blueprint, Response, request
 
@@ -21,7 +21,7 @@ from api.generation import (
 from api.hooks import admission
 from api.http import parts
 from api.http.errors import ApiError
-from api.http.openapi import Operation
+from api.http.openapi import Operation, TypedDict
 from api.schemas import body
 from api.schemas.openai import EmbeddingRequest
 from api.service import Engine, Service
@@ -31,11 +31,16 @@ from serving.adapters import Loaded
 
 EXAMPLE = '{"input": "ROMEO:"}'
 MOST_NUMBERS = 1 << 13  # written at once
+EmbeddingVector = TypedDict(
+    "EmbeddingVector", {"object": Literal["embedding"], "index": int, "embedding": list[float] | str}
+)
+Embeddings = TypedDict("Embeddings", {
+    "object": Literal["list"], "data": list[EmbeddingVector], "model": str, "usage": dict[str, int],
+})  # fmt: skip
 OPERATIONS = [
     Operation(
         "post", "/v1/embeddings", "embed one or several prompts: vectors of length 1", "openai", body=EmbeddingRequest,
-        example={"input": "ROMEO:"}, answer={"type": "object", "required": ["object", "data", "model", "usage"]},
-        generates=True,
+        example={"input": "ROMEO:"}, answer=Embeddings, generates=True,
     ),
 ]  # fmt: skip
 

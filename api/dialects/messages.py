@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from flask import Blueprint, Response, g, jsonify, request
 
@@ -15,7 +15,7 @@ from api.dialects import tokens
 from api.dialects.chat import generation_request, prompt_and_calls
 from api.generation import Generation, check_model, constraint, ignored_hints, ready_engine, reply, start_generation
 from api.http.errors import ApiError
-from api.http.openapi import Operation
+from api.http.openapi import Operation, TypedDict
 from api.schemas import body
 from api.schemas.messages import READ, RESULTS, Block, CountRequest, MessagesRequest
 from api.schemas.openai import ChatRequest
@@ -27,19 +27,19 @@ from serving.adapters import Loaded
 
 EXAMPLE = '{"max_tokens": 100, "messages": [{"role": "user", "content": "Who are you?"}]}'
 SENT: dict[str, Any] = {"max_tokens": 8, "messages": [{"role": "user", "content": "Who are you?"}]}
-MESSAGE = {
-    "type": "object",
-    "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
-}
+MessagesAnswer = TypedDict("MessagesAnswer", {
+    "id": str, "type": Literal["message"], "role": Literal["assistant"], "model": str, "content": list[Block],
+    "stop_reason": str, "stop_sequence": str | None, "usage": dict[str, int],
+})  # fmt: skip
+TokenCount = TypedDict("TokenCount", {"input_tokens": int})
 OPERATIONS = [
     Operation(
         "post", "/v1/messages", "answer a conversation (Anthropic's API)", "anthropic", body=MessagesRequest, example=SENT,
-        answer=MESSAGE, generates=True, streams=True,
+        answer=MessagesAnswer, generates=True, streams=True,
     ),
     Operation(
         "post", "/v1/messages/count_tokens", "the number of tokens of a conversation (Anthropic's API)", "anthropic",
-        body=CountRequest, example={"messages": SENT["messages"]}, errors=(400, 404, 413, 415, 429, 529),
-        answer={"type": "object", "required": ["input_tokens"]},
+        body=CountRequest, example={"messages": SENT["messages"]}, answer=TokenCount, errors=(404, 429, 529),
     ),
 ]  # fmt: skip
 SAME = {"model", "max_tokens", "temperature", "top_p", "top_k", "seed", *SchedulingHints.model_fields}  # in a chat

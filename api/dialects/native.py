@@ -19,7 +19,7 @@ from api.generation import (
     start_generation,
     timings,
 )
-from api.http.openapi import Operation
+from api.http.openapi import Operation, TypedDict
 from api.prompts import Prompt, encode
 from api.schemas import body
 from api.schemas import fields as f
@@ -30,7 +30,6 @@ from api.streaming import Delta
 from observe.feed import data
 
 EXAMPLE = '{"prompt": "ROMEO:", "num_tokens": 40}'
-NUMBER = {"type": ["number", "null"]}
 
 
 class InferenceRequest(SchedulingHints):
@@ -51,32 +50,26 @@ class InferenceRequest(SchedulingHints):
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
 
+InferenceAnswer = TypedDict("InferenceAnswer", {
+    "completion": str, "id": str, "num_tokens": int, "prompt_tokens": int, "cached_tokens": int, "finish_reason": str,
+    "stop_reason": str | int | None, "timings": dict[str, float | None],
+})  # fmt: skip
+Statistics = TypedDict("Statistics", {
+    "latency-per-token": float | None, "throughput": float | None, "total-tokens-handled": int,
+    "total-elapsed-time": float,
+})  # fmt: skip
 OPERATIONS = [
     Operation(
-        "post", "/inference", "complete a prompt (the original project's API)", "original",
-        body=InferenceRequest, example={"prompt": "ROMEO:", "num_tokens": 8}, generates=True, streams=True,
-        answer={
-            "type": "object",
-            "required": ["completion", "id", "num_tokens", "finish_reason", "timings"],
-            "properties": {
-                "completion": {"type": "string"}, "id": {"type": "string"}, "num_tokens": {"type": "integer"},
-                "prompt_tokens": {"type": "integer"}, "cached_tokens": {"type": "integer"},
-                "finish_reason": {"type": "string"}, "stop_reason": {"type": ["string", "null"]},
-                "timings": {"type": "object", "additionalProperties": NUMBER},
-            },
-        },
+        "post", "/inference", "complete a prompt (the original project's API)", "original", body=InferenceRequest,
+        example={"prompt": "ROMEO:", "num_tokens": 8}, answer=InferenceAnswer, generates=True, streams=True,
     ),
     Operation(
         "get", "/stats", "server statistics: the original project's four figures, and more", "original",
-        answer={
-            "type": "object",
-            "required": ["latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time"],
-            "properties": {"latency-per-token": NUMBER, "throughput": NUMBER},
-        },
+        answer=Statistics,
     ),
     Operation(
         "get", "/stats/token_data.csv", "mean latency in seconds by number of requested tokens", "original",
-        media="text/csv", answer={"type": "string"},
+        answer={"text/csv": str},
     ),
 ]  # fmt: skip
 

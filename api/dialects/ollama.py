@@ -9,7 +9,7 @@ import hashlib
 import time
 from datetime import datetime, timezone
 from json import loads
-from typing import Any
+from typing import Any, Literal
 
 from flask import Blueprint, Response, current_app, g, jsonify, request
 
@@ -17,7 +17,7 @@ from api import streaming
 from api.answer_parts import AnswerParts
 from api.dialects import chat
 from api.dialects.embeddings import MOST_NUMBERS, start_embedding, vector
-from api.dialects.openai import completion_request
+from api.dialects.openai import ServerVersion, completion_request
 from api.generation import (
     Generation,
     GenerationRequest,
@@ -30,7 +30,7 @@ from api.generation import (
 )
 from api.http import errors
 from api.http.errors import ApiError, shown
-from api.http.openapi import Operation
+from api.http.openapi import JSON, NotRequired, Object, Operation, TypedDict
 from api.schemas import body
 from api.schemas.ollama import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
 from api.schemas.openai import ChatRequest, CompletionRequest, Message
@@ -45,34 +45,42 @@ LATEST = ":latest"  # the tag of a name without one
 # Of the release whose API this is, not the server's own: clients refuse an Ollama that is too old for them.
 VERSION = "0.13.5"
 IN_MESSAGE = {"thinking": "reasoning_content", "tool_name": "name"}
-ANSWER = {
-    "type": "object", "required": ["model", "created_at", "done", "done_reason"], "properties": {"done": {"const": True}},
-}  # fmt: skip
-LIST = {"type": "object", "required": ["models"], "properties": {"models": {"type": "array"}}}
+OllamaAnswer = TypedDict("OllamaAnswer", {
+    "model": str, "created_at": str, "message": NotRequired[Object], "response": NotRequired[str],
+    "done": Literal[True], "done_reason": str,
+})  # fmt: skip
+OllamaModel = TypedDict("OllamaModel", {
+    "name": str, "model": str, "modified_at": str, "digest": str, "details": Object, "model_info": Object,
+    "capabilities": list[str],
+})  # fmt: skip
+OllamaEmbeddings = TypedDict("OllamaEmbeddings", {"model": str, "embeddings": list[list[float]]})
+OllamaModels = TypedDict("OllamaModels", {"models": list[OllamaModel]})
+ANSWER = {JSON: OllamaAnswer, NDJSON: None}
 SENT = {"messages": [{"role": "user", "content": "Who are you?"}], "stream": False, "options": {"num_predict": 8}}
 OPERATIONS = [
     Operation(
         "post", "/api/chat", "answer a conversation (Ollama's API)", "ollama", body=OllamaChatRequest, example=SENT,
-        answer=ANSWER, also={NDJSON: {}}, generates=True,
+        answer=ANSWER, generates=True,
     ),
     Operation(
         "post", "/api/generate", "answer a prompt (Ollama's API)", "ollama", body=OllamaGenerateRequest,
-        example={"prompt": "ROMEO:", "stream": False, "options": {"num_predict": 8}}, answer=ANSWER, also={NDJSON: {}},
-        generates=True,
+        example={"prompt": "ROMEO:", "stream": False, "options": {"num_predict": 8}}, answer=ANSWER, generates=True,
     ),
     Operation(
         "post", "/api/show", "what is known about a model (Ollama's API)", "ollama", body=ShowRequest, example={},
-        answer={"type": "object", "required": ["details", "model_info", "capabilities"]}, errors=(400, 404, 413, 503),
+        answer=OllamaModel, errors=(404, 503),
     ),
     Operation(
         "post", "/api/embed", "embed one or several prompts (Ollama's API)", "ollama", body=OllamaEmbedRequest,
-        example={"input": "ROMEO:"}, answer={"type": "object", "required": ["model", "embeddings"]}, generates=True,
+        example={"input": "ROMEO:"}, answer=OllamaEmbeddings, generates=True,
     ),
-    Operation("get", "/api/tags", "the served model and its adapters (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
-    Operation("get", "/api/ps", "the models in memory (Ollama's API)", "ollama", answer=LIST, errors=(503,)),
     Operation(
-        "get", "/api/version", "the version of Ollama whose API this is (Ollama's API)", "ollama",
-        answer={"type": "object", "required": ["version"]},
+        "get", "/api/tags", "the served model and its adapters (Ollama's API)", "ollama", answer=OllamaModels,
+        errors=(503,),
+    ),
+    Operation("get", "/api/ps", "the models in memory (Ollama's API)", "ollama", answer=OllamaModels, errors=(503,)),
+    Operation(
+        "get", "/api/version", "the version of Ollama whose API this is (Ollama's API)", "ollama", answer=ServerVersion,
     ),
 ]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from flask import Blueprint, Response, g, jsonify, request
 
@@ -10,7 +10,7 @@ from api.dialects.openai_writer import CompletionWriter, Params
 from api.generation import GenerationRequest, check_model, constraint, ignored_hints, ready_engine, start_generation
 from api.hooks import admission
 from api.http.errors import ApiError
-from api.http.openapi import Operation
+from api.http.openapi import Object, Operation, TypedDict
 from api.http.owner import is_reserved
 from api.prompts import Prompt, check_ids, encode
 from api.schemas import body
@@ -22,28 +22,28 @@ from serving.adapters import Entry, Loaded
 
 EXAMPLE = '{"prompt": "ROMEO:", "max_tokens": 40}'
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # what a model's authors may recommend
-USAGE = {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"]}
+Usage = TypedDict("Usage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int})
+CompletionChoice = TypedDict("CompletionChoice", {
+    "index": int, "text": str, "logprobs": Object | None, "finish_reason": str, "stop_reason": str | int | None,
+})  # fmt: skip
+Completion = TypedDict("Completion", {
+    "id": str, "object": Literal["text_completion"], "created": int, "model": str, "choices": list[CompletionChoice],
+    "usage": Usage,
+})  # fmt: skip
+ModelCard = TypedDict("ModelCard", {"id": str, "object": Literal["model"], "created": int, "owned_by": str})
+ModelList = TypedDict("ModelList", {"object": Literal["list"], "data": list[ModelCard]})
+ServerVersion = TypedDict("ServerVersion", {"version": str})
 OPERATIONS = [
     Operation(
         "post", "/v1/completions", "complete one or several prompts", "openai", body=CompletionRequest,
-        example={"prompt": "ROMEO:", "max_tokens": 8}, generates=True, streams=True,
-        answer={
-            "type": "object", "required": ["id", "object", "created", "model", "choices", "usage"],
-            "properties": {"object": {"const": "text_completion"}, "choices": {"type": "array"}, "usage": USAGE},
-        },
+        example={"prompt": "ROMEO:", "max_tokens": 8}, answer=Completion, generates=True, streams=True,
     ),
+    Operation("get", "/v1/models", "the served model", "openai", answer=ModelList, errors=(503,)),
     Operation(
-        "get", "/v1/models", "the served model", "openai", errors=(503,),
-        answer={"type": "object", "required": ["object", "data"], "properties": {"data": {"type": "array"}}},
+        "get", "/v1/models/{model}", "the served model, if it has this name", "openai", answer=ModelCard,
+        errors=(404, 503),
     ),
-    Operation(
-        "get", "/v1/models/{model}", "the served model, if it has this name", "openai", errors=(404, 503),
-        answer={"type": "object", "required": ["id", "object", "created", "owned_by"]},
-    ),
-    Operation(
-        "get", "/version", "the server's version", "openai",
-        answer={"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}},
-    ),
+    Operation("get", "/version", "the server's version", "openai", answer=ServerVersion),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flask import Blueprint, Response, g, jsonify
 
@@ -20,7 +20,7 @@ from api.dialects.openai_writer import usage
 from api.generation import Generation, reply, start_generation
 from api.http.deferral import Deferred
 from api.http.errors import renaming
-from api.http.openapi import Operation
+from api.http.openapi import Object, Operation, TypedDict
 from api.schemas.responses import ResponsesRequest
 from api.service import Engine, Service
 from api.streaming import Delta
@@ -46,14 +46,15 @@ ITEMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
     ),
     "call": ("function_call", "fc", "function_call_arguments", {"arguments": ""}, {}),
 }
+ResponsesAnswer = TypedDict("ResponsesAnswer", {
+    "id": str, "object": Literal["response"], "created_at": int, "status": str, "model": str, "output": list[Object],
+    "usage": Object,
+})  # fmt: skip
 OPERATIONS = [
     Operation(
         "post", "/v1/responses", "answer a conversation with a list of items, in OpenAI's newer API", "openai",
-        body=ResponsesRequest, generates=True, streams=True, example={"input": [{"role": "user", "content": "Who are you?"}], "max_output_tokens": 8},
-        answer={
-            "type": "object", "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
-            "properties": {"object": {"const": "response"}, "output": {"type": "array"}, "usage": {"type": "object"}},
-        },
+        body=ResponsesRequest, answer=ResponsesAnswer, generates=True, streams=True,
+        example={"input": [{"role": "user", "content": "Who are you?"}], "max_output_tokens": 8},
     ),
 ]  # fmt: skip
 

@@ -21,7 +21,7 @@ from api.generation import (
 from api.hooks import admission
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
-from api.http.openapi import Operation
+from api.http.openapi import EVENTS, JSON, Object, Operation, TypedDict
 from api.prompts import Prompt, encode
 from api.schemas import body
 from api.schemas.fields import MOST_STOPS
@@ -32,22 +32,22 @@ from config import VERSION
 EXAMPLE = '{"inputs": "ROMEO:", "parameters": {"max_new_tokens": 40}}'
 SENT = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
 GREETING = "effective-batching is running. Try POST /inference or GET /stats\n"
-GENERATED = {"type": "object", "required": ["generated_text"], "properties": {"generated_text": {"type": "string"}}}
+Generated = TypedDict("Generated", {"generated_text": str})
 OPERATIONS = [
     Operation(
         "post", "/generate", "complete a prompt (TGI's API)", "tgi", body=GenerateRequest, example=SENT,
-        answer=GENERATED, generates=True,
+        answer=Generated, generates=True,
     ),
     Operation(
         "post", "/generate_stream", "complete a prompt as a stream, with one event per token", "tgi", body=StreamRequest,
-        example=SENT, media="text/event-stream", answer={"type": "string"}, generates=True,
+        example=SENT, answer={EVENTS: None}, generates=True,
     ),
     Operation(
         "post", "/", "like /generate if the body has inputs (the answer is a list of one), otherwise a greeting", "tgi",
-        body=CompatRequest, example=SENT, any_body=True, answer={"type": "array", "items": GENERATED},
-        also={"text/plain": {"type": "string"}}, generates=True, streams=True,
+        body=CompatRequest, example=SENT, any_body=True, generates=True,
+        answer={JSON: list[Generated], "text/plain": str, EVENTS: None},
     ),
-    Operation("get", "/info", "the served model and the limits on requests", "tgi", answer={"type": "object"}, errors=(503,)),
+    Operation("get", "/info", "the served model and the limits on requests", "tgi", answer=Object, errors=(503,)),
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from api.generation import check_model, ready_engine
 from api.hooks import admission
 from api.http import parts
 from api.http.errors import ApiError
-from api.http.openapi import Operation
+from api.http.openapi import Operation, TypedDict
 from api.prompts import check_ids, encode
 from api.schemas import body
 from api.schemas import fields as f
@@ -32,14 +32,14 @@ SMALL = 1 << 14  # bytes of a body that needs no place in the queue
 TOKENS, CHARACTERS = 256, 1 << 14  # written at once
 
 
-def _has(name: str, kind: str = "string") -> dict[str, Any]:
-    return {"required": [name], "properties": {name: {"type": kind}}}
-
-
 class TokenizeRequest(u.Refusing):
     """A text to tokenize: vLLM's form has `prompt` or `messages`, TGI's has `inputs`."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": [_has("prompt"), _has("messages", "array"), _has("inputs")]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {name: {"type": "null"} for name in ("prompt", "messages", "inputs")}}, "then": False
+        }
+    )  # fmt: skip
     unsupported: ClassVar = u.TOKENIZE
 
     model: f.Name | None = Field(None, description=f.MODEL)
@@ -57,16 +57,18 @@ class DetokenizeRequest(BaseModel):
     tokens: f.Ids = Field(description="a list of token ids")
 
 
+Tokenized = TypedDict("Tokenized", {"count": int, "max_model_len": int, "tokens": list[int]})
+TokenPiece = TypedDict("TokenPiece", {"id": int, "text": str, "start": int, "stop": int})
+Detokenized = TypedDict("Detokenized", {"prompt": str})
 OPERATIONS = [
     Operation(
         "post", "/tokenize", "the token ids of a string, or of a chat: prompt or messages for vLLM's API, inputs for TGI's", "tokens",
-        body=TokenizeRequest, example={"prompt": "ROMEO:"}, answer={"type": ["object", "array"]},
-        errors=(400, 404, 413, 415, 429, 503),
+        body=TokenizeRequest, example={"prompt": "ROMEO:"}, answer=Tokenized | list[TokenPiece],
+        errors=(404, 429, 503),
     ),
     Operation(
         "post", "/detokenize", "the text that token ids stand for", "tokens", body=DetokenizeRequest, example={"tokens": [1, 2, 3]},
-        answer={"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
-        errors=(400, 404, 413, 415, 429, 503),
+        answer=Detokenized, errors=(404, 429, 503),
     ),
 ]  # fmt: skip
 

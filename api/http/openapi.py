@@ -5,17 +5,25 @@ This module must not know what any route does.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache, partial
+from types import GenericAlias
+from typing import Any, Literal
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+# Of typing, pydantic takes none before Python 3.12.
+from typing_extensions import NotRequired as NotRequired
+from typing_extensions import Required as Required
+from typing_extensions import TypedDict as TypedDict
 
 from api.http import errors
 
-Schema = dict[str, Any]
+Object = dict[str, Any]  # of an answer that only this server's own pages read, or with members of any name
 REFERENCE = "#/components/schemas/{model}"
 WHAT = {
     200: "success",
@@ -23,7 +31,6 @@ WHAT = {
     401: "the API key is missing or wrong",
     403: "the request came from a page of another site",
     404: "not found",
-    405: "the method is not allowed on this path",
     413: "the body is too large",
     415: "the content type is not supported",
     422: "the body or a value is invalid; the message explains the problem and the remedy",
@@ -35,53 +42,21 @@ WHAT = {
     504: "the request timed out",
     529: "the server is full, loading, shutting down or has failed; retry after the seconds in Retry-After",
 }
-ERROR: Schema = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-            "required": ["message", "type", "param", "code"],
-        }
-    },
-    "required": ["error"],
-}
-TGI_ERROR: Schema = {
-    "type": "object",
-    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
-    "required": ["error", "error_type"],
-}
-MESSAGES_ERROR: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-            "required": ["type", "message"],
-        },
-    },
-    "required": ["type", "error"],
-}
-OLLAMA_ERROR: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-ERRORS = {  # by dialect
-    "openai": ("Error", ERROR), "tgi": ("TgiError", TGI_ERROR), "messages": ("MessagesError", MESSAGES_ERROR),
-    "ollama": ("OllamaError", OLLAMA_ERROR),
-}  # fmt: skip
+OpenAIFault = TypedDict("OpenAIFault", {"message": str, "type": str, "param": str | None, "code": str | None})
+MessagesFault = TypedDict("MessagesFault", {"type": str, "message": str})
+OpenAIError = TypedDict("OpenAIError", {"error": OpenAIFault})
+TgiError = TypedDict("TgiError", {"error": str, "error_type": str})
+MessagesError = TypedDict("MessagesError", {"type": Literal["error"], "error": MessagesFault})
+OllamaError = TypedDict("OllamaError", {"error": str})
+ERRORS = {"openai": OpenAIError, "tgi": TgiError, "messages": MessagesError, "ollama": OllamaError}  # by dialect
+JSON = "application/json"
 EVENTS = "text/event-stream"
-IGNORED: Schema = {
+IGNORED = {
     "description": "the fields and query parameters that had no effect, separated by commas; absent if there are none",
     "schema": {"type": "string"},
 }
-BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-TOKEN_COUNTS = ("num_tokens", "max_tokens", "max_completion_tokens", "max_new_tokens")
-BY_VALUE = ("default", "const", "enum", "example", "examples")  # keywords whose content is not a schema
 CHANGING = ("post", "put", "delete")  # methods that pages of other sites may not use
+READING = (400, 413, 415)  # what a request with a body may get
 GENERATING = (400, 404, 413, 415, 429, 499, 500, 503, 504)
 
 
@@ -89,26 +64,24 @@ GENERATING = (400, 404, 413, 415, 429, 499, 500, 503, 504)
 class Operation:
     """The description of one method of one path (`/requests/{id}`).
 
-    `answer` is the schema of the answer with status 200, whose content type is `media`. `also` has the schemas of its
-    other content types, and `answers` those of other statuses, if they are not errors in the usual form. An operation
-    that `generates` takes a place in the queue before its body is read.
+    `answer` is the type of the answer with status 200, or the types by content type, None for one that no schema
+    describes. `answers` has those of other statuses, if they are not errors in the usual form. An operation that
+    `generates` takes a place in the queue before its body is read.
     """
 
     method: str
     path: str
     summary: str
     tag: str
-    body: type[BaseModel] | Schema | None = None
+    body: Any = None
     example: Any = None
-    answer: type[BaseModel] | Schema | None = None
-    media: str = "application/json"
-    also: Mapping[str, Schema] = field(default_factory=dict)
+    answer: Any = None
     streams: bool = False  # the answer can also be text/event-stream
-    answers: Mapping[int, Schema] = field(default_factory=dict)
+    answers: Mapping[int, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
-    query: Mapping[str, Schema] = field(default_factory=dict)
+    query: Mapping[str, Any] = field(default_factory=dict)
     generates: bool = False
-    form: Schema | None = None  # of a body that is a form with a file, in place of `body`
+    form: Any = None  # of a body that is a form with a file, in place of `body`
     any_body: bool = False  # any other body is accepted as well
     unlisted: str = ""  # why tools that call every path must not find it: it is described beside the paths
 
@@ -117,6 +90,27 @@ class Operation:
         """The operationId."""
         words = re.sub(r"\W+", "_", self.path).strip("_") or "root"
         return f"{self.method}_{words}"
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """The types of the answer with status 200 by content type."""
+        contents = self.answer if isinstance(self.answer, Mapping) else {JSON: self.answer}
+        return {**contents, **({EVENTS: None} if self.streams else {})}
+
+
+class Generator(GenerateJsonSchema):
+    """Writes schemas in which null counts as absent, as in `body.validate`, without titles of fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Leave titles to objects: some generators of clients name classes by them."""
+        return False
+
+    def default_schema(self, schema: Any) -> dict[str, Any]:
+        """Allow null; a default that is an object is left out, as some generators of clients refuse it."""
+        found = super().default_schema(schema)
+        default = {"default": found.pop("default")} if "default" in found else {}
+        optional = self.get_flattened_anyof([found, {"type": "null"}])
+        return optional if isinstance(default.get("default"), dict) else optional | default
 
 
 def document(
@@ -132,28 +126,26 @@ def document(
 
     `context` and `vocabulary` are numbers of tokens, None until the model is loaded.
     """
-    words = [f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}" for op in operations if op.unlisted]
-    models = {
-        model
+    kinds = dict.fromkeys(ERRORS.values()) | dict.fromkeys(
+        kind
         for op in operations
-        for model in (op.body, op.answer)
-        if isinstance(model, type) and issubclass(model, BaseModel)
-    }
-    ordered = sorted(models, key=lambda model: model.__name__)
-    references, definitions = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
-    named = {model: reference for (model, _), reference in references.items()}
-    schemas = {name: _nullable(_written(s, vocabulary), context) for name, s in definitions.get("$defs", {}).items()}
-    schemas |= dict(ERRORS.values())
+        for kind in (op.body, op.form, *op.contents.values(), *op.answers.values(), *op.query.values())
+        if kind is not None
+    )
+    bounded = partial(_bounded, {"context": context, "vocabulary": vocabulary})
+    written = json.loads(_schemas(*kinds), object_hook=bounded)
+    schemas = dict(zip(kinds, written["prefixItems"]))
+    words = [f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}" for op in operations if op.unlisted]
     paths: dict[str, dict[str, Any]] = {}
     unlisted: dict[str, dict[str, Any]] = {}
     for op in operations:
-        item = _operation(op, named, keyed and op.path not in open_paths)
+        item = _operation(op, schemas, keyed and op.path not in open_paths)
         (unlisted if op.unlisted else paths).setdefault(op.path, {})[op.method] = item
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "effective-batching", "version": version},
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": written["$defs"]},
     }
     if words:
         result["info"]["description"] = f"Not listed below: {'; '.join(words)}."
@@ -163,105 +155,53 @@ def document(
     return result
 
 
-def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str, Any]:
-    def schema(form: Any) -> Any:
-        return named[form] if isinstance(form, type) else form
+@cache
+def _schemas(*kinds: Any) -> str:
+    """Return the schemas of types, and what they refer to, as JSON; it takes a while."""
+    together: Any = GenericAlias(tuple, kinds)
+    return json.dumps(TypeAdapter(together).json_schema(ref_template=REFERENCE, schema_generator=Generator))
 
-    has_schema = op.answer is not None and op.media != EVENTS  # no schema describes an event
-    answered: dict[str, Any] = {op.media: {"schema": schema(op.answer)} if has_schema else {}}
-    answered |= {media: {"schema": form} for media, form in op.also.items()}
-    if op.streams:
-        answered[EVENTS] = {}
+
+def _bounded(limits: Mapping[str, int | None], schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with the limit of the served model that `x-below` names."""
+    limit = limits.get(schema.pop("x-below", ""))
+    if limit is not None and "pattern" in schema:
+        return schema | {"pattern": f"^[0-9]{{1,{len(str(limit - 1)) - 1}}}$"}
+    return schema if limit is None else schema | {"maximum": limit - 1}
+
+
+def _operation(op: Operation, schemas: Mapping[Any, Any], keyed: bool) -> dict[str, Any]:
+    def content(kind: Any) -> dict[str, Any]:
+        return {} if kind is None else {"schema": schemas[kind]}
+
+    answered = {media: content(kind) for media, kind in op.contents.items()}
     responses: dict[str, Any] = {"200": {"description": WHAT[200], "content": answered}}
     if op.body is not None:
         responses["200"]["headers"] = {"X-Ignored-Params": IGNORED}
-    for code, form in op.answers.items():
-        responses[str(code)] = _response(code, form)
     dialect = errors.dialect(op.method.upper(), op.path)
     statuses = errors.STATUSES.get(dialect, {})
-    common = [statuses.get(code, code) for code in GENERATING] if op.generates else []
+    common = GENERATING if op.generates else READING if op.body or op.form else ()
     extra = ((403,) if op.method in CHANGING else ()) + ((401,) if keyed else ())
-    error = {"$ref": REFERENCE.format(model=ERRORS[dialect][0])}
-    for code in sorted({*common, *extra, *op.errors}):
-        responses.setdefault(str(code), _response(code, error))
+    for code in sorted({*(statuses.get(code, code) for code in common), *extra, *op.errors, *op.answers}):
+        responses[str(code)] = {
+            "description": WHAT[code],
+            "content": {JSON: content(op.answers.get(code, ERRORS[dialect]))},
+        }
+        if code in (429, 503, 529):
+            responses[str(code)]["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
     result: dict[str, Any] = {"operationId": op.id, "summary": op.summary, "tags": [op.tag], "responses": responses}
-    if parameters := _parameters(op):
+    text = {"type": "string", "minLength": 1}
+    in_path = re.findall(r"{(\w+)}", op.path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": text} for name in in_path]
+    parameters += [{"name": name, "in": "query", **content(kind)} for name, kind in op.query.items()]
+    if parameters:
         result["parameters"] = parameters
-    if op.body is not None:
-        content: dict[str, Any] = {"schema": schema(op.body)}
-        if op.example is not None:
-            content["example"] = op.example
-        if op.any_body:  # a requestBody would say that no other body is valid
-            result["x-body"] = content
-        else:
-            result["requestBody"] = {"required": True, "content": {"application/json": content}}
-    if op.form is not None:
-        result["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": op.form}}}
+    sent = content(op.body) | ({} if op.example is None else {"example": op.example})
+    if op.any_body:  # a requestBody would say that no other body is valid
+        result["x-body"] = sent
+    elif op.body or op.form:
+        media = {JSON: sent} if op.body else {"multipart/form-data": content(op.form)}
+        result["requestBody"] = {"required": True, "content": media}
     if keyed:
         result["security"] = [{"key": []}]
     return result
-
-
-def _response(code: int, form: Any) -> dict[str, Any]:
-    headers = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
-    return {
-        "description": WHAT[code],
-        "content": {"application/json": {"schema": form}},
-        **({"headers": headers} if code in (429, 503, 529) else {}),
-    }
-
-
-def _parameters(op: Operation) -> list[dict[str, Any]]:
-    words = re.findall(r"{(\w+)}", op.path)
-    text = {"type": "string", "minLength": 1}
-    return [{"name": w, "in": "path", "required": True, "schema": text} for w in words] + [
-        {"name": name, "in": "query", "schema": schema} for name, schema in op.query.items()
-    ]
-
-
-def _written(schema: Any, vocabulary: int | None) -> Any:
-    """Return a schema in JSON Schema's keywords, with what the served model takes.
-
-    pydantic leaves its own keywords where a validator comes first. `x-token-id` marks token ids.
-    """
-    if isinstance(schema, list):
-        return [_written(item, vocabulary) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result: dict[Any, Any] = {}
-    for word, value in schema.items():
-        if word == "properties":
-            result[word] = {name: _written(inner, vocabulary) for name, inner in value.items()}
-        elif word != "x-token-id":
-            result[BOUNDS.get(word, word)] = value if word in BY_VALUE else _written(value, vocabulary)
-    if "x-token-id" in schema and vocabulary is not None:
-        if "pattern" in schema:
-            result["pattern"] = f"^[0-9]{{1,{len(str(vocabulary - 1)) - 1}}}$"
-        else:
-            result["maximum"] = vocabulary - 1
-    return result
-
-
-def _nullable(schema: dict[str, Any], context: int | None) -> dict[str, Any]:
-    """Return the schema of an object in which null counts as absent, as in `body.validate`."""
-    required = schema.get("required", ())
-    properties = {}
-    for name, value in schema.get("properties", {}).items():
-        for kind in value.get("anyOf", [value]) if name in TOKEN_COUNTS else ():
-            if kind.get("type") == "integer" and context is not None:
-                kind.setdefault("maximum", context - 1)  # a prompt has at least one
-        optional = name not in required and not _takes_null(value)
-        properties[name] = _or_null(value) if optional else value
-    return schema | ({"properties": properties} if properties else {})
-
-
-def _takes_null(schema: Any) -> bool:
-    kinds = [schema, *schema.get("anyOf", ())]
-    return any(kind.get("type") == "null" or "null" in kind.get("type", ()) for kind in kinds)
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    words = {k: v for k, v in schema.items() if k in ("title", "description", "default")}
-    rest = {k: v for k, v in schema.items() if k not in words}
-    kinds = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
-    return words | {"anyOf": [*kinds, {"type": "null"}]}

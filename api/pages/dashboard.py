@@ -22,7 +22,7 @@ from werkzeug.security import safe_join
 
 from api import generation
 from api.http.errors import ApiError
-from api.http.openapi import Operation
+from api.http.openapi import Object, Operation, TypedDict
 from api.pages import what_if
 from api.pages.demo import Load
 from api.schemas import body
@@ -46,34 +46,29 @@ HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-f:]+\](:\d+)?")
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 NEIGHBORS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
 EXAMPLE = '{"count": 40, "rate": 4}'
-NUMBER = {"type": "integer"}
-PROGRESS = {
-    "type": "object",
-    "required": ["total", "sent", "done", "failed", "active", "seed", "params"],
-    "properties": {"total": NUMBER, "sent": NUMBER, "done": NUMBER, "failed": NUMBER,
-                   "active": {"type": "boolean"}, "seed": NUMBER, "params": {"type": ["object", "null"]}},
-}  # fmt: skip
+Progress = TypedDict("Progress", {
+    "total": int, "sent": int, "done": int, "failed": int, "active": bool, "seed": int, "params": Object | None,
+})  # fmt: skip
 MOST_MARKDOWN = 1 << 13  # bytes: some texts take the parser time that grows with the square of their length
 TAG = "live page"
 OPERATIONS = [
-    Operation("get", "/race", "a page that compares runs side by side", TAG, media="text/html", answer={"type": "string"}),
-    Operation("get", "/web/{name}", "a file of the live page", TAG, media="*/*", answer={"type": "string"}, errors=(404,)),
+    Operation("get", "/race", "a page that compares runs side by side", TAG, answer={"text/html": str}),
+    Operation("get", "/web/{name}", "a file of the live page", TAG, answer={"*/*": str}, errors=(404,)),
     Operation(
-        "post", "/web/markdown", "turn Markdown into HTML, as the chat of the live page shows it", TAG, media="text/html",
-        answer={"type": "string"}, errors=(413,),
+        "post", "/web/markdown", "turn Markdown into HTML, as the chat of the live page shows it", TAG,
+        answer={"text/html": str}, errors=(413,),
     ),
     Operation(
         "post", "/load", "send this server a demonstration load", TAG, body=LoadRequest,
-        example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=PROGRESS,
-        errors=(400, 413, 415, 429, 503),
+        example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=Progress, errors=(429, 503),
     ),
-    Operation("get", "/load", "progress of the load", TAG, answer=PROGRESS),
-    Operation("delete", "/load", "stop sending the load", TAG, answer=PROGRESS),
+    Operation("get", "/load", "progress of the load", TAG, answer=Progress),
+    Operation("delete", "/load", "stop sending the load", TAG, answer=Progress),
     *what_if.OPERATIONS,
-    Operation("get", "/lab/", "a page on which policies are written and raced", "live page", media="text/html",
-              answer={"type": "string"}, errors=(404,)),
-    Operation("get", "/lab/{name}", "a file of the lab, with --lab", "live page", media="*/*", answer={"type": "string"},
-              errors=(404,)),
+    Operation(
+        "get", "/lab/", "a page on which policies are written and raced", TAG, answer={"text/html": str}, errors=(404,),
+    ),
+    Operation("get", "/lab/{name}", "a file of the lab, with --lab", TAG, answer={"*/*": str}, errors=(404,)),
 ]  # fmt: skip
 
 

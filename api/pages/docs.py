@@ -9,14 +9,14 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from api.hooks.auth import OPEN
-from api.http.openapi import Operation, document
+from api.http.openapi import Object, Operation, document
 from api.schemas.openai import ChatRequest, CompletionRequest
 from api.service import Service
 from config import VERSION
 
 OPERATIONS = [
-    Operation("get", "/openapi.json", "this document", "docs", answer={"type": "object"}),
-    Operation("get", "/docs", "this page", "docs", media="text/html", answer={"type": "string"}),
+    Operation("get", "/openapi.json", "this document", "docs", answer=Object),
+    Operation("get", "/docs", "this page", "docs", answer={"text/html": str}),
 ]
 STYLE = """
 :root{color-scheme:light dark}a{color:#0a5fb4}

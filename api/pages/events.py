@@ -15,15 +15,16 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from flask import Blueprint, Response, request
+from pydantic import Field
 
 from api import generation
 from api.admin.policy import last_failure
 from api.http.errors import ApiError, shown
-from api.http.openapi import Operation
+from api.http.openapi import EVENTS, Operation
 from api.pages.feed_reader import FeedReader, ViewerLeft
 from api.service import Engine, Service
 from api.socket_writer import LentSocket
@@ -34,14 +35,14 @@ from serving.wakeup import Wakeup
 
 RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
 LEND_SECONDS = 60.0
-SWITCH = {"type": "string", "enum": ["0", "1"]}
+Switch = Literal["0", "1"]
 OPERATIONS = [
     Operation(
         "get", "/events", "the steps of the batching loop, as an endless stream of server-sent events", "operations",
-        media="text/event-stream", answer={"type": "string"}, errors=(400, 503), unlisted="it never ends",
+        answer={EVENTS: None}, errors=(400, 503), unlisted="it never ends",
         query={
-            "last": {"type": "integer", "minimum": 0, "maximum": CAPACITY},
-            "after": {"type": "integer", "minimum": 0}, "detail": SWITCH, "compact": SWITCH,
+            "last": Annotated[int, Field(ge=0, le=CAPACITY)], "after": Annotated[int, Field(ge=0)], "detail": Switch,
+            "compact": Switch,
         },
     ),
 ]  # fmt: skip

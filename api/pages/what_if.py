@@ -6,61 +6,38 @@ An answer is made by another process and goes to the client as it comes. This mo
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel, Field, StrictStr
 
 from api import generation
 from api.http.errors import ApiError
-from api.http.openapi import Operation
+from api.http.openapi import NotRequired, Object, Operation, TypedDict
 from api.schemas import body
 from api.schemas import fields as f
 from api.service import Service
 from observe.replay.what_if import WhatIf, Workload
 
 EXAMPLE = '{"policies": ["nobatch", "static"]}'
-NUMBER = {"type": "number"}
-OPTIONAL = {"type": ["number", "null"]}
-FIGURES = ("latency_mean_s", "latency_p99_s", "makespan_s", "tokens_per_s")
-SHARES = ("useful", "held", "batch_fill", "rows_in_vain")
-LANE: dict[str, Any] = {
-    "type": "object",
-    "required": ["policy", "measured", "whole", "requests", *FIGURES, *SHARES, "records"],
-    "properties": {
-        "policy": {"type": "string"}, "measured": {"type": "boolean"}, "whole": {"type": "boolean"},
-        "extrapolates": {"type": "boolean"}, "requests": {"type": "integer"}, **dict.fromkeys(FIGURES, NUMBER),
-        **dict.fromkeys(SHARES, OPTIONAL), "records": {"type": "array", "items": {"type": "object"}},
-    },
-}  # fmt: skip
-ANSWER: dict[str, Any] = {
-    "type": "object",
-    "required": ["served", "slots", "requests", "lanes", "bound", "error", "cut_s", "cost"],
-    "properties": {
-        "served": {"type": "string"}, "slots": {"type": "integer"},
-        "requests": {"type": "array", "items": {"type": "object"}}, "lanes": {"type": "array", "items": LANE},
-        "bound": {"type": ["object", "null"]}, "error": {"type": ["object", "null"]}, "cut_s": OPTIONAL, "cost": {"type": "object"},
-    },
-}  # fmt: skip
-PART: dict[str, Any] = {
-    "type": "object", "required": ["measured", "trusted", "simulated", "alone", "residual", "residual_share"],
-    "properties": {
-        "measured": NUMBER, "trusted": {"type": "boolean"}, "simulated": NUMBER, "alone": NUMBER, "residual": NUMBER,
-        "residual_share": OPTIONAL,
-    },
-}  # fmt: skip
-ROWS: dict[str, Any] = {"type": "array", "items": {"type": "object", "required": ["client", "wait_ms", "run_ms"]}}
-BLAME: dict[str, Any] = {
-    "type": "object",
-    "required": [
-        "id", "client", "policy", "trusted", "latency_ms", "wait_ms", "run_ms", "others", "clients", "left_out", "program", "cost",
-    ],
-    "properties": {
-        "trusted": {"type": "boolean"}, "wait_ms": PART, "run_ms": PART, "others": ROWS, "clients": ROWS,
-        "left_out": {"type": "integer"}, "program": {"type": ["object", "null"]},
-        "cost": {"type": "object", "properties": {"scaled_by": NUMBER}},
-    },
-}  # fmt: skip
+Lane = TypedDict("Lane", {
+    "policy": str, "measured": bool, "whole": bool, "extrapolates": NotRequired[bool], "requests": int,
+    "latency_mean_s": float, "latency_p99_s": float, "makespan_s": float, "tokens_per_s": float, "useful": float | None,
+    "held": float | None, "batch_fill": float | None, "rows_in_vain": float | None, "records": list[Object],
+})  # fmt: skip
+WhatIfAnswer = TypedDict("WhatIfAnswer", {
+    "served": str, "slots": int, "requests": list[Object], "lanes": list[Lane], "bound": Object | None,
+    "error": Object | None, "cut_s": float | None, "cost": Object,
+})  # fmt: skip
+BlamePart = TypedDict("BlamePart", {
+    "measured": float, "trusted": bool, "simulated": float, "alone": float, "residual": float,
+    "residual_share": float | None,
+})  # fmt: skip
+Blame = TypedDict("Blame", {
+    "id": str, "client": str, "policy": str, "trusted": bool, "latency_ms": float, "wait_ms": BlamePart,
+    "run_ms": BlamePart, "others": list[Object], "clients": list[Object], "left_out": int, "program": Object | None,
+    "cost": Object,
+})  # fmt: skip
 MOST_REQUESTS = 400
 MOST_POLICIES = 6
 Name = Annotated[StrictStr, Field(min_length=1, max_length=100)]
@@ -93,12 +70,12 @@ class WhatIfRequest(BaseModel):
 OPERATIONS = [
     Operation(
         "post", "/what-if", "simulate other policies on the requests that were just served", "live page",
-        body=WhatIfRequest, example={"policies": ["nobatch", "static"]}, answer=ANSWER,
-        errors=(400, 404, 413, 415, 429, 500, 503, 504),
+        body=WhatIfRequest, example={"policies": ["nobatch", "static"]}, answer=WhatIfAnswer,
+        errors=(404, 429, 500, 503, 504),
     ),
     Operation(
         "get", "/requests/{id}/blame", "which other requests made a request wait or slowed its tokens", "live page",
-        answer=BLAME, errors=(404, 429, 500, 503, 504),
+        answer=Blame, errors=(404, 429, 500, 503, 504),
     ),
 ]  # fmt: skip
 

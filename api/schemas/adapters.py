@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from api.schemas import fields as f
 
 
-class LoadRequest(BaseModel):
+class LoadAdapterRequest(BaseModel):
     """POST /v1/load_lora_adapter."""
 
     lora_name: f.Adapter = Field(description="a name for the adapter")
@@ -15,7 +15,7 @@ class LoadRequest(BaseModel):
     load_inplace: f.Flag = Field(False, description=f.FLAG)
 
 
-class UnloadRequest(BaseModel):
+class UnloadAdapterRequest(BaseModel):
     """POST /v1/unload_lora_adapter."""
 
     lora_name: f.Adapter = Field(description=f.ADAPTER)

@@ -98,7 +98,7 @@ def _ids(value: Any) -> list[int]:
 
 
 _TEXTS = {"type": "string", "minLength": 1}
-_TOKEN = {"type": "integer", "minimum": 0, "x-token-id": True}
+_TOKEN = {"type": "integer", "minimum": 0, "x-below": "vocabulary"}
 _TOKENS = {"type": "array", "items": _TOKEN, "minItems": 1}
 PROMPT_SCHEMA = {
     "anyOf": [
@@ -110,7 +110,7 @@ PROMPT_SCHEMA = {
 }
 BIAS_SCHEMA = {
     "type": "object",
-    "propertyNames": {"pattern": "^[0-9]{1,18}$", "x-token-id": True},
+    "propertyNames": {"pattern": "^[0-9]{1,18}$", "x-below": "vocabulary"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": MOST_BIASES,
 }
@@ -158,6 +158,7 @@ Flag = StrictBool
 Off = Annotated[StrictBool, AfterValidator(_off), WithJsonSchema({"const": False})]  # 0 == False is for Python only
 Null = Annotated[None, BeforeValidator(_null)]  # of a field that is only known to name the one to use
 Seconds = Annotated[float, Field(allow_inf_nan=False, gt=0), NUMBER]
+Pause = Annotated[float, Field(allow_inf_nan=False, gt=0, le=3600), NUMBER]
 Int64 = Annotated[int, Field(strict=True, ge=-INT64, lt=INT64), INTEGER]
 Text = Annotated[StrictStr, Field(min_length=1)]
 Name = Annotated[StrictStr, Field(max_length=256)]
@@ -166,7 +167,8 @@ Adapter = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 RequestId = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 Prompts = Annotated[list[Any], BeforeValidator(prompts), WithJsonSchema(PROMPT_SCHEMA)]
 Biases = Annotated[dict[int, float], BeforeValidator(_biases), WithJsonSchema(BIAS_SCHEMA)]
-Digits = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_digits)]
+Length = Annotated[int, Field(strict=True, ge=1, json_schema_extra={"x-below": "context"}), INTEGER]
+Digits = Annotated[Length, BeforeValidator(_digits)]
 
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]
 StopList = Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_STOPS), at_most(MOST_STOPS)]

@@ -61,7 +61,7 @@ TOOLS = f'a list of at most {MOST_TOOLS} tools such as {{"name": "f", "input_sch
 JSON_FORM = 'an object such as {"type": "json_schema", "schema": {...}}'
 
 
-class Message(BaseModel):
+class Turn(BaseModel):
     """One turn of a conversation."""
 
     role: Literal["user", "assistant", "system", "developer"] = Field(description="user, assistant or system")
@@ -115,7 +115,7 @@ class CountRequest(u.Refusing):
     unsupported: ClassVar = u.MESSAGES
 
     model: f.Name | None = Field(None, description=f.MODEL)
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1), f.at_most(MOST_MESSAGES)] = Field(
+    messages: Annotated[list[Turn], Field(fail_fast=True, min_length=1), f.at_most(MOST_MESSAGES)] = Field(
         description=f'a list of 1 to {MOST_MESSAGES:,} messages, such as [{{"role": "user", "content": "..."}}]'
     )
     system: Annotated[list[Block], BeforeValidator(blocks), WithJsonSchema(CONTENT_SCHEMA)] = Field(

@@ -41,7 +41,10 @@ def _not_zero(value: int) -> int:
 
 
 Limit = Annotated[
-    int, Field(strict=True, ge=UNLIMITED, json_schema_extra={"not": {"const": 0}}), f.INTEGER, AfterValidator(_not_zero)
+    int,
+    Field(strict=True, ge=UNLIMITED, json_schema_extra={"not": {"const": 0}, "x-below": "context"}),
+    f.INTEGER,
+    AfterValidator(_not_zero),
 ]
 PROMPTS = "a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
 MOST_TOKENS = f"{UNLIMITED} for all that the context leaves"
@@ -55,17 +58,14 @@ class StreamOptions(BaseModel):
 
 
 # Rules between two fields that a schema could only state by listing every pair are left to the error messages.
+# They are written with `if`, as some generators of clients take `anyOf` for the fields.
 NEEDS_STREAM: JsonDict = {
-    "anyOf": [
-        {"required": ["stream"], "properties": {"stream": {"const": True}}},
-        {"properties": {"stream_options": {"type": "null"}}},
-    ]
+    "if": {"properties": {"stream_options": {"type": "null"}}},
+    "else": {"required": ["stream"], "properties": {"stream": {"const": True}}},
 }
 ZERO_NEEDS_ECHO: JsonDict = {
-    "anyOf": [
-        {"required": ["echo"], "properties": {"echo": {"const": True}}},
-        {"properties": {"max_tokens": {"not": {"const": 0}}}},
-    ]
+    "if": {"required": ["max_tokens"], "properties": {"max_tokens": {"const": 0}}},
+    "then": {"required": ["echo"], "properties": {"echo": {"const": True}}},
 }
 
 
@@ -125,8 +125,9 @@ class CompletionRequest(Sampled):
 
     prompt: f.Prompts = Field(description=PROMPTS)
     max_tokens: Annotated[int, Field(strict=True, ge=UNLIMITED), f.INTEGER] = Field(
-        16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {MOST_TOKENS}"
-    )
+        16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {MOST_TOKENS}",
+        json_schema_extra={"x-below": "context"},
+    )  # fmt: skip
     best_of: SkipJsonSchema[Annotated[int, Field(strict=True, ge=1, le=20), f.INTEGER] | None] = Field(
         None, description="a whole number from n to 20"
     )
@@ -181,10 +182,8 @@ CONTENT_SCHEMA = {
 
 # Only a message of the assistant may have no content, as it does after a tool call.
 SILENT_ASSISTANT: JsonDict = {
-    "anyOf": [
-        {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
-        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-    ]
+    "if": {"properties": {"content": {"type": "null"}}},
+    "then": {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
 }
 
 

@@ -44,7 +44,7 @@ class SchedulingHints(Refusing):
     session: f.Name = Field("", description=f.USER)
     session_id: f.Name = Field("", description=f.USER)
     program: f.Name = Field("", description=f.USER)
-    keep_s: f.Seconds | None = Field(None, le=3600, description=f"{f.SECONDS}, at most 3,600")
+    keep_s: f.Pause | None = Field(None, description=f"{f.SECONDS}, at most 3,600")
 
     def scheduling_options(self) -> dict[str, Any]:
         """Return these fields as options of `make_inference`."""

@@ -26,7 +26,10 @@ SAMPLES: list[Any] = [{"required": ["do_sample"], "properties": {"do_sample": {"
 BEST_OF_SAMPLES: JsonDict = {
     "anyOf": [{"properties": {"best_of": ONE}}, {"properties": {"seed": {"type": "null"}}, "anyOf": SAMPLES}]
 }
-STREAMS: JsonDict = {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}}
+STREAMS: JsonDict = {
+    "if": {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}},
+    "else": False,
+}
 
 
 class GenerateParameters(SchedulingHints):
@@ -45,9 +48,7 @@ class GenerateParameters(SchedulingHints):
     top_p: Fraction | None = Field(None, description=FRACTION)
     typical_p: Fraction | None = Field(None, description=FRACTION)
     do_sample: f.Flag = Field(False, description=f.FLAG)
-    max_new_tokens: Annotated[int, Field(strict=True, ge=1), f.INTEGER] | None = Field(
-        None, description="a whole number of tokens to generate, at least 1"
-    )
+    max_new_tokens: f.Length | None = Field(None, description="a whole number of tokens to generate, at least 1")
     return_full_text: f.Flag = Field(False, description=f.FLAG)
     stop: f.StopList | None = Field(None, description=STOP_LIST)
     stop_sequences: f.StopList | None = Field(None, description=STOP_LIST)
@@ -81,7 +82,7 @@ class GenerateRequest(u.Refusing):
 class StreamParameters(GenerateParameters):
     """Generation parameters of a stream: one answer, without details of the prompt."""
 
-    model_config = ConfigDict(json_schema_extra={"allOf": [STREAMS]})
+    model_config = ConfigDict(json_schema_extra=STREAMS)
 
 
 class StreamRequest(GenerateRequest):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from api.hooks.auth import OPEN
 from api.http.openapi import Operation, document
+from api.schemas import fields as f
 from app import connect, create_app
 from config import Config
 from tests.support.fakes import fake_engine
@@ -99,12 +100,31 @@ def test_with_a_key_every_route_but_the_open_ones_asks_for_it() -> None:
     assert "security" not in str(described(create_app(Config())))
 
 
+def schemas_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from schemas_in(inner)
+
+
+def test_generators_of_clients_understand_every_schema(app: Flask) -> None:
+    found = described(app)
+    schemas = [*schemas_in(found)]
+    assert all("items" in schema for schema in schemas if "array" in schema.get("type", ()))
+    titles = [schema["title"] for schema in schemas_in(found["components"]) if isinstance(schema.get("title"), str)]
+    assert len(titles) == len(set(titles))
+    assert not any(isinstance(schema.get("default"), dict) for schema in schemas if "anyOf" in schema)
+    for name, schema in found["components"]["schemas"].items():
+        assert "anyOf" not in schema, name  # it would stand for the fields
+        assert name.lower() not in schema.get("properties", {}), name
+
+
 class Inner(BaseModel):
     few: int = Field(1, ge=1, lt=9)
 
 
 class Sent(BaseModel):
-    num_tokens: int = Field(ge=1)
+    num_tokens: f.Length
     ge: float | None = Field(None, gt=0.5, description="a number")
     inner: Inner | None = None
     word: str = "x"
