@@ -17,12 +17,10 @@ from api.http.errors import ApiError, shown
 from api.http.openapi import Object, Operation, TypedDict
 from api.schemas import body
 from api.service import Engine, Service
+from serving.fallback import PolicyFailure
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
 ActivePolicy = TypedDict("ActivePolicy", {"policy": str, "options": Object, "max_batch_size": int})
-PolicyFailure = TypedDict("PolicyFailure", {
-    "policy": str, "error": str, "hook": str | None, "file": str | None, "line": int | None, "now": str, "time": float,
-})  # fmt: skip
 KnownPolicies = TypedDict("KnownPolicies", {
     "policy": str, "options": Object, "max_batch_size": int, "policies": Object, "orders": Object, "options_of": Object,
     "closed": list[str], "last_failure": PolicyFailure | None,

@@ -86,12 +86,6 @@ class Operation:
     unlisted: str = ""  # why tools that call every path must not find it: it is described beside the paths
 
     @property
-    def id(self) -> str:
-        """The operationId."""
-        words = re.sub(r"\W+", "_", self.path).strip("_") or "root"
-        return f"{self.method}_{words}"
-
-    @property
     def contents(self) -> dict[str, Any]:
         """The types of the answer with status 200 by content type."""
         contents = self.answer if isinstance(self.answer, Mapping) else {JSON: self.answer}
@@ -114,17 +108,11 @@ class Generator(GenerateJsonSchema):
 
 
 def document(
-    operations: Sequence[Operation],
-    version: str,
-    open_paths: frozenset[str],
-    keyed: bool,
-    *,
-    context: int | None,
-    vocabulary: int | None,
+    operations: Sequence[Operation], version: str, open_paths: frozenset[str], keyed: bool, limits: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return the OpenAPI document; with `keyed`, every path except the open ones requires the key.
 
-    `context` and `vocabulary` are numbers of tokens, None until the model is loaded.
+    `limits` are the numbers of tokens `context` and `vocabulary`, as soon as the model is loaded.
     """
     kinds = dict.fromkeys(ERRORS.values()) | dict.fromkeys(
         kind
@@ -132,8 +120,7 @@ def document(
         for kind in (op.body, op.form, *op.contents.values(), *op.answers.values(), *op.query.values())
         if kind is not None
     )
-    bounded = partial(_bounded, {"context": context, "vocabulary": vocabulary})
-    written = json.loads(_schemas(*kinds), object_hook=bounded)
+    written = json.loads(_schemas(*kinds), object_hook=partial(_bounded, limits))
     schemas = dict(zip(kinds, written["prefixItems"]))
     words = [f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}" for op in operations if op.unlisted]
     paths: dict[str, dict[str, Any]] = {}
@@ -162,7 +149,7 @@ def _schemas(*kinds: Any) -> str:
     return json.dumps(TypeAdapter(together).json_schema(ref_template=REFERENCE, schema_generator=Generator))
 
 
-def _bounded(limits: Mapping[str, int | None], schema: dict[str, Any]) -> dict[str, Any]:
+def _bounded(limits: Mapping[str, int], schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with the limit of the served model that `x-below` names."""
     limit = limits.get(schema.pop("x-below", ""))
     if limit is not None and "pattern" in schema:
@@ -189,7 +176,10 @@ def _operation(op: Operation, schemas: Mapping[Any, Any], keyed: bool) -> dict[s
         }
         if code in (429, 503, 529):
             responses[str(code)]["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
-    result: dict[str, Any] = {"operationId": op.id, "summary": op.summary, "tags": [op.tag], "responses": responses}
+    words = re.sub(r"\W+", "_", op.path).strip("_") or "root"
+    result: dict[str, Any] = {
+        "operationId": f"{op.method}_{words}", "summary": op.summary, "tags": [op.tag], "responses": responses,
+    }  # fmt: skip
     text = {"type": "string", "minLength": 1}
     in_path = re.findall(r"{(\w+)}", op.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": text} for name in in_path]

@@ -34,11 +34,8 @@ def blueprint(service: Service) -> Blueprint:
 
     def described() -> dict[str, Any]:
         engine = service.engine
-        result = document(
-            service.operations, VERSION, OPEN, bool(service.config.api_key),
-            context=None if engine is None else engine.context,
-            vocabulary=None if engine is None else engine.vocabulary,
-        )  # fmt: skip
+        limits = {} if engine is None else {"context": engine.context, "vocabulary": engine.vocabulary}
+        result = document(service.operations, VERSION, OPEN, bool(service.config.api_key), limits)
         for schema in (CompletionRequest, ChatRequest):
             fields = result["components"]["schemas"][schema.__name__]["properties"]
             for name, value in ({} if engine is None else engine.sampling).items():

@@ -132,7 +132,7 @@ class Sent(BaseModel):
 
 def test_a_body_is_documented_in_the_words_of_json_schema_and_null_is_absence() -> None:
     operation = Operation("post", "/x", "does it", "tag", body=Sent, example={"num_tokens": 1})
-    found = document([operation], "1", frozenset(), keyed=False, context=78, vocabulary=9)
+    found = document([operation], "1", frozenset(), keyed=False, limits={"context": 78})
     validate(found)
     fields = found["components"]["schemas"]["Sent"]["properties"]
     assert (fields["num_tokens"]["minimum"], fields["num_tokens"]["maximum"]) == (1, 77)
