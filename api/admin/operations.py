@@ -32,14 +32,10 @@ Slot = TypedDict("Slot", {
 })  # fmt: skip
 Cancelled = TypedDict("Cancelled", {"id": str, "state": str})
 TAG = "operations"
+STATES: dict[str, Any] = {"answer": Health, "answers": {503: Health}}
 OPERATIONS = [
-    *(
-        Operation("get", path, what, TAG, answer=Health, answers={503: Health})
-        for paths, what in (
-            (("/", *HEALTH), "whether the batching loop is alive"), (READY, "whether the server accepts new requests"),
-        )
-        for path in paths
-    ),
+    *(Operation("get", path, "whether the batching loop is alive", TAG, **STATES) for path in ("/", *HEALTH)),
+    *(Operation("get", path, "whether the server accepts new requests", TAG, **STATES) for path in READY),
     Operation("get", "/health/live", "whether the process responds", TAG, answer=dict[str, str]),
     Operation("get", "/metrics", "metrics for Prometheus", TAG, answer={"text/plain": str}),
     Operation(

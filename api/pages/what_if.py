@@ -34,9 +34,9 @@ BlamePart = TypedDict("BlamePart", {
     "residual_share": float | None,
 })  # fmt: skip
 Blame = TypedDict("Blame", {
-    "id": str, "client": str, "policy": str, "trusted": bool, "latency_ms": float, "wait_ms": BlamePart,
-    "run_ms": BlamePart, "others": list[Object], "clients": list[Object], "left_out": int, "program": Object | None,
-    "cost": Object,
+    "id": str, "client": str, "policy": str, "trusted": bool, "latency_ms": dict[str, float],
+    "wait_ms": BlamePart, "run_ms": BlamePart, "others": list[Object], "clients": list[Object], "left_out": int,
+    "program": Object | None, "cost": Object,
 })  # fmt: skip
 MOST_REQUESTS = 400
 MOST_POLICIES = 6
