@@ -80,9 +80,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
     body = ""
     content = operation.get("x-body") or operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content:
-        schema = content["schema"]
-        name = schema.get("$ref", "").rpartition("/")[2]
-        body = _fields(schemas.get(name, schema))
+        body = _fields(schemas[content["schema"]["$ref"].rpartition("/")[2]])
         if "example" in content:
             body += f"<pre>{escape(json.dumps(content['example'], indent=2))}</pre>"
     return (
