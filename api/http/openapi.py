@@ -16,14 +16,14 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-# Of typing, pydantic takes none before Python 3.12.
+# pydantic, which needs this package, accepts those of `typing` only from Python 3.12 on.
 from typing_extensions import NotRequired as NotRequired
 from typing_extensions import Required as Required
 from typing_extensions import TypedDict as TypedDict
 
 from api.http import errors
 
-Object = dict[str, Any]  # of an answer that only this server's own pages read, or with members of any name
+Object = dict[str, Any]  # whose members the document does not list
 REFERENCE = "#/components/schemas/{model}"
 WHAT = {
     200: "success",
@@ -56,7 +56,7 @@ IGNORED = {
     "schema": {"type": "string"},
 }
 CHANGING = ("post", "put", "delete")  # methods that pages of other sites may not use
-READING = (400, 413, 415)  # what a request with a body may get
+READING = (400, 413, 415)  # statuses of requests with a body
 GENERATING = (400, 404, 413, 415, 429, 499, 500, 503, 504)
 
 
