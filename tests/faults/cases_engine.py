@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from cases_prompt import NEIGHBOURS, neighbours
 from harness import SLOTS, Setting, Watched
-from table import Case, body, text_of
+from table import LOOPS, Case, body, text_of
 
 from tests.support import wait_until
 from tests.support.servers import Answer
@@ -148,7 +148,7 @@ def hang(server: Watched) -> None:
         watch.join()
     assert 503 in seen
     assert "the batching loop has not" in server.output()
-    assert re.search(r'File ".*faults\.py", line \d+ in act', server.output()), "no stack of the loop"
+    assert re.search(r'File ".*faults\.py", line \d+ in hang', server.output()), "no stack of the loop"
 
 
 def hold(server: Watched) -> None:
@@ -165,19 +165,19 @@ def generates_all_the_same(server: Watched) -> None:
 
 
 CASES = [
-    Case("E1", "one that breaks the step it is in", poison, setting=ARMED, tracebacks=True,
+    Case("E1", "one that breaks the step it is in", poison, policies=LOOPS, setting=ARMED, tracebacks=True,
          tests=("tests/serving/test_failing_steps.py::test_a_request_that_breaks_a_batch_of_8_is_found_and_the_others_get_their_tokens",)),
-    Case("E1", "one that breaks the step it is in, computed", poison, setting=COMPUTING, quick=False, tracebacks=True),
-    Case("E2", "a step that fails once", once, setting=ARMED, tracebacks=True,
+    Case("E1", "one that breaks the step it is in, computed", poison, policies=LOOPS, setting=COMPUTING, quick=False, tracebacks=True),
+    Case("E2", "a step that fails once", once, policies=LOOPS, setting=ARMED, tracebacks=True,
          tests=("tests/serving/test_failing_steps.py::test_a_step_that_fails_once_affects_no_request",)),
     Case("E2", "a computed step that fails once", once, setting=COMPUTING, quick=False, tracebacks=True),
     Case("E3", "an engine that breaks again and again", the_fifth_time_it_stops, setting=FAILING, quick=False,
          ends=True,
          tests=("tests/serving/test_recovery.py::test_an_engine_that_cannot_compute_ends_every_request_with_the_reason",
                 "tests/serving/test_supervision.py::test_the_fifth_failure_within_a_minute_is_one_too_many")),
-    Case("E4", "one that runs out of memory alone", too_large_alone, setting=COMPUTING, quick=False, tracebacks=True),
+    Case("E4", "one that runs out of memory alone", too_large_alone, policies=LOOPS, setting=COMPUTING, quick=False, tracebacks=True),
     Case("E5", "a GPU that must be started anew", dies("STICKY"), setting=ARMED, killed=True, tracebacks=True),
-    Case("E5", "a GPU that must be started anew, computing", dies("STICKY"), setting=COMPUTING, quick=False,
+    Case("E5", "a GPU that must be started anew, computing", dies("STICKY"), policies=LOOPS, setting=COMPUTING, quick=False,
          killed=True, tracebacks=True),
     Case("E5", "a loop that is left", dies("LEAVE"), setting=COMPUTING, quick=False, killed=True, tracebacks=True),
     Case("E6", "a loop that hangs", hang, setting=HANGING, quick=False, killed=True, tracebacks=True),

@@ -15,7 +15,7 @@ from pathlib import Path
 from cases_engine import ARMED
 from cases_http import SLOW, SLOWLY
 from harness import PATIENCE, SLOTS, Setting, Watched
-from table import Act, Case, body
+from table import LOOPS, Act, Case, body
 
 from tests.support import in_background, wait_until
 from tests.support.servers import Answer, read_answer
@@ -227,7 +227,7 @@ CASES = [
                 "tests/launch/test_launches.py::test_a_port_in_use_is_refused",
                 "tests/launch/test_config.py::test_too_few_open_files_are_refused_and_a_soft_limit_is_raised")),
     Case("F3", "ten reloads", reloads(10), setting=MOCK, quick=False, killed=True),
-    Case("I1", "TERM under load", terminate, setting=SLOW, ends=True),
+    Case("I1", "TERM under load", terminate, policies=LOOPS, setting=SLOW, ends=True),
     Case("I1", "TERM, then TERM", signals(TERM, TERM), setting=ARMED, ends=True),
     Case("I1", "TERM, then INT", signals(TERM, INT), setting=ARMED, ends=True, quick=False),
     Case("I1", "TERM, then QUIT", signals(TERM, QUIT), setting=ARMED, ends=True, quick=False),

@@ -11,7 +11,7 @@ from typing import Any
 
 from cases_body import NATIVE, NO_NUMBERS, OPENAI, TGI
 from harness import PATIENCE, REFUSED, SLOTS, Watched
-from table import Case, Raw, all_of, body, refuses, text_of
+from table import LOOPS, Case, Raw, all_of, body, refuses, text_of
 
 from tests.support.fakes import EOT
 from tests.support.servers import free_port
@@ -182,5 +182,5 @@ CASES = [
                 chat({"role": "user", "content": [{"type": "audio"}]}), codes=CHAT),
         pictures_are_not_fetched)),
     Case("B15", "the same prompt alone and in a full batch", company_changes_nothing,
-         tests=("tests/generate/test_runner.py::test_the_text_of_a_request_does_not_depend_on_the_batch",)),
+         policies=LOOPS, tests=("tests/generate/test_runner.py::test_the_text_of_a_request_does_not_depend_on_the_batch",)),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from cases_http import SLOW, SLOWLY
 from harness import MB, PATIENCE, SLOTS, Setting, Watched
-from table import Case, body
+from table import LOOPS, Case, body
 
 from tests.support import wait_until
 
@@ -176,17 +176,16 @@ def a_free_slot_is_used_at_once(server: Watched) -> None:
 
 
 CASES = [
-    Case("D1", "300 at once where 32 may come in", overload, setting=SLOW),
-    Case("D2", "a wait that is too long", who_waits_too_long_never_runs, setting=SLOW),
-    Case("D3", "clients that go, at every stage", clients_go_at_every_stage, setting=SLOW,
+    Case("D1", "300 at once where 32 may come in", overload, policies=LOOPS, setting=SLOW),
+    Case("D2", "a wait that is too long", who_waits_too_long_never_runs, policies=LOOPS, setting=SLOW),
+    Case("D3", "clients that go, at every stage", clients_go_at_every_stage, policies=LOOPS, setting=SLOW,
          tests=("tests/api/test_cancel.py::test_a_client_that_goes_frees_its_place_in_queue_and_batch",)),
     Case("D4", "200 that give up", many_give_up, setting=SLOW, quick=False,
          tests=("tests/api/test_cancel.py::test_two_hundred_that_go_in_the_middle_leave_nothing_behind",)),
-    Case("D5", "a reader that stops", who_stops_reading_is_dropped, setting=IMPATIENT, quick=False,
+    Case("D5", "a reader that stops", who_stops_reading_is_dropped, policies=LOOPS, setting=IMPATIENT, quick=False,
          growth=40 * MB),
     Case("D6", "readers that leave before, within and after", readers_leave_streams, setting=SLOW,
          tests=("tests/api/test_deadlines.py::test_a_stream_that_is_never_read_gives_everything_back",)),
-    Case("D7", "one long among many short, and the reverse", long_and_short_both_finish, setting=SLOW),
-    Case("D8", "a slot that falls free while others wait", a_free_slot_is_used_at_once, setting=SLOW,
-         policies=("dynamic",)),
+    Case("D7", "one long among many short, and the reverse", long_and_short_both_finish, policies=LOOPS, setting=SLOW),
+    Case("D8", "a slot that falls free while others wait", a_free_slot_is_used_at_once, setting=SLOW),
 ]  # fmt: skip

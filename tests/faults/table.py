@@ -11,7 +11,7 @@ from harness import MB, REFUSED, Setting, Watched
 
 from tests.support.servers import Answer
 
-POLICIES = ("nobatch", "static", "dynamic")
+LOOPS = ("nobatch", "static", "dynamic")  # of the cases in which the loop matters
 PLAIN = Setting()
 Act = Callable[[Watched], None]
 
@@ -29,7 +29,7 @@ class Case:
     what: str
     act: Act | None = None
     setting: Setting = PLAIN
-    policies: tuple[str, ...] = POLICIES
+    policies: tuple[str, ...] = ("dynamic",)
     quick: bool = True
     killed: bool = False
     ends: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -101,3 +102,11 @@ def test_a_public_address_without_a_key_is_warned_of(host: str, url: str, capsys
 def test_a_substitute_model_cannot_be_missed(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(Config(host="127.0.0.1"), capsys, warnings=["bard is served INSTEAD"])
     assert "!" * 60 + "\nwarning: bard is served INSTEAD\n" + "!" * 60 in text.replace("!" * 78, "!" * 60)
+
+
+def test_what_cannot_be_said_at_the_start_does_not_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = open("/dev/full", "w")  # noqa: SIM115
+    monkeypatch.setattr("sys.stderr", full)
+    banner.warn("nobody can read this")
+    with contextlib.suppress(OSError):  # closing writes what is left
+        full.close()

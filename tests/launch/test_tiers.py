@@ -137,7 +137,7 @@ def test_a_text_that_cannot_be_made_is_its_own_requests_error(app: Flask) -> Non
     service: Service = app.extensions["service"]
     engine = service.engine
     assert engine is not None
-    armed = Faults.model_validate({"bad_detokenize": {"prompt_contains": "garbled"}})
+    armed = Faults(bad_detokenize={"prompt_contains": "garbled"})
     object.__setattr__(engine, "make_inference", armed.maker(engine.make_inference))
     for path, status in {"/inference": 500, "/v1/completions": 500, "/generate": 424}.items():
         assert ask(app, path, "garbled").status_code == status

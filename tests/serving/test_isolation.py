@@ -69,7 +69,7 @@ class Speaker:
 
 def faulty(**armed: Any) -> Any:
     """Return the model with faults; a prompt is poisoned by one of its ids."""
-    return Faults.model_validate(armed).model(Speaker(), lambda ids: "POISON" if POISON in ids else "")
+    return Faults(**armed).model(Speaker(), lambda ids: "POISON" if POISON in ids else "")
 
 
 class Crowd:
