@@ -1,25 +1,48 @@
-"""Attention over pages: the C kernel against the oracle, its bits, its fallback and its cache."""
+"""Attention over pages: the C kernel against the oracle in every format and way, its bits, its fallback and its cache."""
 
 from __future__ import annotations
 
 import logging
 import math
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from generate.cpu import kernels
-from generate.cpu.attention import ENTRIES, CAttention, PackedRows, TorchAttention, make_attention
+from generate.cpu import kernels, linear
+from generate.cpu.attention import ENTRIES, CAttention, PackedRows, TorchAttention, dequantize, make_attention, quantize
+from generate.cpu.instructions import WAYS
 from generate.cpu.team import team
-from tests.support import points
-from tests.support.generate import NAN, World, assert_close, need_compiler
+from models.architecture import FULL, Reach
+from tests.support.generate import NAN, World, assert_close, need_compiler, pieces
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 EACH = pytest.mark.parametrize(("dtype", "kv_dtype"), ENTRIES, ids=str)
-SHAPES = [(16, 64, 16), (25, 64, 64), (12, 8, 16), (12, 80, 64), (3, 32, 16), (12, 64, 64), (16, 64, 128), (16, 16, 64)]
+LENGTHS = [1, 16, 33, 64, 130, 210]
+# H, KV, D, P. Heads of a multiple of 64 are multiplied in WAYS where rows and pools are bfloat16.
+WIDE = [(4, 4, 64, 64), (9, 3, 64, 16), (20, 2, 64, 32), (4, 2, 128, 64), (3, 1, 192, 64), (2, 2, 256, 32)]
+OTHER = [
+    (12, 12, 8, 16),
+    (6, 3, 24, 16),
+    (3, 3, 32, 16),
+    (5, 1, 80, 64),
+    (16, 1, 24, 32),
+    (3, 3, 80, 128),
+    (2, 2, 5, 16),
+]
+REACHES = [Reach(1), Reach(17), Reach(64, 3.0), Reach(200, 0.5), Reach(0, 1.0), Reach(alibi=2), Reach(100, 0.5, 4)]
+WINDOWS = [(reach, *shape) for shape in [(4, 2, 64, 64), (3, 1, 64, 16), (2, 2, 5, 16)] for reach in REACHES]
+QUICK = WINDOWS[::3]  # each reach and each shape
+CASES = [(FULL, *shape) for shape in WIDE + OTHER] + QUICK + [case for case in WINDOWS if case not in QUICK]
+BFLOAT16 = (torch.bfloat16, torch.bfloat16)
+RUNS = [
+    pytest.param(*entry, way, *case, marks=() if n < len(CASES) - len(WINDOWS) + len(QUICK) else pytest.mark.full)
+    for n, case in enumerate(CASES)
+    for entry in ENTRIES
+    for way in (WAYS if entry == BFLOAT16 and case[3] % 64 == 0 else [""])
+]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,94 +58,134 @@ def kv_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @pytest.fixture
-def kernel(dtype: torch.dtype, kv_dtype: torch.dtype) -> CAttention:
+def kernel(dtype: torch.dtype, kv_dtype: torch.dtype) -> Iterator[CAttention]:
     need_compiler()
-    return CAttention(dtype, kv_dtype)
+    kernel = CAttention(dtype, kv_dtype)
+    yield kernel
+    kernel.use(linear.bfloat16_way())
 
 
-@BOTH
-@pytest.mark.parametrize(("H", "D", "P"), points(5, *SHAPES))
-def test_a_ragged_mix_agrees_with_the_oracle(kernel: CAttention, dtype: torch.dtype, H: int, D: int, P: int) -> None:
-    lengths = [1, 63, 64, 65, 127, 200]
-    world = World(lengths, H, D, P, dtype)
-    steps = [
-        {0: 1, 1: 62, 2: 63, 4: 100},
-        {1: 1, 5: 199, 2: 1, 3: 65},  # decode rows among chunks
-        {5: 1, 4: 27},
-    ]
-    assert_close(world.run(kernel, steps), world.run(TorchAttention(), steps, padding=2), dtype)
-    assert_close(world.run(kernel, steps, padding=3), world.run(TorchAttention(), steps), dtype)
+def take(kernel: CAttention, way: str) -> None:
+    kernel.use(way)
+    if kernel.name != f"c-{way}":
+        pytest.skip(f"needs a processor that multiplies bfloat16 heads by {way}")
 
 
-@BOTH
-def test_long_contexts_agree_with_the_oracle(kernel: CAttention, dtype: torch.dtype) -> None:
-    world = World([1000, 1024, 1500], 2, 64, 64, dtype)
-    steps = [{0: 999, 1: 1023, 2: 1400}, {0: 1, 1: 1, 2: 100}]
-    assert_close(world.run(kernel, steps), world.run(TorchAttention(), steps), dtype)
-
-
-@EACH
-@pytest.mark.parametrize(("D", "P"), [(64, 64), (64, 16), (8, 16), (80, 128), (5, 16)])
-def test_chunking_and_neighbors_do_not_change_a_bit(
-    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, D: int, P: int
+@pytest.mark.parametrize(("dtype", "kv_dtype", "way", "reach", "H", "KV", "D", "P"), RUNS)
+def test_every_format_agrees_with_the_oracle_and_gives_a_token_one_result(
+    kernel: CAttention,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    way: str,
+    reach: Reach,
+    H: int,
+    KV: int,
+    D: int,
+    P: int,
 ) -> None:
-    lengths = [150, 65, 70]
-    world = World(lengths, 3, D, P, dtype, kv_dtype=kv_dtype)
-    whole = world.run(kernel, [dict(enumerate(lengths))])
-    chunked = world.run(
-        kernel, [{0: 7, 1: 1}, {0: 57, 2: 33, 1: 15}, {0: 2, 1: 16, 2: 1}, {0: 84, 1: 33, 2: 36}], padding=1
-    )
-    singly = world.run(kernel, [{i: 1} for i, n in enumerate(lengths) for _ in range(n)])
-    together = world.run(kernel, [{i: 1 for i, n in enumerate(lengths) if t < n} for t in range(max(lengths))])
-    for other in (chunked, singly, together):
-        for got, expected in zip(other, whole):
-            assert torch.equal(got, expected)
+    """Whatever the pieces of its prompt, its neighbors and the number of threads."""
+    if way:
+        take(kernel, way)
+    world = World(LENGTHS, H, D, P, dtype, KV=KV, kv_dtype=kv_dtype)
+    world.reach = reach
+    whole = world.run(kernel, [dict(enumerate(LENGTHS))], padding=1)
+    mixed = pieces(LENGTHS, D)
+    assert_close(whole, world.run(TorchAttention(), mixed, padding=2), dtype, kv_dtype)
+    others = [
+        world.run(kernel, [{i: n} for i, n in enumerate(LENGTHS)]),
+        world.run(kernel, [{i: 1 for i, n in enumerate(LENGTHS) if t < n} for t in range(max(LENGTHS))]),
+    ]
+    for threads, own in ((3, True), (2, False)):
+        team().use(threads, own)
+        others.append(world.run(kernel, mixed))
+    for other in others:
+        assert all(torch.equal(got, expected) for got, expected in zip(other, whole, strict=True))
 
 
 @EACH
-def test_the_number_of_threads_does_not_change_a_bit(
+def test_long_contexts_agree_with_the_oracle(kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    world = World([1000, 1024, 1500], 2, 64, 64, dtype, kv_dtype=kv_dtype)
+    steps = [{0: 999, 1: 1023, 2: 1400}, {0: 1, 1: 1, 2: 100}]
+    assert_close(world.run(kernel, steps), world.run(TorchAttention(), steps), dtype, kv_dtype)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-20, 3e-37, 0.0, 1e30])
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_float32_has_the_bits_of_tiles_even_for_tiny_numbers(kernel: CAttention, factor: float) -> None:
+    world = World(LENGTHS, 4, 64, 64, torch.bfloat16, KV=2)
+    for tokens in world.tokens:
+        tokens[:, 6 * 64 :] *= factor  # values; some of 3e-37 are denormal, and so are their products with weights
+        tokens[::3, : 6 * 64] *= factor
+    results = []
+    for way in ("tiles", "fma"):
+        take(kernel, way)
+        results.append(world.run(kernel, pieces(LENGTHS, 1)))
+    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(*results))  # 1e30 squared is infinite
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_a_way_that_the_processor_lacks_leaves_the_kernel_as_it_is(
+    kernel: CAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = kernel.name
+    monkeypatch.setattr(kernel, "library", type("Library", (), {"paged_attention_use": lambda self, way: 0})())
+    kernel.use("fma")
+    assert kernel.name == before
+
+
+@EACH
+@pytest.mark.parametrize("attention", ["c", "torch"])
+def test_what_is_not_finite_stays_in_its_own_sequence(
+    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, attention: str
+) -> None:
+    one = kernel if attention == "c" else TorchAttention()
+    steps = [{0: 39, 1: 40, 2: 30}, {0: 1, 1: 1, 2: 12}]
+    clean = World([40, 41, 42], 2, 64, 16, dtype, kv_dtype=kv_dtype).run(one, steps)
+    small = kv_dtype == torch.int8
+    for value in (NAN, math.inf, -math.inf) if small else (NAN,):
+        for column in (2 * 64, 4 * 64 + 5) if small else (0, 2 * 64, 4 * 64 + 5):  # a query's, a key's, a value's
+            world = World([40, 41, 42], 2, 64, 16, dtype, kv_dtype=kv_dtype)
+            world.tokens[1][40, column] = value
+            poisoned = world.run(one, steps)
+            spoilt = poisoned[1][40].view(2, 64)[0].isnan()
+            assert spoilt.all() if small else spoilt.any()
+            for got, expected in zip((poisoned[0], poisoned[1][:40], poisoned[2]), (clean[0], clean[1][:40], clean[2])):
+                assert torch.equal(got, expected)
+
+
+@BOTH
+def test_8_bits_keep_the_values_of_zeros_and_of_huge_numbers(dtype: torch.dtype) -> None:
+    need_compiler()
+    for factor in (0.0, 1e-35, 1e30):
+        world = World([20], 2, 64, 16, dtype, kv_dtype=torch.int8)
+        world.tokens[0][:, 4 * 64 :] *= factor  # values
+        rows = world.run(CAttention(dtype, torch.int8), [{0: 20}])[0].float()
+        expected = world.run(TorchAttention(), [{0: 20}])[0].float()
+        assert rows.isfinite().all()
+        torch.testing.assert_close(rows, expected, rtol=0.02, atol=2e-2 * factor)
+
+
+def test_a_row_is_quantized_to_half_a_step() -> None:
+    x = torch.randn(50, 3, 80)
+    error = (dequantize(quantize(x)) - x).abs()
+    assert (error <= x.abs().amax(-1, keepdim=True) / 127 * 0.501).all()
+    assert quantize(x).shape == (50, 3, 84)
+
+
+@EACH
+def test_pages_far_before_the_window_may_hold_anything(
     kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> None:
-    lengths = [300, 200, 700]
-    world = World(lengths, 4, 64, 64, dtype, kv_dtype=kv_dtype)
-    results = []
-    steps = [{0: 299, 2: 150}, {0: 1, 1: 200, 2: 549}, {2: 1}]
-    for threads, own in ((1, True), (2, True), (3, True), (2, False), (3, False)):
-        team().use(threads, own)
-        results.append(world.run(kernel, steps))
-    for other in results[1:]:
-        assert all(torch.equal(got, expected) for got, expected in zip(other, results[0]))
-
-
-@EACH
-@pytest.mark.parametrize(("H", "KV", "D"), [(9, 3, 64), (8, 2, 128), (6, 3, 24), (20, 2, 64), (5, 1, 80)])
-def test_a_group_of_heads_shares_its_keys(
-    kernel: CAttention, dtype: torch.dtype, kv_dtype: torch.dtype, H: int, KV: int, D: int
-) -> None:
-    lengths = [70, 1, 34]
-    world = World(lengths, H, D, 16, dtype, KV=KV, kv_dtype=kv_dtype)
-    steps = [{0: 33, 2: 33}, {0: 1, 1: 1, 2: 1}, {0: 36}]
-    got = world.run(kernel, steps, padding=1)
-    assert_close(got, world.run(TorchAttention(), steps), dtype, kv_dtype)
-    singly = world.run(kernel, [{i: 1} for i, n in enumerate(lengths) for _ in range(n)])
-    team().use(3, own=True)
-    for other in (singly, world.run(kernel, [dict(enumerate(lengths))])):
-        assert all(torch.equal(a, b) for a, b in zip(other, got))
-
-
-@BOTH
-def test_a_nan_stays_in_its_own_sequence(kernel: CAttention, dtype: torch.dtype) -> None:
-    world = World([40, 41, 42], 2, 64, 16, dtype)
-    steps = [{0: 39, 1: 40, 2: 30}, {0: 1, 1: 1, 2: 12}]
-    clean = world.run(kernel, steps)
-    for column in (0, 2 * 64, 4 * 64 + 5):  # a query's, a key's, a value's
-        world = World([40, 41, 42], 2, 64, 16, dtype)
-        world.tokens[1][40, column] = NAN
-        poisoned = world.run(kernel, steps)
-        assert poisoned[1][40].isnan().any()
-        assert torch.equal(poisoned[1][:40], clean[1][:40])
-        assert torch.equal(poisoned[0], clean[0])
-        assert torch.equal(poisoned[2], clean[2])
+    for attention, P in ((kernel, 64), (kernel, 16), (TorchAttention(), 64), (TorchAttention(), 16)):
+        world = World([300], 3, 64, P, dtype, KV=1, kv_dtype=kv_dtype)
+        world.reach = Reach(40)
+        clean = world.run(attention, [{0: 200}, {0: 100}])[0][200:]
+        world.clear()
+        world.step(attention, {0: 200})
+        gone = world.block_tables[0, : (200 - 40 + 1) // P - 1].long()
+        for pool in (world.keys, world.values):
+            pool[gone] = -1 if kv_dtype == torch.int8 else NAN
+        assert torch.equal(world.step(attention, {0: 100})[0], clean)
 
 
 @BOTH
@@ -158,13 +221,17 @@ def test_a_shared_prefix_is_read_and_not_written(kernel: CAttention, dtype: torc
     assert torch.equal(world.values[shared], before[1])
 
 
-def test_the_oracle_is_plain_causal_attention() -> None:
-    world = World([50], 3, 16, 16, torch.float32)
-    q, k, v = world.tokens[0].view(50, 3, 3, 16).permute(1, 2, 0, 3)
-    scores = (q @ k.transpose(1, 2) / 4).masked_fill(torch.ones(50, 50).triu(1).bool(), -math.inf)
-    expected = (scores.softmax(2) @ v).transpose(0, 1).reshape(50, 48)
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8], ids=str)
+def test_the_oracle_is_plain_causal_attention(kv_dtype: torch.dtype) -> None:
+    world = World([50], 6, 16, 16, torch.float32, KV=3, kv_dtype=kv_dtype)
+    q, *past = world.tokens[0].view(50, 12, 16).transpose(0, 1)[None].split((6, 3, 3), 1)
+    if kv_dtype == torch.int8:
+        past = [dequantize(quantize(part)) for part in past]
+    expected = (
+        F.scaled_dot_product_attention(q, *past, is_causal=True, enable_gqa=True)[0].transpose(0, 1).reshape(50, 96)
+    )
     for steps in ([{0: 50}], [{0: 20}, {0: 1}, {0: 29}]):
-        torch.testing.assert_close(world.run(TorchAttention(), steps, padding=2)[0], expected)
+        assert_close(world.run(TorchAttention(), steps, padding=2), [expected], torch.float32, kv_dtype)
 
 
 @pytest.mark.parametrize(
@@ -259,14 +326,13 @@ def test_without_a_kernel_torch_serves_and_one_warning_gives_the_reason(
     assert world.run(attention, [{0: 19}, {0: 1}])[0].isfinite().all()
 
 
-def test_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_dtypes_and_kernels_that_are_turned_off_are_served_by_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert make_attention(torch.float16).name == "torch"
     monkeypatch.setenv("EB_KERNELS", "off")
     assert make_attention(torch.float32).name == "torch"
     assert not caplog.records
-
-
-def test_other_dtypes_are_served_by_torch() -> None:
-    assert make_attention(torch.float16).name == "torch"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32])
@@ -286,9 +352,3 @@ def test_the_portable_path_agrees_on_lesser_machines(march: str, monkeypatch: py
             assert_close(got, world.run(TorchAttention(), steps), dtype, kv_dtype)
             singly = world.run(attention, [{0: 1, 1: 1}] * 33 + [{0: 1}] * 57)
             assert all(torch.equal(a, b) for a, b in zip(got, singly))
-
-
-def test_the_module_works_in_a_process_of_its_own() -> None:
-    code = "import generate.cpu.attention as a, torch; print(a.make_attention(torch.bfloat16).name)"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() in ("c", "c-tiles", "c-dot", "c-fma", "torch")

@@ -10,9 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.offline import decoding
-from benchmarks.quality import layers
-from benchmarks.quality.formats import BOUNDS
 from generate.cpu.adapters import AdapterRows, PreparedAdapter
 from generate.cpu.experts import Experts, route
 from generate.params import GREEDY
@@ -59,36 +56,21 @@ def test_probabilities_and_greedy_answers_are_those_of_transformers(shape: str, 
     check_equal(*build(shape, tmp_path))
 
 
-@pytest.mark.parametrize(("quantize", "bound"), [("none", 0.05), ("int8", 0.15), ("int4", 0.4)])
+@pytest.mark.parametrize(("quantize", "bound", "more"), [("none", 0.05, 0), ("int8", 0.15, 0.005), ("int4", 0.4, 0.03)])
 @pytest.mark.parametrize("shape", ["mixtral", "qwen3_moe"])
-def test_formats_of_16_8_and_4_bits_are_near(shape: str, quantize: str, bound: float, tmp_path: Path) -> None:
-    check_near(*build(shape, tmp_path, torch.bfloat16), quantize, bound)
-
-
-@pytest.mark.parametrize("shape", ["mixtral", "qwen3_moe"])
-def test_8_and_4_bits_are_within_the_bounds_of_quality(shape: str, tmp_path: Path) -> None:
-    """By how many more bits a text takes on average that the model in 16 bits draws."""
+def test_formats_of_16_8_and_4_bits_are_near(
+    shape: str, quantize: str, bound: float, more: float, tmp_path: Path
+) -> None:
+    """The last bound is on how many more bits a text takes on average that the model in 16 bits draws."""
+    hf, network = build(shape, tmp_path, torch.bfloat16)
+    check_near(hf, network, quantize, bound)
 
     def logs(quantize: str) -> torch.Tensor:
         runner = ModelRunner(build(shape, tmp_path, torch.bfloat16)[1], PAGES, PAGE_SIZE, quantize=quantize)
         return logits_of(runner, [PROMPTS[-1]])[0].log_softmax(-1)
 
     exact = logs("none")
-    bits = -(exact.exp() * exact).sum()
-    for name in ("int8", "int4"):
-        assert (exact.exp() * (exact - logs(name))).sum() < BOUNDS[name] * bits
-
-
-def test_the_worst_layer_may_be_a_mixture(tmp_path: Path) -> None:
-    exact = layers.record(ModelRunner(build("qwen3_moe", tmp_path)[1], PAGES, PAGE_SIZE), PROMPTS[4])
-    other = ModelRunner(build("qwen3_moe", tmp_path)[1], PAGES, PAGE_SIZE)
-    assert layers.worst(other, exact).error < 1e-6
-    mixture: Any = other.blocks.blocks[1].experts
-    for first, _ in mixture.experts:
-        first.activate = torch.relu
-    found = layers.worst(other, exact)
-    assert found.name == "1 experts"
-    assert found.error > 0.1
+    assert (exact.exp() * (exact - logs(quantize))).sum() <= -more * (exact.exp() * exact).sum()
 
 
 def test_only_experts_that_a_row_chose_are_read_and_counted(tmp_path: Path) -> None:
@@ -165,17 +147,3 @@ def test_each_layer_reads_each_expert_that_a_row_chose_once(
         scheduler.step(forward, lambda: 0.0)
     assert any(rows < distinct for rows, distinct in steps)
     assert any(rows > distinct for rows, distinct in steps)
-
-
-def test_a_step_tells_how_many_experts_all_layers_read(tmp_path: Path) -> None:
-    runner = ModelRunner(build("mixtral", tmp_path)[1], 80, PAGE_SIZE)
-    runner.keys.zero_()  # no context was computed: what lies in fresh memory could send all rows to the same experts
-    runner.values.zero_()
-    read = []
-    for rows in (1, 8, 32):
-        plan = Plan(1, 0.0, decoding(runner, rows, 20, 0.0), [1] * rows)
-        runner.forward(plan)
-        assert plan.experts is not None
-        assert plan.experts.of == 3 * 4
-        read.append(plan.experts.read)
-    assert read[0] == 3 * 2 < read[1] <= read[2] <= 12

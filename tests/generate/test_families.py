@@ -1,85 +1,131 @@
-"""Each family in several shapes computes what transformers computes, alone and among others."""
+"""Each family in several shapes computes what transformers computes, alone and among others, on both runners."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from generate.params import GREEDY
+from generate.cpu.adapters import AdapterRows, PreparedAdapter
 from generate.runner import ModelRunner
-from models import weights
-from models.sources import catalog
-from scheduling.sequence import Sequence
-from tests.support.checkpoints import judged, reference, reference_of, save
-from tests.support.generate import logits_of, run
+from models import adapters, families
+from models.network import Network
+from tests.support import points
+from tests.support.checkpoints import merged, write_adapter
+from tests.support.families import PAGE_SIZE, PAGES, PROMPTS, build_pair, check_equal, check_near
+from tests.support.generate import logits_of
 
+MANY_TO_ONE = {"num_attention_heads": 4, "num_key_value_heads": 1}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 0.5,
+}
+LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.5, 2.0, 2.5], "partial_rotary_factor": 1.0,
+        "long_factor": [1.0, 3.0, 9.0, 27.0], "original_max_position_embeddings": 64}  # fmt: skip
+GEMMA = {"sliding_window": 16, "query_pre_attn_scalar": 20}
+LOCAL = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", {"n_positions": 160}),
-    "llama, 3:1": ("llama", {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}),
-    "llama, 1:1, tied": ("llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "gpt2": ("gpt2", {}),
     "llama, 8:1, llama3 scaling": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "rope_parameters": LLAMA3}),
     "llama, linear scaling": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}}),
-    "llama, biases, gelu": ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, heads of 64": ("llama", {"head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 1}),
-    "mistral": ("mistral", {"rms_norm_eps": 0.1}),
-    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True, "num_attention_heads": 6}),
-    "qwen2": ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 1, "hidden_size": 64}),
-    "qwen3": ("qwen3", {"head_dim": 16}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {"rms_norm_eps": 0.1, "num_key_value_heads": 2, "sliding_window": None}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {"num_attention_heads": 4, "num_key_value_heads": 1}),
+    "qwen3": ("qwen3", {"head_dim": 16, "num_key_value_heads": 2}),
     "qwen3, tied, biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True, "num_key_value_heads": 6}),
+    "smollm3": ("smollm3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2}),
+    "smollm3, untied, heads of 6": ("smollm3", {**MANY_TO_ONE, "head_dim": 6, "tie_word_embeddings": False}),
+    "smollm3, biases, own layers": ("smollm3", {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0]}),
+    "mistral, a window of 16": ("mistral", {"num_key_value_heads": 2, "sliding_window": 16}),
+    "mistral, a window of 256, heads of 6": ("mistral", {**MANY_TO_ONE, "head_dim": 6, "sliding_window": 256}),
+    "phi3, a window of 16": ("phi3", {"num_key_value_heads": 2, "sliding_window": 16}),
+    "mistral, a window of 1": ("mistral", {"num_key_value_heads": 6, "sliding_window": 1}),
+    "qwen2, windows from layer 1": ("qwen2", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen3, a window in layer 1": ("qwen3", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 100, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    "smollm3, windows": ("smollm3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5}),
+    "gemma3, heads of 10, every second layer": ("gemma3_text", {**GEMMA, "head_dim": 10, "num_key_value_heads": 2, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    "gemma3, untied, window of 5, linear": ("gemma3_text", {**GEMMA, **MANY_TO_ONE, "head_dim": 12, "tie_word_embeddings": False, "sliding_window": 5, "rope_parameters": LOCAL}),
+    "gemma3, biases, capped logits, no layer without a window": ("gemma3_text", {**GEMMA, "head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 3, "attention_bias": True, "final_logit_softcapping": 2.0}),
+    "gemma2": ("gemma2", {**GEMMA, "head_dim": 8, "num_key_value_heads": 2, "attn_implementation": "eager"}),
+    "gemma2, sharp caps": ("gemma2", {**GEMMA, **MANY_TO_ONE, "head_dim": 6, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0, "attn_implementation": "eager"}),
+    "gemma2, no caps, wide window": ("gemma2", {**GEMMA, "head_dim": 6, "num_key_value_heads": 6, "attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 256}),
+    "granite": ("granite", {**GRANITE, "num_key_value_heads": 2}),
+    "granite, tied": ("granite", {**GRANITE, **MANY_TO_ONE, "tie_word_embeddings": True}),
+    "granite, biases, heads of 10": ("granite", {**GRANITE, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),
+    "olmo2": ("olmo2", {"num_key_value_heads": 2}),
+    "olmo2, tied": ("olmo2", {**MANY_TO_ONE, "tie_word_embeddings": True}),
+    "olmo2, biases, heads of 10": ("olmo2", {"head_dim": 10, "num_key_value_heads": 3, "attention_bias": True}),
+    "phi3": ("phi3", {"num_key_value_heads": 2, "sliding_window": 320}),
+    "phi3, short factors, tied": ("phi3", {"rope_parameters": {**LONG, "original_max_position_embeddings": 320},
+                                           "tie_word_embeddings": True}),
+    "phi3, heads in part, long factors": ("phi3", {**MANY_TO_ONE, "rope_parameters": {**LONG, "partial_rotary_factor": 0.7}}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, sequential, tanh": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new",
+                                                "tie_word_embeddings": True}),
+    "gpt_neox, no biases, half": ("gpt_neox", {
+        "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    }),
+    "falcon, 7B": ("falcon", {}),
+    "falcon, 40B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": False}),
+    "falcon, 11B, biases": ("falcon", {
+        "new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "bias": True
+    }),
+    "falcon, sequential": ("falcon", {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 72}),
+    "phi": ("phi", {"partial_rotary_factor": 0.5}),
+    "phi, tied": ("phi", {**MANY_TO_ONE, "tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "phi, shared keys": ("phi", {"num_key_value_heads": 2, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.25}}),
+    "bloom": ("bloom", {"seq_length": 320}),
+    "bloom, untied": ("bloom", {"seq_length": 320, "n_head": 4, "tie_word_embeddings": False}),
+    "bloom, 3 heads": ("bloom", {"seq_length": 320, "n_head": 3}),
 }  # fmt: skip
-PAGES, PAGE_SIZE = 200, 64
-
-pytestmark = pytest.mark.usefixtures("kernels_or_plain")
 
 
-def build(shape: str, folder: Path) -> tuple[Any, ModelRunner]:
-    """Return transformers' model, and a runner of the files that transformers saved."""
-    model_type, changes = SHAPES[shape]
-    hf = reference(**changes) if model_type == "gpt2" else reference_of(model_type, **changes)
-    resolved = catalog.resolve(str(save(folder, hf)))
-    return hf, ModelRunner(weights.load(resolved), PAGES, PAGE_SIZE)
+# Each family, and each kind of layer, once.
+QUICK = ["gpt2", "llama, 8:1, llama3 scaling", "llama, biases", "llama, heads of 64", "mistral", "qwen2", "qwen3, tied, biases",
+         "smollm3", "mistral, a window of 16", "qwen2, windows from layer 1", "qwen3, a window in layer 1", "smollm3, windows",
+         "gemma3, heads of 10, every second layer", "gemma3, untied, window of 5, linear", "gemma2, sharp caps", "granite",
+         "olmo2, biases, heads of 10", "phi3, a window of 16", "phi3, heads in part, long factors",
+         "gpt_neox", "gpt_neox, sequential, tanh", "falcon, 7B", "falcon, 40B", "falcon, sequential", "phi", "bloom, 3 heads"]  # fmt: skip
+EVERY = points(len(QUICK), *QUICK, *(shape for shape in SHAPES if shape not in QUICK))
 
 
-def tokens(n: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(211), k=n)
+def build(shape: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Network]:
+    return build_pair(*SHAPES[shape], len(shape), folder, dtype)
 
 
-def served(runner: ModelRunner, prompts: list[list[int]], n: int, slots: int) -> list[list[int]]:
-    """Return the greedy answers, three new requests before each step and prompts in pieces."""
-    sequences = [Sequence(prompt, n, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
-    return run(None, sequences, slots=slots, budget=96, pages=PAGES, runner=runner)
+@pytest.mark.parametrize("shape", EVERY)
+def test_probabilities_and_greedy_answers_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
+    check_equal(*build(shape, tmp_path))
 
 
-def assert_greedy(hf: Any, prompts: list[list[int]], answers: list[list[int]], n: int) -> None:
-    """Hold the answers to be the n tokens that transformers chooses."""
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert len(answer) == n
-        assert answer == [token for token, _ in judged(hf, prompt, answer)]
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("shape", points(5, *[*SHAPES][::9], *[*SHAPES][3::9], *[*SHAPES][6::9]))
+def test_formats_of_16_and_8_bits_are_near(shape: str, quantize: str, tmp_path: Path) -> None:
+    check_near(*build(shape, tmp_path, torch.bfloat16), quantize, 0.05 if quantize == "none" else 0.15)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
-    hf, runner = build(shape, tmp_path)
-    ids = tokens(150, 1)
+@pytest.mark.parametrize("shape", points(5, *[*SHAPES][2::9], *[*SHAPES][5::9], *[*SHAPES][8::9]))
+def test_adapters_are_those_of_the_merged_model(shape: str, tmp_path: Path) -> None:
+    hf, network = build(shape, tmp_path / "model")
+    layers = [name for name, module in hf.named_modules() if isinstance(module, torch.nn.Linear) and "head" not in name]
+    folder = write_adapter(tmp_path / "adapter", hf, targets=tuple({name.rpartition(".")[2] for name in layers}))
+    config, layout = network.config, families.by_model_type()[SHAPES[shape][0]].layout
+    adapter = PreparedAdapter(adapters.load(folder, config, layout), config, torch.float32)
+    rows = AdapterRows.of([(adapter, 257)], 257)
+    found = logits_of(ModelRunner(network, PAGES, PAGE_SIZE), [PROMPTS[-1]], rows)[0]
     with torch.inference_mode():
-        expected = hf(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(logits_of(runner, [ids])[0], expected, rtol=1e-4, atol=1e-4)
-    prompts = [tokens(n, n) for n in (1, 9, 70)]
-    assert_greedy(hf, prompts, served(runner, prompts, 16, slots=3), 16)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fifty_greedy_answers_among_64_are_those_of_transformers_and_some_alone(shape: str, tmp_path: Path) -> None:
-    hf, runner = build(shape, tmp_path)
-    prompts = [tokens(random.Random(i).randrange(1, 100), i) for i in range(64)]
-    answers = served(runner, prompts, 32, slots=64)
-    assert len({tuple(ids) for ids in answers[:50]}) > 30
-    assert_greedy(hf, prompts[:50], answers[:50], 32)
-    assert served(runner, prompts[:20], 32, slots=1) == answers[:20]
+        expected = merged(hf, folder)(torch.tensor([PROMPTS[-1]])).logits[0]
+    torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=1e-3)

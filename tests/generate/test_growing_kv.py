@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import policies
+from generate.cpu.linear import kernel_runs
 from generate.gpu.runner import GpuRunner
-from generate.params import SamplingParams
+from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -22,6 +23,11 @@ from tests.support.generate import SHAPES, Counting, make_model
 
 CONFIG = SHAPES["heads of 64"]
 PAGE_SIZE, SLOTS = 16, 16
+FORMATS: dict[str, tuple[torch.dtype, torch.dtype | None, str]] = {  # of numbers, of pages, and of weights
+    "float32": (torch.float32, None, "none"), "bfloat16": (torch.bfloat16, None, "none"),
+    "pages of 8 bits": (torch.bfloat16, torch.int8, "none"), "float32, pages of 8 bits": (torch.float32, torch.int8, "none"),
+    "int8": (torch.bfloat16, None, "int8"), "int4": (torch.bfloat16, None, "int4"),
+}  # fmt: skip
 
 
 def requests(n: int, seed: int, **sampling: Any) -> list[Sequence]:
@@ -69,17 +75,20 @@ def serve(runner: Any, pages: int, sequences: list[Sequence], **options: Any) ->
     return [seq.output_ids for seq in sequences], preempted
 
 
-@pytest.mark.parametrize(
-    ("dtype", "temperature"),
-    points(2, (torch.float32, 1.0), (torch.bfloat16, 0.0), (torch.float32, 0.0), (torch.bfloat16, 1.0)),
-    ids=str,
-)
-def test_a_quarter_of_the_pages_changes_no_token(dtype: torch.dtype, temperature: float) -> None:
-    alone, crowded = (requests(18, 2, temperature=temperature) for _ in range(2))
-    expected, none = serve(ModelRunner(make_model(CONFIG, dtype), 400, PAGE_SIZE), 400, alone)
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_quarter_of_the_pages_changes_no_token(form: str) -> None:
+    """In greedy texts and in sampled ones, whether prefixes are shared or not."""
+    dtype, kv, quantize = FORMATS[form]
+    if quantize != "none" and not kernel_runs(quantize):
+        pytest.skip("needs a C compiler")
+    alone, crowded = requests(18, 2), requests(18, 2)
+    for seq in (*alone[::3], *crowded[::3]):
+        seq.sampling = GREEDY
+    runner = ModelRunner(make_model(CONFIG, dtype), 400, PAGE_SIZE, kv, quantize)
+    expected, none = serve(runner, 400, alone, prefix_cache=False)
     assert none == 0
     few = pages_needed(alone) // 4
-    tokens, preemptions = serve(ModelRunner(make_model(CONFIG, dtype), few, PAGE_SIZE), few, crowded)
+    tokens, preemptions = serve(ModelRunner(make_model(CONFIG, dtype), few, PAGE_SIZE, kv, quantize), few, crowded)
     assert tokens == expected
     assert preemptions > 5
 

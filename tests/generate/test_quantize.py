@@ -1,14 +1,15 @@
-"""Models whose weights are rounded: every family keeps its tokens in any batch, and what cannot run is refused by name."""
+"""Models whose weights, keys or values are rounded: their bits in any batch, their distance, and what is refused by name."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from test_growing_kv import CONFIG, PAGE_SIZE, requests, serve
+from test_growing_kv import CONFIG, PAGE_SIZE
 
 from generate import machine, quantize
 from generate.cpu import linear
 from generate.cpu.blocks import CBlocks
+from generate.cpu.team import team
 from generate.machine import MachineError
 from generate.quantize import QuantizeError
 from generate.runner import ModelRunner
@@ -29,16 +30,16 @@ def runner_of(name: str, format: str) -> ModelRunner:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_every_family_gives_a_row_the_same_bits_alone_and_among_others(name: str, format: str, threads: int) -> None:
-    torch.set_num_threads(threads)
+def test_every_family_gives_a_row_the_same_bits_alone_and_among_others_with_helpers(name: str, format: str) -> None:
     runner = runner_of(name, format)
     assert isinstance(runner.blocks, CBlocks)
     prompts = [
         [31 * i % runner.config.vocab_size for i in range(n, n + length)] for n, length in enumerate((1, 40, 7, 16, 1))
     ]
-    for prompt, among in zip(prompts, logits_of(runner, prompts)):
-        assert torch.equal(logits_of(runner, [prompt])[0], among)
+    together = logits_of(runner, prompts)
+    team().use(3, own=True)
+    for others in (logits_of(runner, prompts), [logits_of(runner, [prompt])[0] for prompt in prompts]):
+        assert all(torch.equal(one, other) for one, other in zip(others, together, strict=True))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -50,23 +51,13 @@ def test_logits_are_near_those_of_the_weights_as_they_were(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_requests_that_are_preempted_and_share_prefixes_keep_their_tokens(format: str) -> None:
-    alone = requests(8, 3, temperature=1.0)
-    runner = ModelRunner(make_model(CONFIG, torch.bfloat16), 400, PAGE_SIZE, None, format)
-    expected = [serve(runner, 400, [seq], prefix_cache=False)[0][0] for seq in alone]
-    crowded = ModelRunner(make_model(CONFIG, torch.bfloat16), 45, PAGE_SIZE, None, format)
-    tokens, _ = serve(crowded, 45, requests(8, 3, temperature=1.0))
-    assert tokens == expected
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("part", ["qkv", "attn_proj", "fc", "mlp_proj", "head"])
-def test_a_weight_that_is_not_finite_is_refused_by_name(part: str, format: str) -> None:
-    network = random_network(ARCHITECTURES["llama, 1 to 1, own head"], torch.bfloat16)
-    weight = network.head if part == "head" else getattr(network.blocks[1], part).weight
-    weight[3, 5] = float("nan")
-    with pytest.raises(QuantizeError, match=part if part == "head" else f"layer 1's {part}"):
-        ModelRunner(network, 4, PAGE_SIZE, None, format)
+def test_a_weight_that_is_not_finite_is_refused_by_name(format: str) -> None:
+    for part in ("qkv", "attn_proj", "fc", "mlp_proj", "head"):
+        network = random_network(ARCHITECTURES["llama, 1 to 1, own head"], torch.bfloat16)
+        weight = network.head if part == "head" else getattr(network.blocks[1], part).weight
+        weight[3, 5] = float("nan")
+        with pytest.raises(QuantizeError, match=part if part == "head" else f"layer 1's {part}"):
+            ModelRunner(network, 4, PAGE_SIZE, None, format)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -85,3 +76,37 @@ def test_a_processor_without_bfloat16_takes_it_beside_rounded_weights(monkeypatc
     monkeypatch.setattr(machine, "bfloat16_is_faster", lambda: False)
     assert machine.choose_dtype("auto", CPU) == torch.float32
     assert machine.choose_dtype("auto", CPU, quantize="int8") == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernels_are", ["on", "off"])
+def test_logits_with_pages_of_8_bits_are_close_to_those_of_the_models_own_format(
+    dtype: torch.dtype, kernels_are: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels_are == "off":
+        monkeypatch.setenv("EB_KERNELS", "off")
+
+    def logits(kv_dtype: torch.dtype) -> torch.Tensor:
+        runner = ModelRunner(make_model(CONFIG, dtype), 40, PAGE_SIZE, kv_dtype)
+        return logits_of(runner, [[31 * i % CONFIG.vocab_size for i in range(90)]])[0]
+
+    own, small = logits(dtype), logits(torch.int8)
+    assert (small.softmax(-1) - own.softmax(-1)).abs().sum(-1).max() < 0.05
+    assert not torch.equal(small, own)
+
+
+def test_a_model_holds_about_twice_the_tokens_in_the_same_memory() -> None:
+    shape, cpu, memory = make_model(CONFIG).config.architecture, torch.device("cpu"), 1 << 24
+    tokens = {
+        dtype: machine.kv_pages(shape, dtype, cpu, memory, 1) - 1
+        for dtype in (torch.float32, torch.bfloat16, torch.int8)
+    }
+    assert 1.85 < tokens[torch.int8] / tokens[torch.bfloat16] < 2
+    assert 3.7 < tokens[torch.int8] / tokens[torch.float32] < 4
+
+
+def test_a_gpu_refuses_8_bits_by_name() -> None:
+    with pytest.raises(machine.MachineError, match="--kv-dtype int8 is for CPUs"):
+        machine.choose_kv_dtype("int8", torch.float16, torch.device("cuda"))
+    assert machine.choose_kv_dtype("auto", torch.float16, torch.device("cuda")) == torch.float16
+    assert machine.choose_kv_dtype("int8", torch.float32, torch.device("cpu")) == torch.int8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from benchmarks import engine, machine
 from generate.cpu import linear
 from generate.machine import MachineError
 from generate.quantize import check, kept_kinds, kinds_of
@@ -129,13 +127,3 @@ def test_as_stored_is_refused_by_name_where_there_are_no_blocks_to_keep(tmp_path
         check("as-stored", torch.float32, torch.device("cpu"))
     with pytest.raises(MachineError, match="Use none on the cuda"):
         check("as-stored", torch.bfloat16, torch.device("cuda"))
-
-
-@needs_kernel
-def test_benchmarks_time_a_model_in_its_blocks_against_the_bytes_of_these(tmp_path: Path) -> None:
-    resolved = stored(tmp_path, "llama", {"blk": Kind.Q8_0, "ffn_down": Kind.Q4_1})
-    args = Namespace(model=str(resolved.path), load_format="auto", dtype="auto", quantize="as-stored", kv_dtype="auto")
-    runner, _ = engine.make_runner(args, 64)
-    assert engine.weights_of(runner) == "Q8_0"
-    assert machine.weight_bytes(runner.dtype, "Q8_0") == pytest.approx(34 / 32, rel=0.1)
-    assert machine.arithmetic_rate(runner.dtype, "Q8_0") > 0

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import policies
-from benchmarks.peers.checkpoint import stored_tensors
 from client.workloads import messages
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import weights
+from models import families, tensors, weights
 from models.sources import catalog, wheel
 from models.text.tokenizer import load_tokenizer
 from scheduling.pages import PagePool
@@ -89,9 +88,23 @@ def reference(path: Path) -> Any:
     resolved = catalog.resolve(str(path))
     config = transformers().LlamaConfig(**{k: v for k, v in resolved.config.items() if k != "model_type"})
     model = transformers().LlamaForCausalLM(config)
-    model.load_state_dict(dict(stored_tensors(resolved, "float32")), strict=False)
+    model.load_state_dict(stored_tensors(resolved), strict=False)
     model.tie_weights()
     return model.eval()
+
+
+def stored_tensors(resolved: catalog.ResolvedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of our network by the names that transformers has for them."""
+    layout, network = families.family_of(resolved.config).layout, weights.load(resolved, torch.float32)
+    stored = {}
+    for name, piece in tensors.pieces(network.config, layout).items():
+        owner: Any = network if piece.place.layer is None else network.blocks[piece.place.layer]
+        part = getattr(owner, piece.place.part)
+        whole = part if isinstance(part, torch.Tensor) else getattr(part, piece.place.leaf)
+        rows = whole[piece.start : piece.start + piece.shape[0]]
+        full = name if name.startswith(layout.head) else layout.prefix + name
+        stored[full] = rows if piece.order is None else rows[torch.tensor(piece.order).argsort()]
+    return stored
 
 
 @pytest.fixture(scope="module")

@@ -142,9 +142,14 @@ class World:
 def assert_close(
     got: list[Tensor], expected: list[Tensor], dtype: torch.dtype, kv_dtype: torch.dtype | None = None
 ) -> None:
+    """Hold rows to be equal but for rounding; a number halfway between two of 8 bits may become either."""
     atol = max(TOLERANCE[dtype], TOLERANCE[kv_dtype or dtype])
-    for one, other in zip(got, expected):
-        torch.testing.assert_close(one.float(), other.float(), rtol=0.01, atol=atol)
+    for one, other in zip(got, expected, strict=True):
+        if kv_dtype == torch.int8:
+            differ = (one.float() - other.float()).abs() > atol + 0.01 * other.float().abs()
+            assert differ.float().mean() < 1e-4
+        most = atol + 0.01 * (kv_dtype == torch.int8)
+        torch.testing.assert_close(one.float(), other.float(), rtol=0.01, atol=most)
 
 
 def why_no_kernel() -> str:
