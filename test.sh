@@ -23,5 +23,5 @@ status=0
 # tests/conftest.py orders the files.
 # A worker that dies is not replaced: what killed it would kill the next one, too.
 .venv/bin/python -m pytest -n "$((2 * $(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)))" \
-  --dist loadfile --no-loadscope-reorder --max-worker-restart 0 "$@" || status=$?
+  --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 --durations-min 1 "$@" || status=$?
 exit "$status"

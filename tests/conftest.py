@@ -13,8 +13,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
-from operator import itemgetter
-from pathlib import Path
+from itertools import groupby, zip_longest
+from operator import attrgetter
 
 import pytest
 from flask import Flask
@@ -46,22 +46,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return items file by file, the files that start servers evenly among those that compute, of which large come first.
+    """Return items file by file: one that starts servers, then one that computes, the large ones of these first.
 
     Otherwise all workers compute first, and in the end all wait while the cores idle.
     """
-    files: dict[Path, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(item.path, []).append(item)
-    kinds: dict[bool, list[list[pytest.Item]]] = {True: [], False: []}
-    for file in files.values():
-        kinds[any(item.get_closest_marker("process") for item in file)].append(file)
-    kinds[False].sort(key=len, reverse=True)
-    placed = []
-    for waits, kind in kinds.items():
-        sizes = [1 if waits else len(file) for file in kind]
-        placed += [(sum(sizes[:n]) / sum(sizes), file) for n, file in enumerate(kind)]
-    return [item for _, file in sorted(placed, key=itemgetter(0)) for item in file]
+    files = [[*file] for _, file in groupby(items, attrgetter("path"))]
+    waiting = [file for file in files if any(item.get_closest_marker("process") for item in file)]
+    computing = sorted((file for file in files if file not in waiting), key=len, reverse=True)
+    return [item for pair in zip_longest(waiting, computing, fillvalue=()) for file in pair for item in file]
 
 
 def pytest_configure(config: pytest.Config) -> None:
