@@ -80,20 +80,17 @@ def test_logits_are_those_of_the_merged_model_beside_other_adapters_and_none(sha
 
 
 @pytest.mark.parametrize(
-    "targets", [("c_attn",), ("mlp.c_fc",), ("q_proj", "v_proj"), ("gate_proj",), ("up_proj", "o_proj")]
+    "options",
+    [
+        *({"targets": names} for names in (("c_attn",), ("mlp.c_fc",), ("q_proj", "v_proj"), ("up_proj", "o_proj"))),
+        {"rank_pattern": {"k_proj": 2, "down_proj": 7}, "alpha_pattern": {"k_proj": 3, "up_proj": 20.5}},
+    ],
 )
-def test_an_adapter_may_change_some_layers_only(targets: tuple[str, ...], tmp_path: Path) -> None:
-    served = Served("gpt2" if "c_" in targets[0] else "qwen3", tmp_path)
-    adapter, hf = served.adapter(1, targets=targets)
-    ids = tokens(40, 1)
-    torch.testing.assert_close(served.logits([(ids, adapter)])[0], expected(hf, ids), rtol=1e-4, atol=1e-4)
-
-
-def test_a_module_may_have_a_rank_and_an_alpha_of_its_own(tmp_path: Path) -> None:
-    served = Served("qwen3", tmp_path)
-    adapter, hf = served.adapter(
-        1, rank_pattern={"k_proj": 2, "down_proj": 7}, alpha_pattern={"k_proj": 3, "up_proj": 20.5}
-    )
+def test_some_layers_only_may_change_and_have_a_rank_and_an_alpha_of_their_own(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    served = Served("gpt2" if "c_" in str(options) else "qwen3", tmp_path)
+    adapter, hf = served.adapter(1, **options)
     ids = tokens(40, 1)
     torch.testing.assert_close(served.logits([(ids, adapter)])[0], expected(hf, ids), rtol=1e-4, atol=1e-4)
 

@@ -17,8 +17,6 @@ from generate.runner import ModelRunner
 from generate.sampling import NotFinite
 from models import weights
 from models.sources import catalog
-from scheduling.iteration import Plan
-from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 from tests.generate.test_adapters import Served
 from tests.generate.test_runner import Halving
@@ -189,18 +187,3 @@ def test_states_that_are_not_finite_fail_alone() -> None:
     requests = embedded(asked)
     run(model, requests, budget=2)
     assert [type(seq.error) for seq in requests] == [type(None), NotFinite, type(None)]
-
-
-def test_sixty_four_prompts_take_one_step() -> None:
-    steps: list[Plan] = []
-
-    class Watched(ModelRunner):
-        def forward(self, plan: Plan) -> list[Output]:
-            steps.append(plan)
-            return super().forward(plan)
-
-    asked = prompts(64, longest=30)
-    requests = embedded(asked)
-    run(None, requests, slots=64, arrivals=64, runner=Watched(make_model(CONFIG), 120, 64))
-    assert [len(plan.sequences) for plan in steps] == [64]
-    assert vectors(requests) == alone(make_model(CONFIG), asked, "mean")

@@ -78,78 +78,53 @@ class Case:
         return torch.einsum("ht,thd->hd", scores.softmax(1), values).flatten()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+LONG = [80, 3, 65, 0]  # joined from parts, and a row that is not used
+FLOAT32 = torch.float32
+DECODES = [  # lengths, heads, heads of keys and values, width, page size, format, reach
+    *(([1, 16, 17, 0, 47], 2, 2, 64, 16, dtype, FULL) for dtype in DTYPES),
+    ([21, 2], 1, 1, 8, 16, FLOAT32, FULL), ([21, 2], 3, 3, 24, 16, FLOAT32, FULL), ([133, 2], 2, 2, 64, 128, FLOAT32, FULL),
+    *(([1, 17, 0, 33], *heads, 16, FLOAT32, FULL) for heads in ((6, 2, 64), (8, 1, 128), (4, 2, 24))),
+    (LONG, 2, 2, 8, 16, FLOAT32, FULL),
+    *((LONG, 6, 3, 24, 16, FLOAT32, reach) for reach in (Reach(alibi=2), Reach(40, 0.5, 4))),
+    *((LONG, 2, 1, 24, 16, FLOAT32, Reach(*reach)) for reach in ((1, 0.5), (17, 0.5), (99, 1.0))),
+]  # fmt: skip
+MORE = [  # the same for other heads and in float16
+    *(([1, 17, 0, 33], *heads, 16, torch.float16, FULL) for heads in ((6, 2, 64), (8, 1, 128), (4, 2, 24))),
+    *((LONG, *heads, 24, 16, FLOAT32, Reach(40, 0.5, 4)) for heads in ((3, 3), (2, 1))),
+    (LONG, 2, 1, 8, 16, FLOAT32, FULL),
+    *(
+        (LONG, 2, n, 24, 16, FLOAT32, Reach(*reach))
+        for n in (1, 2)
+        for reach in ((1, 0.5), (16, 1.0), (40, 2.0), (99, 1.0))
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "kv_heads", "width", "size", "dtype", "reach"), points(len(DECODES), *DECODES, *MORE)
+)
 @pytest.mark.parametrize("way", ["torch", "triton"])
-def test_decode_attention_is_float64s_and_reads_nothing_behind_a_rows_end(way: str, dtype: torch.dtype) -> None:
-    case = Case([1, 16, 17, 0, 47], dtype=dtype)
-    out = case.run(TorchDecode() if way == "torch" else case.triton()).double()
-    for row in (0, 1, 2, 4):
-        assert (out[row] - case.exact(row)).abs().max() < choose.TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize(("heads", "width", "size"), [(1, 8, 16), (3, 24, 16), (2, 64, 128)])
-def test_heads_and_pages_may_have_any_size(heads: int, width: int, size: int) -> None:
-    case = Case([size + 5, 2], heads=heads, width=width, size=size)
-    out = case.run(case.triton()).double()
-    for row in range(2):
-        assert (out[row] - case.exact(row)).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("dtype", points(1, *NOT_BFLOAT16), ids=str)
-@pytest.mark.parametrize("way", ["torch", "triton"])
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 64), (8, 1, 128), (4, 2, 24)])
-def test_query_heads_may_share_keys_and_values(
-    heads: int, kv_heads: int, width: int, way: str, dtype: torch.dtype
-) -> None:
-    case = Case([1, 17, 0, 33], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
-    out = case.run(TorchDecode() if way == "torch" else case.triton()).double()
-    assert not out[2].any() or way == "torch"  # which leaves anything finite in an unused row
-    for row in (0, 1, 3):
-        assert (out[row] - case.exact(row)).abs().max() < choose.TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("way", ["torch", "triton"])
-def test_a_long_context_is_joined_from_few_parts(way: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("generate.gpu.triton_attention.MOST_PARTS", 2)
-    monkeypatch.setattr("generate.gpu.attention.PLAIN_TOKENS", 100)  # one row at once
-    case = Case([80, 3, 65], width=8, kv_heads=kv_heads)
-    triton = case.triton()
-    assert triton.parts.shape == (3, 2, 2, 10)
-    out = case.run(TorchDecode() if way == "torch" else triton).double()
-    for row in range(3):
-        assert (out[row] - case.exact(row)).abs().max() < 1e-5
+def test_decode_attention_is_float64s_and_reads_nothing_beside_a_rows_context(
+    way: str, lengths: list[int], heads: int, kv_heads: int, width: int, size: int, dtype: torch.dtype, reach: Reach,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if lengths is LONG:
+        monkeypatch.setattr("generate.gpu.triton_attention.MOST_PARTS", 2)
+        monkeypatch.setattr("generate.gpu.attention.PLAIN_TOKENS", 100)  # one row at once
+    case = Case(lengths, heads, width, size, dtype=dtype, kv_heads=kv_heads)
+    for row, length in enumerate(lengths):
+        if reach.window:
+            case.rows.block_tables[row, : max(0, length - reach.window) // size] = 0  # given back: page 0 holds NaN
+    out = case.run(TorchDecode() if way == "torch" else case.triton(), reach).double()
+    bound = 1e-5 if dtype == FLOAT32 else choose.TOLERANCE[dtype]
+    for row, length in enumerate(lengths):
+        assert not length or (out[row] - case.exact(row, *reach)).abs().max() < bound
 
 
 def test_slopes_are_those_of_the_paper_and_lie_between_for_other_heads() -> None:
     assert slopes(8, 8, CPU).tolist() == [2.0**-h for h in range(1, 9)]
     expected = [2.0**-h for h in (2, 4, 6, 8, 1, 3)]
     assert slopes(4, 6, CPU).tolist() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("heads", points(1, 6, 3, 2))
-@pytest.mark.parametrize("way", ["torch", "triton"])
-def test_scores_fall_with_the_distance(way: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("generate.gpu.triton_attention.MOST_PARTS", 2)
-    case = Case([80, 3, 65, 0], width=24, heads=heads, kv_heads=3 if heads > 2 else 1)
-    for reach in (Reach(alibi=2), Reach(40, 0.5, 4)):
-        out = case.run(TorchDecode() if way == "torch" else case.triton(), reach).double()
-        for row in range(3):
-            assert (out[row] - case.exact(row, *reach)).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("kv_heads", points(1, 1, 2))
-@pytest.mark.parametrize("way", ["torch", "triton"])
-@pytest.mark.parametrize(("window", "cap"), [(1, 0.5), (16, 1.0), (17, 0.5), (40, 2.0), (99, 1.0)])
-def test_a_window_hides_what_is_before_it(
-    way: str, kv_heads: int, window: int, cap: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("generate.gpu.triton_attention.MOST_PARTS", 2)
-    case = Case([80, 3, 65, 0], width=24, kv_heads=kv_heads)
-    case.rows.block_tables[0, : max(0, 80 - window) // 16] = 0  # given back: page 0 holds NaN
-    out = case.run(TorchDecode() if way == "torch" else case.triton(), Reach(window, cap)).double()
-    for row in range(3):
-        assert (out[row] - case.exact(row, window, cap)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("heads", [2, 4])
@@ -165,22 +140,16 @@ def test_the_new_token_is_appended_where_it_belongs_and_nothing_else_is_written(
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_a_rows_attention_is_the_same_to_the_bit_alone_and_in_a_batch(kv_heads: int) -> None:
+def test_a_rows_attention_is_the_same_to_the_bit_again_alone_and_in_a_batch(kv_heads: int) -> None:
     together = Case([33, 5, 48, 0, 20], kv_heads=kv_heads)
-    whole = together.run(together.triton())
+    way = together.triton()
+    whole = together.run(way)
+    assert torch.equal(together.run(way), whole)
+    assert not way.arrived.any()
     for row in (0, 1, 2, 4):
         alone = Case([33, 5, 48, 0, 20], kv_heads=kv_heads)
         alone.rows, alone.qkv = DecodeRows(*(x[[row]] for x in alone.rows)), alone.qkv[[row]]
         assert torch.equal(alone.run(alone.triton())[0], whole[row])
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_the_kernel_can_be_launched_repeatedly(kv_heads: int) -> None:
-    case = Case([40, 20], kv_heads=kv_heads)
-    way = case.triton()
-    first = case.run(way)
-    assert torch.equal(case.run(way), first)
-    assert not way.arrived.any()
 
 
 def test_prompts_see_their_past_and_not_their_future() -> None:

@@ -50,14 +50,6 @@ def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> 
     assert not re.search("warning|HTTP threads|attention", text)
 
 
-def test_a_model_without_weights_has_no_line_on_memory_that_it_does_not_take(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = shown(Config(policy="dynamic"), capsys, instead="the delays of a cost model")
-    assert "fake, no weights: the delays of a cost model" in text
-    assert "KV" not in text
-
-
 def test_on_a_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     whole = shown(Config(policy="dynamic"), capsys, parameters=3_000_000, kv_bytes=64 << 20)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -97,11 +89,6 @@ def test_a_public_address_without_a_key_is_warned_of(host: str, url: str, capsys
     assert "warning" not in text
     assert "hunter2" not in text
     assert re.search(r"API key +required", text)
-
-
-def test_a_substitute_model_cannot_be_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(Config(host="127.0.0.1"), capsys, warnings=["bard is served INSTEAD"])
-    assert "!" * 60 + "\nwarning: bard is served INSTEAD\n" + "!" * 60 in text.replace("!" * 78, "!" * 60)
 
 
 def test_what_cannot_be_said_at_the_start_does_not_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

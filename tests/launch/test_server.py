@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,23 +33,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny")
 
 
-@contextmanager
-def running(folder: Path, models: dict[str, str]) -> Iterator[dict[str, Server]]:
-    """Run a server for each policy, with its model."""
-    with ExitStack() as stack:
-        result = {}
-        for policy, model in models.items():
-            result[policy] = Server(folder / policy, policy, "--model", model, "--compute-threads", "1").start()
-            stack.callback(result[policy].stop)
-        for server in result.values():
-            server.wait()
-        yield result
-
-
 @pytest.fixture(scope="module")
 def shared(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("logs"), {"dynamic": str(checkpoint)}) as servers:
-        yield servers["dynamic"]
+    argv = ["dynamic", "--model", str(checkpoint), "--compute-threads", "1"]
+    with Server(tmp_path_factory.mktemp("logs") / "log", *argv) as server:
+        yield server
 
 
 @pytest.fixture
@@ -82,26 +70,6 @@ def test_sixty_four_at_once_are_one_batch(server: Server) -> None:
     assert sizes[64] >= 50
 
 
-@pytest.mark.full  # the quick run compares the texts of the policies without a server, in tests/generate/test_runner.py
-def test_the_text_is_the_same_under_every_policy(checkpoint: Path, tmp_path: Path) -> None:
-    with running(tmp_path, dict.fromkeys(POLICIES, str(checkpoint))) as servers:
-        for temperature in (0, 1):
-            check_texts(servers, temperature)
-
-
-def check_texts(servers: dict[str, Server], temperature: float) -> None:
-    prompts = ["a", "the road " * 9, "you\0", "😀 out", "x" * 150, "<|endoftext|>"]
-    asked = [
-        {"prompt": p, "num_tokens": 4 + 9 * i, "seed": i, "temperature": temperature} for i, p in enumerate(prompts)
-    ]
-    texts = {
-        policy: [answer.json["completion"] for answer in server.burst(asked)] for policy, server in servers.items()
-    }
-    alone = [servers["dynamic"].post(**fields).json["completion"] for fields in asked]
-    assert texts == dict.fromkeys(POLICIES, alone)
-    assert len(set(alone)) == len(prompts)
-
-
 def test_each_policy_batches_as_its_name_says(server: Server) -> None:
     asked = [{"prompt": "the", "num_tokens": 8 * (1 + i % 4), "seed": i} for i in range(12)]
     largest, held = {}, {}
@@ -113,22 +81,6 @@ def test_each_policy_batches_as_its_name_says(server: Server) -> None:
         held[policy] = after["engine"]["slot_steps"]["held"] - before["engine"]["slot_steps"]["held"]
     assert largest["nobatch"] == 1 < largest["static"]
     assert held["static"] > 0 == held["dynamic"]
-
-
-def test_a_late_short_request_overtakes_a_long_one_only_in_dynamic(server: Server) -> None:
-    def last_step(id: str) -> int:
-        return int(server.get(f"/requests/{id}").json["iterations"][1])
-
-    overtook = {}
-    for policy in POLICIES:
-        tokens = 1000 if policy == "dynamic" else 100  # it still runs when the short one comes
-        server.switch(policy)
-        with in_background(lambda: server.post(prompt="long", num_tokens=tokens)) as long:  # noqa: B023
-            wait_until(lambda: long or server.get("/stats").json["requests-running"] == 1)
-            short = server.post(prompt="short", num_tokens=2)
-        assert (short.status, long[0].status) == (200, 200)
-        overtook[policy] = last_step(short.json["id"]) < last_step(long[0].json["id"])
-    assert overtook == {"nobatch": False, "static": False, "dynamic": True}
 
 
 def test_a_client_that_does_not_hang_up_keeps_nobody_waiting(server: Server) -> None:

@@ -13,10 +13,10 @@ from models.text.ranks import TokenizerError
 from models.text.template_sandbox import TemplateError
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_files import from_folder
-from tests.support.tokenizers import CHATML, CONTROL, GEMMA, LLAMA3, MISTRAL, QWEN3, strings, write
+from tests.support.tokenizers import CHATML, CONTROL, GEMMA, MISTRAL, QWEN3, TOOL_TEMPLATES, strings, write
 
 TEMPLATES = {
-    "chatml": ("smollm", CHATML), "llama3": ("llama-bpe", LLAMA3), "qwen3": ("qwen2", QWEN3),
+    "chatml": ("smollm", CHATML), "llama3": ("llama-bpe", TOOL_TEMPLATES["llama3"]), "qwen3": ("qwen2", QWEN3),
     "gemma": ("gemma", GEMMA), "mistral": ("sentencepiece", MISTRAL), "metaspace": ("metaspace", MISTRAL),
 }  # fmt: skip
 USER = {"role": "user", "content": "Hi"}

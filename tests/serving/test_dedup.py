@@ -65,13 +65,13 @@ def test_four_hundred_copies_among_five_hundred_requests_are_computed_once(held:
     assert (served.manager.dedup.copies, served.manager.dedup.tokens) == (399, 399 * 4)
 
 
-def test_a_copy_knows_whose_answer_it_gets_and_the_first_of_them_does_not(held: Any) -> None:
+def test_a_copy_knows_whose_answer_it_gets_and_what_is_complete_is_no_longer_shared(held: Any) -> None:
     served = held()
     first, copy = (served.manager.enqueue(request(0, 2, id)) for id in ("first", "copy"))
     assert (first.first, copy.first) == (None, first)
     served.model.gate.set()
-    assert copy.wait_for_completion(SOON) == "0: 0 1"
-    assert copy.finish_reason == "length"
+    assert (copy.wait_for_completion(SOON), copy.finish_reason) == ("0: 0 1", "length")
+    assert served.manager.enqueue(request(0, 2, "later")).first is None
 
 
 def test_a_copy_of_an_answer_that_is_held_does_not_read_the_token_that_ended_it() -> None:
@@ -88,23 +88,15 @@ def test_a_copy_of_an_answer_that_is_held_does_not_read_the_token_that_ended_it(
     assert (copy.ready, copy.output_ids) == (0, [1, 2])
 
 
-def test_a_cancelled_copy_disturbs_neither_the_first_nor_another_copy(held: Any) -> None:
+@pytest.mark.parametrize("leaves", ["first", "copy", "other copy"])
+def test_a_client_that_leaves_disturbs_no_copy_and_the_first_is_computed_to_the_end(held: Any, leaves: str) -> None:
     served = held()
-    first, gone, copy = (served.manager.enqueue(request(0, 3, id)) for id in ("first", "gone", "copy"))
+    three = {id: served.manager.enqueue(request(0, 3, id)) for id in ("first", "copy", "other copy")}
+    gone = three.pop(leaves)
     gone.cancel()
     served.model.gate.set()
     assert kind_of(gone) == "cancelled"
-    assert first.wait_for_completion(SOON) == copy.wait_for_completion(SOON) == "0: 0 1 2"
-    assert served.is_empty()
-
-
-def test_a_request_is_computed_to_the_end_for_its_copies_when_its_own_client_has_left(held: Any) -> None:
-    served = held()
-    first, copy = (served.manager.enqueue(request(0, 3, id)) for id in ("first", "copy"))
-    first.cancel()
-    served.model.gate.set()
-    assert kind_of(first) == "cancelled"
-    assert copy.wait_for_completion(SOON) == "0: 0 1 2"
+    assert [one.wait_for_completion(SOON) for one in three.values()] == ["0: 0 1 2"] * 2
     assert served.is_empty()
 
 
@@ -131,15 +123,6 @@ def test_a_copy_of_what_was_abandoned_is_computed_itself(held: Any) -> None:
     assert again.first is None
     assert again.wait_for_completion(SOON) == expected("0:", 100)
     assert served.is_empty()
-
-
-def test_what_is_complete_is_no_longer_shared(held: Any) -> None:
-    served = held()
-    served.model.gate.set()
-    for id in ("first", "second"):
-        one = served.manager.enqueue(request(0, 2, id))
-        one.wait_for_completion(SOON)
-        assert one.first is None
 
 
 def test_a_stream_that_joins_late_gets_at_once_what_there_is(serve: Serve) -> None:

@@ -11,27 +11,7 @@ from scheduling.iteration import Plan
 from scheduling.policy import Policy
 from scheduling.scheduler import Output
 from tests.support import SOON
-from tests.support.serving import Serve, Words, every_policy, expected, kind_of
-
-
-@every_policy
-def test_after_a_step_that_raises_the_loop_goes_on(serve: Serve, policy: str) -> None:
-    served = serve(policy)
-
-    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
-        if any(seq.id == "bad" for seq in plan.sequences):
-            raise RuntimeError("poisoned")
-        return outputs
-
-    served.model.breaks = breaks
-    bad = served.hold("bad", 5)
-    later = served.ask("later", 5)
-    served.model.gate.set()
-    assert kind_of(bad) == "server_error"
-    assert later.wait_for_completion(SOON) == expected("later", 5)
-    assert served.manager.recovery.steps_failed == 1
-    assert served.manager.is_alive
-    assert served.is_empty()
+from tests.support.serving import Serve, Words, expected, kind_of
 
 
 def test_a_failed_step_ends_its_own_requests_only(serve: Serve) -> None:

@@ -135,28 +135,13 @@ def gguf_metadata(kind: str, tokenizer: Tokenizer | None = None) -> dict[str, An
     return metadata | {f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()}
 
 
-# Chat templates in the style of ChatML, Llama 3, Qwen 3 and Mistral.
+# Chat templates in the style of ChatML, Qwen 3 and Mistral.
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-LLAMA3 = """{{- bos_token }}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content'] | trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|im_start|>system\\n\\nCutting Knowledge Date: December 2023\\n" + system_message + "<|im_end|>" }}
-{%- for message in messages %}
-    {{- '<|im_start|>' + message['role'] + '\\n\\n' + message['content'] | trim + '<|im_end|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n\\n' }}
-{%- endif %}
-"""
 QWEN3 = """{%- set ns = namespace(last=messages|length - 1, searching=true) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
