@@ -8,7 +8,7 @@ from tests.support import points
 
 
 @pytest.fixture(params=["TILES", "DOT", "FMA"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Multiply in each way that this processor has."""
     from generate.cpu import linear  # not in workers that compute nothing
     from generate.cpu.declarations import declarations
@@ -17,7 +17,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     if not library.packed_linear_has(ways[request.param]):
         pytest.skip(f"needs a processor that multiplies by {request.param}")
     library.packed_linear_use(ways[request.param])
-    yield
+    yield request.param
     library.packed_linear_use(ways[linear.bfloat16_way().upper()])
 
 

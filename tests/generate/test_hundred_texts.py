@@ -4,33 +4,28 @@ token and bit for bit of every log probability."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import policies
 from generate.cpu import linear
 from generate.cpu.attention import CAttention
-from generate.cpu.declarations import declarations
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
 from models import weights
 from models.sources import catalog
 from models.text.tokenizer import load_tokenizer
-from scheduling.iteration import Plan
-from scheduling.pages import PagePool
-from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
+from tests.support.generate import run
 
 PAGES, PAGE_SIZE = 320, 64
 RUNS = [
     (format, kv, way)
     for format in linear.FORMATS
     for kv in (None, torch.int8)
-    for way in ("tiles", "dot", "fma")
-    if format == "none" or way != "fma"  # bytes are multiplied in tiles or in vectors
+    for way in ("TILES", "DOT", "FMA")
+    if format == "none" or way != "FMA"  # bytes are multiplied in tiles or in vectors
 ]
 CASES = [
     pytest.param(
@@ -54,47 +49,24 @@ def sequences(n: int) -> list[Sequence]:
     return result
 
 
-def outputs(runner: ModelRunner, requests: list[Sequence], slots: int) -> dict[str, list[Any]]:
-    """Return each request's tokens with their log probabilities."""
-    found: dict[str, list[Any]] = {seq.id: [] for seq in requests}
-
-    def forward(plan: Plan) -> list[Output]:
-        computed = runner.forward(plan)
-        for seq, token in zip(plan.sequences, computed):
-            if token is not None:
-                found[seq.id].append((token.id, token.detail))
-        return computed
-
-    scheduler = Scheduler(policies.get_policy("dynamic", slots), PagePool(PAGES, PAGE_SIZE), 256)
-    for seq in requests:
-        scheduler.add(seq)
-    while scheduler.step(forward, lambda: 0.0) is not None:
-        pass
-    return found
+def outputs(runner: ModelRunner, slots: int) -> list[Any]:
+    """Return the tokens of a hundred requests, with their log probabilities."""
+    requests = sequences(100)
+    run(None, requests, slots=slots, budget=256, arrivals=100, pages=PAGES, runner=runner)
+    return [(seq.output_ids, seq.details) for seq in requests]
 
 
-@pytest.fixture
-def multiply() -> Iterator[Callable[[ModelRunner, str], None]]:
-    """Let a runner multiply in a way, if this processor has it, until the test ends."""
-    library, ways = linear._library(), declarations().constants
-
-    def use(runner: ModelRunner, way: str) -> None:
-        if not library.packed_linear_has(ways[way.upper()]):
-            pytest.skip(f"needs a processor that multiplies bfloat16 by {way}")
-        library.packed_linear_use(ways[way.upper()])
-        if isinstance(runner.attend, CAttention) and runner.keys.dtype == torch.bfloat16:
-            runner.attend.use(way)
-
-    yield use
-    library.packed_linear_use(ways[linear.bfloat16_way().upper()])
-
-
-@pytest.mark.parametrize(("format", "kv", "way"), CASES)
+@pytest.mark.parametrize(("format", "kv", "way"), CASES, indirect=["way"])
 def test_each_text_and_its_log_probabilities_are_the_same_alone_and_among_64(
-    format: str, kv: torch.dtype | None, way: str, multiply: Callable[[ModelRunner, str], None]
+    format: str, kv: torch.dtype | None, way: str
 ) -> None:
     runner = ModelRunner(weights.load(catalog.resolve("bard"), torch.bfloat16), PAGES, PAGE_SIZE, kv, format)
-    multiply(runner, way)
-    together = outputs(runner, sequences(100), 64)
-    assert {len(tokens) for tokens in together.values()} > {4, 16}
-    assert outputs(runner, sequences(100), 1) == together
+    takes_ways = isinstance(runner.attend, CAttention) and runner.keys.dtype == torch.bfloat16
+    if takes_ways:
+        runner.attend.use(way.lower())
+    together = outputs(runner, 64)
+    assert {len(tokens) for tokens, _ in together} > {4, 16}
+    assert all(len(details) == len(tokens) for tokens, details in together)
+    assert outputs(runner, 1) == together
+    if takes_ways:
+        runner.attend.use(linear.bfloat16_way())

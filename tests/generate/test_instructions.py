@@ -21,15 +21,20 @@ def refuse(way: str, rows: int) -> float:
     raise AssertionError(f"{way} was measured")
 
 
-def test_the_fastest_way_is_taken() -> None:
-    assert choose_way(ALL, "", speeds(1, 10, 5), None) == "tiles"
-    assert choose_way(ALL, "", speeds(9, 10, 5), None) == "fma"
-    assert choose_way(ALL, "", speeds(9, 4, 5), None) == "dot"
-
-
-def test_a_small_difference_may_be_noise_and_decides_nothing() -> None:
-    assert choose_way(("dot", "fma"), "", speeds(dot=1.0, fma=0.97), None) == "dot"
-    assert choose_way(("dot", "fma"), "", speeds(dot=1.0, fma=1.03), None) == "dot"
+@pytest.mark.parametrize(
+    ("possible", "wanted", "measure", "chosen"),
+    [
+        (ALL, "", speeds(1, 10, 5), "tiles"), (ALL, "", speeds(9, 10, 5), "fma"), (ALL, "", speeds(9, 4, 5), "dot"),
+        (("dot", "fma"), "", speeds(dot=1.0, fma=0.97), "dot"),  # a small difference may be noise
+        (("dot", "fma"), "", speeds(dot=1.0, fma=1.03), "dot"),
+        (ALL, "vectors", speeds(1, 10, 5), "fma"), (ALL, "vectors", speeds(1, 5, 10), "dot"),
+        *((ALL, way, refuse, way) for way in ALL), *(((way,), "", refuse, way) for way in ALL),
+    ],
+)  # fmt: skip
+def test_the_fastest_way_is_taken_of_those_that_an_override_leaves(
+    possible: tuple[str, ...], wanted: str, measure: Measure, chosen: str
+) -> None:
+    assert choose_way(possible, wanted, measure, None) == chosen
 
 
 def test_a_neighbor_that_disturbs_some_products_changes_nothing() -> None:
@@ -92,17 +97,6 @@ def test_processes_that_measure_at_once_agree(tmp_path: Path) -> None:
         return speeds(dot=2, fma=1)(way, rows)
 
     assert choose_way(("dot", "fma"), "", measure, kept) == "dot"
-
-
-@pytest.mark.parametrize("way", ALL)
-def test_an_override_is_obeyed_without_measuring(way: str) -> None:
-    assert choose_way(ALL, way, refuse, None) == way
-    assert choose_way((way,), "", refuse, None) == way
-
-
-def test_vectors_are_the_faster_of_those_without_tiles() -> None:
-    assert choose_way(ALL, "vectors", speeds(1, 10, 5), None) == "fma"
-    assert choose_way(ALL, "vectors", speeds(1, 5, 10), None) == "dot"
 
 
 @pytest.mark.parametrize("wanted", ["tiles", "tile", "FMA"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.launch.test_one_core import several
 from tests.support import wait_until
 from tests.support.servers import Answer, Server, read_answer
 
@@ -99,3 +101,9 @@ def test_every_place_returns_after_answers_refusals_and_disconnects(server: Serv
     wait_until(lambda: in_the_loop(server) == 0)
     body = {"prompt": ["x"] * PLACES, "max_tokens": 1}
     wait_until(lambda: server.send("POST", "/v1/completions", json.dumps(body).encode(), **JSON).status == 200)
+
+
+@several
+def test_the_threads_of_a_server_share_one_processor(server: Server) -> None:
+    (worker,) = server.workers
+    wait_until(lambda: len(os.sched_getaffinity(worker)) == 1)

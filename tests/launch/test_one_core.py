@@ -6,15 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from launch.one_core import OneCore, choose
-from tests.support import wait_until
-from tests.support.servers import Server
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 SEVERAL = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
 several = pytest.mark.skipif(not SEVERAL, reason="one processor, or a system that does not let a process choose")
 PLACED = """
@@ -83,11 +80,3 @@ def test_a_thread_goes_on_where_a_processor_has_been_taken_away(monkeypatch: pyt
     assert entered
     with pytest.raises(OSError, match="Invalid argument"):
         OneCore()
-
-
-@several
-def test_a_server_serves_on_one_processor(tmp_path: Path) -> None:
-    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock") as server:
-        assert server.post(prompt="Hi", num_tokens=1).status == 200
-        (worker,) = server.workers
-        wait_until(lambda: len(os.sched_getaffinity(worker)) == 1)

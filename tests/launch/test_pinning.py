@@ -45,13 +45,13 @@ def test_pinned_pages_are_found_from_the_first_request_on_and_change_no_answer(f
     plain, found = served("bard")
     assert found[0] == 0
     # A step of 64 tokens computes one page, so the chain of three is computed in three.
-    for pages, tokens_per_step, cached in ((8, 0, 192), (2, 64, 128)):
-        settings = {"pinned_pages": pages, "max_tokens_per_step": tokens_per_step}
-        assert served("bard", pinned_prefixes=str(file), **settings) == (plain, [cached] * 4)
+    settings = {"pinned_pages": 8, "max_tokens_per_step": 64}
+    assert served("bard", pinned_prefixes=str(file), **settings) == (plain, [192] * 4)
 
 
-def test_a_mock_model_has_them_too(file: Path) -> None:
-    assert served("mock:llm-mock@1000", pinned_prefixes=str(file))[1] == [192] * 4
+def test_a_mock_model_has_them_too_and_no_more_than_may_be_pinned(file: Path) -> None:
+    for settings, cached in (({}, 192), ({"pinned_pages": 8}, 128)):
+        assert served("mock:llm-mock@1000", pinned_prefixes=str(file), **settings)[1] == [cached] * 4
 
 
 def test_settings_that_contradict_pinned_pages_are_refused(file: Path) -> None:
