@@ -297,14 +297,6 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
     assert "hunter2" not in result.stdout + result.stderr
 
 
-def test_a_bad_start_is_one_line_with_the_remedy() -> None:
-    result = run_app("dinamic")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert re.fullmatch(
-        r"error: unknown policy 'dinamic'. Did you mean 'dynamic'\?.* dynamic, .*nobatch, .*static, .*\n", result.stderr
-    )
-
-
 def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(64, 128)]
     monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: limits[-1])

@@ -25,7 +25,7 @@ from launch import doctor, preflight
 from models.sources import catalog
 from tests.support import ROOT, points
 from tests.support.checkpoints import write_checkpoint
-from tests.support.servers import Server, clean_environment, free_port, run_app
+from tests.support.servers import Server, free_port, run_app
 
 MOCK = ["--model", "mock:llm-mock"]
 REMEDY = re.compile(r"error: .+\. .*(Use|use|Run|Set|set|Install|choose|Free|Remove)")
@@ -156,30 +156,6 @@ def test_what_only_the_server_process_can_check_is_refused_in_one_line(
     assert result.stderr.count("\n") == 1, result.stderr
     assert REMEDY.match(result.stderr), result.stderr
     assert words in result.stderr
-
-
-@pytest.mark.full
-@pytest.mark.process
-def test_a_folder_without_a_vocabulary_is_refused(tiny: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny, tmp_path / "model"))
-    (folder / "vocab.json").write_text("{}")
-    result = run_app("dynamic", "--model", str(folder), "--host", "127.0.0.1", "--port", str(free_port()))
-    assert result.returncode in (2, 3)
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert REMEDY.match(result.stderr), result.stderr
-    assert "the tokenizer in" in result.stderr
-
-
-@pytest.mark.process
-def test_sixty_four_descriptors_are_too_few() -> None:
-    result = subprocess.run(
-        ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", sys.executable, str(ROOT / "app.py"), "dynamic",
-         "--model", "bard", "--host", "127.0.0.1", "--port", str(free_port())],
-        capture_output=True, text=True, timeout=180, env=clean_environment(),
-    )  # fmt: skip
-    assert result.returncode == 2
-    assert "the open-file limit is 64" in result.stderr
-    assert REMEDY.match(result.stderr), result.stderr
 
 
 @pytest.mark.full

@@ -11,7 +11,6 @@ from config import ConfigError, load
 from launch import command
 from models.sources import catalog
 from tests.support import ROOT
-from tests.support.servers import run_app
 
 
 def read(*argv: str, **environ: str) -> tuple[str, str]:
@@ -43,11 +42,6 @@ def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown policy or model 'smolm2'\. Did you mean 'smollm2'\?"):
         read("smolm2")
     assert read("dinamic") == ("dinamic", "")  # its error names the nearest policy
-
-
-def test_it_is_a_setting_like_any_other() -> None:
-    rows = {row.split()[0]: row.split()[1:] for row in run_app("bard", "--print-config").stdout.splitlines()}
-    assert (rows["--policy"], rows["--model"]) == (["dynamic", "flag"], ["bard", "flag"])
 
 
 def test_the_installer_knows_the_same_names() -> None:

@@ -71,22 +71,6 @@ def test_memory_that_runs_out_once_preempts_no_request(serve: Serve) -> None:
     assert not any(one.sequence.preemptions for one in requests)
 
 
-def test_a_batch_that_shrinks_twice_logs_one_warning(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    served = serve("dynamic", slots=8, max_tokens_per_step=15)  # five prompts of three tokens
-    served.hold()
-    requests = [served.ask(f"r{i}", 20) for i in range(8)]
-    faults = iter([True] * 3)
-    served.model.breaks = raising(MemoryError(), lambda plan: len(plan.sequences) > 1 and next(faults, False))
-    served.model.gate.set()
-    for i, one in enumerate(requests):
-        assert one.wait_for_completion(SOON) == expected(f"r{i}", 20)
-    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert len(warnings) == 1, warnings
-    ran, may_run, size = map(int, re.findall(r"\d+", warnings[0]))
-    assert (ran, may_run, size) == (8, served.manager.slot_cap, served.manager.slot_cap)
-    assert may_run < ran
-
-
 @every_policy
 def test_a_batch_too_large_for_memory_shrinks_and_all_requests_get_their_tokens(serve: Serve, policy: str) -> None:
     served = serve(policy, slots=8)
