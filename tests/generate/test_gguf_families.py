@@ -104,16 +104,26 @@ def test_a_converted_model_computes_what_transformers_does(case: str, tmp_path: 
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["gpt_neox", "phi", "qwen3_moe", "gemma3"])
-def test_blocks_stay_as_they_are_whatever_their_order(case: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 96, "intermediate_size": 64} | ({"moe_intermediate_size": 64} if "moe" in case else {})
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [("gpt_neox", "Q8_0"), ("phi", "Q4_1"), ("qwen3_moe", "Q8_0"), ("gemma3", "Q8_0"), ("gpt2", "Q4_0"), ("llama", "Q4_1"),
+     ("qwen2", "Q8_0"), ("qwen3", "Q4_0")],
+)  # fmt: skip
+def test_blocks_stay_as_they_are_with_the_numbers_of_the_file(case: str, kind: str, tmp_path: Path) -> None:
+    inner = "n_inner" if case == "gpt2" else "intermediate_size"
+    sizes = {"hidden_size": 96, inner: 64} | ({"moe_intermediate_size": 64} if "moe" in case else {})
     keys = {"embedding_length": 96, "feed_forward_length": 64}
     keys |= {"expert_feed_forward_length": 64} if "moe" in case else {}
-    kinds = dict.fromkeys(("attn", "ffn_up", "ffn_gate", "ffn_down"), Kind.Q8_0) | {"inp": Kind.F32}
+    parts = ("attn", "ffn_up", "ffn_gate", "ffn_down", "output")
+    kinds = dict.fromkeys(parts, Kind[kind]) | {"inp": Kind.F32, "token_embd": Kind.Q8_0}
     resolved = catalog.resolve(str(build(case, tmp_path, kinds, keys, **sizes)[1]))
     plain, blocks = (weights.load(resolved, "bfloat16", as_blocks=kinds) for kinds in ((), KINDS))
     for before, after in zip(plain.blocks, blocks.blocks):
         pairs = [*zip(before.mlps(), after.mlps()), ((before.qkv, before.attn_proj), (after.qkv, after.attn_proj))]
         for one, other in (both for pair in pairs for both in zip(*pair)):
             assert isinstance(other.weight, BlockMatrix)
-            assert torch.equal(other.weight.dequantized(), as_tensor(one.weight))
+            assert torch.equal(as_tensor(other.weight), as_tensor(one.weight))
+    assert isinstance(blocks.head, BlockMatrix)
+    assert torch.equal(as_tensor(blocks.head), as_tensor(plain.head))
+    assert torch.equal(blocks.embedding, plain.embedding)
+    assert (blocks.config, blocks.parameters) == (plain.config, plain.parameters)

@@ -50,12 +50,6 @@ def test_texts_are_the_cpus_for_every_shape_of_model(shape: str, policy: str) ->
     assert run(None, ragged(config, 6, 1, temperature=0), policy, slots=4, runner=runner) == expected
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-def test_texts_are_the_cpus_for_every_way_to_draw(draw: str) -> None:
-    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 1, **DRAWS[draw]))
-    assert run(None, ragged(CONFIG, 6, 1, **DRAWS[draw]), runner=gpu_runner()) == expected
-
-
 def test_a_warm_runner_gives_the_texts_of_a_cold_one() -> None:
     expected = run(None, ragged(CONFIG, 6, 1), runner=gpu_runner())
     warm = gpu_runner()
@@ -155,22 +149,6 @@ def test_a_row_too_flat_for_the_device_is_drawn_by_the_host() -> None:
     assert run(None, requests(), runner=runner) == run(make_model(CONFIG), requests())
     assert CONFIG.vocab_size > sampling.CANDIDATES
     assert runner.decoder.used_ahead == 0  # each step was repeated for the host
-
-
-def test_where_no_graph_can_be_recorded_steps_are_launched_one_by_one(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def record() -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    runner = GpuRunner(make_model(CONFIG), 120, 64, capacity=8)
-    for part in (runner.decoder, runner.prefill):
-        monkeypatch.setattr(part.replayer, "record", record)
-    assert runner.warm_up()
-    assert "decode steps run without CUDA graphs, which is slower: operation not" in caplog.text
-    assert "prompts run without CUDA graphs" in caplog.text
-    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5))
-    assert run(None, ragged(CONFIG, 6, 5), runner=runner) == expected
 
 
 def test_more_sequences_than_rows_are_decoded_in_turns() -> None:

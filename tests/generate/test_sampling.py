@@ -105,7 +105,7 @@ def test_top_k_keeps_k_tokens_and_top_p_the_one_that_crosses() -> None:
 
 
 def test_a_flat_row_keeps_more_than_the_candidates() -> None:
-    tokens = draws([0.0] * 2000, SamplingParams(top_p=0.9), 3000)
+    tokens = draws([0.0] * 2000, SamplingParams(top_p=0.9), 1500)
     assert len(set(tokens)) > 2 * sampling.CANDIDATES
 
 

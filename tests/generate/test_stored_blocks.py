@@ -52,21 +52,6 @@ def matrices(model: Network) -> dict[str, Any]:
     return {**named, "head": model.head}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_matrix_of_every_family_stays_in_blocks_with_the_numbers_of_the_file(
-    family: str, kind: str, tmp_path: Path
-) -> None:
-    resolved = stored(tmp_path, family, {"blk": Kind[kind], "token_embd": Kind.Q8_0, "output": Kind[kind]})
-    plain, blocks = weights.load(resolved, "bfloat16"), weights.load(resolved, "bfloat16", as_blocks=KINDS)
-    assert all(isinstance(weight, BlockMatrix) for weight in matrices(blocks).values())
-    for name, weight in matrices(plain).items():
-        assert torch.equal(as_tensor(matrices(blocks)[name]), weight), name
-    assert torch.equal(blocks.embedding, plain.embedding)
-    assert blocks.config == plain.config
-    assert blocks.parameters == plain.parameters
-
-
 def test_parts_of_one_matrix_with_different_kinds_are_dequantized_and_the_others_are_not(tmp_path: Path) -> None:
     kinds = {"blk": Kind.Q4_1, "blk.1.attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_0}
     resolved = stored(tmp_path, "llama", kinds, tie_word_embeddings=True)
