@@ -23,7 +23,7 @@ __all__ = ["KEY", "Config", "ConfigError", "Loaded", "flag", "load", "nearest", 
 
 ROOT = Path(__file__).resolve().parent
 LAB_FOLDER = ROOT / "build" / "lab"  # where tools/build_lab.sh puts it
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 GROUPS = {"policy_option": "batching", "model": "model", "host": "server"}  # the first setting of each
 LISTS = ("policy_option", "adapter", "adapter_folder")  # settings of which a command line may have several
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md): read from the source, and seen in a process of its own."""
+"""Who may import whom: read from the source, and seen in a process of its own."""
 
 from __future__ import annotations
 

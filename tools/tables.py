@@ -27,19 +27,13 @@ from front import menu
 from front.options import QUEUE
 from policies.orders._predictions import Predicting
 from scheduling.options import options_of
-from simulate.commands import check
 from terminal.options import Option, Parameter
-from tools import completion
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A help text, and what `--help` puts in brackets after it.
 FACTS = re.compile(r"^(.*?)(?: \[([^\[\]]*)\])?$", re.DOTALL)
 UNBOUNDED = str(1 << 60)
-CLIENT = {
-    "load": "`client/client.py`",
-    **{name: f"`client.{name}`" for name in ("batch", "chat", "compare", "sweep", "top")},
-}
 PREDICTIONS = options_of(Predicting)
 Row = Sequence[str]
 
@@ -76,17 +70,10 @@ def flags(params: Iterable[Parameter]) -> str:
     return table(("flag", "default, bounds", "meaning"), rows)
 
 
-def commands(made: Mapping[str, Any]) -> str:
-    """Return a table of the flags of several commands: a row has all commands in which a flag means the same."""
-    rows: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for command, line in made.items():
-        for _, name, facts, meaning in described(line.declared):
-            rows.setdefault((name, meaning), {}).setdefault(plain(facts), []).append(command)
-    cells = []
-    for (name, meaning), known in sorted(rows.items(), key=lambda item: item[0][0].lstrip("-")):
-        facts = "; ".join(facts if len(known) == 1 else f"{facts} ({', '.join(of)})" for facts, of in known.items())
-        cells.append((code(name), ", ".join(command for of in known.values() for command in of), facts, plain(meaning)))
-    return table(("flag", "of", "default, bounds", "meaning"), cells)
+def commands() -> str:
+    """Return a table of the commands of `./eb`, as it lists them."""
+    listed = re.findall(r"^  ([a-z]+) {2,}(.+)$", (ROOT / "eb").read_text("utf-8"), re.MULTILINE)
+    return table(("command", "purpose"), ((code(f"./eb {name}"), plain(text)) for name, text in listed))
 
 
 def options(name: str, is_order: bool) -> str:
@@ -139,20 +126,18 @@ def routes(operations: Iterable[Any]) -> str:
 
 
 def metrics(service: Any) -> str:
-    """Return a table of the metrics, TGI's names at the end."""
-    rows = [
-        (code(family.name + ("_total" if family.type == "counter" else "")), family.type, plain(family.documentation))
-        for family in Exposition(service).collect()
-    ]
-    return table(("metric", "type", "meaning"), rows)
+    """Return a table of the metrics: a row has those of the same meaning and type."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for family in Exposition(service).collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        rows.setdefault((family.type, plain(family.documentation)), []).append(code(name))
+    return table(("metric", "type", "meaning"), ((", ".join(names), *key) for key, names in rows.items()))
 
 
 def tables() -> dict[str, str]:
     """Return all tables by name."""
     service = create_app(config.Config(policy="dynamic", tgi_metrics=True)).extensions["service"]
     settings = config.command().sections
-    simulated = {name: simulator.build_command(name) for name in simulator.COMMANDS if name != "check"}
-    simulated["check"] = check.build_command()
     loads = [(code(form), plain(text)) for form, text, *_ in arrivals.KINDS.values()]
     return {
         **{f"settings {group}": flags(settings[group]) for group in config.GROUPS.values()},
@@ -160,8 +145,7 @@ def tables() -> dict[str, str]:
         "queue": flags(QUEUE),
         "queue loops": sentences(menu.LOOPS),
         "queue orders": sentences(menu.ORDERS),
-        "client": commands({CLIENT[name]: completion.COMMANDS[name]() for name in CLIENT}),
-        "simulate": commands({code(name): command for name, command in simulated.items()}),
+        "commands": commands(),
         "simulate commands": table(
             ("command", "purpose"), ((code(name), plain(text)) for name, text in simulator.COMMANDS.items())
         ),
