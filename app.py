@@ -12,10 +12,10 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    from terminal import packages as packages
-
     # The imports take a while, in which Ctrl-C would print a traceback.
     signal.signal(signal.SIGINT, lambda *_: os.write(2, b"stopped before the start\n") and os._exit(130))
+    from terminal import packages as packages  # isort: skip
+
     from launch import command
 
     command.main()

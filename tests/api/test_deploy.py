@@ -13,6 +13,7 @@ from test_metrics import NAMES
 from api.hooks import middleware
 from api.hooks.auth import OPEN
 from config import Config
+from front.options import build_command
 from scheduling.iteration import SlotSteps
 from tests.support import ROOT
 
@@ -175,6 +176,7 @@ def test_the_unit_stops_later_than_the_server_drains_and_tries_no_broken_setting
 def test_flags_and_files_that_security_names_are_there() -> None:
     text = (ROOT / "SECURITY.md").read_text("utf-8")
     known = {"--" + name.replace("_", "-") for name in Config.__dataclass_fields__}
+    known |= {flag for param in build_command().declared for flag in param.opts}  # of the queue
     assert set(re.findall(r"`(--[a-z-]+)", text)) <= known
     for path in re.findall(r"`((?:deploy|api)/[\w./-]+|hub\.py)`", text):
         assert (ROOT / path).exists(), path

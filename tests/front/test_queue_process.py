@@ -125,7 +125,7 @@ def test_a_loop_that_dies_ends_the_process_with_a_status_that_supervisors_see(tm
 def test_a_request_on_a_kept_connection_is_answered_until_the_queue_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "QUIET_SECONDS", 60.0)
     monkeypatch.setattr(clients, "LAST_SECONDS", 60.0)
-    request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    request = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}".encode()
 
     async def run() -> None:
         async with scripted(1, 0.002) as upstream, contextlib.AsyncExitStack() as stack:

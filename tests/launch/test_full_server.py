@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def begin(server: Server, path: str, body: bytes, length: int | None = None) -> socket.socket:
     """Send a request, with as much of its body as there is."""
     sock = socket.create_connection(("127.0.0.1", server.port), 60)
-    fields = {"Host": "x", "Connection": "close", "Content-Length": length or len(body), **JSON}
+    fields = {"Host": "localhost", "Connection": "close", "Content-Length": length or len(body), **JSON}
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items()) + "\r\n"
     sock.sendall(head.encode() + body)
     return sock

@@ -78,7 +78,7 @@ def door(request: pytest.FixtureRequest) -> Iterator[Door]:
 
 
 def post(path: str, headers: str = "", body: bytes = BODY) -> bytes:
-    host = "" if "Host:" in headers else "Host: x\r\n"
+    host = "" if "Host:" in headers else "Host: localhost\r\n"
     return f"POST {path} HTTP/1.1\r\n{host}{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -163,7 +163,7 @@ def test_every_kind_has_a_policy_that_can_be_made_and_flags_for_its_settings(nam
     chosen, engine, sources = kind.serve({}, {})
     assert chosen.policy(engine.slots).max_batch_size == engine.slots
     assert set(sources.values()) == {"usual"}
-    assert {flag for flag in kind.flags if ":" not in flag} <= {*sources, "policy"}
+    assert {flag for flag in kind.flags if ":" not in flag} <= {*sources, "policy", "loop"}
 
 
 def test_settings_are_from_options_before_the_log_before_what_is_usual() -> None:
