@@ -38,7 +38,7 @@ MAX_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture: the name of its files, its title, a sentence on its data or "", and the number of observations."""
+    """A drawn picture: the name of its files, its title, how to read it or "", and the number of observations."""
 
     name: str
     title: str

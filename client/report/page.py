@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from . import plots, race, sentences, store, summary, waste
+from . import plots, race, store, summary, waste
 from .album import BOTTOM, TOP, Album, Picture
 from .tables import shown
 
@@ -88,7 +88,7 @@ def head(results: store.Results, album: Album) -> str:
 
 def title(results: store.Results) -> str:
     """Return the names of the compared policies as a title."""
-    names = sentences.joined(results.policies) if results.policies else str(results.summary.get("name"))
+    names = ", ".join(results.policies) if results.policies else str(results.summary.get("name"))
     sweep = results.summary.get("sweep")
     if sweep:
         return f"{names} by {BY.get(sweep['over'], sweep['over'])}"
@@ -145,7 +145,7 @@ def folded(results: store.Results, pictures: list[Picture]) -> str:
 
 
 def figure(results: store.Results, picture: Picture) -> str:
-    """Return a picture as HTML, with its title, its sentence and its data."""
+    """Return a picture as HTML, with its title, how to read it, and its data."""
     path = results.folder / "plots" / picture.name
     drawn = path.with_name(f"{picture.name}.svg").read_text("utf-8")
     if len(drawn) <= MAX_INLINE:

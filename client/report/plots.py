@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import figures, plots_requests, plots_steps, plots_sweep, sentences
+from . import figures, plots_requests, plots_steps, plots_sweep
 from .album import BOTTOM, Album, Picture, finish
 from .store import Results
 from .summary import average, spread
@@ -93,8 +93,8 @@ def percentiles(album: Album, load: str) -> None:
     ]
     if not measures:
         return
-    columns, says = ["policy", "measure", "p50_ms", "p99_ms"], sentences.tails(album.results, load)
-    with album.draw("percentiles", "p50 and p99 of the times", columns, says, load=load) as ((axes,), rows):
+    columns = ["policy", "measure", "p50_ms", "p99_ms"]
+    with album.draw("percentiles", "p50 and p99 of the times", columns, load=load) as ((axes,), rows):
         width = 0.8 / len(policies)
         for i, policy in enumerate(policies):
             runs, color = album.results.of(policy, load), album.look(policy)["color"]
@@ -118,8 +118,7 @@ def in_system(album: Album, load: str) -> None:
     if not levels:
         return
     title, columns = "Requests in the system (waiting or running)", ["policy", "seconds", "requests"]
-    says = sentences.in_system({p: (max(n for _, n in steps), steps[-1][0]) for p, steps in levels.items()})
-    with album.draw("in-system", title, columns, says, load=load) as ((axes,), rows):
+    with album.draw("in-system", title, columns, load=load) as ((axes,), rows):
         for policy, steps in levels.items():
             axes.step(*zip(*steps), where="post", label=policy, **album.line(policy))
             rows += [[policy, *step] for step in steps]
@@ -144,8 +143,8 @@ def batch_histogram(album: Album, load: str) -> None:
         return
     steps = sum(sum(b.values()) for b in batches.values())
     groups = ranges(max(int(size) for sizes in batches.values() for size in sizes))
-    title, columns, says = "Steps by batch size", ["policy", "batch_size", "steps"], sentences.batch_sizes(batches)
-    with album.draw("batch-sizes", title, columns, says, load=load, count=steps, unit="steps") as ((axes,), rows):
+    title, columns = "Steps by batch size", ["policy", "batch_size", "steps"]
+    with album.draw("batch-sizes", title, columns, load=load, count=steps, unit="steps") as ((axes,), rows):
         width = 0.84 / len(batches)
         for i, (policy, sizes) in enumerate(batches.items()):
             counts = [sum(n for size, n in sizes.items() if int(size) in group) for group in groups]
@@ -211,11 +210,8 @@ def speculation(album: Album) -> None:
         return
     names = [f"{p}, {load}" if len(results.loads) > 1 else p for p, load, _ in known]
     values = [[average(some, key) or 0.0 for key in ("tokens_per_step", "acceptance")] for _, _, some in known]
-    says = "; ".join(
-        f"{name}: {tokens:.2f} tokens per step, {share:.0%} accepted" for name, (tokens, share) in zip(names, values)
-    )
     count, columns = sum(album.requests(load) for load in results.loads), ["run", "tokens_per_step", "acceptance"]
-    with album.draw("speculation", "Speculative decoding", columns, says + ".", count=count, across=2) as (grid, rows):
+    with album.draw("speculation", "Speculative decoding", columns, count=count, across=2) as (grid, rows):
         places, colors = range(len(known)), [album.look(p)["color"] for p, _, _ in known]
         grid[0].barh(places, [tokens for tokens, _ in values], color=colors, height=0.7)
         grid[1].barh(places, [100 * share for _, share in values], color=colors, height=0.7)

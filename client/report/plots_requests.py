@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-from . import sentences
 from .album import Album, finish
 
 Pairs = list[tuple[float, float]]
@@ -18,9 +17,8 @@ def ttft_over_prompt(album: Album, load: str) -> None:
     if len({length for pairs in points.values() for length, _ in pairs}) < 2:
         return
     title = "Time to first token over the prompt's length"
-    says = sentences.growing("The time to the first token", "the prompt's length", points)
     count, columns = sum(map(len, points.values())), ["policy", "prompt_tokens", "ttft_s"]
-    with album.draw("ttft-over-prompt", title, columns, says, load=load, count=count) as ((axes,), rows):
+    with album.draw("ttft-over-prompt", title, columns, load=load, count=count) as ((axes,), rows):
         for policy, pairs in points.items():
             scatter(axes, album, policy, pairs, policy)
             rows += [[policy, *pair] for pair in pairs]
@@ -34,9 +32,7 @@ def simulated_over_measured(album: Album, load: str) -> None:
         return
     kinds = [k for k in ("latency_s", "ttft_s") if any(line[k] for line in lines)]
     title, columns = "Simulated over measured", ["measure", "policy", "measured_s", "simulated_s"]
-    by_policy = {p: pairs_of(lines, p, "latency_s") for p in album.results.policies}
-    bars = [bar for _, _, bar in album.results.intervals(load)]
-    says = sentences.predicted({p: error(pairs) for p, pairs in by_policy.items() if pairs}, bars)
+    says = "On the line both are equal. The legend shows the mean's error; bars are 90 % intervals."
     count, across = len(lines), len(kinds)
     with album.draw("simulated-measured", title, columns, says, load=load, count=count, across=across) as (grid, rows):
         for axes, kind in zip(grid, kinds):
@@ -63,9 +59,8 @@ def program_times(album: Album, load: str) -> None:
     if not any(took.values()):
         return
     title, columns = "Share of programs done within a time", ["policy", "program_s", "share"]
-    says = f"Mean: {sentences.each({p: sentences.seconds(float(np.mean(t))) for p, t in took.items() if t})}."
     count = sum(map(len, took.values()))
-    with album.draw("program-times", title, columns, says, load=load, count=count, unit="programs") as ((axes,), rows):
+    with album.draw("program-times", title, columns, load=load, count=count, unit="programs") as ((axes,), rows):
         for policy, times in took.items():
             shares = [(i + 1) / len(times) for i in range(len(times))]
             axes.step(times, [100 * share for share in shares], where="post", label=policy, **album.line(policy))
@@ -80,7 +75,7 @@ def blame(album: Album, load: str) -> None:
     if not known:
         return
     title, columns = "Who made whom wait, simulated", ["policy", "client", "because_of", "wait_ms", "run_ms"]
-    says = sentences.blamed(known)
+    says = "How much longer a request of the row's client waited and ran because of the column's, on average."
     with album.draw("blame", title, columns, says, load=load, across=len(known)) as (grid, rows):
         for axes, (policy, figures) in zip(grid, known.items()):
             clients = figures["clients"]

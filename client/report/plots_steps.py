@@ -10,7 +10,6 @@ from matplotlib import colormaps
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from . import sentences
 from .album import Album, finish
 from .store import slug
 
@@ -32,8 +31,7 @@ def over_time(album: Album, load: str) -> None:
     ):
         title, columns = f"{label.capitalize()} over time", ["policy", "seconds", name.partition("-")[0]]
         series = {policy: [read(step) for step in steps] for policy, steps in by_policy.items()}
-        says = sentences.over_time(name, series)
-        with album.draw(name, title, columns, says, load=load, count=count, unit="steps") as ((axes,), rows):
+        with album.draw(name, title, columns, load=load, count=count, unit="steps") as ((axes,), rows):
             for policy, values in series.items():
                 times = [step["t"] - by_policy[policy][0]["t"] for step in by_policy[policy]]
                 axes.step(times, values, where="post", label=policy, linewidth=1, **album.line(policy))
@@ -50,12 +48,11 @@ def slots(album: Album, load: str) -> None:
     """Draw the Gantt chart of each policy: rows are slots, columns steps, colors requests, pale if a slot is held."""
     numbers = {r["id"]: int(r["index"]) for r in album.results.requests if r["load"] == load and r.get("id")}
     for policy in album.results.policies:
-        recorded = album.results.iterations(policy, load)
-        steps = busiest(recorded)
+        steps = busiest(album.results.iterations(policy, load))
         if not steps:
             continue
         name, title, count = f"slots.{slug(policy)}", f"Slots of {policy}", len(steps)
-        columns, says = ["step", "slot", "request", "phase"], sentences.slots(steps, len(recorded))
+        columns, says = ["step", "slot", "request", "phase"], "Pale slots are held for requests that have finished."
         with album.draw(name, title, columns, says, load=load, count=count, unit="steps") as ((axes,), rows):
             image = picture(steps, rows, numbers)
             extent = (steps[0]["n"] - 0.5, steps[-1]["n"] + 0.5, len(image) - 0.5, -0.5)

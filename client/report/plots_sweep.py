@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import sentences
 from .album import Album, finish
 from .tables import swept
 
@@ -19,15 +17,15 @@ AXES = {
     "pinned": "pinned pages of the prefix cache",
     "speculate": "draft tokens in a step for each request",
 }
-# Name, key in a run, title, label of the axis, scale and text of each figure.
-FIGURES: list[tuple[str, str, str, str, float, Callable[[float], str]]] = [
-    ("throughput", "output_throughput", "Throughput", "output tokens/s", 1.0, "{:,.0f} tokens/s".format),
-    ("e2el", "e2el_ms", "Latency", "latency (s)", 0.001, sentences.seconds),
-    ("ttft", "ttft_ms", "Time to first token", "TTFT (s)", 0.001, sentences.seconds),
-    ("tpot", "tpot_ms", "Time per token after the first", "TPOT (ms)", 1.0, "{:,.0f} ms".format),
-    ("hits", "hit_tokens", "Prompt tokens from the cache", "prompt tokens (%)", 100.0, "{:.0f}%".format),
-    ("tokens-per-step", "tokens_per_step", "Tokens of a request in a step", "tokens per step", 1.0, "{:.2f}".format),
-    ("acceptance", "acceptance", "Accepted draft tokens", "accepted (%)", 100.0, "{:.0f}%".format),
+# Name, key in a run, title, label of the axis and scale of each figure.
+FIGURES = [
+    ("throughput", "output_throughput", "Throughput", "output tokens/s", 1.0),
+    ("e2el", "e2el_ms", "Latency", "latency (s)", 0.001),
+    ("ttft", "ttft_ms", "Time to first token", "TTFT (s)", 0.001),
+    ("tpot", "tpot_ms", "Time per token after the first", "TPOT (ms)", 1.0),
+    ("hits", "hit_tokens", "Prompt tokens from the cache", "prompt tokens (%)", 100.0),
+    ("tokens-per-step", "tokens_per_step", "Tokens of a request in a step", "tokens per step", 1.0),
+    ("acceptance", "acceptance", "Accepted draft tokens", "accepted (%)", 100.0),
 ]
 
 
@@ -36,14 +34,14 @@ def curves(album: Album, prefix: str = "sweep") -> None:
     sweep = album.results.summary["sweep"]
     over, axis = sweep["over"], AXES[sweep["over"]]
     count = sum(r["num_prompts"] for r in album.results.runs)
-    for name, key, title, label, scale, text in FIGURES:
+    for name, key, title, label, scale in FIGURES:
         keys = [key] if not key.endswith("_ms") else [f"p50_{key}", f"p99_{key}"]
         points = {p: series(album, p, keys) for p in album.results.policies}
         points = {p: rows for p, rows in points.items() if rows}
         if not points:
             continue
-        says, columns = sentences.at_the_end(points, over, axis, text, scale), ["policy", over, *keys]
-        with album.draw(f"{prefix}-{name}", f"{title} over {axis}", columns, says, count=count) as ((axes,), rows):
+        columns = ["policy", over, *keys]
+        with album.draw(f"{prefix}-{name}", f"{title} over {axis}", columns, count=count) as ((axes,), rows):
             for policy, line in points.items():
                 places = [place(sweep, row[0]) for row in line]
                 for i, (part, style) in enumerate(zip(keys, ("-", "--")), 1):

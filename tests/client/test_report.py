@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from client.report import __main__ as report_command
-from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, sentences, store, summary, waste
+from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, store, summary, waste
 from client.report.album import Album
 from scheduling.iteration import SlotSteps
 from terminal.console import table_of
@@ -111,14 +111,6 @@ def test_a_picture_takes_the_colors_of_the_page(folder: Path) -> None:
     assert not {"#000000", "#ffffff", *waste.COLORS.values()} & set(re.findall(r"#[0-9a-f]{6}", drawn))
 
 
-def test_what_is_said_of_a_picture_is_true_of_its_data(folder: Path) -> None:
-    said = dict(re.findall(r"<h3>(.*?)</h3><p>(.*?)</p>", html.unescape((folder / "report.html").read_text())))
-    assert "31% of them (pale) held" in said["Slots of static, burst"]
-    assert "4 under static (64% of its steps)" in said["Steps by batch size, burst"]
-    assert "At most 3 (static) and 3 (vllm) requests waited" in said["Requests waiting over time, burst"]
-    assert all(said.values())
-
-
 def test_only_a_picture_with_intervals_names_them(folder: Path) -> None:
     results, picture = store.read(folder), folder / "plots" / "percentiles.burst.svg"
     assert "interval" in picture.read_text()
@@ -127,13 +119,6 @@ def test_only_a_picture_with_intervals_names_them(folder: Path) -> None:
     plots.percentiles(Album(results, []), "burst")
     assert "interval" not in picture.read_text()
     plots.percentiles(Album(store.read(folder), []), "burst")
-
-
-def test_causes_are_told_from_chance() -> None:
-    line = [(float(n), 0.002 * n) for n in range(20)]
-    noise = [(float(n), float(n % 2)) for n in range(20)]
-    text = sentences.growing("Time", "length", {"a": line, "b": noise, "c": [(1.0, 1.0)]})
-    assert text == "Time grows with length under a (2.0 ms per token, r = 1.00) and hardly under b (r = 0.09)."
 
 
 def test_the_verdict_names_what_the_most_wasteful_policy_wasted(folder: Path) -> None:
