@@ -26,7 +26,7 @@ if not __package__:
 from rich.console import Console
 
 from terminal.console import FINE, emit_json, leave, say
-from terminal.options import FOLDER, Argument, Command, Number, Option, Parameter, Read, UsageError, Values
+from terminal.options import Argument, Command, Number, Option, Parameter, Read, UsageError, Values
 
 from . import ending, flags
 from .display import guarded
@@ -44,7 +44,6 @@ SIMULATOR = ROOT / "simulate" / "__main__.py"  # started as a program: the clien
 THREE = ("nobatch", "static", "dynamic")
 EXAMPLES = (
     "python -m client.compare --quick",
-    "python -m client.compare --seed 1 --readme docs",
     "python -m client.compare static dynamic+sjf --load poisson:4 burst --repeats 3",
     "python -m client.compare ours=http://a:8500 vllm=http://b:8000 --api openai",
     "python -m client.compare results/x/runs/a.json results/x/runs/b.json",
@@ -80,8 +79,6 @@ COMPARED = [
     Option("--different", "compare two result files even if their arrivals differ", None),
 ]
 MORE_OUTPUT = [
-    Option("--original", "add a column with the figures that the original project documents", None),
-    Option("--readme", "also copy the table and some plots for a README to this folder", FOLDER),
     Option(
         "--cost", "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
         "(default: the measured steps of the servers)", Read(check_cost, "FILE"),
@@ -133,8 +130,6 @@ def run(args: Values, console: Console, command: str) -> int:
     experiment = Experiment(args, console, command)
     say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {args.seed}")
     store = experiment.store
-    if args.original:
-        store.summary["original"] = True
     try:
         send(experiment, args.what, loads)
         if args.is_rate_measured and not experiment.interrupted and (pace := choose_rate(store.summary, args, console)):
@@ -144,7 +139,7 @@ def run(args: Values, console: Console, command: str) -> int:
         store.close()
         if store.summary["runs"]:
             predict(store.folder, args.cost, console)
-        ending.finish(store.folder, console, not args.no_plots, args.readme)
+        ending.finish(store.folder, console, not args.no_plots)
     return experiment.exit_code()
 
 

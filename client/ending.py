@@ -1,8 +1,7 @@
-"""The end of a comparison: its table, its page, and copies of both for a README."""
+"""The end of a comparison: its table and its page."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -11,14 +10,9 @@ from terminal.console import emit, say
 
 from .report import store, summary, tables
 
-README_PLOTS = {
-    "comparison-latency": "latency-over-tokens.{light}", "comparison-cdf": "latency-cdf",
-    "comparison-waste": "waste", "comparison-batch": "batch-over-time.{heavy}",
-}  # fmt: skip
 
-
-def finish(folder: Path, console: Console, plots: bool, readme: Path | None = None) -> None:
-    """Print and write the table, draw the page, and print the folder's name; copy table and plots for a README."""
+def finish(folder: Path, console: Console, plots: bool) -> None:
+    """Print and write the table, draw the page, and print the folder's name."""
     results = store.read(folder)
     if results.runs:
         text = write_table(results)
@@ -33,23 +27,6 @@ def finish(folder: Path, console: Console, plots: bool, readme: Path | None = No
         if plots:
             draw_page(folder, console)
     emit(str(folder))
-    if results.runs and readme:
-        copy_for_readme(results, readme, console)
-
-
-def copy_for_readme(results: store.Results, into: Path, console: Console) -> None:
-    """Copy the table and some plots to a folder, under fixed names."""
-    into.mkdir(parents=True, exist_ok=True)
-    s = results.summary
-    origin = f"Made by `{s['command']}` on {s['machine'].get('processor')}, {s['date'][:10]}."
-    table = (results.folder / "table.md").read_text("utf-8")
-    (into / "comparison.md").write_text(f"{table}\n{origin}\n", encoding="utf-8")
-    light, heavy = store.slug(results.lightest), store.slug(results.heaviest)
-    for name, kind in README_PLOTS.items():
-        picture = results.folder / "plots" / f"{kind.format(light=light, heavy=heavy)}.png"
-        if picture.is_file():
-            shutil.copyfile(picture, into / f"{name}.png")
-    say(console, f"for the README: {into / 'comparison.md'} and {', '.join(README_PLOTS)} beside it")
 
 
 def write_table(results: store.Results) -> str:

@@ -7,6 +7,8 @@ REMOVED = {
         ("--preemption", "--swap-gbps", "--swap-space"),
         "--open-ended, whose preempted requests are recomputed, as the server does",
     ),
+    "--original": "docs/results/comparison.md, which has the original's figures",
+    "--readme": "table.md and plots/ in the folder of the results",
     "predict": "'compare', which writes its predictions beside the measurements",
 }
 

@@ -50,10 +50,9 @@ def page(results: store.Results, pictures: list[Picture]) -> str:
     """Return the page as HTML."""
     album = Album(results)
     first, more = chosen(results, pictures)
-    note = summary.note(results)
     sections = {
         "results": ("Results", "".join(table(album, *each) for each in summary.tables(results))
-                    + f'<p class="note">{text(" ".join([summary.TERMS, note] if results.runs else [note]))}</p>'),
+                    + (f'<p class="note">{text(summary.TERMS)}</p>' if results.runs else "")),
         "plots": ("Plots", grid(results, first) + folded(results, more)),
         "race": ("Race", race.embed(results)),
         "method": ("Method", method(results)),

@@ -1,8 +1,4 @@
-"""A comparison as tables and as one sentence. Pure.
-
-The original's figures are shown beside ours only with --original and where it documents them, and are marked as theirs:
-it used another model on another machine, without a KV cache, with at most 8 requests at once.
-"""
+"""A comparison as tables and as one sentence. Pure."""
 
 from __future__ import annotations
 
@@ -20,20 +16,12 @@ from . import figures
 from .store import Results
 from .tables import PLAIN, programs, shown
 
-# Mean latency (s), seconds per requested token, correlation; 5..145 tokens, about 100 requests, gaps of 0 to 1 s.
-ORIGINAL = {"dynamic": (7.42, 0.1005, 0.996), "nobatch": (11.02, 0.0148, 0.487)}
-ORIGINAL_NOTE = (
-    "The original's: mean latency, latency per requested token and r, as measured by lievan/effective-batching "
-    "(5 to 145 tokens, about 100 requests, 0 to 1 s apart; GPT-2 without a KV cache, at most 8 requests at "
-    "once, on its own machine). The absolute values are not comparable; it reports none for its static loop."
-)
 TERMS = (
     "E2E: from the intended send time to the last token. TTFT: to the first token. ITL: between two tokens. "
     "Batch fill: the share of the slots that had a row. Wasted rows: the share of the rows computed without a new token. "
     "s per requested token, and r: the line that fits latency over requested tokens best. "
     "Figures of repeated runs are means of the runs' own; curves show the requests of all runs together."
 )
-NO_ORIGINAL_NOTE = "The original documents no figures for these policies."
 Value = float | None
 
 
@@ -118,7 +106,7 @@ def best(results: Results, load: str, key: str, prefer: str) -> str | None:
 def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of a table of some loads, one row per policy; columns without a figure are left out.
 
-    In a table of one load the best figures are bold, and with --original its figures are beside ours.
+    In a table of one load the best figures are bold.
     """
     groups = [(p, load, results.of(p, load)) for p in results.policies for load in loads if results.of(p, load)]
     columns = [column for column in COLUMNS if column.is_known([runs for *_, runs in groups])]
@@ -134,10 +122,6 @@ def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[s
         for line in lines:
             if line[0] == winner:
                 line[place] = f"**{line[place]}**"
-    if results.summary.get("original") and any(policy in ORIGINAL for policy, *_ in groups):
-        heads.append("the original's (theirs)")
-        for line in lines:
-            line.append(_theirs(line[0]))
     return heads, lines
 
 
@@ -155,20 +139,6 @@ def tables(results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
     return [*loads, *programs(results.runs)]
 
 
-def _theirs(policy: str) -> str:
-    if policy not in ORIGINAL:
-        return "-"
-    mean, slope, r = ORIGINAL[policy]
-    return f"{mean} s, {slope} s/token, r {r}"
-
-
-def note(results: Results) -> str:
-    """Return the note on the original's figures; "" without them."""
-    if not results.summary.get("original"):
-        return ""
-    return ORIGINAL_NOTE if any(p in ORIGINAL for p in results.policies) else NO_ORIGINAL_NOTE
-
-
 def markdown(results: Results) -> str:
     """Return all tables as Markdown."""
     parts = []
@@ -176,7 +146,7 @@ def markdown(results: Results) -> str:
         table = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
         parts.append(f"{heading}\n\n{text}\n")
-    return "\n".join([*parts, TERMS, note(results)]).rstrip() + "\n"
+    return "\n".join([*parts, TERMS, ""])
 
 
 def short_tables(results: Results) -> list[Table]:

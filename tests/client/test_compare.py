@@ -109,20 +109,6 @@ def test_failed_requests_are_warned_about_above_the_figures(
     assert any("12 failed: stream cut" in w for w in store.read(folder).summary["warnings"])
 
 
-@pytest.mark.full
-def test_the_files_for_a_readme_have_fixed_names(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
-    into = tmp_path / "docs"
-    flags = [f"a={pair[0].url}", *SMALL, "--out", str(tmp_path), "--name", "x"]
-    assert compare.main([*flags, "--readme", str(into)], {}) == 0
-    shown = {path.name for path in into.iterdir()}
-    assert {"comparison.md", "comparison-latency.png", "comparison-cdf.png"} <= shown
-    latency = tmp_path / "x" / "plots" / "latency-over-tokens.poisson-200.png"
-    assert (into / "comparison-latency.png").read_bytes() == latency.read_bytes()
-    told = (into / "comparison.md").read_text()
-    assert told.startswith((tmp_path / "x" / "table.md").read_text())
-    assert "Made by `python -m client.compare a=" in told
-
-
 def test_repeats_have_consecutive_seeds_and_give_intervals(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
     pair[1].ttft = 0.3  # far enough from the other on a busy machine, too
     for attempt in "123":  # a pause of the machine may fall on the quick one
@@ -137,17 +123,6 @@ def test_repeats_have_consecutive_seeds_and_give_intervals(pair: tuple[MockServe
     assert summary.spread(runs, "output_throughput") is not None
     assert runs[0]["mean_ttft_ms"] is None
     assert best == "quick"
-
-
-def test_the_originals_figures_are_marked_as_theirs() -> None:
-    numbers = {"output_throughput": 5.0, "num_prompts": 9, "repeat": 0, "load": "burst"}
-    head = {"seed": 1, "workload": "original"}
-    runs = [{**numbers, "policy": name} for name in ("dynamic", "static")]
-    text = summary.markdown(store.Results(Path(), {**head, "runs": runs, "original": True}, []))
-    assert "the original's (theirs)" in text
-    assert "7.42 s, 0.1005 s/token, r 0.996" in text
-    assert "no figures" in summary.note(store.Results(Path(), {"runs": [{"policy": "vllm"}], "original": True}, []))
-    assert "original's" not in summary.markdown(store.Results(Path(), {**head, "runs": runs, "original": False}, []))
 
 
 def headline(**rates: list[float]) -> str:
