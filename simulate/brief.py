@@ -1,62 +1,22 @@
-"""A run of millions of requests in a memory that does not grow with them: each leaves only its part of a few sums.
+"""A run of millions of requests, each of which leaves four times (32 bytes) and its part of a few sums.
 
 This module must not know where requests come from, or how figures are printed.
 """
 
 from __future__ import annotations
 
-import math
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from client.report.measure import named_ms, statistics_ms
+from client.report.measure import statistics_ms
 from costs.cost import Cost, Host
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.simulator import Run, Simulation
-
-WIDTH = 1e-3  # of a bin: the logarithms of its bounds differ by so much
-
-
-class Spread:
-    """The mean and the standard deviation of many numbers, and their percentiles, which are off by 0.05 % at most."""
-
-    def __init__(self) -> None:
-        self.count, self.mean, self._squares = 0, 0.0, 0.0
-        self._bins = Counter[float]()
-
-    def add(self, number: float) -> None:
-        """Count one more number, 0 or more."""
-        self.count += 1
-        off = number - self.mean
-        self.mean += off / self.count
-        self._squares += off * (number - self.mean)  # Welford, 1962: no difference of two large sums
-        self._bins[round(math.log(number) / WIDTH) if number > 0 else -math.inf] += 1
-
-    def percentile(self, percent: float) -> float:
-        """Return a percentile, between two numbers where it lies between their places, as numpy does."""
-        place = percent / 100 * (self.count - 1)
-        below = self._number(int(place))
-        return below + (self._number(math.ceil(place)) - below) * (place - int(place))
-
-    def _number(self, place: int) -> float:
-        """Return the number at a place in ascending order, from 0."""
-        for each in sorted(self._bins):
-            place -= self._bins[each]
-            if place < 0:
-                return math.exp(each * WIDTH)
-        raise IndexError("there are fewer numbers")
-
-    def statistics_ms(self, name: str) -> dict[str, float | None]:
-        """Return what `measure.statistics_ms` does; the numbers are seconds."""
-        if not self.count:
-            return statistics_ms(name, ())
-        p50, p90, p99 = map(self.percentile, (50, 90, 99))
-        deviation = math.sqrt(self._squares / self.count)
-        return named_ms(name, [1000 * n for n in (self.mean, p50, deviation, p50, p90, p99)])
 
 
 class Brief(Simulation):
@@ -69,7 +29,7 @@ class Brief(Simulation):
         self.requests = self.answered = 0
         self._inside: dict[str, Sequence] = {}  # by id
         self._sums = Counter[str]()
-        self._seconds = {name: Spread() for name in ("ttft", "tpot", "e2el", "queue")}
+        self._seconds = {name: array("d") for name in ("ttft", "tpot", "e2el", "queue")}
 
     def add(self, seq: Sequence) -> None:
         for later in islice(self._later, 1):
@@ -103,16 +63,18 @@ class Brief(Simulation):
         if tokens > 1:
             times["tpot"] = (e2el - ttft) / (tokens - 1)
         for name, seconds in times.items():
-            self._seconds[name].add(seconds)
+            self._seconds[name].append(seconds)
 
     def put_into(self, numbers: dict[str, Any]) -> None:
         """Replace the figures of a `result.result` that need sequences by those of the sums."""
         run, done, sums, failed = self.result, self.answered, self._sums, self.requests - self.answered
         numbers |= {"num_prompts": self.requests, "unsent": 0, "max_concurrent_requests": None}
         numbers |= {"completed": done, "failed": failed, "failures": {"refused": failed} if failed else {}}
+        for name, seconds in self._seconds.items():
+            numbers |= statistics_ms(name, seconds)
         numbers["simulation"] |= {
             "mean_joined": done / run.batches if run.batches else None,
-            "mean_queue_ms": 1000 * self._seconds["queue"].mean if done else None,
+            "mean_queue_ms": numbers["mean_queue_ms"],
             "refused": failed,
             "preemptions": sums["preemptions"],
             "cached": sums["cached"] / max(sums["asked"], 1),
@@ -122,5 +84,3 @@ class Brief(Simulation):
         totals = {"request": done, "output": sums["made"], "total_token": sums["made"] + sums["read"]}
         numbers |= {f"{name}_throughput": total / run.makespan for name, total in totals.items()}
         numbers |= {"duration": run.makespan, "total_input_tokens": sums["read"], "total_output_tokens": sums["made"]}
-        for name, spread in self._seconds.items():
-            numbers |= spread.statistics_ms(name)

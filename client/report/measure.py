@@ -11,7 +11,7 @@ minus intended send time, percentiles are interpolated linearly. The keys are th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,15 +134,11 @@ class RunFacts:
 def statistics_ms(name: str, seconds: Sequence[float] | np.ndarray) -> dict[str, float | None]:
     """Return mean, median, std, p50, p90 and p99 in milliseconds; None if nothing was measured."""
     if len(seconds) == 0:
-        return named_ms(name, [None] * len(_STATISTICS))
+        return {f"{key}_{name}_ms": None for key in _STATISTICS}
     values = np.asarray(seconds) * 1000
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
-    return named_ms(name, map(float, (values.mean(), p50, values.std(), p50, p90, p99)))
-
-
-def named_ms(name: str, numbers: Iterable[float | None]) -> dict[str, float | None]:
-    """Return mean, median, std, p50, p90 and p99 in milliseconds, in this order, by their names in a result."""
-    return {f"{key}_{name}_ms": number for key, number in zip(_STATISTICS, numbers)}
+    numbers = (values.mean(), p50, values.std(), p50, p90, p99)
+    return {f"{key}_{name}_ms": float(number) for key, number in zip(_STATISTICS, numbers)}
 
 
 def client_lag(outcomes: Sequence[Outcome], stalls: Sequence[float] = ()) -> dict[str, float | None]:
