@@ -221,8 +221,7 @@ def run_load(settings: Settings, console: Console) -> int:
         say(console, f"note: {note}")
     say(
         console,
-        f"{len(plan.planned)} requests to {target.url}, {plan.arrivals.describe()}, "
-        f"{config['workload']}, seed {read.seed}",
+        f"{len(plan.planned)} requests to {target.url}, {plan.arrivals.text}, {config['workload']}, seed {read.seed}",
     )
     warmup = runs.warm_up(target, plan.planned, read.warmup or 0)
     if warmup:

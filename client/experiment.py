@@ -114,7 +114,7 @@ class Experiment:
                 for repeat, plan in enumerate(plans):
                     labels = {"policy": name, "load": plan.arrivals.text, "repeat": repeat}
                     again = f" #{repeat + 1}" if len(plans) > 1 else ""
-                    text = f"{progress}{name}, {plan.arrivals.describe()}{again}: {len(plan.planned)} requests"
+                    text = f"{progress}{name}, {plan.arrivals.text}{again}: {len(plan.planned)} requests"
                     say(self.console, text)
                     events.label(labels)
                     self.one(labels, target, plan, warmup, events.settle)

@@ -201,28 +201,6 @@ def waste(album: Album) -> None:
         )
 
 
-def speculation(album: Album) -> None:
-    """Draw the tokens of a request in a step, and the accepted share of the draft tokens, of servers with some."""
-    results = album.results
-    runs = [(p, load, results.of(p, load)) for load in results.loads for p in results.policies]
-    known = [(p, load, some) for p, load, some in runs if average(some, "tokens_per_step") is not None]
-    if not known:
-        return
-    names = [f"{p}, {load}" if len(results.loads) > 1 else p for p, load, _ in known]
-    values = [[average(some, key) or 0.0 for key in ("tokens_per_step", "acceptance")] for _, _, some in known]
-    count, columns = sum(album.requests(load) for load in results.loads), ["run", "tokens_per_step", "acceptance"]
-    with album.draw("speculation", "Speculative decoding", columns, count=count, across=2) as (grid, rows):
-        places, colors = range(len(known)), [album.look(p)["color"] for p, _, _ in known]
-        grid[0].barh(places, [tokens for tokens, _ in values], color=colors, height=0.7)
-        grid[1].barh(places, [100 * share for _, share in values], color=colors, height=0.7)
-        grid[1].set_xlim(0, 100)
-        grid[0].set_yticks(places, names, fontsize=8 if len(names) < 13 else 5)
-        grid[0].invert_yaxis()  # of both, which share it
-        grid[0].set_xlabel("tokens of a request in a step")
-        grid[1].set_xlabel("accepted draft tokens (%)")
-        rows += [[name, *pair] for name, pair in zip(names, values)]
-
-
 def draw_all(results: Results) -> list[Picture]:
     """Draw every plot that the data allow; return the pictures."""
     album = Album(results)
@@ -231,7 +209,7 @@ def draw_all(results: Results) -> list[Picture]:
         _by_load(distributions), _by_load(plots_requests.ttft_over_prompt),
         _by_load(plots_requests.simulated_over_measured), _by_load(plots_requests.blame), _by_load(plots_requests.program_times),
         _by_load(percentiles), _by_load(in_system),
-        _by_load(batch_histogram), speculation,
+        _by_load(batch_histogram),
     ]  # fmt: skip
     sweep = [plots_sweep.throughput_latency, plots_sweep.curves, plots_sweep.curves_over_slots, latency_cdf]
     if results.runs:

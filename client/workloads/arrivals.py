@@ -102,21 +102,6 @@ class Arrivals:
         times = np.divide(2 * inside, a + root, out=np.zeros(count), where=inside > 0) + (expected - inside) / b
         return [float(at) for at in times]
 
-    def describe(self) -> str:
-        """Describe the process in words."""
-        return {
-            "poisson": f"Poisson, {self.value:g} per second",
-            "gamma": f"gamma gaps, {self.value:g} per second, burstiness {self.second:g}",
-            "constant": f"evenly, {self.value:g} per second",
-            "onoff": f"Poisson, {2 * self.value:g} per second, every other {self.second:g} s",
-            "ramp": f"Poisson, from {self.value:g} to {self.second:g} per second",
-            "burst": "all at once",
-            "wait": f"a random delay of 0 to {self.value:g} s between requests",
-            "closed": f"closed loop, {self.value:g} users"
-            + (f" with {self.second:g} s of think time" if self.second else ""),
-            "trace": f"at the times of the trace, {self.value or 1:g} times as fast",
-        }[self.kind]
-
 
 def check_span(times: Iterable[float], remedy: str) -> None:
     """Raise ValueError with the remedy for a run that goes beyond `LONGEST`."""

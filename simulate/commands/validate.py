@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import config
 from client.data import Call, Planned
@@ -39,14 +38,13 @@ from simulate.logs.log import Request
 from simulate.measured import calibrate, comparison, intervals, validate
 from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Noise
-from simulate.measured.served import Record, program_seconds
+from simulate.measured.served import program_seconds
 from simulate.simulator import simulate
 from simulate.trace import Trace
-from terminal.console import say, table_of
+from terminal.console import say
 from terminal.options import POSITIVE, Number, Option, Read, UsageError, Values
 
 NOT_OF_URL = ("max_batch_size", "max_tokens_per_step", "policy_option", "server_flag")
-BAR = 14  # characters of the longest bar of the batch sizes
 NOTE = (
     "The command also takes these flags of the server, see './server.sh --help': "
     f"{', '.join(map(config.flag, validate.SERVER))}.\n\nBounds: {comparison.BOUNDS}.\n\n"
@@ -218,7 +216,7 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
 
 
 def show(console: Console, validation: validate.Validation) -> None:
-    """Print figures, errors, bounds, batch sizes and agreement."""
+    """Print figures, errors, bounds and agreement."""
     console.print(
         table_of_compared(
             f"{validation.served.chosen.name}, {len(validation.served.outcomes)} requests", validation.compared
@@ -230,27 +228,9 @@ def show(console: Console, validation: validate.Validation) -> None:
         f"{1000 * host.sigma:.2f} ms a step",
         highlight=False,
     )
-    console.print(_histogram(*validation.steps))
     predicted, measured = map(len, validation.steps)
     console.print(
         f"agreement: {comparison.agreement(*validation.steps):.1%} of the steps have the same requests in the batch "
         f"({predicted:,} steps predicted, {measured:,} measured)",
         highlight=False,
     )
-
-
-def _histogram(predicted: Many[Record], measured: Many[Record]) -> Table:
-    """Return the shares of the steps by batch size, as numbers and bars."""
-    sides = [comparison.batch_sizes(side) for side in (predicted, measured)]
-    rows = [
-        (first, last, [sum(side[n] for n in range(first, last + 1)) / side.total() for side in sides])
-        for first, last in comparison.ranges([*sides[0], *sides[1]])
-    ]
-    highest = max(share for *_, shares in rows for share in shares)
-    lines = [
-        (f"{first}" if first == last else f"{first}-{last}",
-         *(f"{share:6.1%} {'█' * round(BAR * share / highest)}" for share in shares))
-        for first, last, shares in rows
-    ]  # fmt: skip
-    heads = ("batch size", "predicted", "measured")
-    return table_of("share of the steps by batch size", heads, lines, 0, heads[1:])

@@ -124,10 +124,3 @@ def agreement(predicted: Many[Record], measured: Many[Record]) -> float:
         for records in (predicted, measured)
     ]
     return (sides[0] & sides[1]).total() / max(len(predicted), len(measured), 1)
-
-
-def ranges(sizes: Many[int], most: int = 12) -> list[tuple[int, int]]:
-    """Return ranges that hold all these batch sizes: each its own, or equally wide ones where there are too many."""
-    low, high = min(sizes), max(sizes)
-    width = -(-(high - low + 1) // most)
-    return [(first, min(first + width - 1, high)) for first in range(low, high + 1, width)]

@@ -82,7 +82,7 @@ def test_the_page_has_every_plot_and_needs_no_network(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     names = {path.stem for path in (folder / "plots").glob("*.png")}
     wanted = {
-        "latency-cdf", "waste", "speculation", "latency-over-tokens.burst", "ttft-itl.burst", "percentiles.burst",
+        "latency-cdf", "waste", "latency-over-tokens.burst", "ttft-itl.burst", "percentiles.burst",
         "in-system.burst", "batch-sizes.burst", "batch-over-time.burst", "queue-over-time.burst",
         "slots.static.burst", "slots.vllm.poisson-1",
     }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client import sweep
-from client.report import plots, store
+from client.report import plots, store, summary
 from client.report.album import Album
 from client.top import Watched
 from simulate.__main__ import main
@@ -58,14 +58,13 @@ def test_acceptance_and_tokens_per_step_are_those_between_two_readings() -> None
 
 
 @pytest.mark.parametrize("more", [["--acceptance", "0.8"], []])
-def test_a_comparison_draws_what_speculation_did_where_there_was_some(more: list[str], tmp_path: Path) -> None:
+def test_a_comparison_has_what_speculation_did_where_there_was_some(more: list[str], tmp_path: Path) -> None:
     words = ["run", "dynamic", "chunked", "--num", "40", "--cost", "splitwise", "--no-plots", *more]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
     album = Album(store.read(tmp_path / "run"), [])
-    plots.speculation(album)
-    drawn = [picture.name for picture in album.pictures]
-    assert ("speculation" in drawn) == bool(more)
-    for name in drawn:
+    assert ("tokens per step" in summary.markdown(album.results)) == bool(more)
+    plots.latency_cdf(album)
+    for name in [picture.name for picture in album.pictures]:
         assert (tmp_path / "run" / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in (tmp_path / "run" / "plots" / f"{name}.svg").read_text()
 

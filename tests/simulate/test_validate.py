@@ -25,7 +25,7 @@ from simulate.fitting.fitted import Fitted, save
 from simulate.logs.checks import checked
 from simulate.logs.log import Log
 from simulate.measured import comparison, validate
-from simulate.measured.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
+from simulate.measured.comparison import Comparison, agreement, batch_sizes, steps_of, token_gaps
 from simulate.measured.intervals import Noise
 from simulate.measured.served import Served
 from simulate.measured.validate import Validation
@@ -129,11 +129,6 @@ def test_a_row_that_is_held_belongs_to_the_batch_and_one_that_pauses_does_not() 
         return {"members": [{"id": p, "phase": p} for p in phases]}
 
     assert batch_sizes([record("decode", "held", "idle"), record("prefill")]) == {2: 1, 1: 1}
-
-
-def test_batch_sizes_share_a_row_where_there_are_too_many() -> None:
-    assert ranges([1, 3, 4]) == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    assert ranges([1, 64]) == [(first, min(first + 5, 64)) for first in range(1, 65, 6)]
 
 
 def test_gaps_are_between_the_steps_that_gave_tokens() -> None:
