@@ -1,21 +1,17 @@
 """Prefix caches compared: llm-mock's static trie, which keeps the most visited prefixes, and a live cache of pages.
 
-Two kinds of experiment. Traces of block hashes (Mooncake) are counted request by request, no engine needed. Prompts are
-served by the simulator with the trie in place of the page pool, so that hits save time.
+Prompts are served by the simulator, with the trie in place of the page pool, so that hits save time.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from client.workloads import traces
 from client.workloads.catalog import llm_mock_output
 from costs.cost import Cost, Host
 from scheduling.pages import PagePool
@@ -26,37 +22,8 @@ from simulate.result import tpots
 from simulate.scenario import Chosen, Engine
 from simulate.simulator import Run, simulate
 
-Blocks = Many[int]
 PAGE_SIZE = 16
 KINDS = ("trie", "live", "live+lpm")
-
-
-def read_blocks(path: Path) -> list[list[int]]:
-    """Return the block ids of each request of a Mooncake trace; an id stands for a block with all before it."""
-    blocks = [list(row.blocks) for row in traces.read(path).rows]
-    if not any(blocks):
-        raise ValueError(f"{str(path)!r} has no hash_ids. Use a trace in Mooncake's format")
-    return blocks
-
-
-class Recent:
-    """The live cache: the least recently used block goes when there are more than `capacity` (None: never)."""
-
-    def __init__(self, capacity: int | None = None) -> None:
-        self.capacity = capacity
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-
-    def serve(self, blocks: Blocks) -> int:
-        """Return how many blocks at the head are found; then keep all, the head as the most recent."""
-        hits = 0
-        while hits < len(blocks) and blocks[hits] in self._blocks:
-            hits += 1
-        for block in reversed(blocks):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while self.capacity is not None and len(self._blocks) > self.capacity:
-            self._blocks.popitem(last=False)
-        return hits
 
 
 class Trie:
@@ -65,7 +32,7 @@ class Trie:
     Ties go to the smaller token. A kept edge's parent is kept, since it is visited at least as often.
     """
 
-    def __init__(self, prompts: Iterable[Blocks], edges: int) -> None:
+    def __init__(self, prompts: Iterable[Many[int]], edges: int) -> None:
         root: dict[int, list[Any]] = {}
         for prompt in prompts:
             node = root
@@ -87,7 +54,7 @@ class Trie:
                 count += 1
                 heapq.heappush(heap, (-n, child, count, more, below))
 
-    def serve(self, blocks: Blocks) -> int:
+    def serve(self, blocks: Many[int]) -> int:
         """Return the length of the longest path from the root; nothing is kept."""
         node, hits = self.root, 0
         for block in blocks:
@@ -95,27 +62,6 @@ class Trie:
                 break
             node, hits = node[block], hits + 1
         return hits
-
-
-def hits(cache: Recent | Trie, requests: Iterable[Blocks]) -> int:
-    return sum(cache.serve(blocks) for blocks in requests)
-
-
-def popularity_and_recency(requests: Many[Blocks], sizes: Iterable[int]) -> list[dict[str, int]]:
-    """Return for each size the hits on the second half of a trace: a trie of the first half, an LRU warmed by it."""
-    half = len(requests) // 2
-    rows = []
-    for size in sizes:
-        recent = Recent(size)
-        hits(recent, requests[:half])
-        rows.append(
-            {
-                "size": size,
-                "trie": hits(Trie(requests[:half], size), requests[half:]),
-                "lru": hits(recent, requests[half:]),
-            }
-        )
-    return rows
 
 
 class TrieReservations(Reservations):

@@ -232,7 +232,8 @@ def read(
     except click.exceptions.Exit as done:
         raise SystemExit(done.exit_code) from None
     except click.NoSuchOption as error:
-        if gone := removed(error.option_name):
+        of_command = f"{(command.name or '').rpartition(' ')[2]} {error.option_name}"
+        if gone := removed(error.option_name) or removed(of_command):
             raise UsageError(gone) from None
         flags = [flag for param in command.params for flag in param.opts if flag.startswith("-")]
         guess = nearest(error.option_name, flags)

@@ -106,7 +106,7 @@ Table = list[dict[str, Any]]
 
 
 def prefix(results: dict[str, Any], folder: Path, console: Console) -> None:
-    """Draw hits, TTFT and TPOT over cache size, what the batch size does, and the caches on a trace if there was one."""
+    """Draw hits, TTFT and TPOT over cache size, and what the batch size does."""
     try:
         from client.report import album
     except ImportError:
@@ -126,11 +126,6 @@ def prefix(results: dict[str, Any], folder: Path, console: Console) -> None:
         title = f"{title}, by tokens that the {first} holds"
         with album.drawn(folder, f"prefix-batch-{name}", title, caption, len(shares)) as drawing:
             _panels(drawing, alone, ("cache", "batch", key), "batch size", y)
-    if "caches" in results:
-        rows = [{**r, "kind": k, "found": r[k]} for k in ("trie", "lru") for r in results["caches"]]
-        title = "Blocks of the second half of a trace found in the cache"
-        with album.drawn(folder, "prefix-trace", title, "counted request by request") as drawing:
-            _panels(drawing, {"": rows}, ("kind", "size", "found"), "blocks that the cache holds", "blocks")
     say(console, f"written: {folder}")
 
 
@@ -149,7 +144,7 @@ def _panels(
             table += [[share, value, *point] for point in points]
         if share:
             axes.set_title(f"prompts share {share} tokens", fontsize=9)
-        if place in ("cache", "size"):
+        if place == "cache":
             axes.set_xscale("symlog", linthresh=100)
             axes.set_xlim(left=0)
     for axes in panels:  # when all are drawn: they share their y

@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import policies
-from client.workloads import corpus
+from client.workloads import corpus, traces
 from costs import published
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import prefix
 from simulate.__main__ import main
-from simulate.prefix import Recent, Trie, hits
+from simulate.prefix import Trie
 from simulate.simulator import simulate
 from tests.support.data import path_of
 
 
-@cache
-def mooncake() -> list[list[int]]:
-    return prefix.read_blocks(path_of("mooncake_conversation_2000.jsonl"))
-
-
 def test_the_trace_has_its_blocks() -> None:
-    assert sum(map(len, mooncake())) == 44_833
-    assert len({block for blocks in mooncake() for block in blocks}) == 31_766
-
-
-@pytest.mark.parametrize(
-    ("size", "found"), [(None, 13_067), (1000, 2295), (5000, 6853), (10_000, 9917), (30_000, 13_067)]
-)
-def test_a_live_cache_finds_what_the_trace_is_known_to_hold(size: int | None, found: int) -> None:
-    assert hits(Recent(size), mooncake()) == found
-
-
-def test_popularity_wins_while_the_cache_is_small_and_recency_once_it_is_large() -> None:
-    rows = prefix.popularity_and_recency(mooncake(), (100, 1000, 10_000))
-    assert [(r["trie"], r["lru"]) for r in rows] == [(1339, 1040), (2001, 1216), (4356, 5419)]
-    assert sum(map(len, mooncake()[1000:])) == 22_074
+    rows = traces.read(path_of("mooncake_conversation_2000.jsonl")).rows
+    assert sum(len(row.blocks) for row in rows) == 44_833
+    assert len({block for row in rows for block in row.blocks}) == 31_766
 
 
 def test_a_trie_keeps_the_most_visited_edges_and_of_equals_the_smaller() -> None:

@@ -191,14 +191,10 @@ def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str]
 def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    trace = tmp_path / "trace.jsonl"
-    row = {"timestamp_ms": 0, "input_length": 1100, "output_length": 9}
-    lines = [json.dumps({**row, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
-    trace.write_text("\n".join(lines))
     told, words = run_command(capsys, "prefix", "--train", "60", "--sizes", "0", "640", "--batches", "10",
-                      "--trace", str(trace), "--out", str(tmp_path / "x"))  # fmt: skip
+                      "--out", str(tmp_path / "x"))  # fmt: skip
     drawn = {path.stem for path in (tmp_path / "x").glob("*.svg")}
-    assert {"prefix-hits", "prefix-ttft", "prefix-tpot", "prefix-batch-ttft", "prefix-trace"} <= drawn
+    assert {"prefix-hits", "prefix-ttft", "prefix-tpot", "prefix-batch-ttft"} <= drawn
     assert all((tmp_path / "x" / f"{name}.png").stat().st_size > 1000 for name in drawn)
     with (tmp_path / "x" / "prefix-hits.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))

@@ -154,7 +154,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--batches": ("prefix --train 60 --sizes 640 --share 40", "3"),
         "--share": ("prefix --train 60 --sizes 640 --batches 4", "80"),
         "--train": ("prefix --train 60 --sizes 640 --batches 4 --share 40", "30"),
-        "--trace": (PREFIX, "BLOCKS"),
         "--out": (PREFIX, "OUT/p"),
     },
     "calibrate": {
