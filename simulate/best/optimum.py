@@ -41,10 +41,6 @@ class Optimum:
     """The search for one list of requests; times are seconds."""
 
     def __init__(self, sequences: Many[Sequence], cost: Cost, slots: int, host: Host | None = None) -> None:
-        if not 1 <= len(sequences) <= MOST_REQUESTS:
-            raise ValueError(
-                f"{len(sequences)} requests, but the search takes 1 to {MOST_REQUESTS}. Use bounds() for more"
-            )
         self.cost, self.slots, self.host = cost, slots, host or Host()
         self.arrival = [s.arrived_at for s in sequences]
         self.prompt = [len(s.prompt_ids) for s in sequences]

@@ -44,7 +44,7 @@ from simulate.trace import Trace
 from terminal.console import say
 from terminal.options import POSITIVE, Number, Option, Read, UsageError, Values
 
-NOT_OF_URL = ("max_batch_size", "max_tokens_per_step", "policy_option", "server_flag")
+NOT_OF_URL = ("max_batch_size", "max_tokens_per_step", "policy_option")
 NOTE = (
     "The command also takes these flags of the server, see './server.sh --help': "
     f"{', '.join(map(config.flag, validate.SERVER))}.\n\nBounds: {comparison.BOUNDS}.\n\n"
@@ -73,10 +73,6 @@ def options() -> Sections:
         ],
         "server": [
             Option("--url", "validate the server at this address, of any kind (its key: EB_API_KEY), and start none", Read(base_url, "URL")),
-            Option(
-                "--server-flag", "flag of the server, as in --server-flag=--model=bard; may be repeated", metavar="FLAG",
-                repeat=True, default=[],
-            ),
             # The server's own flags, which are passed on to it.
             *(Option(config.flag(name), "", hidden=True) for name in validate.SERVER),
         ],
@@ -193,7 +189,7 @@ def server_flags(args: Values) -> list[str]:
     passed = [
         word for name in validate.SERVER if args.is_given(name) for word in (config.flag(name), getattr(args, name))
     ]
-    return [*own, *passed, *args.server_flag]
+    return [*own, *passed]
 
 
 def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[Cost, Noise | None]:

@@ -182,7 +182,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--num": (VALIDATE, "5"),
         "--seed": (VALIDATE, "1"),
         "--workload": (VALIDATE, "react:2"),
-        "--server-flag": (VALIDATE, "--model=bard"),
         "--learn": ("validate dynamic --cost NOISYCOST", ""),
         "--url": (VALIDATE, "http://127.0.0.1:1"),
         **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},

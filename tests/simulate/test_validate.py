@@ -181,11 +181,11 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_servers_flags_are_taken_and_passed_on(flags: list[str]) -> None:
-    line = "validate dynamic --cost oracle-a --model bard --dtype float32 --server-flag=--prefix-cache=off"
+    line = "validate dynamic --cost oracle-a --model bard --dtype float32 --prefix-cache off"
     assert main([*line.split(), "--num", "20"]) == 0
     assert flags == [
         "--max-batch-size", "32", "--max-tokens-per-step", "256", "--model", "bard", "--dtype", "float32",
-        "--prefix-cache=off",
+        "--prefix-cache", "off",
     ]  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def test_without_cost_a_mock_server_is_predicted_by_its_own(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["validate", "dynamic", "--model", "mock:oracle-a", "--num", "20"]) == 0
-    assert main(["validate", "dynamic", "--server-flag=--model=mock:oracle-a@0.5", "--num", "20"]) == 1
+    assert main(["validate", "dynamic", "--model", "mock:oracle-a@0.5", "--num", "20"]) == 1
     compared = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"][0]["compared"]
     ratio = {c["name"]: c["predicted"] / c["measured"] for c in compared}
     assert ratio["mean ITL"] == pytest.approx(2, abs=0.1)
