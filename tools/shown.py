@@ -1,6 +1,6 @@
 """Writes what commands print below them in the pages whose figures come from the simulator.
 
-usage: python -m tools.shown [--check]     --check: write nothing; exit with 1 and name the pages that are stale
+usage: python -m tools.shown
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
-from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -64,16 +62,6 @@ def pages() -> dict[Path, tuple[str, str]]:
     return found
 
 
-def main(argv: Sequence[str]) -> int:
-    """Write the pages, or with --check name the stale ones; return the exit code."""
-    stale = {page: whole for page, (text, whole) in pages().items() if text != whole}
-    for page, whole in stale.items():
-        if "--check" in argv:
-            print(f"{page.relative_to(ROOT)} is stale. Run python -m tools.shown")
-        else:
-            page.write_text(whole, encoding="utf-8")
-    return 1 if "--check" in argv and stale else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    for page, (_, whole) in pages().items():
+        page.write_text(whole, encoding="utf-8")
