@@ -1,4 +1,4 @@
-"""/v1/embeddings: forms of input and answer, what is refused, and the official client."""
+"""/v1/embeddings: forms of input and answer, what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from calls import Tiny, error, service, small
 from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import done, official_client
+from openai_calls import done
 
 from app import connect, create_app
 from config import Config
@@ -96,16 +96,6 @@ def test_a_late_embedding_is_cancelled(model: FakeModel) -> None:
     # A slow machine may be late again.
     wait_until(lambda: app.test_client().post("/v1/embeddings", json={"input": "hi"}).status_code == 200)
     service(app).engine.manager.stop()  # type: ignore[union-attr]
-
-
-def test_the_official_client_gets_numbers_by_either_way(app: Flask) -> None:
-    with official_client(app) as sdk:
-        both = [
-            sdk.embeddings.create(model="fake", input=["hi", "abc"], **way)
-            for way in ({}, {"encoding_format": "float"})
-        ]  # type: ignore[call-overload]
-    assert [item.embedding for item in both[0].data] == [item.embedding for item in both[1].data]
-    assert (both[0].usage.prompt_tokens, len(both[0].data[1].embedding)) == (5, 4)
 
 
 def test_a_mock_models_embedding_is_a_unit_vector_that_the_prompt_decides() -> None:

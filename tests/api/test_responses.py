@@ -12,8 +12,6 @@ import pytest
 from calls import connected, error
 from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import official_client
-from pydantic import BaseModel
 from werkzeug.test import TestResponse
 
 from app import create_app, load_engine
@@ -290,37 +288,6 @@ def test_a_client_that_leaves_frees_its_place(app: Flask, client: FlaskClient, m
     reply.close()
     go.set()
     wait_until(lambda: places_taken(app) == 0)
-
-
-class City(BaseModel):
-    city: str
-
-
-def test_openais_own_client_reads_answers_streams_and_errors(
-    app: Flask, model: FakeModel, tokenizer: Tokenizer
-) -> None:
-    import openai
-
-    responses = official_client(app).responses
-    asked: Any = {"model": "fake", "input": "Hi", "tools": TOOLS}
-    assert responses.create(**asked).output_text == "Hello."
-    assert responses.with_raw_response.create(**asked).parse().output_text == "Hello."
-    with responses.stream(**asked) as stream:
-        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        assert "".join(deltas) == stream.get_final_response().output_text == "Hello."
-    says(model, tokenizer, "Wait." + CALLS)
-    with responses.stream(**asked) as stream:
-        output = stream.get_final_response().output
-    assert [item.arguments for item in output if item.type == "function_call"] == [PARIS, "{}"]
-    kinds = [event.type for event in responses.create(**asked, stream=True)]
-    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
-    says(model, tokenizer, PARIS)
-    assert responses.parse(model="fake", input="Hi", text_format=City).output_parsed == City(city="Paris")
-    with pytest.raises(openai.BadRequestError) as caught:
-        responses.create(model="fake", input="Hi", previous_response_id="resp_1")
-    assert caught.value.param == "previous_response_id"
-    with pytest.raises(openai.NotFoundError):
-        responses.retrieve("resp_1")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from calls import connected, error
 from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import USER, chat, official_client
+from openai_calls import USER, chat
 
 from api import generation
 from api.dialects import tools
@@ -148,16 +148,6 @@ def test_a_stream_has_the_calls_of_the_whole_answer(
         if "id" in call
     }
     assert len(ids) == 4
-
-
-def test_openais_own_client_reads_calls_whole_and_in_streams(app: Flask) -> None:
-    create = official_client(app).chat.completions.create
-    asked: Any = {"model": "fake", "messages": [USER], "tools": TOOLS, "max_tokens": 200}
-    whole = create(**asked).choices[0].message
-    assert [(c.function.name, c.function.arguments) for c in whole.tool_calls] == [("weather", PARIS), ("now", "{}")]
-    with official_client(app).chat.completions.stream(**asked) as events:
-        streamed = events.get_final_completion().choices[0].message
-    assert [c.function.arguments for c in streamed.tool_calls or ()] == [PARIS, "{}"]
 
 
 @pytest.mark.parametrize(
