@@ -33,6 +33,12 @@ def service(app: Flask) -> Service:
     return result
 
 
+def engine_of(app: Flask) -> Engine:
+    found = service(app).engine
+    assert found is not None
+    return found
+
+
 def connected(app: Flask, engine: Engine) -> Iterator[Flask]:
     """Yield the app in front of this engine, and stop the engine."""
     connect(service(app), engine)

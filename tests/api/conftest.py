@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 from calls import Tiny, connected, service
 from flask import Flask
+from flask.testing import FlaskClient
 
+from api import generation
+from api.dialects import tools
+from api.schemas.forms import Form
+from api.service import Engine
 from app import connect, create_app, load_engine
 from config import Config
 from models.text.tokenizer import Tokenizer
@@ -51,3 +57,33 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     connect(service(app), engine)
     yield app.test_client(), engine
     engine.manager.stop()
+
+
+class AskedForm(NamedTuple):
+    """A form that an answer got, and the field that asked for it."""
+
+    param: str
+    form: Form
+    compiled: Any
+
+
+@pytest.fixture
+def forms(monkeypatch: pytest.MonkeyPatch) -> list[AskedForm]:
+    """Return the forms that answers got."""
+    found: list[AskedForm] = []
+
+    def constraint(engine: Engine, param: str, form: Form) -> Any:
+        compiled = generation.constraint(engine, param, form) if engine.grammars is not None else None
+        found.append(AskedForm(param, form, compiled))
+        return compiled
+
+    monkeypatch.setattr(tools, "constraint", constraint)
+    return found
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[FlaskClient]:
+    """Return the client of a model without weights, whose answers have the form that is asked."""
+    config = Config(policy="dynamic", model="mock:llm-mock@1000", demo=True, access_log=False)
+    for app in connected(create_app(config), load_engine(config)):
+        yield app.test_client()

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from calls import service
+from calls import engine_of, service
 from flask import Flask
 
 from app import connect, create_app
@@ -31,8 +31,7 @@ def small(model: FakeModel, max_batch_size: int = 1, **options: Any) -> Flask:
 
 
 def stop(app: Flask) -> None:
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     engine.manager.stop()
 
 
@@ -120,8 +119,7 @@ def test_who_is_refused_gives_its_place_back(model: FakeModel, body: bytes) -> N
 
 def test_a_handler_that_fails_leaves_nothing_running(model: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     app = small(model)
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     take_in = engine.manager.enqueue_all
 
     def fail(inferences: Any) -> None:
@@ -142,8 +140,7 @@ def test_a_stream_that_is_never_read_gives_everything_back(model: FakeModel) -> 
     reply = ask(app, num_tokens=900, stream=True)
     assert places_taken(app) == 1
     reply.close()
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     wait_until(lambda: service(app).registry.open == 0)
     wait_until(lambda: (places_taken(app), engine.manager.running) == (0, 0))
     stop(app)

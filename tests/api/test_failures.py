@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import ask, error, service, small
+from calls import ask, engine_of, error, service, small
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -26,8 +26,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(model: FakeModel) -> None
     model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
     app = small(model, max_batch_size=1, max_queue=1)
     client = app.test_client()
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     with in_background(lambda: ask(client)) as first, in_background(lambda: ask(client)) as second:
         wait_until(lambda: engine.manager.running + engine.manager.waiting == 2)
         refusal = error(ask(client), 429)
@@ -65,8 +64,7 @@ def test_an_answer_that_does_not_come_in_time_is_504_and_frees_its_place(model: 
     assert "0.1 s" in refusal["message"]
     assert "--request-timeout" in refusal["message"]
     model.before = lambda plan: None
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     wait_until(lambda: engine.manager.running == 0 and ask(client).status_code == 200)
     assert error(ask(client, prompt="x" * 1020, num_tokens=999)) is not None
     engine.manager.stop()
@@ -76,8 +74,7 @@ def test_the_servers_own_limit_comes_before_a_longer_one_of_the_request(model: F
     model.before = lambda plan: time.sleep(0.02)
     app = small(model, request_timeout=0.1)
     error(ask(app.test_client(), num_tokens=500, timeout_s=1e300), 504)
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     engine.manager.stop()
 
 
@@ -129,8 +126,7 @@ def test_a_loop_that_died_is_told(model: FakeModel, app: Flask, client: FlaskCli
 def test_a_loop_that_hangs_is_told(app: Flask, client: FlaskClient, model: FakeModel) -> None:
     go = threading.Event()
     model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     with in_background(lambda: ask(client)):
         wait_until(lambda: model.plans)
         engine.manager.inbox.heartbeat -= STALL_SECONDS + 1
@@ -141,8 +137,7 @@ def test_a_loop_that_hangs_is_told(app: Flask, client: FlaskClient, model: FakeM
 
 
 def test_a_tokenizer_that_hangs_is_told(app: Flask, client: FlaskClient) -> None:
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     watch = service(app).texts = TextWatch(lambda: "a call", engine.manager)
     watch.seconds = 2 * TEXT_SECONDS
     assert client.get("/health").get_json()["status"] == "stalled"

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from calls import connected, service
+from calls import connected
+from dialects import message_joined as joined
 from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from api import generation
-from api.dialects import tools
-from api.schemas.forms import Form
-from api.service import Engine
 from app import create_app
 from config import Config
-from launch.engine import load_engine
 from models.text.tokenizer import Tokenizer
-from tests.support import wait_until
-from tests.support.fakes import FakeModel, fake_engine, places_taken
+from tests.support.fakes import FakeModel, fake_engine
 from tests.support.tokenizers import with_template
 
 USER = {"role": "user", "content": "Hi"}
@@ -67,14 +61,20 @@ def chat(shared_app: Flask, model: FakeModel, template: str) -> Iterator[Chat]:
         yield chat
 
 
-@pytest.fixture(scope="module")
-def mock() -> Iterator[FlaskClient]:
-    """Return the client of a model without weights, whose answers have the form that is asked."""
-    engine = load_engine(Config(policy="dynamic", model="mock:llm-mock@100", demo=True))
-    app = create_app(Config(policy="dynamic", access_log=False), engine)
-    wait_until(lambda: engine.manager.is_alive)
-    yield app.test_client()
-    engine.manager.stop()
+@pytest.mark.parametrize("template", ["qwen3"])
+def test_thoughts_are_a_block_and_off_unless_they_are_asked_for(chat: Chat) -> None:
+    chat.says("<think>\nHm.\n</think>\n\nYes.")
+    reply = send(chat.client, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert reply.headers["X-Ignored-Params"] == "thinking.budget_tokens"
+    assert reply.get_json()["content"][0] == {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    for fields, is_off in (({}, True), ({"thinking": {"type": "adaptive"}}, False)):
+        answer(chat.client, **fields)
+        assert chat.prompts[-1].endswith("</think>\n\n") == is_off
+
+
+def test_a_choice_of_tools_may_allow_one_call(chat: Chat, forms: Any) -> None:
+    answer(chat.client, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert "call){0," not in forms[0].form.source
 
 
 def send(client: FlaskClient, *said: Any, path: str = "/v1/messages", **fields: Any) -> TestResponse:
@@ -105,28 +105,6 @@ def events(reply: TestResponse) -> list[dict[str, Any]]:
     return found
 
 
-def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the message of a stream, as clients put it together."""
-    message: dict[str, Any] = found[0]["message"]
-    for event in found:
-        if event["type"] == "content_block_start":
-            assert event["index"] == len(message["content"])
-            message["content"].append(event["content_block"] | {"json": ""})
-        elif event["type"] == "content_block_delta":
-            assert event["index"] == len(message["content"]) - 1
-            name = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}[
-                event["delta"]["type"]
-            ]
-            field = "json" if name == "partial_json" else name
-            message["content"][-1][field] += event["delta"][name]
-        elif event["type"] == "message_delta":
-            message |= event["delta"] | {"usage": event["usage"]}
-    for block in message["content"]:
-        written = block.pop("json")
-        block |= {"input": json.loads(written)} if block["type"] == "tool_use" else {}
-    return message
-
-
 def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in block.items() if name != "id"} for block in content]
 
@@ -149,7 +127,7 @@ def test_a_message_is_answered(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "reason", "sequence", "text"),
-    [({"max_tokens": 3}, "max_tokens", None, "abc"), ({"stop_sequences": ["x", "d"]}, "stop_sequence", "d", "abc"),
+    [({"stop_sequences": ["x", "d"]}, "stop_sequence", "d", "abc"),
      ({"max_tokens": 5000}, "model_context_window_exceeded", None, None)],
 )  # fmt: skip
 def test_an_answer_says_why_it_ended(
@@ -161,9 +139,7 @@ def test_an_answer_says_why_it_ended(
     assert text is not None or found["usage"]["output_tokens"] == 1024 - found["usage"]["input_tokens"]
 
 
-def test_an_answer_that_ends_by_itself_may_be_empty(chat: Chat) -> None:
-    found = answer(chat.client)
-    assert (found["stop_reason"], found["content"][0]["text"]) == ("end_turn", "Hello.")
+def test_an_empty_answer_has_no_blocks(chat: Chat) -> None:
     chat.says("")
     assert answer(chat.client)["content"] == joined(events(send(chat.client, stream=True)))["content"] == []
 
@@ -178,22 +154,6 @@ def test_the_events_of_a_stream_come_in_order(chat: Chat) -> None:
     assert found[0]["message"]["stop_reason"] is None
 
 
-@pytest.mark.parametrize("template", ["qwen3"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_thinking_text_and_calls_are_blocks_of_their_own(chat: Chat, stream: bool) -> None:
-    chat.says("<think>\nHm.\n</think>\n\nI look.\n" + CALLS)
-    reply = send(chat.client, tools=TOOLS, thinking={"type": "enabled", "budget_tokens": 1024}, stream=stream)
-    assert reply.headers["X-Ignored-Params"] == "thinking.budget_tokens"
-    found = joined(events(reply)) if stream else reply.get_json()
-    assert found["stop_reason"] == "tool_use"
-    assert found["usage"]["output_tokens"] == len(chat.model.says)
-    assert len({block["id"] for block in found["content"] if "id" in block}) == 2
-    assert without_ids(found["content"]) == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "I look."},
-        used("weather", PARIS), used("now", {}),
-    ]  # fmt: skip
-
-
 def test_a_call_that_is_cut_off_is_left_out(chat: Chat) -> None:
     chat.says(CALLS)
     head = len(chat.tokenizer.encode(CALLS[: CALLS.index("Par")]))
@@ -201,17 +161,6 @@ def test_a_call_that_is_cut_off_is_left_out(chat: Chat) -> None:
     assert (found["stop_reason"], found["content"]) == ("max_tokens", [])
     reply = send(chat.client, tools=TOOLS, max_tokens=head, stream=True)
     assert [e["content_block"]["name"] for e in events(reply) if "content_block" in e] == ["weather"]
-
-
-@pytest.mark.parametrize("template", ["qwen3"])
-def test_thinking_is_off_unless_it_is_asked_for(chat: Chat) -> None:
-    for fields, is_off in (
-        ({}, True),
-        ({"thinking": {"type": "disabled"}}, True),
-        ({"thinking": {"type": "adaptive"}}, False),
-    ):
-        answer(chat.client, **fields)
-        assert chat.prompts[-1].endswith("</think>\n\n") == is_off
 
 
 def test_a_model_that_does_not_think_refuses_to(chat: Chat) -> None:
@@ -277,70 +226,6 @@ def test_a_last_message_of_the_assistant_is_continued(chat: Chat) -> None:
     assert chat.prompts[0].endswith("<|im_start|>assistant\nIt is ")
     for content, fields in (([USE], {}), ([], {}), ("{", {"output_format": FORM})):
         refusal(send(chat.client, USER, {"role": "assistant", "content": content}, tools=TOOLS, **fields))
-
-
-class Asked(NamedTuple):
-    """A form that an answer got, and the field that asked for it."""
-
-    param: str
-    form: Form
-
-
-@pytest.fixture
-def forms(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    found: list[Asked] = []
-
-    def constraint(engine: Engine, param: str, form: Form) -> Any:
-        found.append(Asked(param, form))
-        return generation.constraint(engine, param, form)
-
-    monkeypatch.setattr(tools, "constraint", constraint)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("choice", "is_free", "names", "several"),
-    [({"type": "auto"}, True, 2, True), ({"type": "auto", "disable_parallel_tool_use": True}, True, 2, False),
-     ({"type": "any"}, False, 2, True), ({"type": "tool", "name": "now"}, False, 1, False)],
-)  # fmt: skip
-def test_a_choice_decides_what_an_answer_may_be(
-    chat: Chat, forms: list[Asked], choice: dict[str, Any], is_free: bool, names: int, several: bool
-) -> None:
-    answer(chat.client, tools=TOOLS, tool_choice=choice)
-    source = forms[0].form.source
-    assert ("answer: TEXT |" in source, "call){0," in source) == (is_free, several)
-    assert source.count('{\\"name\\": ') == names
-    forms.clear()
-    answer(chat.client, tools=TOOLS, tool_choice={"type": "none"})
-    assert forms == []
-    assert "Tells." not in chat.prompts[-1]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_answers_keep_to_what_free_text_cannot_be(mock: FlaskClient, stream: bool) -> None:
-    def asked(**fields: Any) -> dict[str, Any]:
-        reply = send(mock, stream=stream, **fields)
-        assert reply.status_code == 200, reply.text
-        return joined(events(reply)) if stream else reply.get_json()
-
-    for fields in ({"output_config": {"format": FORM}}, {"output_format": FORM}):
-        found = asked(**fields)
-        assert json.loads(found["content"][0]["text"])["city"] in ("Paris", "Rome")
-        assert found["stop_reason"] == "end_turn"
-    found = asked(tools=TOOLS, tool_choice={"type": "tool", "name": "weather"})
-    assert without_ids(found["content"]) in ([used("weather", PARIS)], [used("weather", {"city": "Rome"})])
-    assert found["stop_reason"] == "tool_use"
-
-
-def test_a_form_that_cannot_be_enforced_is_refused_by_its_field(chat: Chat) -> None:
-    bad = {"type": "object", "properties": {"city": {"not": {"const": "Rome"}}}}
-    for name, fields in (
-        ("output_config", {"output_config": {"format": {"type": "json_schema", "schema": bad}}}),
-        ("output_format", {"output_format": {"type": "json_schema", "schema": bad}}),
-        ("tools", {"tools": [{"name": "f", "input_schema": bad, "strict": True}]}),
-    ):
-        assert refusal(send(chat.client, **fields))["message"].startswith(f"{name} cannot be enforced")
-    assert chat.model.plans == 0
 
 
 def block(**fields: Any) -> dict[str, Any]:
@@ -433,26 +318,6 @@ def test_errors_have_anthropics_form_and_status(model: FakeModel, client: FlaskC
         engine.manager.stop()
 
 
-def test_an_error_within_a_stream_is_its_last_event(client: FlaskClient, model: FakeModel) -> None:
-    def fail(plan: Any) -> None:
-        if len(plan.sequences[0].output_ids) == 3:
-            raise RuntimeError("broken")
-
-    model.before = fail
-    found = events(send(client, stream=True))
-    assert (found[-1]["type"], found[-1]["error"]["type"]) == ("error", "api_error")
-    assert not any(event["type"] in ("message_delta", "message_stop") for event in found)
-
-
-def test_a_client_that_leaves_frees_its_place(app: Flask, model: FakeModel) -> None:
-    reply = app.test_client().post(
-        "/v1/messages", json={"messages": [USER], "max_tokens": 900, "stream": True}, buffered=False
-    )
-    next(iter(reply.response))
-    reply.close()
-    wait_until(lambda: places_taken(app) == 0)
-
-
 def test_the_key_may_be_in_anthropics_header() -> None:
     client = create_app(Config(api_key="k")).test_client()
     for headers in ({}, {"X-Api-Key": "other"}, {"X-Api-Key": "k", "Authorization": "Bearer other"}):
@@ -460,17 +325,3 @@ def test_the_key_may_be_in_anthropics_header() -> None:
         assert "X-Api-Key" in refusal(reply, 401, "authentication_error")["message"]
     for headers in ({"X-Api-Key": "k"}, {"Authorization": "Bearer k"}):
         assert client.post("/v1/messages", json={}, headers=headers).status_code == 529  # loading
-
-
-def test_a_model_without_weights_ends_a_loop_of_tools(chat: Chat) -> None:
-    engine = service(chat.client.application).engine
-    assert engine is not None
-    service(chat.client.application).engine = replace(engine, device="none")
-    chat.says(CALLS)
-    content = answer(chat.client, tools=TOOLS)["content"]
-    results = [{"type": "tool_result", "tool_use_id": block["id"]} for block in content]
-    chat.says("Done.")
-    found = answer(
-        chat.client, USER, {"role": "assistant", "content": content}, {"role": "user", "content": results}, tools=TOOLS
-    )
-    assert (found["stop_reason"], found["content"]) == ("end_turn", [{"type": "text", "text": "Done."}])

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from calls import Tiny, ask, error, raw, service
+from calls import Tiny, ask, engine_of, error, raw
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -106,8 +106,7 @@ def test_null_is_as_good_as_absent(client: FlaskClient, name: str) -> None:
 
 def test_the_parameters_reach_the_engine(app: Flask, client: FlaskClient) -> None:
     seen: list[Any] = []
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     engine.manager.model.before = lambda plan: seen.extend(plan.sequences)  # type: ignore[attr-defined]
     fields = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "seed": -3, "ignore_eos": False}
     ask(client, **fields, user="ann", num_tokens=1)

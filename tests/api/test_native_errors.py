@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from calls import ask, error, raw, service
+from calls import ask, engine_of, error, raw
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -190,8 +190,7 @@ def test_huge_numbers_of_tokens_are_refused(client: FlaskClient, number: int) ->
 
 
 def test_what_cannot_fit_is_not_even_tokenized(app: Flask, client: FlaskClient) -> None:
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     limit = engine.context * engine.tokenizer.longest_token
     refusal = error(ask(client, prompt="é" * (limit // 2 + 1)))
     assert f"{limit + 2:,} bytes" in refusal["message"]

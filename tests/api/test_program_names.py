@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from calls import service
+from calls import engine_of, service
 from flask import Flask
 from flask.testing import FlaskClient
 from test_scheduling_hints import DIALECTS
@@ -48,8 +48,7 @@ MORE = {
 @pytest.mark.parametrize("path", [*DIALECTS, *MORE])
 def test_the_fields_of_every_dialect_reach_the_policy(app: Flask, client: FlaskClient, path: str) -> None:
     seen: list[Any] = []
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     engine.manager.listeners.append(lambda inference: seen.append(inference.sequence))
     for fields in ({"program": "p", "session": "s"}, {"session_id": "t"}, {}):
         assert client.post(path, json=(DIALECTS | MORE)[path](1, fields)).status_code == 200

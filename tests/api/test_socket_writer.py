@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from test_streaming import ALL, joined
+from dialects import Dialect, body_of, events, every_dialect
 
 from api import streaming
 from api.socket_writer import TURN_SECONDS, LentSocket, SocketWriter
@@ -229,18 +228,7 @@ def test_a_viewer_that_does_not_read_loses_its_turn_and_the_others_keep_theirs(h
     assert frozen.thread.is_alive(), "its handler waits for it"
 
 
-def ask(path: str, n: int) -> dict[str, Any]:
-    tgi = {"inputs": "hi", "parameters": {"max_new_tokens": n}, "stream": True}
-    message = {"role": "user", "content": "hi"}
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"prompt": "hi", "max_tokens": n, "stream": True, "n": 2},
-        "/v1/chat/completions": {"messages": [message], "max_tokens": n, "stream": True},
-        "/inference": {"prompt": "hi", "num_tokens": n, "stream": True},
-    }
-    return bodies.get(path, tgi)
-
-
-def stream(path: str, n: int, protocol: str) -> tuple[str, bool]:
+def stream(dialect: Dialect, n: int, protocol: str) -> tuple[str, bool]:
     """Return a stream as a client sees it who is served by gunicorn, and whether its handler sent all of it."""
     model = FakeModel()
     app = create_app(Config(policy="dynamic", access_log=False), fake_engine(model))
@@ -258,8 +246,9 @@ def stream(path: str, n: int, protocol: str) -> tuple[str, bool]:
     model.before = hold if protocol == "HTTP/1.1" else model.before
     with server, client:
         client.settimeout(20)
+        asked = body_of(dialect, limit=n, stream=True)
         environ = {"gunicorn.socket": server, "SERVER_PROTOCOL": protocol}
-        reply = app.test_client().post(path, json=ask(path, n), environ_overrides=environ)
+        reply = app.test_client().post(dialect.path, json=asked, environ_overrides=environ)
         for piece in filter(None, reply.iter_encoded()):
             chunk = b"%X\r\n%b\r\n" % (len(piece), piece)
             sent += len(chunk)
@@ -272,16 +261,12 @@ def stream(path: str, n: int, protocol: str) -> tuple[str, bool]:
     return unchunked(whole).decode(), sent == len(whole)
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_a_stream_says_the_same_whoever_writes_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_dialect
+def test_a_stream_says_the_same_whoever_writes_it(dialect: Dialect, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CHECK_SECONDS", "SILENCE"):  # or a handler would look for itself
         monkeypatch.setattr(streaming, name, 60.0)
     for protocol in ("HTTP/1.1", "HTTP/1.0"):
-        text, by_handler = stream(path, 60, protocol)
-        frames = [frame for frame in text.split("\n\n") if frame and not frame.startswith(":")]
-        chunks = [json.loads(frame[5:]) for frame in frames if frame != "data: [DONE]"]
-        firsts = [c for c in chunks if not c.get("choices") or c["choices"][0]["index"] == 0]
-        assert len(joined(firsts)) == 60
-        assert joined(firsts).startswith("abcdefghijklmnopqrstuvwxyzab")
-        assert ("data: [DONE]" in frames) == (path not in ("/generate_stream", "/"))
+        text, by_handler = stream(dialect, 60, protocol)
+        found = dialect.read(events(text))
+        assert (found.text, found.tokens) == (("abcdefghijklmnopqrstuvwxyz" * 3)[:60], 60)
         assert by_handler == (protocol == "HTTP/1.0"), "who else knows how to frame it"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from calls import Tiny
 from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from api.service import Service
-from app import connect, create_app, load_engine
+from app import create_app
 from config import Config
-from tests.support.checkpoints import write_checkpoint
 from tests.support.fakes import EOT, FakeModel
 
 EOT_ID = 256
@@ -87,15 +85,10 @@ def test_the_full_text_begins_with_the_prompt(client: FlaskClient) -> None:
     assert stream(client, return_full_text=True)[-1]["generated_text"] == "hiabc"
 
 
-def test_a_stop_stays_in_the_text(client: FlaskClient) -> None:
-    for name in ("stop", "stop_sequences"):
-        answer = done(client, max_new_tokens=20, details=True, **{name: ["zz", "cd"]})
-        assert answer["generated_text"] == "abcd"
-        assert answer["details"]["finish_reason"] == "stop_sequence"
-        assert "".join(t["text"] for t in answer["details"]["tokens"]) == "abcd"
-        events = stream(client, max_new_tokens=20, **{name: ["zz", "cd"]})
-        assert events[-1]["generated_text"] == "abcd"
-        assert "".join(e["token"]["text"] for e in events) == "abcd"
+def test_a_stop_of_either_name_stays_in_the_text(client: FlaskClient) -> None:
+    answer = done(client, max_new_tokens=20, details=True, stop_sequences=["zz", "cd"])
+    assert (answer["generated_text"], answer["details"]["finish_reason"]) == ("abcd", "stop_sequence")
+    assert "".join(t["text"] for t in answer["details"]["tokens"]) == "abcd"
 
 
 def test_end_of_text_is_a_special_token_and_no_text(client: FlaskClient, model: FakeModel) -> None:
@@ -293,20 +286,8 @@ def test_unknown_parameters_are_named(client: FlaskClient) -> None:
 # ---------------------------------------------------------------- a real model, tiny
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
-    folder = write_checkpoint(tmp_path_factory.mktemp("tiny"))
-    config = Config(policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False)
-    app = create_app(config)
-    service: Service = app.extensions["service"]
-    engine = load_engine(config)
-    connect(service, engine)
-    yield app.test_client()
-    engine.manager.stop()
-
-
-def test_the_best_has_the_highest_mean(tiny: FlaskClient) -> None:
-    details = done(tiny, do_sample=True, best_of=4, details=True, max_new_tokens=9)["details"]
+def test_the_best_has_the_highest_mean(tiny: Tiny) -> None:
+    details = done(tiny[0], do_sample=True, best_of=4, details=True, max_new_tokens=9)["details"]
 
     def mean(sequence: dict[str, Any]) -> float:
         scores = [t["logprob"] for t in sequence["tokens"]]
@@ -316,21 +297,10 @@ def test_the_best_has_the_highest_mean(tiny: FlaskClient) -> None:
     assert means == sorted(means, reverse=True)
 
 
-def test_a_stream_and_a_whole_answer_agree(tiny: FlaskClient) -> None:
-    for parameters in ({}, {"seed": 3, "do_sample": True}, {"top_k": 1, "seed": 9}):
-        fields = {"max_new_tokens": 30, "top_n_tokens": 2, **parameters}
-        whole = done(tiny, details=True, **fields)
-        events = stream(tiny, **fields)
-        tokens = whole["details"]["tokens"]
-        assert [e["token"]["id"] for e in events] == [t["id"] for t in tokens]
-        assert "".join(e["token"]["text"] for e in events) == whole["generated_text"]
-        assert events[-1]["generated_text"] == whole["generated_text"]
-
-
-def test_the_prefill_joins_to_the_prompt(tiny: FlaskClient) -> None:
+def test_the_prefill_joins_to_the_prompt(tiny: Tiny) -> None:
     text = "the house é " * 5
     body = {"inputs": text, "parameters": {"max_new_tokens": 1, "decoder_input_details": True}}
-    prefill = tiny.post("/generate", json=body).get_json()["details"]["prefill"]
+    prefill = tiny[0].post("/generate", json=body).get_json()["details"]["prefill"]
     assert "".join(t["text"] for t in prefill) == text
     assert prefill[0]["logprob"] is None
     assert all(t["logprob"] <= 0 for t in prefill[1:])

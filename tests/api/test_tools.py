@@ -6,18 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from calls import connected, error
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import USER, chat
+from test_dialects import fits
 
-from api import generation
-from api.dialects import tools
-from api.schemas.forms import Form
-from api.service import Engine
 from models.text.tokenizer import Tokenizer
 from models.text.tool_format import ENOUGH, MISTRAL
 from tests.support.fakes import FakeModel, fake_engine
@@ -32,28 +29,6 @@ CALLS = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>
 HISTORY = [USER, {"role": "assistant", "content": None, "tool_calls": [
     {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": PARIS}}]},
     {"role": "tool", "content": "rain", "tool_call_id": "call_1"}]  # fmt: skip
-
-
-class Asked(NamedTuple):
-    """A form that an answer got, and the field that asked for it."""
-
-    param: str
-    form: Form
-    compiled: Any
-
-
-@pytest.fixture
-def forms(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """Return the forms that answers got."""
-    found: list[Asked] = []
-
-    def constraint(engine: Engine, param: str, form: Form) -> Any:
-        compiled = generation.constraint(engine, param, form) if engine.grammars is not None else None
-        found.append(Asked(param, form, compiled))
-        return compiled
-
-    monkeypatch.setattr(tools, "constraint", constraint)
-    return found
 
 
 @pytest.fixture(params=["smollm2"])
@@ -82,19 +57,12 @@ def without_ids(message: dict[str, Any]) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
 
 
-def test_an_answer_has_its_calls_apart_from_its_text(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer
-) -> None:
-    answer = choice(client, tools=TOOLS)
-    assert answer["finish_reason"] == "tool_calls"
-    assert answer["message"]["content"] is None
-    assert without_ids(answer["message"]) == [("weather", PARIS), ("now", "{}")]
-    assert {call["type"] for call in answer["message"]["tool_calls"]} == {"function"}
-    says(model, tokenizer, "I look it up.\n" + CALLS)
-    assert choice(client, tools=TOOLS)["message"]["content"] == "I look it up."
+def test_content_is_null_beside_calls(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
+    message = choice(client, tools=TOOLS)["message"]
+    assert message["content"] is None
+    assert {call["type"] for call in message["tool_calls"]} == {"function"}
     says(model, tokenizer, "Hello.")
-    answer = choice(client, tools=TOOLS)
-    assert (answer["message"], answer["finish_reason"]) == ({"role": "assistant", "content": "Hello."}, "stop")
+    assert choice(client, tools=TOOLS)["message"] == {"role": "assistant", "content": "Hello."}
 
 
 def test_an_answer_that_is_cut_off_in_a_call_says_so(client: FlaskClient) -> None:
@@ -103,13 +71,6 @@ def test_an_answer_that_is_cut_off_in_a_call_says_so(client: FlaskClient) -> Non
     cut = without_ids(answer["message"])[0]
     assert cut[0] == "weather"
     assert PARIS.startswith(cut[1])
-
-
-def test_without_tools_what_looks_like_a_call_is_text(client: FlaskClient, forms: Any) -> None:
-    for fields in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
-        answer = choice(client, **fields)
-        assert (answer["message"], answer["finish_reason"]) == ({"role": "assistant", "content": CALLS}, "stop")
-    assert forms == []
 
 
 @pytest.mark.parametrize("interval", [1, 3, None])
@@ -152,7 +113,7 @@ def test_a_stream_has_the_calls_of_the_whole_answer(
 
 @pytest.mark.parametrize(
     ("fields", "text", "most", "names"),
-    [({}, True, True, 2), ({"tool_choice": "auto", "parallel_tool_calls": False}, True, False, 2), ({"tool_choice": "required"}, False, True, 2),
+    [({}, True, True, 2), ({"tool_choice": "auto", "parallel_tool_calls": False}, True, False, 2),
      ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, False, False, 1)],
 )  # fmt: skip
 def test_a_choice_decides_what_an_answer_may_be(
@@ -167,13 +128,6 @@ def test_a_choice_decides_what_an_answer_may_be(
     assert [*schemas.values()] == ([("json", SCHEMA | {"additionalProperties": False})] if names == 2 else [])
 
 
-def fits(asked: Asked, tokenizer: Tokenizer, text: str) -> bool:
-    """Return whether a text is a whole answer."""
-    matcher = asked.compiled.start()
-    ids = tokenizer.encode(text)
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
 @pytest.mark.parametrize("tokenizer", ["smollm2", "qwen3"], indirect=True)
 @pytest.mark.parametrize(
     ("fields", "texts"),
@@ -183,7 +137,7 @@ def fits(asked: Asked, tokenizer: Tokenizer, text: str) -> bool:
     ids=["choice", "regex", "grammar", "object", "schema"],
 )  # fmt: skip
 def test_a_form_is_an_alternative_to_calls_and_begins_after_thinking(
-    client: FlaskClient, tokenizer: Tokenizer, forms: list[Asked], fields: dict[str, Any], texts: dict[str, bool]
+    client: FlaskClient, tokenizer: Tokenizer, forms: list[Any], fields: dict[str, Any], texts: dict[str, bool]
 ) -> None:
     thinks = tokenizer.tool_format.thinks
     for called in ([], TOOLS):
@@ -209,82 +163,14 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model:
     assert model.plans == 0
 
 
-UNKNOWN = {"type": "object", "propertyNames": {"type": "string"}, "properties": {
-    "city": {"type": "string", "not": {"const": "Rome"}}, "at": {"type": "string", "format": "color"},
-    "code": {"type": "string", "pattern": "^(?!_)[a-z]+$"}, "zip": {"type": "integer", "oneOf": [{"minimum": 1}, {"minimum": 2}]}}}  # fmt: skip
-
-
-def asked(path: str, name: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return a request with a tool in the form of each dialect."""
-    tool = {"type": "function", "name": name, "parameters": schema} | more
-    others = {key: value for key, value in tool.items() if key not in ("type", "parameters")}
-    if path == "/v1/responses":
-        return {"input": "Hi", "tools": [tool]}
-    if path == "/v1/messages":
-        return {"max_tokens": 9, "messages": [USER], "tools": [others | {"input_schema": schema}]}
-    return {
-        "messages": [USER],
-        "stream": False,
-        "tools": [{"type": "function", "function": {**others, "parameters": schema}}],
-    }
-
-
-PATHS = pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
-
-
-@PATHS
-def test_keywords_that_cannot_be_enforced_are_left_out_and_named(
-    client: FlaskClient, tokenizer: Tokenizer, forms: list[Asked], path: str
-) -> None:
-    reply = client.post(path, json=asked(path, "weather", UNKNOWN))
-    assert reply.status_code == 200, reply.text
-    places = (
-        "propertyNames",
-        "properties/city/not",
-        "properties/at/format",
-        "properties/code/pattern",
-        "properties/zip/oneOf",
-    )
-    assert reply.headers["X-Ignored-Params"] == ", ".join(f"tool-weather#/{place}" for place in places)
-    call = CALLS.partition("\n<tool_call>")[0]
-    assert [fits(forms[-1], tokenizer, text) for text in (call, call.replace('"Paris"', "5"))] == [True, False]
-    refused = client.post(path, json=asked(path, "weather", UNKNOWN, strict=True))
-    assert refused.status_code == 400
-    assert "tool-weather#/propertyNames" in refused.text
-
-
-@PATHS
-def test_tools_that_are_no_functions_are_left_out_and_named(client: FlaskClient, forms: list[Asked], path: str) -> None:
-    fields = asked(path, "now", {"type": "object", "properties": {}})
-    own = fields["tools"]
-    others = [{"type": "web_search"}, {"type": "namespace", "name": "helpers", "tools": own}]
-    reply = client.post(path, json=fields | {"tools": [others[0], *own, others[1]]})
-    assert reply.status_code == 200, reply.text
-    assert reply.headers["X-Ignored-Params"] == "tools.web_search, tools.helpers"
-    assert [*forms[-1].form.parts] == ["tool-now"]
-    assert client.post(path, json=fields | {"tools": others}).status_code == 200
-    if path != "/api/chat":  # which has no choice
-        must = {"type": "any"} if path == "/v1/messages" else "required"
-        assert client.post(path, json=fields | {"tools": others, "tool_choice": must}).status_code == 400
-
-
 @pytest.mark.parametrize("guidance", [{"lenient": True}, {"whitespace_flexible": True}])
 def test_a_schema_cannot_turn_its_own_enforcement_off(
-    client: FlaskClient, tokenizer: Tokenizer, forms: list[Asked], guidance: dict[str, Any]
+    client: FlaskClient, tokenizer: Tokenizer, forms: list[Any], guidance: dict[str, Any]
 ) -> None:
     schema = SCHEMA | {"x-guidance": guidance}
     choice(client, tools=[{"type": "function", "function": {"name": "weather", "parameters": schema}}])
     assert fits(forms[0], tokenizer, CALLS.partition("\n<tool_call>")[0])
     assert not fits(forms[0], tokenizer, CALLS.partition("\n<tool_call>")[0].replace(": ", ":"))
-
-
-def test_the_model_sees_tools_calls_and_results(client: FlaskClient, prompts: list[str]) -> None:
-    choice(client, *HISTORY, tools=TOOLS)
-    assert '"description": "Tells."' in prompts[0]
-    assert f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>' in prompts[0]
-    assert "user\nThe tool returned: rain\n" in prompts[0]
-    choice(client, *HISTORY, tools=TOOLS, tool_choice="none")
-    assert "Tells." not in prompts[-1]
 
 
 @pytest.mark.parametrize("tokenizer", ["mistral"], indirect=True)
@@ -346,11 +232,9 @@ def test_thinking_is_apart_from_content(
         assert found.pop("role") == "assistant"
         return found
 
-    assert parts() == {"reasoning_content": "Is it?", "content": "Yes."}
     assert parts(stop=["it", "s."]) == {"reasoning_content": "Is it?", "content": "Ye"}
-    for off in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
-        assert parts(**off) == {"content": "<think>\nIs it?\n</think>\n\nYes."}
-        assert prompts[-1].endswith("</think>\n\n")
+    assert parts(chat_template_kwargs={"enable_thinking": False}) == {"content": "<think>\nIs it?\n</think>\n\nYes."}
+    assert prompts[-1].endswith("</think>\n\n")
     assert forms == []
     says(model, tokenizer, "<think>\nIs it?\n</think>\n\n" + CALLS)
     if not stream:
