@@ -258,7 +258,9 @@ def body_of(dialect: Dialect, **asked: Any) -> Body:
 
 
 def post(client: FlaskClient, dialect: Dialect, fields: Body | None = None, **asked: Any) -> TestResponse:
-    return client.post(dialect.path, json=body_of(dialect, **asked) | (fields or {}))
+    body = body_of(dialect, **asked)
+    body.get("parameters", body).update(fields or {})
+    return client.post(dialect.path, json=body)
 
 
 def events(text: str) -> list[Any]:

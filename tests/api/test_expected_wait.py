@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from calls import service
+from dialects import Dialect, every_dialect, post
 from flask.testing import FlaskClient
-from test_scheduling_hints import DIALECTS
 
 from app import connect, create_app
 from config import Config
@@ -29,21 +28,18 @@ def client() -> Iterator[FlaskClient]:
     engine.manager.stop()
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@every_dialect
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_says_what_wait_was_expected_and_what_cannot_be_on_time_is_refused(
-    client: FlaskClient, path: str, streams: bool
+    client: FlaskClient, dialect: Dialect, streams: bool
 ) -> None:
-    def post(**more: Any) -> Any:
-        return client.post(path, json=DIALECTS[path](3, more) | ({"stream": True} if streams else {}))
-
     for more in ({}, {"slo_s": 100}):
-        reply = post(**more)
+        reply = post(client, dialect, more, limit=3, stream=streams)
         assert reply.status_code == 200
         assert 0 <= float(reply.headers["X-Expected-Wait"]) < 20
         assert reply.data
         reply.close()
-    refused = post(slo_s=1e-9)
+    refused = post(client, dialect, {"slo_s": 1e-9}, limit=3, stream=streams)
     assert refused.status_code == 429
     assert int(refused.headers["Retry-After"]) >= 1
     assert float(refused.headers["X-Expected-Wait"]) >= 0

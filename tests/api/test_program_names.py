@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from calls import engine_of, service
+from dialects import Dialect, every_dialect, post
 from flask import Flask
 from flask.testing import FlaskClient
-from test_scheduling_hints import DIALECTS
 
 from api.schemas.scheduling_hints import names_in
 from serving.programs import KEPT
@@ -38,21 +38,16 @@ def test_the_headers_of_other_servers_and_agents_name_programs(
         assert names_in(header, "mine", "own") == {"program": "mine", "session": "own", "parent": parent}
 
 
-MORE = {
-    "/v1/messages": lambda n, more: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": n, **more},
-    "/api/generate": lambda n, more: {"prompt": "hi", "stream": False, "options": {"num_predict": n}, **more},
-    "/v1/embeddings": lambda n, more: {"input": "hi", **more},
-}
-
-
-@pytest.mark.parametrize("path", [*DIALECTS, *MORE])
-def test_the_fields_of_every_dialect_reach_the_policy(app: Flask, client: FlaskClient, path: str) -> None:
+@every_dialect
+def test_the_fields_of_every_dialect_reach_the_policy(app: Flask, client: FlaskClient, dialect: Dialect) -> None:
     seen: list[Any] = []
     engine = engine_of(app)
     engine.manager.listeners.append(lambda inference: seen.append(inference.sequence))
     for fields in ({"program": "p", "session": "s"}, {"session_id": "t"}, {}):
-        assert client.post(path, json=(DIALECTS | MORE)[path](1, fields)).status_code == 200
-    assert [(seq.program, seq.session) for seq in seen] == [("p", "s"), ("t", "t"), ("", "")]
+        assert post(client, dialect, fields, limit=1).status_code == 200
+    client.post("/v1/embeddings", json={"input": "hi", "program": "e"})
+    found = [(seq.program, seq.session) for seq in seen]
+    assert found == [("p", "s"), ("t", "t"), ("", ""), ("e", "")]
 
 
 def test_a_record_shows_the_program_and_what_it_has_received(client: FlaskClient) -> None:

@@ -8,21 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from dialects import Body, Dialect, every_dialect, post
 
 from api.service import Service
 from app import create_app
 from config import Config
 from tests.support import wait_until
 from tests.support.fakes import FakeModel, fake_engine
-
-Body = dict[str, Any]
-DIALECTS: dict[str, Callable[[int, Body], Body]] = {
-    "/inference": lambda n, more: {"prompt": "hi", "num_tokens": n, **more},
-    "/v1/completions": lambda n, more: {"prompt": "hi", "max_tokens": n, **more},
-    "/v1/chat/completions": lambda n, more: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": n, **more},
-    "/v1/responses": lambda n, more: {"input": "hi", "max_output_tokens": n, **more},
-    "/generate": lambda n, more: {"inputs": "hi", "parameters": {"max_new_tokens": n, **more}},
-}
 
 
 class OneAtATime:
@@ -45,18 +37,18 @@ class OneAtATime:
             self.order.append(seq.id)
         assert self.go.wait(60)
 
-    def send(self, path: str, n: int, more: Body, id: str) -> int:
-        body = DIALECTS[path](n, more)
-        reply = self.client().post(path, json=body, headers={"X-Request-Id": id})
-        return int(reply.status_code)
+    def send(self, dialect: Dialect, n: int, more: Body, id: str) -> int:
+        client = self.client()
+        client.environ_base["HTTP_X_REQUEST_ID"] = id
+        return post(client, dialect, more, limit=n).status_code
 
-    def serve(self, path: str, *asked: tuple[int, Body]) -> str:
+    def serve(self, dialect: Dialect, *asked: tuple[int, Body]) -> str:
         """Send requests a, b, c ... one after the other while the slot is taken; return the order of their service."""
         with ThreadPoolExecutor(len(asked) + 1) as pool:
-            sent = [pool.submit(self.send, path, 1, {}, "first")]
+            sent = [pool.submit(self.send, dialect, 1, {}, "first")]
             wait_until(lambda: self.order == ["first"])
             for i, (n, more) in enumerate(asked):
-                sent.append(pool.submit(self.send, path, n, more, "abcdefgh"[i]))
+                sent.append(pool.submit(self.send, dialect, n, more, "abcdefgh"[i]))
                 wait_until(lambda i=i: self.manager.waiting == i + 1)
             self.go.set()
             assert [done.result() for done in sent] == [200] * len(sent)
@@ -71,34 +63,36 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
     server.manager.stop()
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@every_dialect
 @pytest.mark.parametrize("serve", ["priority"], indirect=True)
-def test_the_lower_priority_number_is_served_first(serve: Callable[..., str], path: str) -> None:
+def test_the_lower_priority_number_is_served_first(serve: Callable[..., str], dialect: Dialect) -> None:
     asked = [(2, {"priority": 2}), (2, {}), (2, {"priority": -1}), (2, {"priority": 2})]
-    assert serve(path, *asked) == "cbad"
+    assert serve(dialect, *asked) == "cbad"
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@every_dialect
 @pytest.mark.parametrize("serve", ["edf"], indirect=True)
-def test_the_earliest_deadline_is_served_first(serve: Callable[..., str], path: str) -> None:
+def test_the_earliest_deadline_is_served_first(serve: Callable[..., str], dialect: Dialect) -> None:
     """Who names none is given the ten seconds of the order's own."""
-    assert serve(path, (2, {"slo_s": 500}), (2, {"slo_s": 60}), (2, {}), (2, {"slo_s": 2})) == "dcba"
+    assert serve(dialect, (2, {"slo_s": 500}), (2, {"slo_s": 60}), (2, {}), (2, {"slo_s": 2})) == "dcba"
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@every_dialect
 @pytest.mark.parametrize("serve", ["vtc"], indirect=True)
-def test_a_client_with_few_requests_need_not_wait_for_one_with_many(serve: Callable[..., str], path: str) -> None:
+def test_a_client_with_few_requests_need_not_wait_for_one_with_many(
+    serve: Callable[..., str], dialect: Dialect
+) -> None:
     many, few = {"user": "many"}, {"user": "few"}
-    assert serve(path, (9, many), (9, many), (9, many), (2, few), (2, few)) == "adebc"
+    assert serve(dialect, (9, many), (9, many), (9, many), (2, few), (2, few)) == "adebc"
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@every_dialect
 @pytest.mark.parametrize("serve", ["sjf"], indirect=True)
-def test_the_shortest_is_served_first(serve: Callable[..., str], path: str) -> None:
-    assert serve(path, (30, {}), (3, {}), (10, {})) == "bca"
+def test_the_shortest_is_served_first(serve: Callable[..., str], dialect: Dialect) -> None:
+    assert serve(dialect, (30, {}), (3, {}), (10, {})) == "bca"
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@every_dialect
 @pytest.mark.parametrize("serve", ["program-fcfs"], indirect=True)
-def test_the_program_that_began_first_is_served_first(serve: Callable[..., str], path: str) -> None:
-    assert serve(path, (2, {"program": "p"}), (2, {}), (2, {"session": "p"})) == "acb"
+def test_the_program_that_began_first_is_served_first(serve: Callable[..., str], dialect: Dialect) -> None:
+    assert serve(dialect, (2, {"program": "p"}), (2, {}), (2, {"session": "p"})) == "acb"
