@@ -75,11 +75,6 @@ def app(folder: Path) -> Iterator[Flask]:
 
 
 @pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
-
-
-@pytest.fixture
 def sdk(app: Flask) -> Iterator[openai.OpenAI]:
     with official_client(app) as client:
         yield client

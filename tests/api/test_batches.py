@@ -438,15 +438,6 @@ def test_without_a_folder_there_are_no_batches(client: Any, app: Flask) -> None:
         assert "--batch-folder" in error(client.get(path), 404)["message"]
 
 
-@pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic"))
-    engine = fake_engine(model)
-    connect(service(app), engine)
-    yield app
-    engine.manager.stop()
-
-
 def test_a_page_of_a_list_goes_on_after_the_last_entry(world: World) -> None:
     sdk = world.sdk()
     ids = [sdk.files.create(file=content(line(str(i))), purpose="batch").id for i in range(5)]

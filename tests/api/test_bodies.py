@@ -199,7 +199,8 @@ def test_of_many_unknown_fields_the_first_are_named_and_the_guess_is_quick(
 @given(
     st.recursive(
         st.integers() | st.text(max_size=200),
-        lambda inner: st.lists(inner, max_size=30) | st.dictionaries(st.text(), inner, max_size=9),
+        lambda inner: st.lists(inner, max_size=30) | st.dictionaries(st.text(max_size=20), inner, max_size=9),
+        max_leaves=20,
     )
 )
 def test_a_value_is_shown_by_the_beginning_of_its_repr(value: Any) -> None:

@@ -16,11 +16,6 @@ from tests.support import in_background, wait_until
 from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 
-@pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
 def small(model: FakeModel, max_batch_size: int = 1, **options: Any) -> Flask:
     """Return an app whose engine has few slots."""
     app = create_app(Config(policy="dynamic", max_batch_size=max_batch_size, **options))
@@ -31,8 +26,7 @@ def small(model: FakeModel, max_batch_size: int = 1, **options: Any) -> Flask:
 
 
 def stop(app: Flask) -> None:
-    engine = engine_of(app)
-    engine.manager.stop()
+    engine_of(app).manager.stop()
 
 
 def ask(app: Flask, headers: dict[str, str] | None = None, **fields: Any) -> Any:

@@ -186,6 +186,9 @@ def test_a_mock_model_finds_its_text_in_the_handler(client: FlaskClient, monkeyp
     assert threads == [threading.current_thread()]
 
 
-def test_a_form_whose_text_a_mock_model_does_not_find_is_refused(client: FlaskClient) -> None:
+def test_a_form_whose_text_a_mock_model_does_not_find_is_refused(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("generate.short_text.MOST_SECONDS", 0.1)
     refusal = error(chat(client, USER, guided_regex=r"(.|\n)*[a-z]{300}(.|\n)*[A-Z]{300}"))
     assert refusal["param"] == "guided_regex"

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from calls import ask, engine_of, service
 from flask import Flask
 from flask.testing import FlaskClient
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from api.service import Service
 from app import connect, create_app
 from config import Config
 from observe.meters import PER_TOKEN, TTFT
@@ -61,11 +61,6 @@ TGI_NAMES = {
 }  # fmt: skip
 
 
-def service(app: Flask) -> Service:
-    result: Service = app.extensions["service"]
-    return result
-
-
 @pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", tgi_metrics=True))
@@ -73,10 +68,6 @@ def app(model: FakeModel) -> Iterator[Flask]:
     connect(service(app), engine)
     yield app
     engine.manager.stop()
-
-
-def ask(client: FlaskClient, **fields: Any) -> Any:
-    return client.post("/inference", json={"prompt": "hi", "num_tokens": 3} | fields)
 
 
 def scrape(client: FlaskClient) -> dict[str, Any]:
@@ -256,8 +247,7 @@ def test_observers_that_raise_affect_no_request(
     def fail(*args: Any) -> None:
         raise KeyError
 
-    engine = service(app).engine
-    assert engine is not None
+    engine = engine_of(app)
     engine.manager.observers.insert(0, fail)
     engine.manager.listeners.insert(0, fail)
     assert ask(client).get_json()["completion"] == "hiabc"

@@ -229,11 +229,13 @@ BAD: list[tuple[str, Any]] = [
 ]  # fmt: skip
 
 
+PATHS = ("/generate", "/generate_stream", "/")
+
+
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: repr(v)[:24])
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
-def test_a_bad_parameter_is_refused(client: FlaskClient, model: FakeModel, path: str, name: str, value: Any) -> None:
-    message = error(ask(client, path, **{name: value}))
-    assert name in message
+def test_a_bad_parameter_is_refused(client: FlaskClient, model: FakeModel, name: str, value: Any) -> None:
+    for path in PATHS:
+        assert name in error(ask(client, path, **{name: value}))
     assert model.plans == 0
 
 
@@ -245,12 +247,10 @@ def test_parameters_that_do_not_go_together_are_refused(client: FlaskClient) -> 
     assert done(client, stop=["b"], stop_sequences=["a"])["generated_text"] == "ab"
 
 
-@pytest.mark.parametrize(
-    "body", [{"inputs": ""}, {"inputs": ["a"]}, {"inputs": None}, {"inputs": "a", "parameters": 5}]
-)
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
-def test_bad_inputs_are_refused(client: FlaskClient, path: str, body: dict[str, Any]) -> None:
-    error(client.post(path, json=body))
+def test_bad_inputs_are_refused(client: FlaskClient) -> None:
+    for body in ({"inputs": ""}, {"inputs": ["a"]}, {"inputs": None}, {"inputs": "a", "parameters": 5}):
+        for path in PATHS:
+            error(client.post(path, json=body))
 
 
 def test_bodies_of_other_kinds_are_refused_in_the_dialect(client: FlaskClient) -> None:
