@@ -113,14 +113,3 @@ def tokenizer_dir():
     ):
         sys.exit(f"FAIL no tokenizer in {d}; set TOKENIZER_DIR to the directory of the served model's tokenizer")
     return os.path.abspath(d)
-
-
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "DO_NOT_TRACK": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
