@@ -126,14 +126,3 @@ def test_each_chunk_says_how_many_tokens_its_choice_has_so_far(
         assert chunk["usage"]["total_tokens"] == chunk["usage"]["prompt_tokens"] + len(texts[choice["index"]])
     assert last["usage"]["completion_tokens"] == 30 * len(told)
     assert sum(u["prompt_tokens"] for u in told.values()) == 2 * last["usage"]["prompt_tokens"]
-
-
-def test_a_stream_numbers_its_choices(client: FlaskClient) -> None:
-    pieces: dict[int, str] = {}
-    reasons: dict[int, list[Any]] = {}
-    for chunk in stream(client, prompt=["a", "bb"], n=2, max_tokens=9)[:-1]:
-        choice = chunk["choices"][0]
-        pieces[choice["index"]] = pieces.get(choice["index"], "") + choice["text"]
-        reasons.setdefault(choice["index"], []).append(choice["finish_reason"])
-    assert pieces == dict.fromkeys(range(4), "abcdefghi")
-    assert all(r[-1] == "length" and not any(r[:-1]) for r in reasons.values())

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dialects import EVERY, post
 
 from api.service import Service
 from app import connect, create_app
@@ -69,21 +70,17 @@ def test_no_prompt_and_no_answer_reaches_a_log(
     if breaks:
         model.before = lambda plan: (_ for _ in ()).throw(RuntimeError("the step broke"))
     client = app.test_client()
+    for dialect in EVERY:
+        post(client, dialect, prompt=SECRET, limit=20, stream=dialect.path == "/inference").close()
     for path, body in (
-        ("/inference", {"prompt": SECRET, "num_tokens": 20}),
-        ("/inference", {"prompt": SECRET, "num_tokens": 20, "stream": True}),
-        ("/v1/completions", {"prompt": SECRET, "max_tokens": 20, "user": "u"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
-        ("/v1/responses", {"input": SECRET, "metadata": {"a": SECRET}}),
-        ("/generate", {"inputs": SECRET}),
-        ("/tokenize", {"prompt": SECRET}),
-        ("/inference", {"prompt": [SECRET], "num_tokens": 20}),
-    ):
+        ("/v1/responses", {"input": "hi", "metadata": {"a": SECRET}}), ("/tokenize", {"prompt": SECRET}),
+        ("/inference", {"prompt": [SECRET], "num_tokens": 20}), ("/inference", {"prompt": SECRET, "num_tokens": 20}),
+    ):  # fmt: skip
         client.post(path, json=body).close()
     engine.manager.stop()
     service.access_log.flush()
     said = capfd.readouterr()
     everything = lines.getvalue() + caplog.text + said.out + said.err
-    assert lines.getvalue().count("\n") == 8
+    assert lines.getvalue().count("\n") == len(EVERY) + 4
     assert SECRET not in everything
     assert "answer-to-nobody" not in everything
