@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,44 +54,26 @@ class OneAtATime:
         return "".join(self.order[1:])
 
 
-@pytest.fixture
-def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
-    server = OneAtATime(f"nobatch+{request.param}")
-    yield server.serve
-    server.go.set()
-    server.manager.stop()
+MANY, FEW = {"user": "many"}, {"user": "few"}
+ORDERS: dict[str, tuple[list[tuple[int, Body]], str]] = {
+    "priority": (
+        [(2, {"priority": 2}), (2, {}), (2, {"priority": -1}), (2, {"priority": 2})],
+        "cbad",
+    ),  # the lower first
+    "edf": ([(2, {"slo_s": 500}), (2, {"slo_s": 60}), (2, {}), (2, {"slo_s": 2})], "dcba"),  # who names none has 10 s
+    "vtc": ([(9, MANY), (9, MANY), (9, MANY), (2, FEW), (2, FEW)], "adebc"),  # few requests need not wait for many
+    "sjf": ([(30, {}), (3, {}), (10, {})], "bca"),
+    "program-fcfs": ([(2, {"program": "p"}), (2, {}), (2, {"session": "p"})], "acb"),
+}
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @every_dialect
-@pytest.mark.parametrize("serve", ["priority"], indirect=True)
-def test_the_lower_priority_number_is_served_first(serve: Callable[..., str], dialect: Dialect) -> None:
-    asked = [(2, {"priority": 2}), (2, {}), (2, {"priority": -1}), (2, {"priority": 2})]
-    assert serve(dialect, *asked) == "cbad"
-
-
-@every_dialect
-@pytest.mark.parametrize("serve", ["edf"], indirect=True)
-def test_the_earliest_deadline_is_served_first(serve: Callable[..., str], dialect: Dialect) -> None:
-    """Who names none is given the ten seconds of the order's own."""
-    assert serve(dialect, (2, {"slo_s": 500}), (2, {"slo_s": 60}), (2, {}), (2, {"slo_s": 2})) == "dcba"
-
-
-@every_dialect
-@pytest.mark.parametrize("serve", ["vtc"], indirect=True)
-def test_a_client_with_few_requests_need_not_wait_for_one_with_many(
-    serve: Callable[..., str], dialect: Dialect
-) -> None:
-    many, few = {"user": "many"}, {"user": "few"}
-    assert serve(dialect, (9, many), (9, many), (9, many), (2, few), (2, few)) == "adebc"
-
-
-@every_dialect
-@pytest.mark.parametrize("serve", ["sjf"], indirect=True)
-def test_the_shortest_is_served_first(serve: Callable[..., str], dialect: Dialect) -> None:
-    assert serve(dialect, (30, {}), (3, {}), (10, {})) == "bca"
-
-
-@every_dialect
-@pytest.mark.parametrize("serve", ["program-fcfs"], indirect=True)
-def test_the_program_that_began_first_is_served_first(serve: Callable[..., str], dialect: Dialect) -> None:
-    assert serve(dialect, (2, {"program": "p"}), (2, {}), (2, {"session": "p"})) == "acb"
+def test_who_is_first_is_told_by_each_dialect(dialect: Dialect, order: str) -> None:
+    asked, served = ORDERS[order]
+    server = OneAtATime(f"nobatch+{order}")
+    try:
+        assert server.serve(dialect, *asked) == served
+    finally:
+        server.go.set()
+        server.manager.stop()
