@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Literal
 
@@ -79,10 +80,9 @@ class FormError(ValueError):
 class Grammar:
     """A compiled form, equal to others of the same source, which has so many characters."""
 
-    left_out: Sequence[str] = ()  # paths of keywords that it does not enforce
-
     def __init__(self, key: bytes, characters: int, matcher: llguidance.LLMatcher, grammars: Grammars) -> None:
         self.key, self.characters, self.grammars = key, characters, grammars
+        self.left_out: list[str] = []  # paths of keywords that it does not enforce
         self._matcher = matcher
 
     def start(self) -> llguidance.LLMatcher:
@@ -117,10 +117,10 @@ class Grammars:
     def compile(self, kind: Kind, source: Any, parts: Parts = NO_PARTS, loose: Collection[str] = ()) -> Grammar:
         """Return a compiled form; a Lark grammar may name other forms, its `parts`, as `@name`.
 
-        The schemas of `loose` parts are enforced without the keywords that llguidance does not know.
+        The schemas of `loose` parts lose keywords that llguidance does not know, and become any JSON object if that fails.
 
-        It takes no longer than `MOST_SECONDS` of a processor and does not hold the interpreter. Raises FormError, which names
-        the keyword of a schema and its path.
+        It takes about `MOST_SECONDS` of a processor at most, four times that with loose parts, and does not hold the
+        interpreter. Raises FormError, which names the keyword of a schema and its path.
         """
         try:
             text = json.dumps([kind, source, dict(parts), [*loose]])
@@ -138,8 +138,10 @@ class Grammars:
                 {ANSWER: (kind, source)} | dict(parts) | {name: ("json", each[0]) for name, each in loosened.items()}
             )
             with self._compiling:  # one at a time: the engine needs the processors, too
-                grammar = Grammar(key, len(text), self._compile_deep(forms), self)
-            grammar.left_out = [path for _, paths in loosened.values() for path in paths]
+                matcher, any_object = self._compile_deep(forms, [*loosened])
+            grammar = Grammar(key, len(text), matcher, self)
+            for name, (_, paths) in loosened.items():
+                grammar.left_out += [f"{name}#"] if name in any_object else paths
         except (FormError, RecursionError) as error:
             self.counts["refused"] += 1
             raise error if isinstance(error, FormError) else FormError("it is nested too deeply") from None
@@ -151,15 +153,31 @@ class Grammars:
                 self._characters -= self._known.popitem(last=False)[1].characters
         return grammar
 
-    def _compile_deep(self, forms: Parts) -> llguidance.LLMatcher:
+    def _compile_deep(self, forms: Parts, loose: Sequence[str]) -> tuple[llguidance.LLMatcher, Collection[str]]:
         """Compile in a thread of its own, with a stack for the deepest form."""
         pool, before = ThreadPoolExecutor(1), threading.stack_size(COMPILER_STACK)
         try:
-            future = pool.submit(self._compile, forms)
+            future = pool.submit(self._compile_loosely, forms, loose)
         finally:
             threading.stack_size(before)
         with pool:
             return future.result()
+
+    def _compile_loosely(self, forms: Parts, loose: Sequence[str]) -> tuple[llguidance.LLMatcher, Collection[str]]:
+        """Compile, with any object for each loose schema that fails alone, or for all if none does; also return their names."""
+        try:
+            return self._compile(forms), ()
+        except FormError:
+            if not loose:
+                raise
+        failed, end = [*loose], time.thread_time() + MOST_SECONDS
+        for name in loose:
+            with suppress(FormError):
+                if time.thread_time() < end:
+                    self._compile({ANSWER: forms[name]})
+                    failed.remove(name)
+        objects: Parts = dict.fromkeys(failed or loose, ("json", {"type": "object"}))
+        return self._compile({**forms, **objects}), objects
 
     def _compile(self, forms: Parts) -> llguidance.LLMatcher:
         began = time.thread_time()

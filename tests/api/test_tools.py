@@ -163,6 +163,26 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model:
     assert model.plans == 0
 
 
+@pytest.mark.parametrize("code", [
+    *({"type": "string", "pattern": pattern} for pattern in (r"\b\w+\b", r"(a)\1", "[[]", r"\cA", r"[a-\d]")),
+    {"$ref": "http://example.org/a"}, {"$ref": "#/$defs/none"}, {"type": "any"}, {"enum": []},
+    {"type": "string", "minLength": 2, "maxLength": 1}, {"allOf": [{"type": "string"}, {"type": "integer"}]}, None,
+], ids=str)  # fmt: skip
+def test_a_tool_whose_schema_cannot_be_enforced_at_all_takes_any_object(
+    client: FlaskClient, tokenizer: Tokenizer, forms: list[Any], code: Any
+) -> None:
+    bad = {"type": "object", "properties": {} if code is None else {"code": code}, "required": ["code"]}
+    tool = {"type": "function", "function": {"name": "now", "parameters": bad}}
+    reply = chat(client, USER, tools=[WEATHER, tool])
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["X-Ignored-Params"] == "tool-now#"
+    texts = CALLS, CALLS.replace('"arguments": {}', '"arguments": {"a": 1}'), CALLS.replace('"Paris"', "5")
+    assert [fits(forms[-1], tokenizer, text) for text in texts] == [True, True, False]
+    tool["function"]["strict"] = True
+    assert error(chat(client, USER, tools=[WEATHER, tool]))["param"] == "tools"
+    assert error(chat(client, USER, tools=[WEATHER], guided_json=bad | {"additionalProperties": False}))
+
+
 @pytest.mark.parametrize("guidance", [{"lenient": True}, {"whitespace_flexible": True}])
 def test_a_schema_cannot_turn_its_own_enforcement_off(
     client: FlaskClient, tokenizer: Tokenizer, forms: list[Any], guidance: dict[str, Any]
