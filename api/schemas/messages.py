@@ -22,6 +22,7 @@ BLOCKS = {
 }  # fmt: skip
 RESULTS = ("text", "tool_reference")  # what a tool_result may have; an image is left out
 OF_RESULT = f.without("tool_result", lambda kind: kind not in RESULTS)
+OF_ASSISTANT = f.without("messages.content", lambda kind: kind not in BLOCKS)  # a server's own, such as web_search
 KINDS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use")}
 TYPES = {"string": str, "object": dict}
 READ = {"type", "content", "is_error", "signature"}.union(*BLOCKS.values())  # fields of blocks; others have no effect
@@ -46,7 +47,8 @@ def blocks(value: Any, kinds: tuple[str, ...] = ("text",), info: Any = None) -> 
 
 
 def _of_role(value: Any, info: ValidationInfo) -> list[Block]:
-    return blocks(value, KINDS.get(info.data.get("role", ""), ("text",)), info)
+    role = info.data.get("role", "")
+    return blocks(OF_ASSISTANT(value, info) if role == "assistant" else value, KINDS.get(role, ("text",)), info)
 
 
 def _form(value: Any) -> Form:

@@ -205,6 +205,18 @@ def test_a_system_message_among_the_others_is_taken_in_its_place(chat: Chat) -> 
         assert send(chat.client, *said, path="/v1/messages/count_tokens").get_json()["input_tokens"] > 0
 
 
+def test_blocks_that_only_anthropics_servers_read_are_left_out_and_named(chat: Chat) -> None:
+    kinds = ["redacted_thinking", "web_search_tool_result", "mcp_tool_result", "compaction"]
+    blocks = [
+        {"type": "server_tool_use", "id": "a", "name": "web_search", "input": {}},
+        *({"type": kind} for kind in kinds),
+    ]
+    reply = send(chat.client, **said(*blocks, {"type": "text", "text": "I looked."}))
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["X-Ignored-Params"] == ", ".join(f"messages.content.{name}" for name in ["web_search", *kinds])
+    assert "assistant\nI looked.<" in chat.prompts[-1]
+
+
 def test_a_tool_that_is_loaded_later_is_known_once_a_result_refers_to_it(chat: Chat) -> None:
     deferred = [NOW, WEATHER | {"defer_loading": True}]
     found = [{"type": "tool_reference", "tool_name": "weather"}, {"type": "image", "source": {}}]
@@ -246,7 +258,7 @@ def tool(**fields: Any) -> dict[str, Any]:
     block(type="image", source={"type": "base64", "media_type": "image/png", "data": ""}), block(type="document", source={}), block(type="audio"), block(), block(type=["text"]),
     block(type="text"), block(type="text", text=5), block(type="tool_result"), block(type="thinking", thinking="x"), block(**USE),
     block(**RESULT | {"content": [{"type": "tool_reference"}]}), block(**RESULT | {"content": 5}),
-    said(USE | {"input": "{}"}), said({"type": "tool_use", "id": "a", "name": "f"}), said(RESULT), said({"type": "redacted_thinking", "data": "x"}),
+    said(USE | {"input": "{}"}), said({"type": "tool_use", "id": "a", "name": "f"}), said(RESULT),
     {"tools": [{"name": "f"}]}, {"tools": [WEATHER] * 2}, {"tools": [WEATHER] * 129}, {"tools": {}},
     tool(name="a b"), tool(name=""), tool(name="x" * 65), tool(input_schema=[]), tool(input_schema={"type": "string"}), tool(description=5),
     {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "f"}}, {"tools": TOOLS, "tool_choice": {"type": "tool"}}, {"tools": TOOLS, "tool_choice": "any"},
