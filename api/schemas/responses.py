@@ -17,8 +17,8 @@ from api.schemas.forms import Form, openai_form
 ROLES = ("system", "developer", "user", "assistant")
 PARTS = ("input_text", "output_text", "text")
 LINKED = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
-# Calls and results of tools that a server runs, and what a result has beside text, such as images.
-FOR_MODEL = f.without("input", lambda kind: kind.endswith(("_call", "_output", "_list_tools")) and kind not in LINKED)
+# A server's own calls, results and state, and what a result has beside text. A part of a message is no item.
+FOR_MODEL = f.without("input", lambda kind: kind not in LINKED + PARTS + ("message", "reasoning", "input_image"))
 OF_RESULT = f.without("input.output", lambda kind: kind not in PARTS)
 TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {
     "type": "object", "required": ["type", "text"], "properties": {"type": {"enum": PARTS}, "text": {"type": "string"}},

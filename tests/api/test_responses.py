@@ -126,9 +126,9 @@ def test_calls_and_results_of_other_tools_are_text_or_left_out(client: FlaskClie
         "output": [{"type": "input_text", "text": "done"}, IMAGE],
     }
     search = {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "q"}}
-    reply = ask(client, input=[user, search, patch, done])
-    assert (
-        reply.headers["X-Ignored-Params"] == "input.web_search_call, input.output.input_image, tool_calls.apply_patch"
+    reply = ask(client, input=[user, search, {"type": "compaction"}, patch, done])
+    assert reply.headers["X-Ignored-Params"] == (
+        "input.web_search_call, input.compaction, input.output.input_image, tool_calls.apply_patch"
     )
     assert '{"name": "apply_patch", "arguments": *** Begin}' in prompts[-1]
     assert "The tool returned: done" in prompts[-1]
@@ -227,7 +227,7 @@ def test_what_has_no_effect_is_named(client: FlaskClient) -> None:
     ({"input": []}, "input"), ({"input": 5}, "input"), ({"input": [5]}, "input"), ({"input": None}, "input"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input"), ({"input": [{"role": "user"}]}, "input"),
     ({"input": [{"type": "reasoning", "summary": []}]}, "input"), ({"input": [{"type": "item_reference", "id": "m"}]}, "input"),
-    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input"), ({"input": [CALL, RESULT | {"output": 5}]}, "input"),
+    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input"), ({"input": [{"role": "user", "content": "x"}, IMAGE]}, "input"), ({"input": [CALL, RESULT | {"output": 5}]}, "input"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"), ({"input": [CALL | {"name": None}]}, "input"),
     ({"input": [CALL | {"arguments": 5}]}, "input"), ({"input": [{"type": "web_search_call", "id": "w"}]}, "input"),
     ({"input": "x" * 99_999}, "input"), ({"max_output_tokens": 0}, "max_output_tokens"), ({"max_output_tokens": 9999}, "max_output_tokens"),
