@@ -117,7 +117,7 @@ class Grammars:
     def compile(self, kind: Kind, source: Any, parts: Parts = NO_PARTS, loose: Collection[str] = ()) -> Grammar:
         """Return a compiled form; a Lark grammar may name other forms, its `parts`, as `@name`.
 
-        The schemas of `loose` parts lose keywords that llguidance does not know, and become any JSON object if that fails.
+        The schemas of `loose` parts lose keywords that llguidance does not know. One that still fails becomes any object.
 
         It takes about `MOST_SECONDS` of a processor at most, four times that with loose parts, and does not hold the
         interpreter. Raises FormError, which names the keyword of a schema and its path.
