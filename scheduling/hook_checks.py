@@ -5,6 +5,7 @@ This module must not know files, or laws of scheduling: that requests join once,
 
 from __future__ import annotations
 
+import ast
 import inspect
 import linecache
 import re
@@ -36,16 +37,19 @@ INIT = (
 def mistakes(cls: type[Policy], module: ModuleType) -> Iterator[tuple[int | None, str]]:
     """Yield the line and the remedy of each misspelled name, and of each hook that nothing can call or use.
 
-    A public name that no base has, and that its module does not use, is misspelled if it is close to one of Policy's, or
-    a method with the arguments of a hook.
+    A public name that no base has, and that its module never reads, is misspelled if it is close to one of Policy's, or
+    a method with the arguments of a hook. A string may be a name that is given to getattr.
     """
     file, bare = str(module.__file__), object.__new__(cls)
     linecache.checkcache(file)
     lines = linecache.getlines(file)
+    tree = ast.dump(ast.parse("".join(lines)))
     own = [base for base in cls.__mro__ if base.__module__ == module.__name__]
     others = [base for base in cls.__mro__ if base not in own]
     for name in (name for base in own for name in vars(base) if not name.startswith("_")):
-        is_known = any(hasattr(base, name) for base in others) or re.search(rf"\w\.{name}\b", "".join(lines))
+        is_known = any(hasattr(base, name) for base in others) or re.search(
+            rf"(attr|value)='{name}'|id='{name}'(?!, ctx=Store)", tree
+        )
         if not is_known and (meant := _meant(name, value := getattr(cls, name))):
             kind = "()" * callable(value)
             words = f"nothing uses {name}{kind}. Rename it to {meant}, or to _{name}{kind} if it is your own"

@@ -222,6 +222,20 @@ class Policy(policy.Policy):
 
 
 def test_a_queue_of_its_own_loses_no_preempted_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", ["order = pick", "def order(self, *hook): return getattr(self, 'pick')(*hook)"])
+def test_a_method_that_the_file_names_elsewhere_is_used(tmp_path: Path, use: str) -> None:
+    pick = "    def pick(self, waiting, now): return waiting[::-1]\n"
+    made = policies.get_policy(written(tmp_path, f"{HEAD}{pick}    {use}\n"))
+    first, last = Sequence([1], 1), Sequence([1], 1)
+    assert [*made.order([first, last], 0.0)] == [last, first]
+
+
+def test_a_module_beside_the_file_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "lib.py").touch()
+    with pytest.raises(policies.PolicyFileError, match=r"line 1: cannot import lib.py.*PYTHONPATH"):
+        policies.get_policy(written(tmp_path, "import lib\n"))
+
+
     (tmp_path / "own.py").write_text(OWN_QUEUE)
     verdict = check(str(tmp_path / "own.py"), cases=150, large=0)
     assert verdict.broken is None, str(verdict)
