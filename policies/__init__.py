@@ -243,7 +243,10 @@ def _module(name: str, package: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(spec.name, None)
-        raise PolicyFileError(name, _line_of(error, spec.origin), f"{described(error)}. Correct the file") from error
+        words, missing = f"{described(error)}. Correct the file", getattr(error, "name", None)
+        if isinstance(error, ModuleNotFoundError) and path.with_name(f"{missing}.py").is_file():
+            words = f"cannot import {missing}.py from its folder. Copy its code into this file, or add the folder to PYTHONPATH"
+        raise PolicyFileError(name, _line_of(error, spec.origin), words) from error
     return module
 
 
