@@ -78,7 +78,7 @@ class RunningBatch:
             return self._share(Plan(number, now, live, counts, held, policy.padded), live[:1], ENDLESS)
         known = 0 if own or (policy.separate_prefill and known < len(live)) else known
         budget = (ENDLESS if policy.padded else token_budget) - known
-        counts = [1] * known + policy.allocate_tokens(live[known:], budget)
+        counts = [1] * known + list(policy.allocate_tokens(live[known:], budget))
         if len(counts) != len(live):
             raise PolicyError(f"allocate_tokens: {len(counts)} numbers for {len(live)} running sequences")
         if own:

@@ -126,7 +126,9 @@ def _is(value: object, hint: Any) -> bool:
     if get_origin(hint) is UnionType:
         return any(_is(value, kind) for kind in kinds)
     if kinds and isinstance(value, Collection):
-        return all(issubclass(each, kinds) for each in set(map(type, value)))
+        return not (isinstance(value, dict) and get_origin(hint) is list) and all(
+            issubclass(each, kinds) for each in set(map(type, value))
+        )
     if kinds:
         return get_origin(hint) is Iterable and isinstance(value, Iterable)
     return value in WAIT_REASONS if hint is str else isinstance(value, (int, float) if hint is float else hint)

@@ -98,6 +98,7 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(
         ("    def order(self, waiting, now):\n        raise KeyError(1)\n", 1, "order() of mine.py, line 5: KeyError: 1"),
         ("    def order(self, waiting, now):\n        if now < 0:\n            return waiting\n", 1, "returned None. Return the"),
         ("    def order(self, waiting, now):\n        waiting.sort()\n        return waiting\n", 1, "Use sorted(waiting"),
+        ("    def allocate_tokens(self, running, token_budget):\n        return {}\n", 1, "line 4: allocate_tokens() returned {}"),
         ("    def __init__(self):\n        raise KeyError(1)\n", 2, "line 5: __init__() raises KeyError: 1"),
         ("    def oder(self, waiting, now):\n        return waiting\n", 2, "line 4: nothing uses oder(). Rename it to order()"),
     ],
