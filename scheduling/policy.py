@@ -76,9 +76,10 @@ class Policy:
     draining = False  # set by the scheduler: no more requests will arrive
 
     def __init_subclass__(cls) -> None:
-        """Let an `__init__(self)` only set what a policy remembers: options, slots and the bases are set before it."""
+        """Let an `__init__` that needs no arguments only set what a policy remembers, after options, slots and the bases."""
         own: Callable[..., None] | None = vars(cls).get("__init__")
-        if own is None or len(signature(own).parameters) != 1:
+        more = [] if own is None else [*signature(own).parameters.values()][1:]
+        if own is None or any(each.default is each.empty or each.name == "max_batch_size" for each in more):
             return
 
         @wraps(own)

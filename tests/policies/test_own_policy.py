@@ -183,8 +183,9 @@ def test_helpers_that_the_file_uses_may_have_any_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "call"), [("policy.Policy", ""), ("policy.Policy", "super().__init__(); "), ("tgi.Policy", "")]
 )
-def test_an_init_without_arguments_comes_after_options_and_slots(tmp_path, base, call):
-    init = f"    def __init__(self):\n        {call}self.seen = [self.max_batch_size, *vars(self)]\n"
+@pytest.mark.parametrize("arguments", ["self", "self, factor=2"])
+def test_an_init_that_needs_no_arguments_comes_after_options_and_slots(tmp_path, base, call, arguments):
+    init = f"    def __init__({arguments}):\n        {call}self.seen = [self.max_batch_size, *vars(self)]\n"
     made = policies.get_policy(written(tmp_path, HEAD.replace("policy.Policy", base) + init), 3)
     assert made.seen[0] == made.renew().seen[0] == 3
     assert "claims" in made.seen
@@ -221,7 +222,6 @@ class Policy(policy.Policy):
 '''
 
 
-def test_a_queue_of_its_own_loses_no_preempted_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize("use", ["order = pick", "def order(self, *hook): return getattr(self, 'pick')(*hook)"])
 def test_a_method_that_the_file_names_elsewhere_is_used(tmp_path: Path, use: str) -> None:
     pick = "    def pick(self, waiting, now): return waiting[::-1]\n"
@@ -236,6 +236,7 @@ def test_a_module_beside_the_file_cannot_be_imported(tmp_path: Path) -> None:
         policies.get_policy(written(tmp_path, "import lib\n"))
 
 
+def test_a_queue_of_its_own_loses_no_preempted_request(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_QUEUE)
     verdict = check(str(tmp_path / "own.py"), cases=150, large=0)
     assert verdict.broken is None, str(verdict)
