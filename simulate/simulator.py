@@ -30,7 +30,7 @@ from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
 if TYPE_CHECKING:
     import numpy as np
 
-FRUITLESS = 100_000  # turns without a step or an arrival after which a policy is said to hang
+FRUITLESS = 100_000  # turns without a token after which a policy is said to hang
 
 
 class PolicyHangs(RuntimeError):
@@ -45,12 +45,16 @@ def waits_forever(scheduler: Scheduler) -> PolicyHangs:
     )
 
 
-def asks_forever(scheduler: Scheduler, now: float) -> PolicyHangs:
-    """Return the error for a policy that is called again and again and admits no request."""
-    return PolicyHangs(
-        f"{scheduler.policy.name} was called {FRUITLESS:,} times in a row by {now:g} s and admitted no request. "
-        "Return a later time from deadline(), or admit one"
-    )
+def one_more(turns: int, scheduler: Scheduler, now: float) -> int:
+    """Return the number of turns without a token, this one included; raise PolicyHangs if they are too many in a row."""
+    if turns < FRUITLESS:
+        return turns + 1
+    name = scheduler.policy.name
+    if scheduler.running:
+        words = "released no finished request. Return those with a finish_reason from release()"
+    else:
+        words = "admitted no request. Return a later time from deadline(), or admit one"
+    raise PolicyHangs(f"{name} was called {FRUITLESS:,} times in a row by {now:g} s and {words}")
 
 
 @dataclass
@@ -190,9 +194,7 @@ class Simulation(Driver):
         until = self.next_event()
         if until == math.inf:
             raise waits_forever(self.scheduler)
-        self._fruitless += 1
-        if self._fruitless > FRUITLESS:
-            raise asks_forever(self.scheduler, self.now)
+        self._fruitless = one_more(self._fruitless, self.scheduler, self.now)
         if until <= self.now:  # rounding: oldest + delay <= now, while now - oldest < delay
             until = math.nextafter(self.now, math.inf)
         if self.host.poll and not self.scheduler.waiting:
@@ -201,7 +203,7 @@ class Simulation(Driver):
 
     def serve(self, plan: Plan) -> None:
         """Let a step pass, and those that are sure to equal it."""
-        self._fruitless = 0
+        self._fruitless = 0 if plan.sequences else one_more(self._fruitless, self.scheduler, self.now)
         self.result.batches += bool(plan.joined)
         seconds = step_seconds(self.cost, self.host, plan)
         alone = self.records or not self._fast_forward  # records need each step on its own

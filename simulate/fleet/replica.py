@@ -17,7 +17,7 @@ from scheduling.fast_forward import commit_equal_steps, fast_forward, identical_
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.simulator import FRUITLESS, asks_forever
+from simulate.simulator import one_more
 from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
 
 
@@ -60,7 +60,7 @@ class Replica:
         if plan is None:
             self._idle_since = now
             return False
-        self._fruitless = 0
+        self._fruitless = 0 if plan.sequences else one_more(self._fruitless, self.scheduler, now)
         self.batches += bool(plan.joined)
         most = identical_steps_ahead(self.scheduler, plan) if self._records is None else 1
         seconds = step_seconds(self._cost, self._host, plan)
@@ -134,9 +134,7 @@ class Replica:
         at = self.scheduler.wake_at(now)
         if at is None or at == math.inf:
             return None
-        self._fruitless += 1
-        if self._fruitless > FRUITLESS:
-            raise asks_forever(self.scheduler, now)
+        self._fruitless = one_more(self._fruitless, self.scheduler, now)
         return max(at, math.nextafter(now, math.inf))
 
     def load(self, now: float) -> Load:

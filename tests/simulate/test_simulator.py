@@ -208,6 +208,15 @@ def test_a_policy_that_asks_to_be_woken_for_nothing_is_named() -> None:
         simulate(Scheduler(Restless(4)), sequences([(0, 1, 1)]), Toy())
 
 
+def test_a_policy_that_releases_nobody_is_named() -> None:
+    class Keeps(Policy):
+        def release(self, running: list[Sequence]) -> list[Sequence]:
+            return []
+
+    with pytest.raises(PolicyHangs, match=r"from release\(\)"):
+        simulate(Scheduler(Keeps(4)), sequences([(0, 1, 1)]), Toy())
+
+
 def test_a_run_of_nobody_is_a_run() -> None:
     run = simulate(make_scheduler("dynamic", 4), [], Toy())
     assert (run.steps, len(run.done), run.ended) == (0, 0, 0)
