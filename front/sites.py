@@ -155,7 +155,7 @@ class Sites:
     def refuse(self, site: Site, whose: str, tried: Rest | None, headers: Mapping[str, str]) -> None:
         """Send an upstream nothing of this client for as long as its refusal asks for.
 
-        If it has refused another client before and taken nothing since, it gets nothing from anybody. A refused request may
+        If it has refused another key before and taken nothing since, it gets nothing from anybody. A refused request may
         be at fault, so that after each rest one more tries beside it.
         """
         site.refusals += 1
@@ -163,10 +163,13 @@ class Sites:
         rests = {
             one: rest for one, rest in site.rests.items() if one in (EVERYONE, whose) or not rest.is_over or rest.open
         }
-        others = [rest.since for one, rest in rests.items() if one != whose]
-        if site.rest or max(others, default=-math.inf) > site.taken_at or len(rests) > MOST_RESTS:
+        key = whose.partition(":")[0]
+        others = [rest.since for one, rest in rests.items() if one.partition(":")[0] != key]
+        if site.rest or max(others, default=-math.inf) > site.taken_at:
             whose, rests = EVERYONE, {EVERYONE: site.rest or Rest(why, now)}
         rest = rests.setdefault(whose, Rest(f"{why} with this key for this model" if whose else why, now))
+        if len(rests) > MOST_RESTS:  # a client may name any number of models; the oldest rest ends sooner
+            del rests[next(iter(rests))]
         rest.most += rest is tried and rest.ends < now
         rest.extend(retry_after(headers), math.inf if rest.is_failure else REST_SECONDS)
         rest.ends, site.rests = rest.until, rests

@@ -148,3 +148,21 @@ def test_a_refusal_rests_one_key_until_another_is_refused_and_nobody_waits_for_l
         await front.until(lambda: front.idle)
 
     before(test)
+
+
+@pytest.mark.parametrize("most", [1000, 1])
+@pytest.mark.parametrize("header", ["Authorization", "X-Queue-Client"])
+def test_refusals_of_several_models_of_one_key_rest_no_other_request(
+    header: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sites, "MOST_RESTS", most)
+
+    async def test(front: Front) -> None:
+        refused = [
+            await front.ask({header: "alice"}, model=model, fault="429", after=60, times=9, max_tokens=3)
+            for model in ("a", "b", "c")
+        ]
+        assert [answer.status for answer in refused] == [429] * 3
+        assert (await front.ask({header: "bob"}, model="d", max_tokens=3)).status == 200
+
+    before(test)
