@@ -261,6 +261,9 @@ class Queue(Door):
             status = response.status
             if relay.prompt_tokens is not None:
                 self._overhead.learn(asked.model, min(relay.prompt_tokens - estimate, MOST_BEYOND))
+            is_known = relay.output_tokens or relay.prompt_tokens is not None  # not of an answer that cannot be read
+            if is_known and relay.turn.ended in ("stop", "length"):
+                self.manager.answers.learn(asked.model, max(1.0, relay.output_tokens / asked.choices))
             return response
         except InferenceError as error:
             if inference is not None:

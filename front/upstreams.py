@@ -17,6 +17,7 @@ from typing import Any
 
 from batching import BatchingManager
 from fleet.routers import Asked
+from front.asked import Means
 from front.sites import Site, Sites
 from front.upstream import Turn, Upstream
 from scheduling.policy import Policy
@@ -51,6 +52,7 @@ class Upstreams(BatchingManager):
         self._is_leaving = False  # an upstream that left still has requests
         self._number = 0  # of the latest step of any upstream
         self._looks_at = 0.0  # when to look again for requests that no upstream takes
+        self.answers = Means()  # tokens of an answer
         self._order: list[Sequence] = []  # the waiting requests, as last sorted
         self._sorts_at = 0.0  # when they may be sorted again
 
@@ -180,14 +182,19 @@ class Upstreams(BatchingManager):
             self._sorts_at = now + RARELY * (self._clock() - now)
         sooner = [one for one in takewhile(lambda one: one is not seq, self._order) if one in waiting]
         # The tokens until each slot is free, if all get as many at a time.
-        left = [one.total - max(one.computed, len(one.output_ids)) for one in first.sharing.running]
+        left = [max(1.0, self._expected(one) - max(one.computed, len(one.output_ids))) for one in first.sharing.running]
         left += [0] * (sum(one.slots for one in self.each) - len(left))
         if not left or not self.inbox.rate.is_known:
             return sooner, None
         heapify(left)
         for one in sooner:
-            heapreplace(left, left[0] + one.total)
-        return sooner, self.inbox.rate.seconds_for(left[0] * len(left))
+            heapreplace(left, left[0] + self._expected(one))
+        return sooner, self.inbox.rate.seconds_for(round(left[0] * len(left)))
+
+    def _expected(self, seq: Sequence) -> float:
+        """Return how many tokens a request may have; where it names no length, as many as earlier answers of its model."""
+        mean = self.answers.of(seq.adapter) if seq.open_ended else 0.0
+        return len(seq.prompt_ids) + mean * seq.slots if mean else seq.total
 
     def assemble(self, policy: Policy) -> Callable[[], bool]:
         """Make a scheduler and a loop for each upstream; return what runs those that have something to do."""

@@ -164,6 +164,26 @@ def test_a_place_in_the_queue_is_that_in_the_order_of_the_policy(count: int) -> 
     before(test, "dynamic+sjf", count=count)
 
 
+def test_an_answer_without_a_length_is_expected_to_be_as_long_as_earlier_ones_of_its_model() -> None:
+    async def test(front: Front) -> None:
+        manager = front.queue.manager
+        await front.all(*({"real": 9} for _ in range(4)))
+        await front.until(lambda: front.idle)
+        front.hold()
+        asked = [asyncio.create_task(front.ask(real=9))]
+        await front.until(lambda: front.upstream.running)
+        for i, model in enumerate(("", "", "new", "")):
+            asked.append(asyncio.create_task(front.ask({"X-Request-Id": f"w{i}"}, real=9, model=model)))
+            await front.until(lambda: len(manager.scheduler.waiting) == len(asked) - 1)
+        waits = [(await front.send("GET", f"/queue/position?id=w{i}")).json["expected_wait_s"] for i in range(4)]
+        assert 0 < waits[0] < waits[1] < waits[2] < manager.inbox.rate.seconds_for(100)
+        assert waits[3] > manager.inbox.rate.seconds_for(front.queue.settings.context)
+        front.go()
+        await asyncio.gather(*asked)
+
+    before(test)
+
+
 def test_a_wait_is_unknown_until_the_upstream_has_sent_a_token() -> None:
     async def test(front: Front) -> None:
         first = await front.occupied(1)
