@@ -41,6 +41,7 @@ PIECE = 1 << 14  # bytes of an answer that pass before others get a turn
 STALE_SECONDS = 0.5  # a connection that breaks sooner was closed before it was used
 GATEWAY = (502, 504)  # statuses that never are a request's fault
 UNABLE = (501, 505)  # statuses that say nothing of other requests
+LOCKED = (401, 403)  # statuses of a wrong key, which is no client's fault if the queue replaces theirs
 STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
 LEFT = InferenceError("cancelled", "the client disconnected")
 BROKE = InferenceError("server_error", "the upstream broke the connection, or sent no valid answer. Try again")
@@ -82,6 +83,10 @@ class Wires:
         key = "" if self.key or self.own_key else asking.hashed_key(request.headers)
         return EVERYONE if self.sites.usual else f"{key}:{model}"
 
+    def may_blame(self, status: int) -> bool:
+        """Return whether an answer with this status may be an upstream's fault."""
+        return status not in UNABLE if status >= 500 else bool(self.key) and status in LOCKED
+
     def ask(
         self, method: str, url: str, headers: CIMultiDict[str], body: bytes | None = None, notes: set[str] | None = None
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
@@ -113,7 +118,7 @@ class Relay:
         self._let_through = False
         self._answer: aiohttp.ClientResponse | None = None
         self._attempting: asyncio.Task[None] | None = None
-        self._doubted: tuple[Site, Rest | None] | None = None  # an upstream whose error may be this request's fault
+        self._doubted: tuple[Site, Rest | None, str] | None = None  # whose error may be this request's fault
         self._stream: web.StreamResponse | None = None  # of a replica, whose head has been sent
         self._begun = False  # something was sent that another upstream cannot send again
         self.turn: Turn
@@ -259,17 +264,17 @@ class Relay:
                 self._refuse({} if site.own else answer.headers)
                 if self._put_back(site, may_stay=True):
                     return None
-            elif answer.status >= 500 and answer.status not in UNABLE and not site.own:
+            elif self._wires.may_blame(answer.status) and not site.own:
                 if answer.status in GATEWAY:
                     self._wires.sites.fail(site, self.turn.rest, f"answers {answer.status}")
                 elif self._doubted is None:
-                    self._doubted = site, self.turn.rest
+                    self._doubted = site, self.turn.rest, f"answers {answer.status}"
                 if self._put_back(site, may_stay=False):
                     return None
             else:
                 self._wires.upstream.accept(self.turn)
                 if self._doubted is not None:  # which was wrong, as this one answers the same request
-                    self._wires.sites.fail(*self._doubted, "answers with errors")
+                    self._wires.sites.fail(*self._doubted)
             self._answer = answer
             return await self._copy(answer, site)
 
@@ -322,7 +327,7 @@ class Relay:
             self.prompt_tokens = prompt
         if counter.token_length is not None:
             lengths.learn(model, counter.token_length)
-        if answer.status < 500 and answer.status != 429:
+        if answer.status < 500 and answer.status != 429 and not self._wires.may_blame(answer.status):
             upstream.accept(turn, is_whole=True)
         if counter.is_error and not counter.tokens:
             upstream.end(turn, "abort", PASSED_ON)

@@ -166,3 +166,17 @@ def test_refusals_of_several_models_of_one_key_rest_no_other_request(
         assert (await front.ask({header: "bob"}, model="d", max_tokens=3)).status == 200
 
     before(test)
+
+
+@pytest.mark.parametrize(("key", "fault"), [("", None), ("sk-expired", "u0 answers 401")])
+def test_a_key_that_an_upstream_rejects_is_its_fault_only_if_the_queue_has_replaced_the_clients(
+    key: str, fault: str | None
+) -> None:
+    async def test(front: Front) -> None:
+        async with broken(says(HEAD % (b"401 No", b"text/html") + b"x" * 100)) as (url, _):
+            front.queue.sites.all[0].url = url
+            answers = await front.all(*({"tag": i, "max_tokens": 1} for i in range(8)))
+            assert {answer.status for answer in answers} == ({200} if key else {200, 401})
+            assert (await named(front, "/upstreams"))[0]["failing"] == fault
+
+    before(test, count=2, settings=Settings(key=key))
