@@ -27,7 +27,7 @@ class Room(Place):
     def take(self, count: int) -> None:
         """Hold so many more bytes; Failed if there are not as many."""
         if not self.take_more(count):
-            text = f"the requests that wait may hold {self._places.limit:,} bytes, and they do. Try again later, or raise --max-queue-bytes"
+            text = f"the waiting requests hold too many bytes (limit {self._places.limit:,}). Try again later, or raise --max-queue-bytes"
             raise Failed(429, text, "overloaded", RETRY_SECONDS)
 
 

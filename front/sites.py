@@ -61,7 +61,7 @@ class Rest:
             self.until = self.clock()
 
     def extend(self, seconds: float, pause: float) -> None:
-        """Let nobody try for so many seconds."""
+        """Rest for this many more seconds."""
         self.until, self.pause, self.tried = self.clock() + seconds, pause, 0
 
 

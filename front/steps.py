@@ -38,7 +38,7 @@ class _Answer:
         self._late, self._at = late, 0  # steps before its first token, and steps so far
 
     def step(self, began: float, ended: float, tokens: int = 1) -> Member | None:
-        """Return its member record in a step of so many tokens; None if it has none."""
+        """Return this answer's record in a step of `tokens` tokens, or None if it is not in the step."""
         if self.joined > ended - AFTER or self.end < began + AFTER:
             return None
         self.steps -= tokens

@@ -1,4 +1,4 @@
-"""What passes between a client and an upstream: routes, headers and connections. Pure but for the sockets."""
+"""Routes, headers and connections between clients and upstreams. Only the connections do I/O."""
 
 from __future__ import annotations
 

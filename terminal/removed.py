@@ -1,4 +1,4 @@
-"""What users typed before 0.2.0, each with what takes its place."""
+"""Flags and commands that 0.2.0 removed, each with its replacement."""
 
 REMOVED = {
     "--shadow": "POST /what-if, or the what-if card of the live page",
@@ -16,5 +16,5 @@ REMOVED = {
 
 
 def removed(name: str) -> str:
-    """Return what takes the place of a flag or command, as a sentence; empty if it was never there."""
+    """Return a sentence that names the replacement of a removed flag or command, or an empty string."""
     return f"{name} was removed in 0.2.0. Use {REMOVED[name]}" if name in REMOVED else ""

@@ -55,13 +55,6 @@ class Served(NamedTuple):
     after: tuple[str, ...] = ()
 
 
-class Window(NamedTuple):
-    """The requests that arrived in a span of time, and whether the server was idle when the first one did."""
-
-    requests: list[Served]
-    from_idle: bool
-
-
 class Recording:
     """The latest requests and steps of a server, as far as one policy served them.
 
@@ -72,7 +65,6 @@ class Recording:
         self, padded: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.policy = ""  # that made the latest step
-        self.departures = 0
         self._padded = padded
         self._clock = clock
         self._since = -1.0  # requests that arrived earlier are left out
@@ -165,7 +157,6 @@ class Recording:
                 inference.call.after if inference.call is not None else (),
             )
         )  # fmt: skip
-        self.departures += 1
 
     def arrived(self, first: float = -1.0, last: float = float("inf")) -> list[Served]:
         """Return the requests that arrived in this span, in order of arrival, up to the oldest one that is still open."""
@@ -180,16 +171,6 @@ class Recording:
     def find(self, id: str) -> Served | None:
         """Return a request that has left, while it is remembered."""
         return next((one for one in self._done.copy() if one.id == id), None)
-
-    def window(self) -> Window:
-        """Return the latest requests.
-
-        They begin with one that found the server idle, if that leaves out less than half of them.
-        """
-        seen = self.arrived()
-        begin = next((i for i, one in enumerate(seen) if one.alone), len(seen))
-        from_idle = bool(seen) and begin <= len(seen) // 2
-        return Window(seen[begin:] if from_idle else seen, from_idle)
 
     def steps(self) -> list[tuple[Step, float]]:
         """Return the measured steps with their seconds."""

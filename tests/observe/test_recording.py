@@ -53,7 +53,7 @@ def test_constrained_requests_take_their_masks_with_them_into_the_simulation() -
     watch(recording, run, people)
     prompts = {one.id: len(one.sequence.prompt_ids) for one in people[::3]}
     assert [step_of_members(record.members, False, prompts).masks for record in run.iterations] == planned
-    assert [one.constrained for one in recording.window().requests] == [s.constrained for s in run.sequences]
+    assert [one.constrained for one in recording.arrived()] == [s.constrained for s in run.sequences]
 
 
 def test_only_requests_before_the_oldest_open_one_are_simulated() -> None:
@@ -66,9 +66,9 @@ def test_only_requests_before_the_oldest_open_one_are_simulated() -> None:
         recording.on_arrival(one)
     for one in others:
         recording.observe(None, [one])
-    requests, from_idle = recording.window()
+    requests = recording.arrived()
     assert [one.at for one in requests] == [s.arrived_at for s in run.sequences[:40]]
-    assert from_idle
+    assert requests[0].alone
 
 
 def test_the_memory_of_a_recording_is_bounded() -> None:
@@ -80,7 +80,7 @@ def test_the_memory_of_a_recording_is_bounded() -> None:
         one.sequence.output_ids, one.sequence.finish_reason = [1], "length"
         recording.on_arrival(one)
         recording.observe(run.iterations[0], [one])
-    requests, _ = recording.window()
+    requests = recording.arrived()
     assert len(recording._done) == MAX_REQUESTS
     assert 400 < len(requests) < MAX_REQUESTS
     assert requests[0].at > 500
@@ -99,7 +99,7 @@ def test_another_policy_begins_a_new_window() -> None:
     late.sequence.output_ids, late.sequence.finish_reason = [1], "length"
     late.sequence.finished_at = run.ended + 2
     recording.observe(None, [late])
-    assert recording.window().requests == []  # it came while the other policy decided
+    assert recording.arrived() == []  # it came while the other policy decided
 
 
 def test_an_unreadable_record_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -128,7 +128,7 @@ def test_requests_that_were_not_seen_arriving_leave_without_a_trace() -> None:
     by_id = {one.id: one for one in people}
     for record in run.iterations:
         recording.observe(record, [by_id[id] for id, _ in record.left])
-    window = recording.window().requests
+    window = recording.arrived()
     assert len(window) == len(people) - len(unseen)
     drafted = {seq.id: seq.drafted for seq in run.sequences}
     assert all(sum(count for _, count, _ in one.drafts) == drafted[one.id] for one in window)
