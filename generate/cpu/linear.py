@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("packed_linear.c")
 GELU_TANH_NAMES = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 SILU_NAMES = ("silu", "swish")
+WHOLE_VECTORS = 64  # values that every processor's loop of vectors takes at once, in every format
+ONE_THREAD = 1 << 14  # values that torch gives to no second thread
 GELU_MODES = {**dict.fromkeys(GELU_TANH_NAMES, "GELU_TANH"), "gelu": "GELU_ERF"}  # of packed_linear
 FORMATS = {"none": "BFLOAT16", "int8": "INT8", "int4": "Q4_1"}  # of --quantize, in kernels.h
 # Left to itself, the compiler fuses a product and a sum in one loop and not in another, and a row's bits would depend on
@@ -71,6 +73,23 @@ def _plus(y: Tensor, extra: Extra | None) -> Tensor:
     if extra is not None:
         y[extra.rows] = (y[extra.rows].float() + extra.sums).to(y.dtype)
     return y
+
+
+def evenly(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return an activation whose bits do not depend on a value's place.
+
+    torch rounds what its vectors leave over otherwise: after each thread's last 64 values, and of each call's.
+    """
+
+    def activate(x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        if more := -width % WHOLE_VECTORS:
+            return activate(F.pad(x, (0, more)))[..., :width].contiguous()
+        if x.numel() <= ONE_THREAD:
+            return activation(x)
+        return torch.cat([activation(part) for part in torch.split(x.reshape(-1), ONE_THREAD)]).view_as(x)
+
+    return activate
 
 
 class Linear:
@@ -111,7 +130,7 @@ class PackedLinear:
         self.bias = bias
         self.activation = activation or ""
         self.fused = self.FUSED.get(self.activation, ("none", ""))
-        self.activate = ACTIVATIONS[activation] if activation and self.fused[0] == "none" else None
+        self.activate = evenly(ACTIVATIONS[activation]) if activation and self.fused[0] == "none" else None
 
     def __call__(self, x: Tensor, extra: Extra | None = None) -> Tensor:
         name, form = self.fused
@@ -174,7 +193,7 @@ class KernelLinear:
         self.mode = modes["FLOAT32" if wide else "SWIGLU" if gated else GELU_MODES.get(activation or "", "PLAIN")]
         self.width = n // 2 if gated else n
         self.dtype = torch.float32 if wide else torch.bfloat16
-        self.activate = ACTIVATIONS[activation] if activation and not fused else None
+        self.activate = evenly(ACTIVATIONS[activation]) if activation and not fused else None
 
     def __call__(self, x: Tensor, extra: Extra | None = None) -> Tensor:
         y = self._run(x, None, self.mode, extra)
@@ -199,7 +218,7 @@ class Gated:
 
     def __init__(self, linear: LinearLayer, activation: str) -> None:
         self.linear = linear
-        self.activate = ACTIVATIONS[activation]
+        self.activate = evenly(ACTIVATIONS[activation])
 
     def __call__(self, x: Tensor, extra: Extra | None = None) -> Tensor:
         gate, up = self.linear(x, extra).chunk(2, -1)  # (rows, inner) each

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from generate.cpu import linear
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import load_library
-from generate.cpu.linear import KernelLinear, Linear, PackedLinear, make_head, make_linear, round_rows
+from generate.cpu.linear import KernelLinear, Linear, PackedLinear, evenly, make_head, make_linear, round_rows
 from generate.cpu.team import team
+from models.activations import ACTIVATIONS
 from models.gguf.block_matrix import BLOCK, KINDS, BlockMatrix
 from tests.support.generate import numbers, why_no_kernel
 
@@ -285,6 +286,19 @@ def test_a_float32_row_has_the_same_bits_alone_and_among_others() -> None:
     layer, x = make_linear(numbers(300, 96), numbers(300, seed=1)), numbers(80, 96, seed=2)
     alone = torch.cat([layer(row[None]) for row in x])
     assert all(torch.equal(layer(x[:rows]), alone[:rows]) for rows in (2, 3, 7, 16, 33, 64, 80))
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu_new", "tanh"])
+@pytest.mark.parametrize(("width", "rows"), [(80, 7), (17, 64), (1536, 512)])
+def test_an_activation_gives_a_row_the_same_bits_alone_and_among_others(name: str, width: int, rows: int) -> None:
+    activate, x = evenly(ACTIVATIONS[name]), torch.randn(rows, width) * 3
+    before, threads = activate(x), torch.get_num_threads()
+    torch.set_num_threads(5)
+    try:
+        assert torch.equal(activate(x), before)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(before, torch.cat([activate(row[None]) for row in x]))
 
 
 def test_onednn_gets_few_numbers_of_rows() -> None:
