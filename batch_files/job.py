@@ -35,13 +35,6 @@ class Job:
     def __post_init__(self) -> None:
         self.completed, self.failed = self.answered.lines(), self.errors.lines()
 
-    def close(self) -> None:
-        """Write the answers to the disk."""
-        try:
-            self.answered.close()
-        finally:
-            self.errors.close()
-
     @property
     def id(self) -> str:
         return str(self.row["id"])

@@ -1,6 +1,7 @@
 """The lines of a batch in OpenAI's format: requests, their answers, and which of them have been answered.
 
-Files are read line by line: of a line only eight bytes stay in memory. This module must not know how requests are sent.
+Files are read line by line: of a line only a hash of its id stays in memory. This module must not know how requests are
+sent.
 Both the client and the server read batches with it.
 """
 
@@ -10,15 +11,11 @@ import codecs
 import hashlib
 import json
 import uuid
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, BinaryIO
 
 MAX_LINE = 32 << 20  # bytes
-BLOCK = 1 << 20  # bytes that are counted at once
 LONGEST_ID = 512
 EXAMPLE = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}'
 
@@ -60,19 +57,9 @@ class Limits:
     check: Callable[[], None] = _continue
 
 
-def count_lines(file: BinaryIO, most: int, check: Callable[[], None] = _continue) -> int:
-    """Return the number of lines, blank ones too, or a larger number than `most` as soon as there are more."""
-    file.seek(0)
-    lines, last = 0, b"\n"
-    while lines <= most and (data := file.read(BLOCK)):
-        check()
-        lines += data.count(b"\n")
-        last = data[-1:]
-    return lines + (last != b"\n")
-
-
 def numbered(file: BinaryIO, limits: Limits) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not blank, with their numbers; of one that is too long, only its beginning."""
+    file.seek(0)
     number = 0
     while data := file.readline(limits.longest + 1):
         number += 1
@@ -153,8 +140,8 @@ def new_id() -> str:
 class Pending:
     """The lines of an input that have no answer yet, each once.
 
-    `total` is the number of its lines, and `answered` how many had an answer before. Hashes of 64 bits stand for ids; where
-    two lines share one, hashes of 128 bits are compared. Later lines with the same id are bad lines.
+    `total` is the number of its lines, and `answered` how many had an answer before. Hashes of 128 bits stand for ids.
+    Later lines with the same id are bad lines.
     """
 
     def __init__(
@@ -163,53 +150,26 @@ class Pending:
         self._file = file
         self._endpoint = endpoint
         self._limits = limits or Limits()
-        file.seek(0)
-        hashes = _sorted(array("Q", (_hash(self._key_of(*each)) for each in numbered(file, self._limits))))
-        self.total = len(hashes)
-        self._shared = {one for one, other in pairwise(hashes) if one == other}
-        del hashes
-        done = array("Q")
-        self._done_ids: set[bytes] = set()
-        for each in answers:
-            for key in answered_keys(each):
-                done.append(_hash(key))
-                if done[-1] in self._shared:
-                    self._done_ids.add(_digest(key))
-        self.answered = len(done)
-        self._done = _sorted(done)
+        self.total = sum(1 for _ in numbered(file, self._limits))
+        self._done = {_digest(key) for each in answers for key in answered_keys(each)}
+        self.answered = len(self._done)
 
     def __iter__(self) -> Iterator[Line | BadLine]:
         """Yield each line without an answer, or what is wrong with it."""
-        self._file.seek(0)
         seen: set[bytes] = set()
         for number, data in numbered(self._file, self._limits):
+            one: Line | BadLine
             try:
-                line = parse(number, data, self._endpoint, self._limits)
-                if _hash(line.custom_id) in self._shared:
-                    digest = _digest(line.custom_id)
-                    if digest in seen:
-                        reason = f"the custom_id {line.custom_id[:80]!r} is that of an earlier line. Give each its own"
-                        raise BadLine(number, "duplicate_custom_id", reason, line.custom_id)
-                    seen.add(digest)
-                if not self._is_done(line.custom_id):
-                    yield line
+                one = parse(number, data, self._endpoint, self._limits)
+                digest = _digest(one.custom_id)
+                if digest in seen:
+                    reason = f"the custom_id {one.custom_id[:80]!r} is that of an earlier line. Give each its own"
+                    raise BadLine(number, "duplicate_custom_id", reason, one.custom_id)
+                seen.add(digest)
             except BadLine as bad:
-                if not self._is_done(bad_key(number)):
-                    yield bad
-
-    def _key_of(self, number: int, data: bytes) -> str:
-        """Return the id of a line, or what stands for a bad one."""
-        try:
-            return parse(number, data, self._endpoint, self._limits).custom_id
-        except BadLine:
-            return bad_key(number)
-
-    def _is_done(self, key: str) -> bool:
-        hashed = _hash(key)
-        if hashed in self._shared:
-            return _digest(key) in self._done_ids
-        at = bisect_left(self._done, hashed)
-        return at < len(self._done) and self._done[at] == hashed
+                one, digest = bad, _digest(bad_key(number))
+            if digest not in self._done:
+                yield one
 
 
 def bad_key(number: int) -> str:
@@ -228,17 +188,5 @@ def answered_keys(file: BinaryIO) -> Iterator[str]:
             raise ForeignFile(file.name, number) from None
 
 
-def _sorted(numbers: array[int]) -> array[int]:
-    import numpy as np  # here, because it takes longer to load than all else that the server needs first
-
-    result = array("Q")
-    result.frombytes(np.sort(np.frombuffer(numbers, np.uint64)).tobytes() if numbers else b"")
-    return result
-
-
-def _hash(key: str) -> int:
-    return int.from_bytes(_digest(key, 8), "little")
-
-
-def _digest(key: str, size: int = 16) -> bytes:
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=size).digest()
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()

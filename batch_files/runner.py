@@ -14,12 +14,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, BinaryIO, Protocol
 
 from batch_files.job import Job, is_final, read_json
-from batch_files.lines import BadLine, Limits, Line, answer, count_lines, expired, failed, numbered, parse, to_json
+from batch_files.lines import BadLine, Limits, Line, answer, expired, failed, numbered, parse, to_json
 from batch_files.output import LineFile
 from batch_files.store import Row, Store
 
@@ -29,11 +29,9 @@ POLL_SECONDS = 0.5
 DISK_SECONDS = 5.0  # before an answer that did not fit on the disk is written again
 RETRY_SECONDS = 1.0
 PURGE_SECONDS = 600.0
-TURN_SECONDS = 5.0  # of a batch while another owner has one too
-MOST_PAUSED = 8  # batches whose files stay open until their next turn
+TURN_SECONDS = 60.0  # of a batch while another owner has one too; each turn reads the files again
 WORK_SECONDS = 0.002  # of the processor that reading lines takes before it rests as long: others need the interpreter
 MOST_ERRORS = 100  # that a batch that failed lists
-PAUSED = "paused"
 Done = Callable[[int, str, bytes], None]
 Problem = tuple[str, str, int | None]  # code, message, and number of the line
 
@@ -81,7 +79,6 @@ class Runner:
         self._thread: threading.Thread | None = None
         self._purged_at = 0.0
         self._served: dict[str, float] = {}  # when each owner's last turn ended
-        self._paused: dict[str, Job] = {}
 
     def start(self) -> None:
         """Start the thread, once."""
@@ -121,9 +118,6 @@ class Runner:
             except Exception:  # the next turn continues with what is on the disk
                 log.exception("the computation of a batch failed and is tried again")
                 self._pause(DISK_SECONDS)
-        for job in self._paused.values():
-            with suppress(OSError):
-                job.close()
 
     def _wait_for_disk(self, error: Exception) -> None:
         log.error("cannot use --batch-folder: %s. Free space there, or make it writable", error)
@@ -152,44 +146,34 @@ class Runner:
 
     def _compute(self, batch: Row) -> None:
         """Go on with a batch until it ends, or until the turn of another owner."""
-        job = self._paused.pop(batch["id"], None)
-        if job is None:
-            try:
-                file = self.store.path(batch["input_file_id"]).open("rb")
-            except FileNotFoundError:
-                self._fail(batch, 0, [("missing_file", "the input file is gone", None)])
-                return
-            with file:
-                if batch["status"] == "validating" and not self._validate(batch, file):
-                    return
-            job = self._open(batch)
-            job.lines = self._unanswered(job)
-        ended = None
         try:
-            ended = self._send_all(job)
-            if ended == "expired":
-                self._expire(job)
-        finally:
-            for number in job.open:
-                self._sender.cancel(job.request_id(number))
-            if ended != PAUSED:
-                job.close()
-        if ended == PAUSED:
-            self._paused[job.id] = job
-            if len(self._paused) > MOST_PAUSED:
-                self._paused.pop(next(iter(self._paused))).close()
-        elif ended is not None:
-            if ended == "completed" and not self.store.move(job.id, "finalizing"):
-                ended = "cancelled"  # after the last look
+            file = self.store.path(batch["input_file_id"]).open("rb")
+        except FileNotFoundError:
+            self._fail(batch, 0, [("missing_file", "the input file is gone", None)])
+            return
+        with file:
+            if batch["status"] == "validating" and not self._validate(batch, file):
+                return
+            with self._open(batch) as job:
+                job.lines = iter(job.pending(file, self._limits(batch)))
+                try:
+                    ended = self._send_all(job)
+                    if ended == "expired":
+                        self._expire(job, file)
+                finally:
+                    for number in job.open:
+                        self._sender.cancel(job.request_id(number))
+        if ended == "completed" and not self.store.move(job.id, "finalizing"):
+            ended = "cancelled"  # after the last look
+        if ended is not None:
             self._end(job, ended)
 
-    def _open(self, batch: Row) -> Job:
-        answered = LineFile(self.store.path(batch["output_id"]))
-        try:
-            return Job(batch, answered, LineFile(self.store.path(batch["error_id"])))
-        except BaseException:
-            answered.close()
-            raise
+    @contextmanager
+    def _open(self, batch: Row) -> Iterator[Job]:
+        """Open the files of a batch's answers, which are on the disk afterwards."""
+        paths = self.store.path(batch["output_id"]), self.store.path(batch["error_id"])
+        with LineFile(paths[0]) as answered, LineFile(paths[1]) as errors:
+            yield Job(batch, answered, errors)
 
     def _end(self, job: Job, status: str) -> None:
         self.store.count(job.id, job.completed, job.failed)
@@ -202,38 +186,35 @@ class Runner:
             if batch["status"] != "cancelling":
                 waiting.append(batch)
             elif batch["id"] != current:
-                job = self._paused.pop(batch["id"], None) or self._open(batch)
-                job.close()
+                with self._open(batch) as job:
+                    pass
                 self._end(job, "cancelled")
         return waiting
 
     def _validate(self, batch: Row, file: BinaryIO) -> bool:
-        """Count the lines of a batch; end it if none of them can be computed.
+        """Read the lines of a batch; end it if none of them can be computed.
 
         Here a line whose id an earlier one has is good, as that one is.
         """
-        limits = self._limits(batch)
-        bad: list[BadLine] = []
-        total, is_good = 0, False
-        if count_lines(file, self._max_lines, limits.check) > self._max_lines:
-            message = f"the file has more than {self._max_lines:,} lines, which is the most of a batch. Split the file"
-            problems: list[Problem] = [("too_many_lines", message, None)]
-        else:
-            file.seek(0)
-            for number, data in numbered(file, limits):
-                total += 1
-                try:
-                    parse(number, data, batch["endpoint"], limits)
-                    is_good = True
-                except BadLine as error:
-                    if len(bad) < MOST_ERRORS:
-                        bad.append(error)
-            if is_good:
-                return self.store.move(batch["id"], "in_progress", total=total)
-            problems = [(one.code, str(one), one.number) for one in bad]
-            if total == 0:
-                problems = [("empty_file", "the file has no lines", None)]
-        self._fail(batch, total, problems)
+        limits, bad, total, is_good = self._limits(batch), list[BadLine](), 0, False
+        for number, data in numbered(file, limits):
+            if number > self._max_lines:
+                message = (
+                    f"the file has more than {self._max_lines:,} lines, which is the most of a batch. Split the file"
+                )
+                self._fail(batch, 0, [("too_many_lines", message, None)])
+                return False
+            total += 1
+            try:
+                parse(number, data, batch["endpoint"], limits)
+                is_good = True
+            except BadLine as error:
+                if len(bad) < MOST_ERRORS:
+                    bad.append(error)
+        if is_good:
+            return self.store.move(batch["id"], "in_progress", total=total)
+        problems: list[Problem] = [(one.code, str(one), one.number) for one in bad]
+        self._fail(batch, total, problems or [("empty_file", "the file has no lines", None)])
         return False
 
     def _limits(self, batch: Row) -> Limits:
@@ -257,18 +238,13 @@ class Runner:
     def _is_cancelled(self, batch: Row) -> bool:
         return self.store.status(batch["id"]) in ("cancelling", "cancelled")
 
-    def _unanswered(self, job: Job) -> Iterator[Line | BadLine]:
-        """Yield the lines of a batch that have no answer yet; end early when it is cancelled."""
-        with suppress(_Over), self.store.path(job.row["input_file_id"]).open("rb") as file:
-            yield from job.pending(file, self._limits(job.row))
-
     def _fail(self, batch: Row, total: int, problems: list[Problem]) -> None:
         data = [{"code": code, "line": line, "message": message, "param": None} for code, message, line in problems]
         errors = json.dumps({"object": "list", "data": data})
         self.store.move(batch["id"], "failed", total=total, errors=errors)
 
     def _send_all(self, job: Job) -> str | None:
-        """Send lines until all have answers; return how the batch ended, PAUSED, or None if the process ends."""
+        """Send lines until all have answers; return how the batch ended, or None if its turn or the process ends."""
         turn_ends, is_our_turn = time.monotonic() + TURN_SECONDS, True
         while not self._is_stopping:
             waiting = self._look(job.id)
@@ -289,7 +265,7 @@ class Runner:
                     self._send(job, line)
             if not job.open:
                 if not is_our_turn:
-                    return PAUSED
+                    return None
                 if not job.again and not self._is_stopping:
                     return "completed"
             self._receive(job)
@@ -343,8 +319,7 @@ class Runner:
             with suppress(sqlite3.Error):  # a full disk; the count is made again
                 self.store.count(job.id, job.completed, job.failed)
 
-    def _expire(self, job: Job) -> None:
+    def _expire(self, job: Job, file: BinaryIO) -> None:
         """Write an error for each line that was not computed in time."""
-        with self.store.path(job.row["input_file_id"]).open("rb") as file:
-            for line in job.pending(file, self._limits(job.row)):
-                self._keep(job, failed(line) if isinstance(line, BadLine) else expired(line), is_error=True)
+        for line in job.pending(file, self._limits(job.row)):
+            self._keep(job, failed(line) if isinstance(line, BadLine) else expired(line), is_error=True)

@@ -24,20 +24,19 @@ STATUSES = (*OPEN, "completed", "failed", "expired", "cancelled")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, filename TEXT NOT NULL,
-    purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER);
+    purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS batches (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL,
     input_file_id TEXT NOT NULL, endpoint TEXT NOT NULL, completion_window TEXT NOT NULL, metadata TEXT, status TEXT NOT NULL,
     output_id TEXT NOT NULL, error_id TEXT NOT NULL, output_file_id TEXT, error_file_id TEXT, errors TEXT,
     total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
-    output_seconds INTEGER, created_at INTEGER NOT NULL, in_progress_at INTEGER, expires_at INTEGER NOT NULL, finalizing_at INTEGER,
+    created_at INTEGER NOT NULL, in_progress_at INTEGER, expires_at INTEGER NOT NULL, finalizing_at INTEGER,
     completed_at INTEGER, failed_at INTEGER, expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER);
 CREATE INDEX IF NOT EXISTS open_batches ON batches (status, number);
 """
 
 IS_ACTIVE, IS_OPEN = f"status IN {ACTIVE}", f"status IN {OPEN}"  # of batches
 ABANDONED_SECONDS = 3600  # since an upload wrote last
-CURRENT = "AND (expires_at IS NULL OR expires_at > :now) "  # files
 
 
 class InUse(Exception):
@@ -54,13 +53,11 @@ class Store:
         self._files.mkdir(exist_ok=True)
         self._clock = clock
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(folder / "batches.sqlite", timeout=30, check_same_thread=False, isolation_level=None)
+        self._db = sqlite3.connect(folder / "batches.sqlite", timeout=30, check_same_thread=False)
+        self._db.isolation_level = "IMMEDIATE"  # of `_change`
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.executescript(SCHEMA)
-        for table, column in (("files", "expires_at"), ("batches", "output_seconds")):  # a folder of an earlier version
-            with suppress(sqlite3.OperationalError):
-                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} INTEGER")
 
     def close(self) -> None:
         """Close the database."""
@@ -80,40 +77,29 @@ class Store:
 
     def _change(self, *statements: tuple[str, Mapping[str, Any] | tuple[Any, ...]]) -> int:
         """Execute statements as one transaction; return the number of rows that the last one changed."""
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                changed = 0
-                for statement, values in statements:
-                    changed = self._db.execute(statement, values).rowcount
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
-            return changed
+        with self._lock, self._db:
+            return [self._db.execute(*statement).rowcount for statement in statements][-1]
 
-    def add_file(self, content: Path, owner: str, filename: str, purpose: str, seconds: int | None = None) -> Row:
-        """Move a file into the store, to be deleted after `seconds` if they are given; return its row."""
+    def add_file(self, content: Path, owner: str, filename: str, purpose: str) -> Row:
+        """Move a file into the store; return its row."""
         id = f"file-{uuid.uuid4().hex}"
         size = content.stat().st_size
         os.replace(content, self.path(id))
         try:
-            self._change(_insert_file(id, owner, filename, purpose, size, self.now(), seconds))
+            self._change(_insert_file(id, owner, filename, purpose, size, self.now()))
         except sqlite3.Error:
             self.path(id).unlink(missing_ok=True)
             raise
         return self.file(id, owner) or {}
 
-    def file(self, id: str, owner: str, is_expired_too: bool = False) -> Row | None:
-        """Return an owner's file, by default only one that has not expired, or None."""
-        query = f"SELECT * FROM files WHERE id = :id AND owner = :owner {'' if is_expired_too else CURRENT}"
-        return next(iter(self._all(query, {"id": id, "owner": owner, "now": self.now()})), None)
+    def file(self, id: str, owner: str) -> Row | None:
+        """Return an owner's file, or None."""
+        return next(iter(self._all("SELECT * FROM files WHERE id = ? AND owner = ?", (id, owner))), None)
 
     def files(self, owner: str, after: str, limit: int, newest_first: bool, purpose: str = "") -> list[Row]:
         """Return an owner's files after the one with the id `after`, at most `limit`."""
-        where = CURRENT + ("AND purpose = :purpose " if purpose else "")
-        return self._page("files", owner, after, limit, newest_first, where, purpose=purpose, now=self.now())
+        where = "AND purpose = :purpose " if purpose else ""
+        return self._page("files", owner, after, limit, newest_first, where, purpose=purpose)
 
     def batches(self, owner: str, after: str, limit: int) -> list[Row]:
         """Return an owner's batches after the one with the id `after`, the newest first, at most `limit`."""
@@ -131,7 +117,7 @@ class Store:
 
     def delete_file(self, id: str, owner: str) -> bool:
         """Delete an owner's file; return False if there is none, raise InUse if an open batch needs it."""
-        if self.file(id, owner, is_expired_too=True) is None:
+        if self.file(id, owner) is None:
             return False
         users = self._all(f"SELECT id FROM batches WHERE input_file_id = ? AND {IS_OPEN}", (id,))
         if users:
@@ -140,25 +126,15 @@ class Store:
         return bool(self._change(("DELETE FROM files WHERE id = ? AND owner = ?", (id, owner))))
 
     def add_batch(
-        self,
-        owner: str,
-        file: str,
-        endpoint: str,
-        hours: int,
-        metadata: Mapping[str, str] | None,
-        output_seconds: int | None,
-        most_open: int,
+        self, owner: str, file: str, endpoint: str, hours: int, metadata: Mapping[str, str] | None, most_open: int
     ) -> Row | None:
-        """Add a batch that is to be validated, whose answers are kept for a number of seconds; return its row.
-
-        Return None if its owner has `most_open` that have not ended.
-        """
+        """Add a batch that is to be validated; return its row, or None if its owner has `most_open` that have not ended."""
         id, now = f"batch_{uuid.uuid4().hex}", self.now()
         row = {
             "id": id, "owner": owner, "input_file_id": file, "endpoint": endpoint, "completion_window": f"{hours}h",
             "metadata": None if metadata is None else json.dumps(metadata), "status": "validating",
             "output_id": f"file-{uuid.uuid4().hex}", "error_id": f"file-{uuid.uuid4().hex}", "created_at": now,
-            "expires_at": now + hours * 3600, "output_seconds": output_seconds,
+            "expires_at": now + hours * 3600,
         }  # fmt: skip
         has_room = f"(SELECT count(*) FROM batches WHERE owner = :owner AND {IS_OPEN}) < :most_open"
         values = ", ".join(f":{name}" for name in row)
@@ -207,8 +183,8 @@ class Store:
             columns[kind] = id if has_lines else None
             if has_lines:
                 name = f"{batch['id']}_{kind}.jsonl"
-                size, seconds = path.stat().st_size, batch["output_seconds"]
-                statements.append(_insert_file(id, batch["owner"], name, "batch_output", size, self.now(), seconds))
+                size = path.stat().st_size
+                statements.append(_insert_file(id, batch["owner"], name, "batch_output", size, self.now()))
             else:
                 path.unlink(missing_ok=True)
         update = (
@@ -220,8 +196,7 @@ class Store:
     def purge(self, before: int) -> int:
         """Delete the files and ended batches of before a time, and what failed uploads left; return how many."""
         needed = f"SELECT input_file_id FROM batches WHERE {IS_OPEN}"
-        is_old = "(created_at < ? OR expires_at <= ?)"
-        old = self._all(f"SELECT id, owner FROM files WHERE {is_old} AND id NOT IN ({needed})", (before, self.now()))
+        old = self._all(f"SELECT id, owner FROM files WHERE created_at < ? AND id NOT IN ({needed})", (before,))
         for row in old:
             self.delete_file(row["id"], row["owner"])
         gone = self._change((f"DELETE FROM batches WHERE created_at < ? AND NOT {IS_OPEN}", (before,)))
@@ -238,12 +213,8 @@ class Store:
         return files["n"], files["bytes"], {row["status"]: row["n"] for row in rows}
 
 
-def _insert_file(
-    id: str, owner: str, filename: str, purpose: str, size: int, now: int, seconds: int | None
-) -> tuple[str, tuple[Any, ...]]:
-    expires_at = None if seconds is None else now + seconds
+def _insert_file(id: str, owner: str, filename: str, purpose: str, size: int, now: int) -> tuple[str, tuple[Any, ...]]:
     return (
-        "INSERT OR IGNORE INTO files (id, owner, filename, purpose, bytes, created_at, expires_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (id, owner, filename, purpose, size, now, expires_at),
+        "INSERT OR IGNORE INTO files (id, owner, filename, purpose, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+        (id, owner, filename, purpose, size, now),
     )

@@ -24,7 +24,7 @@ CORE: dict[str, set[str]] = {
     "scheduling": set(),
     "terminal": {"click", "dotenv", "rich"},
     "policies": {"scheduling"},
-    "batch_files": {"numpy"},
+    "batch_files": set(),
     "costs": {"scheduling"},
     "models": {"gguf", "huggingface_hub", "minijinja", "numpy", "safetensors", "tiktoken", "tokenizers", "torch"},
     "model": {"models", "torch"},

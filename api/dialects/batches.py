@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from flask import Blueprint, Response, jsonify, request, send_file
-from pydantic import BaseModel, Field, StrictStr
+from pydantic import Field, StrictStr
 
 from api.dialects import uploads
 from api.http import errors
 from api.http.errors import ApiError, shown
-from api.http.openapi import NotRequired, Operation, TypedDict
+from api.http.openapi import Operation, TypedDict
 from api.http.owner import current_owner
 from api.schemas import body
 from api.schemas import fields as f
+from api.schemas import unsupported as u
 from api.service import Service
 from batch_files.runner import Runner
 from batch_files.store import InUse, Row
@@ -26,7 +27,10 @@ SENT = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completi
 log = logging.getLogger("effective-batching")
 MOST_OPEN = 100  # batches of an API key
 MOST_LISTED = {"files": 10_000, "batches": 100}
-TIMES = ("in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")  # fmt: skip
+SHOWN = (  # of a batch, as the store has it
+    "id", "endpoint", "input_file_id", "completion_window", "status", "output_file_id", "error_file_id", "created_at",
+    "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",
+)  # fmt: skip
 BatchFile = TypedDict("BatchFile", {
     "id": str, "object": Literal["file"], "bytes": int, "created_at": int, "filename": str, "purpose": str,
     "status": str,
@@ -39,26 +43,17 @@ Batch = TypedDict("Batch", {
     "request_counts": dict[str, int],
 })  # fmt: skip
 Batches = TypedDict("Batches", {"object": Literal["list"], "data": list[Batch], "has_more": bool})
-Kept = Annotated[int, Field(ge=3600, le=2_592_000)]
-Upload = TypedDict("Upload", {
-    "file": bytes, "purpose": Literal["batch"], "expires_after[anchor]": NotRequired[Literal["created_at"]],
-    "expires_after[seconds]": NotRequired[Kept],
-})  # fmt: skip
+Upload = TypedDict("Upload", {"file": bytes, "purpose": Literal["batch"]})
 MOST_METADATA = 16
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 Key = Annotated[StrictStr, Field(max_length=64)]
 Value = Annotated[StrictStr, Field(max_length=512)]
 
 
-class ExpiresAfter(BaseModel):
-    """For how many seconds a file is kept: from an hour to 30 days, as OpenAI's."""
-
-    anchor: Literal["created_at"] = Field(description='"created_at"')
-    seconds: Kept = Field(description="a whole number from 3,600 to 2,592,000")
-
-
-class BatchRequest(BaseModel):
+class BatchRequest(u.Refusing):
     """POST /v1/batches: compute the requests of an uploaded file."""
+
+    unsupported: ClassVar = {"output_expires_after": ()}
 
     input_file_id: Annotated[StrictStr, Field(min_length=1, max_length=128)] = Field(
         description="the id of a file that was uploaded with the purpose batch"
@@ -66,9 +61,6 @@ class BatchRequest(BaseModel):
     endpoint: Endpoint = Field(description='"/v1/chat/completions", "/v1/completions" or "/v1/embeddings"')
     completion_window: Annotated[StrictStr, Field(pattern=r"^[1-9][0-9]{0,2}h$")] = Field(
         description='a number of hours from 1h to 999h, such as "24h"'
-    )
-    output_expires_after: ExpiresAfter | None = Field(
-        None, description='an object such as {"anchor": "created_at", "seconds": 86400}'
     )
     metadata: Annotated[dict[Key, Value], Field(max_length=MOST_METADATA), f.at_most(MOST_METADATA)] | None = Field(
         None, description=f"at most {MOST_METADATA} strings by name"
@@ -122,9 +114,12 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
                     f'purpose is {shown(purpose or "absent")}, but must be "batch". Use {uploads.EXAMPLE}',
                     param="purpose",
                 )
-            kept = _expiry(sent.fields)
-            row = store.add_file(sent.path, current_owner(), sent.name, purpose, kept)
-            return body.name_ignored(jsonify(file_object(row)), (name for name in sent.fields if not _is_known(name)))
+            if expiry := next((name for name in sent.fields if name.startswith("expires_after")), None):
+                raise ApiError(
+                    f"{expiry} is not supported: --batch-retention is for all files. Leave it out", param=expiry
+                )
+            row = store.add_file(sent.path, current_owner(), sent.name, purpose)
+            return body.name_ignored(jsonify(file_object(row)), (name for name in sent.fields if name != "purpose"))
         finally:
             sent.path.unlink(missing_ok=True)
 
@@ -133,7 +128,7 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
         store, limit = _runner(service).store, _limit("files")
         newest_first = request.args.get("order", "desc") != "asc"
         after, purpose = request.args.get("after", ""), request.args.get("purpose", "")
-        if after and store.file(after, current_owner(), is_expired_too=True) is None:
+        if after and store.file(after, current_owner()) is None:
             raise _unknown("file", after, "after")
         rows = store.files(current_owner(), after, limit + 1, newest_first, purpose)
         return _page([file_object(row) for row in rows], limit)
@@ -169,10 +164,7 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
         if row is None or row["purpose"] != "batch":
             raise _unknown("file", params.input_file_id, "input_file_id")
         hours = int(params.completion_window[:-1])
-        kept = params.output_expires_after.seconds if params.output_expires_after else None
-        batch = runner.store.add_batch(
-            current_owner(), row["id"], params.endpoint, hours, params.metadata, kept, MOST_OPEN
-        )
+        batch = runner.store.add_batch(current_owner(), row["id"], params.endpoint, hours, params.metadata, MOST_OPEN)
         if batch is None:
             raise ApiError(
                 f"this API key has {MOST_OPEN} batches that have not ended, and may have no more. Wait, or cancel some",
@@ -243,29 +235,6 @@ def _unknown(kind: str, id: str, param: str | None = None) -> ApiError:
     )
 
 
-def _is_known(name: str) -> bool:
-    return name == "purpose" or name.startswith("expires_after[")
-
-
-def _expiry(fields: dict[str, str]) -> int | None:
-    """Return for how many seconds a form wants its file kept; None if it does not say so."""
-    if "expires_after" in fields:
-        raise ApiError(
-            f"expires_after is {shown(fields['expires_after'])}, but a form has its parts in fields of their own. Use "
-            "-F 'expires_after[anchor]=created_at' -F 'expires_after[seconds]=86400'",
-            param="expires_after",
-        )
-    given = {name[14:-1]: text for name, text in fields.items() if name.startswith("expires_after[")}
-    if not given:
-        return None
-    seconds = given.get("seconds", "")
-    value = {**given, "seconds": int(seconds) if seconds.isascii() and seconds.isdecimal() else seconds}
-    try:
-        return body.validate(ExpiresAfter, value)[0].seconds
-    except ApiError as error:
-        raise ApiError(str(error), param="expires_after") from None
-
-
 def _limit(kind: str) -> int:
     """Return the number of entries to list."""
     text, most = request.args.get("limit", str(min(100, MOST_LISTED[kind]))), MOST_LISTED[kind]
@@ -284,27 +253,15 @@ def _page(entries: list[dict[str, Any]], limit: int) -> Response:
 
 def file_object(row: Row) -> dict[str, Any]:
     """Return a file in OpenAI's form."""
-    fields = {name: row[name] for name in ("id", "bytes", "created_at", "filename", "purpose", "expires_at")}
-    return {**fields, "object": "file", "status": "processed", "status_details": None}
+    fields = {name: row[name] for name in ("id", "bytes", "created_at", "filename", "purpose")}
+    return {**fields, "object": "file", "status": "processed", "status_details": None, "expires_at": None}
 
 
 def batch_object(row: Row) -> dict[str, Any]:
     """Return a batch in OpenAI's form."""
-    names = (
-        "id",
-        "endpoint",
-        "input_file_id",
-        "completion_window",
-        "status",
-        "output_file_id",
-        "error_file_id",
-        "created_at",
-    )
     return {
-        **{name: row[name] for name in names},
+        **{name: row[name] for name in SHOWN},
         "object": "batch",
-        "errors": None if row["errors"] is None else json.loads(row["errors"]),
-        **{name: row[name] for name in TIMES},
         "request_counts": {name: row[name] for name in ("total", "completed", "failed")},
-        "metadata": None if row["metadata"] is None else json.loads(row["metadata"]),
+        **{name: json.loads(row[name] or "null") for name in ("errors", "metadata")},
     }
