@@ -133,16 +133,6 @@ def check_sampled(service: Service, params: Sampled) -> None:
 
 def completion_count(params: CompletionRequest) -> int:
     """Return the number of answers to compute; raise ApiError for fields that contradict each other."""
-    if params.best_of is not None and params.best_of < params.n:
-        raise ApiError(
-            f"best_of is {params.best_of} and n is {params.n}, but best_of must be at least n. Raise best_of",
-            param="best_of",
-        )
-    if params.stream and params.best_of is not None and params.best_of > params.n:
-        raise ApiError(
-            f"best_of is {params.best_of} and n is {params.n}, but a stream cannot choose among answers. "
-            "Remove best_of, or do not stream", param="best_of",
-        )  # fmt: skip
     if params.max_tokens == 0 and not params.echo:
         raise ApiError(
             "max_tokens is 0, but must be at least 1 without echo. Raise max_tokens, or send echo: true",
@@ -150,7 +140,7 @@ def completion_count(params: CompletionRequest) -> int:
         )
     if params.max_tokens != UNLIMITED and params.min_tokens > params.max_tokens:
         raise min_tokens_error(params.min_tokens, params.max_tokens)
-    return len(params.prompt) * (params.best_of or params.n)
+    return len(params.prompt) * params.n
 
 
 def min_tokens_error(min_tokens: int, max_tokens: int) -> ApiError:
@@ -204,9 +194,8 @@ def completion_request(engine: Engine, params: CompletionRequest, adapter: Loade
     form = form_of(params)
     if form is not None:
         options["grammar"] = constraint(engine, *form)
-    best_of = params.best_of or params.n
-    if params.logprobs is not None or best_of > params.n:
-        options["logprobs"] = params.logprobs or 0
+    if params.logprobs is not None:
+        options["logprobs"] = params.logprobs
     scores = [params.prompt_logprobs, params.logprobs if params.echo else None]
     most = max((n for n in scores if n is not None), default=None)
     if most is not None or params.max_tokens == 0:
@@ -214,7 +203,7 @@ def completion_request(engine: Engine, params: CompletionRequest, adapter: Loade
     return GenerationRequest(
         prompts_of(engine, params.prompt, params.truncate_prompt_tokens),
         None if params.max_tokens == UNLIMITED else params.max_tokens, "max_tokens", "prompt", options,
-        n=params.n, best_of=best_of, seed=params.seed, timeout_s=params.timeout_s,
+        n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 
 

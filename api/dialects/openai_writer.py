@@ -13,7 +13,7 @@ from flask import Response, current_app, g
 
 from api import streaming
 from api.dialects.logprobs import Logprobs, Scored, prompt_logprobs, prompt_scores
-from api.generation import Generation, reply, total_score
+from api.generation import Generation, reply
 from api.http import parts
 from api.http.deferral import Deferred
 from api.schemas.openai import CompletionRequest, Sampled
@@ -26,26 +26,17 @@ MOST_SCORED, MOST_TOKENS = 2048, 1 << 15  # of an answer that is written at once
 Params = TypeVar("Params", bound=Sampled)
 
 
-def usage(generation: Generation, chosen: list[Inference]) -> dict[str, Any]:
+def usage(generation: Generation) -> dict[str, Any]:
     """Return the token usage of a request: each prompt once, and the tokens of all choices."""
     firsts = [group[0].sequence for group in generation.groups]
     prompt = sum(len(seq.prompt_ids) for seq in firsts)
-    completion = sum(len(inference.output_ids) for inference in chosen)
+    completion = sum(len(inference.output_ids) for inference in generation.inferences)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(seq.cached for seq in firsts)},
     }
-
-
-def choose(generation: Generation) -> list[Inference]:
-    """Return the `n` best answers to each prompt, by the sum of their log probabilities."""
-    request = generation.request
-    if request.best_of == request.n:
-        return generation.inferences
-    ranked = [sorted(group, key=total_score, reverse=True) for group in generation.groups]
-    return [inference for group in ranked for inference in group[: request.n]]
 
 
 def scored_tokens(delta: Delta, inference: Inference) -> list[Scored]:
@@ -103,14 +94,14 @@ class Writer(Generic[Params]):
     def whole(self) -> Response:
         """Wait for the answer and return it, written choice by choice if it is large."""
         self.generation.wait()
-        return parts.response(self._parts(choose(self.generation)), self._is_large)
+        return parts.response(self._parts(), self._is_large)
 
-    def _parts(self, chosen: list[Inference]) -> Iterator[str]:
+    def _parts(self) -> Iterator[str]:
         yield self._start
-        for i, inference in enumerate(chosen):
+        for i, inference in enumerate(self.generation.inferences):
             choice = self._choice(Delta(i, inference.answer, 0, len(inference.output_ids), True), inference)
             yield f",{choice}" if i else choice
-        yield f'],"usage":{self._dumps(usage(self.generation, chosen))}}}\n'
+        yield f'],"usage":{self._dumps(usage(self.generation))}}}\n'
 
     def stream(self) -> Response:
         """Return the answer as a stream."""
@@ -171,8 +162,8 @@ class Writer(Generic[Params]):
     def _end(self) -> bytes:
         if not self._usage_last:
             return streaming.DONE
-        total = usage(self.generation, self.generation.inferences)
-        return f'data: {self._start}],"usage":{self._dumps(total)}}}\n\n'.encode() + streaming.DONE
+        total = self._dumps(usage(self.generation))
+        return f'data: {self._start}],"usage":{total}}}\n\n'.encode() + streaming.DONE
 
 
 class CompletionWriter(Writer[CompletionRequest]):

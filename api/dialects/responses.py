@@ -205,7 +205,7 @@ class ResponseWriter:
         }  # fmt: skip
 
     def _usage(self) -> dict[str, Any]:
-        counts, ids, thinking = usage(self._generation, [self._inference]), self._inference.output_ids, 0
+        counts, ids, thinking = usage(self._generation), self._inference.output_ids, 0
         if self._output[0]["type"] == "reasoning":
             written = self._engine.tokenizer.decode_bytes
             thinking = bisect_left(range(len(ids)), True, key=lambda n: CLOSE.encode() in written(ids[:n]))

@@ -18,14 +18,13 @@ from api.generation import (
     reply,
     start_generation,
 )
-from api.hooks import admission
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import EVENTS, JSON, Object, Operation, TypedDict
 from api.prompts import Prompt, encode
 from api.schemas import body
 from api.schemas.fields import MOST_STOPS
-from api.schemas.tgi import MOST_ANSWERS, CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
+from api.schemas.tgi import CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
 from api.service import Engine, Service
 from config import VERSION
 
@@ -95,8 +94,11 @@ def _answer(
         ignored.remove("stream")
     parameters = params.parameters
     if parameters is not None:
-        check(parameters, streams)
-        admission.take_more(service, (parameters.best_of or 1) - 1)
+        if streams and parameters.decoder_input_details:
+            raise ApiError(
+                "decoder_input_details is true, but a stream cannot carry them. Remove it, or use /generate",
+                param="decoder_input_details",
+            )
         ignored += without_effect(parameters, streams)
         ignored += ignored_hints(engine, parameters, "parameters.")
     generation = start_generation(service, engine, generation_request(engine, params, streams), streams=streams)
@@ -114,29 +116,10 @@ def without_effect(p: GenerateParameters, streams: bool) -> list[str]:
     return names
 
 
-def check(p: GenerateParameters, streams: bool) -> None:
-    """Raise ApiError for parameters that contradict each other."""
-    if streams and p.decoder_input_details:
-        raise ApiError(
-            "decoder_input_details is true, but a stream cannot carry them. Remove it, or use /generate",
-            param="decoder_input_details",
-        )
-    if p.best_of is None or p.best_of == 1:
-        return
-    for is_wrong, reason, remedy in (
-        (streams, "a stream cannot choose among answers", "Remove it, or use /generate"),
-        (not samples(p), "greedy answers are identical", "Send do_sample: true, or remove best_of"),
-        (p.seed is not None, "answers with one seed are identical", "Remove seed or best_of"),
-    ):
-        if is_wrong:
-            raise ApiError(f"best_of is {p.best_of}, but {reason}. {remedy}", param="best_of")
-
-
 def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -> GenerationRequest:
     """Return the request in common terms."""
     p = params.parameters or GenerateParameters()
     temperature = (1.0 if p.temperature is None else p.temperature) if samples(params.parameters) else 0.0
-    best_of = p.best_of or 1
     options: dict[str, Any] = {
         "temperature": temperature,
         "top_k": p.top_k or 0,
@@ -150,7 +133,7 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
         "hide_special": True,
         **p.scheduling_options(),
     }
-    if streams or p.details or p.decoder_input_details or best_of > 1:
+    if streams or p.details or p.decoder_input_details:
         options["logprobs"] = p.top_n_tokens or 0
     if p.decoder_input_details:
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
@@ -159,9 +142,8 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
     options["adapter"] = adapter_of(engine, p.adapter_id, "adapter_id")
     ids = encode(engine, params.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
     return GenerationRequest(
-        [Prompt(params.inputs, ids)], p.max_new_tokens, "max_new_tokens", "inputs", options,
-        best_of=best_of, seed=p.seed,
-    )  # fmt: skip
+        [Prompt(params.inputs, ids)], p.max_new_tokens, "max_new_tokens", "inputs", options, seed=p.seed
+    )
 
 
 def information(service: Service, engine: Engine) -> dict[str, Any]:
@@ -172,7 +154,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "model_sha": engine.facts.get("revision"),
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": service.config.max_open_requests,
-        "max_best_of": MOST_ANSWERS,
+        "max_best_of": 1,
         "max_stop_sequences": MOST_STOPS,
         "max_input_tokens": engine.context - 1,
         "max_total_tokens": engine.context,

@@ -12,7 +12,7 @@ from flask import Response, jsonify
 
 from api import streaming
 from api.dialects.logprobs import Pieces, prompt_scores
-from api.generation import Generation, mean_score, timings
+from api.generation import Generation, timings
 from api.schemas.tgi import GenerateParameters, GenerateRequest
 from api.service import Engine, Tokenizer
 from api.streaming import Delta
@@ -34,6 +34,7 @@ class TgiWriter:
         self.tokenizer = engine.tokenizer
         self._headers_of_request = {"x-compute-type": engine.device, "x-compute-characters": str(len(params.inputs))}
         self.generation = generation
+        self.inference = generation.inferences[0]
         self.inputs = params.inputs
         self.parameters = params.parameters or GenerateParameters()
         self.sampled = samples(params.parameters)
@@ -42,42 +43,36 @@ class TgiWriter:
     def whole(self, in_list: bool) -> Response:
         """Wait for the answer and return it in one piece, in a list for `POST /`."""
         self.generation.wait()
-        order = range(len(self.generation.inferences))
-        ranked = sorted(order, key=lambda i: mean_score(self.generation.inferences[i]), reverse=True)
-        best, *others = ranked if len(ranked) > 1 else order
-        result: dict[str, Any] = {"generated_text": self._text(self.generation.inferences[best])}
+        result: dict[str, Any] = {"generated_text": self._text()}
         if self.parameters.details or self.parameters.decoder_input_details:
-            result["details"] = self._details(best)
-            if others:
-                result["details"]["best_of_sequences"] = [
-                    {"generated_text": self._text(self.generation.inferences[i]), **self._details(i)} for i in others
-                ]
+            result["details"] = self._details()
         response = jsonify([result] if in_list else result)
-        response.headers.update(self._headers(self.generation.inferences[best]))
+        response.headers.update(self._headers())
         return response
 
-    def _text(self, inference: Inference) -> str:
-        return (self.inputs if self.parameters.return_full_text else "") + inference.answer
+    def _text(self) -> str:
+        return (self.inputs if self.parameters.return_full_text else "") + self.inference.answer
 
-    def _seed(self, index: int) -> int | None:
-        return self.generation.seeds[index] if self.sampled else None
+    def _ending(self) -> dict[str, Any]:
+        return {
+            "finish_reason": finish_reason(self.inference),
+            "generated_tokens": len(self.inference.output_ids),
+            "seed": self.generation.seeds[0] if self.sampled else None,
+        }
 
-    def _details(self, index: int) -> dict[str, Any]:
-        inference = self.generation.inferences[index]
+    def _details(self) -> dict[str, Any]:
+        inference = self.inference
         tokens = Tokens(self.tokenizer, inference).write(0, len(inference.output_ids), ended=True)
-        result = {
-            "finish_reason": finish_reason(inference),
-            "generated_tokens": len(inference.output_ids),
-            "seed": self._seed(index),
-            "prefill": self._prefill(inference) if self.parameters.decoder_input_details else [],
+        result = self._ending() | {
+            "prefill": self._prefill() if self.parameters.decoder_input_details else [],
             "tokens": tokens,
         }
         if self.parameters.top_n_tokens:
             result["top_tokens"] = [self._top(detail) for detail in inference.details]
         return result
 
-    def _prefill(self, inference: Inference) -> list[dict[str, Any]]:
-        pieces, seq = Pieces(self.tokenizer), inference.sequence
+    def _prefill(self) -> list[dict[str, Any]]:
+        pieces, seq = Pieces(self.tokenizer), self.inference.sequence
         return [
             {"id": token, "text": pieces.add(token), "logprob": detail and detail.logprob}
             for token, detail in prompt_scores(seq.prompt_ids, seq.prompt_details)
@@ -86,15 +81,14 @@ class TgiWriter:
     def _top(self, detail: Any) -> list[dict[str, Any]]:
         return [entry(self.tokenizer, id, self.tokenizer.decode([id]), value) for id, value in detail.top]
 
-    def _headers(self, inference: Inference) -> dict[str, str]:
+    def _headers(self) -> dict[str, str]:
         """Return TGI's response headers, with times in whole milliseconds."""
-        times, tokens = timings(inference), len(inference.output_ids)
-        arrived = inference.sequence.arrived_at
+        seq, times, tokens = self.inference.sequence, timings(self.inference), len(self.inference.output_ids)
         queue, total = times["queue_s"] or 0.0, times["total_s"] or 0.0
         seconds = {
             "x-compute-time": total - queue,
             "x-total-time": time.perf_counter() - self.began,
-            "x-validation-time": arrived - self.began,
+            "x-validation-time": seq.arrived_at - self.began,
             "x-queue-time": queue,
             "x-inference-time": total - queue,
             "x-time-per-token": (total - queue) / max(1, tokens),
@@ -102,38 +96,29 @@ class TgiWriter:
         return {
             **self._headers_of_request,
             **{name: str(round(1000 * value)) for name, value in seconds.items()},
-            "x-prompt-tokens": str(len(inference.sequence.prompt_ids)),
+            "x-prompt-tokens": str(len(seq.prompt_ids)),
             "x-generated-tokens": str(tokens),
         }
 
     def stream(self) -> Response:
         """Return the answer as a stream."""
-        self._tokens = Tokens(self.tokenizer, self.generation.inferences[0])
+        self._tokens = Tokens(self.tokenizer, self.inference)
         response = streaming.respond(self.generation, self._events, lambda: b"", scored=True, event=event)
         response.headers.update(self._headers_of_request)
         return response
 
     def _events(self, delta: Delta) -> bytes:
         """Return an event for each new token."""
-        details = self.generation.inferences[0].sequence.details
+        details = self.inference.sequence.details
         events: list[dict[str, Any]] = []
         for at, token in enumerate(self._tokens.write(delta.start, delta.stop, ended=delta.ended), delta.start):
             events.append({"index": at + 1, "token": token, "generated_text": None, "details": None})
             if self.parameters.top_n_tokens:
                 events[-1]["top_tokens"] = self._top(details[at])
         if delta.ended and events:
-            events[-1] |= self._ending(delta)
+            ending = self._ending() | {"input_length": len(self.inference.sequence.prompt_ids)}
+            events[-1] |= {"generated_text": self._text(), "details": ending}
         return b"".join(map(event, events))
-
-    def _ending(self, delta: Delta) -> dict[str, Any]:
-        inference = self.generation.inferences[0]
-        details = {
-            "finish_reason": finish_reason(inference),
-            "generated_tokens": delta.stop,
-            "seed": self._seed(0),
-            "input_length": len(inference.sequence.prompt_ids),
-        }
-        return {"generated_text": self._text(inference), "details": details}
 
 
 class Tokens:

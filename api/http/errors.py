@@ -72,38 +72,9 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """Return the repr of a value for a message, truncated so that it cannot flood a log.
-
-    Only the part that is shown is formatted, because a value may have a megabyte.
-    """
-    text = ""
-    for piece in _written(value):
-        text += piece
-        if len(text) > LONGEST_VALUE:
-            return text[: LONGEST_VALUE - 1] + "…"
-    return text
-
-
-def _written(value: object) -> Iterator[str]:
-    """Yield the repr of a JSON value piece by piece."""
-    if isinstance(value, str):
-        yield repr(value[: LONGEST_VALUE + 1])
-    elif isinstance(value, list):
-        yield "["
-        for i, item in enumerate(value):
-            yield ", " if i else ""
-            yield from _written(item)
-        yield "]"
-    elif isinstance(value, dict):
-        yield "{"
-        for i, (key, item) in enumerate(value.items()):
-            yield ", " if i else ""
-            yield from _written(key)
-            yield ": "
-            yield from _written(item)
-        yield "}"
-    else:
-        yield json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    """Return a JSON value for a message, truncated so that it cannot flood a log."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 @contextmanager

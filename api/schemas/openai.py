@@ -118,7 +118,7 @@ class Sampled(Formed, SchedulingHints):
 
 
 class CompletionRequest(Sampled):
-    """POST /v1/completions. `best_of` ranges from n to 20, and `min_tokens` from 0 to max_tokens."""
+    """POST /v1/completions. `min_tokens` ranges from 0 to max_tokens."""
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NEEDS_STREAM, ZERO_NEEDS_ECHO]})
     unsupported: ClassVar = u.COMPLETIONS
@@ -128,9 +128,6 @@ class CompletionRequest(Sampled):
         16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {MOST_TOKENS}",
         json_schema_extra={"x-below": "context"},
     )  # fmt: skip
-    best_of: SkipJsonSchema[Annotated[int, Field(strict=True, ge=1, le=20), f.INTEGER] | None] = Field(
-        None, description="a whole number from n to 20"
-    )
     logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     prompt_logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     echo: f.Flag = Field(False, description=f.FLAG)

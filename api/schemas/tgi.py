@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
@@ -12,35 +12,19 @@ from api.schemas import unsupported as u
 from api.schemas.forms import TgiGrammar
 from api.schemas.scheduling_hints import SchedulingHints
 
-MOST_ANSWERS = 4
 Fraction = Annotated[float, Field(allow_inf_nan=False, gt=0, lt=1), f.NUMBER]
 FRACTION = "a number above 0 and below 1; leave it out for no limit"
 STOP_LIST = f"a list of at most {f.MOST_STOPS} strings, each of 1 to {f.LONGEST_STOP} characters"
 PARAMETERS = 'an object such as {"max_new_tokens": 20}'
 
-ONE: JsonDict = {"enum": [None, 1]}
-SAMPLES: list[Any] = [{"required": ["do_sample"], "properties": {"do_sample": {"const": True}}}] + [
-    {"required": [name], "properties": {name: {"type": "number"}}}
-    for name in ("temperature", "top_k", "top_p", "typical_p")
-]
-BEST_OF_SAMPLES: JsonDict = {
-    "anyOf": [{"properties": {"best_of": ONE}}, {"properties": {"seed": {"type": "null"}}, "anyOf": SAMPLES}]
-}
-STREAMS: JsonDict = {
-    "if": {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}},
-    "else": False,
-}
+STREAMS: JsonDict = {"if": {"properties": {"decoder_input_details": {"enum": [None, False]}}}, "else": False}
 
 
 class GenerateParameters(SchedulingHints):
     """Generation parameters."""
 
-    model_config = ConfigDict(json_schema_extra={"allOf": [BEST_OF_SAMPLES]})
     unsupported: ClassVar = u.TGI
 
-    best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_ANSWERS), f.INTEGER] | None = Field(
-        None, description=f"a whole number from 1 to {MOST_ANSWERS}"
-    )
     temperature: f.Above0 | None = Field(None, description="a number above 0; leave it out for greedy decoding")
     repetition_penalty: f.Above0 | None = Field(None, description="a number above 0")
     frequency_penalty: f.Penalty | None = Field(None, description=f.PENALTY)
@@ -80,7 +64,7 @@ class GenerateRequest(u.Refusing):
 
 
 class StreamParameters(GenerateParameters):
-    """Generation parameters of a stream: one answer, without details of the prompt."""
+    """Generation parameters of a stream: without details of the prompt."""
 
     model_config = ConfigDict(json_schema_extra=STREAMS)
 

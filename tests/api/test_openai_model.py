@@ -22,22 +22,6 @@ def test_the_first_of_n_answers_is_the_one_of_n_1(tiny: Tiny) -> None:
     assert len(set(texts(done(client, max_tokens=12, n=3, temperature=0)))) == 1
 
 
-def test_the_best_answers_come_first(tiny: Tiny) -> None:
-    client, _ = tiny
-
-    def score(choice: dict[str, Any]) -> float:
-        return sum(choice["logprobs"]["token_logprobs"])
-
-    fields = {"max_tokens": 8, "seed": 3, "logprobs": 0, "ignore_eos": True}
-    every = done(client, **fields, n=6)["choices"]
-    best = done(client, **fields, n=2, best_of=6)
-    want = sorted(every, key=score, reverse=True)[:2]
-    assert texts(best) == [c["text"] for c in want]
-    assert [c["index"] for c in best["choices"]] == [0, 1]
-    assert best["usage"]["completion_tokens"] == 16
-    assert done(client, max_tokens=4, best_of=3, seed=3)["choices"][0]["logprobs"] is None
-
-
 def test_greedy_logprobs_are_bit_equal_to_the_largest(tiny: Tiny) -> None:
     client, _ = tiny
     found = done(client, max_tokens=12, temperature=0, logprobs=5, ignore_eos=True)["choices"][0]["logprobs"]

@@ -97,7 +97,7 @@ def test_a_field_of_one_dialect_is_refused_where_another_lacks_it(client: FlaskC
         ("/inference", "skip_special_tokens", True), ("/generate", "ignore_eos", True), ("/generate", "min_p", 0.1),
         ("/v1/completions", "typical_p", 0.5), ("/v1/completions", "stop_sequences", ["a"]),
         ("/v1/completions", "max_completion_tokens", 5), ("/v1/chat/completions", "prompt_logprobs", 1),
-        ("/v1/chat/completions", "echo", True), ("/v1/chat/completions", "best_of", 2),
+        ("/v1/chat/completions", "echo", True), ("/v1/chat/completions", "best_of", 2), ("/v1/completions", "best_of", 2),
     ):  # fmt: skip
         assert ask(client, path, **{name: value}).status_code in (400, 422), (path, name)
 
