@@ -171,7 +171,6 @@ class Config:
         "line takes its place"
     )  # fmt: skip
     dashboard_show_text: bool = setting(False, "show the beginnings of prompts on the live page, to all of its viewers")
-    tgi_metrics: bool = setting(False, "also export TGI's metric names (tgi_*) on /metrics")
     demo: bool = setting(
         False, "demonstration: an endless load on eight slots at about 20 steps per second, without weights or downloads; "
         "same as ./server.sh demo", OnOff(alone=True)

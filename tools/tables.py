@@ -136,7 +136,7 @@ def metrics(service: Any) -> str:
 
 def tables() -> dict[str, str]:
     """Return all tables by name."""
-    service = create_app(config.Config(policy="dynamic", tgi_metrics=True)).extensions["service"]
+    service = create_app(config.Config(policy="dynamic")).extensions["service"]
     settings = config.command().sections
     loads = [(code(form), plain(text)) for form, text, *_ in arrivals.KINDS.values()]
     return {

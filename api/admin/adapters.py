@@ -25,12 +25,10 @@ OPERATIONS = [
     Operation(
         "post", "/v1/load_lora_adapter", "load a LoRA adapter from a folder that --adapter-folder allows", "openai",
         body=LoadAdapterRequest, example=EXAMPLE, answer={"text/plain": str}, errors=(404, 429, 503),
-        unlisted="it loads an adapter",
     ),
     Operation(
         "post", "/v1/unload_lora_adapter", "unload a LoRA adapter; requests that have it go on", "openai",
         body=UnloadAdapterRequest, example={"lora_name": "comedies"}, answer={"text/plain": str}, errors=(404, 503),
-        unlisted="it unloads an adapter",
     ),
 ]  # fmt: skip
 

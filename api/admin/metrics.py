@@ -1,4 +1,4 @@
-"""GET /metrics: vLLM's names and units where the meaning is the same, `eb_*` for the rest, and optionally `tgi_*`.
+"""GET /metrics: vLLM's names and units where the meaning is the same, and `eb_*` for the rest.
 
 Metrics are computed only when scraped. No label has a value from a client. This module must not know how things are
 counted.
@@ -50,8 +50,6 @@ class Exposition(Collector):
         yield from self._answers()
         yield from self._server()
         yield from self._batches()
-        if self.service.config.tgi_metrics:
-            yield from self._tgi()
 
     @property
     def _names(self) -> dict[str, str]:
@@ -211,27 +209,6 @@ class Exposition(Collector):
         yield filled(family, (((status,), batches.get(status, 0)) for status in STATUSES))
         yield gauge("eb_batch_files", "Files in --batch-folder.", {}, files)
         yield gauge("eb_batch_file_bytes", "Bytes of the files in --batch-folder.", {}, size)
-
-    def _tgi(self) -> Iterator[Metric]:
-        m = self.service.meters
-        manager = self.service.engine.manager if self.service.engine else None
-        running, waiting = (manager.running, manager.waiting) if manager else (0, 0)
-        ended = m.finished.copy()
-        done = ended.pop("stop", 0) + ended.pop("length", 0)
-        yield gauge("tgi_queue_size", "Requests in the queue.", {}, waiting)
-        yield gauge("tgi_batch_current_size", "Requests in the batch.", {}, running)
-        yield counter("tgi_request_count", "Finished requests.", {}, done + sum(ended.values()))
-        yield counter("tgi_request_success", "Requests that finished successfully.", {}, done)
-        yield counters("tgi_request_failure", "Requests that failed.", "err", ended)
-        for name, help, values in (
-            ("tgi_request_duration", "Seconds from arrival to end.", m.e2e),
-            ("tgi_request_queue_duration", "Seconds from arrival to first step.", m.queue),
-            ("tgi_request_inference_duration", "Seconds from first step to last token.", m.inference),
-            ("tgi_request_mean_time_per_token_duration", "Mean seconds per token after the first.", m.tpot),
-            ("tgi_request_input_length", "Tokens per prompt.", m.prompt_length),
-            ("tgi_request_generated_tokens", "Tokens per answer.", m.output_length),
-        ):
-            yield histograms(name, help, None, {"": values})
 
 
 def filled(family: GaugeMetricFamily | CounterMetricFamily, series: Iterable[tuple[Sequence[str], float]]) -> Metric:

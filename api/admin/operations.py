@@ -14,7 +14,7 @@ from api.admin.metrics import Exposition
 from api.http.errors import ApiError, shown
 from api.http.openapi import NotRequired, Object, Operation, Required, TypedDict
 from api.pages import dashboard
-from api.service import Service
+from api.service import Engine, Service
 
 HEALTH = ("/health", "/healthz", "/ping")
 READY = ("/ready", "/health/ready")
@@ -38,10 +38,7 @@ OPERATIONS = [
     *(Operation("get", path, "whether the server accepts new requests", TAG, **STATES) for path in READY),
     Operation("get", "/health/live", "whether the process responds", TAG, answer=dict[str, str]),
     Operation("get", "/metrics", "metrics for Prometheus", TAG, answer={"text/plain": str}),
-    Operation(
-        "get", "/slots", "the state of each slot of the batch", TAG, answer=list[Slot], errors=(400, 503),
-        query={"fail_on_no_slot": Literal["0", "1"]},
-    ),
+    Operation("get", "/slots", "the state of each slot of the batch", TAG, answer=list[Slot]),
     Operation("get", "/requests/{id}", "the state or outcome of a request", TAG, answer=Timeline, errors=(404,)),
     Operation("delete", "/requests/{id}", "cancel a request", TAG, answer=Cancelled, errors=(404,)),
 ]  # fmt: skip
@@ -77,7 +74,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/slots")
     def slots() -> Response:
-        return jsonify(_slots(service, request.args.get("fail_on_no_slot", "0")))
+        return jsonify(_slots(service.engine))
 
     @routes.get("/requests/<id>")
     def timeline(id: str) -> Response:
@@ -128,22 +125,13 @@ def _unknown(id: str) -> ApiError:
     )
 
 
-def _slots(service: Service, fail: str) -> list[dict[str, Any]]:
-    """Return the slots in order; with `fail`, raise ApiError if none is idle."""
-    if fail not in ("0", "1"):
-        raise ApiError(f"fail_on_no_slot is {shown(fail)}, but must be 0 or 1. Send 0 or 1", param="fail_on_no_slot")
-    engine = service.engine
-    scheduler = None if engine is None else engine.manager.scheduler
+def _slots(engine: Engine | None) -> list[dict[str, Any]]:
+    """Return the slots in order."""
+    if engine is None:
+        return []
+    scheduler = engine.manager.scheduler
     by_slot = {} if scheduler is None else {seq.slot: seq for seq in scheduler.sharing.running}
-    total = engine.manager.max_batch_size if engine is not None else 0
-    if fail == "1" and len(by_slot) >= total:
-        raise ApiError(
-            f"all {total} slots are in use. Try again later, or raise --max-batch-size",
-            type="unavailable_error",
-            retry_after=1 if engine is None else engine.manager.inbox.retry_after(),
-        )
-    context = engine.context if engine is not None else 0
-    return [_slot(number, by_slot.get(number), context) for number in range(total)]
+    return [_slot(number, by_slot.get(number), engine.context) for number in range(engine.manager.max_batch_size)]
 
 
 def _slot(number: int, seq: Any, context: int) -> dict[str, Any]:

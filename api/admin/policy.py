@@ -14,17 +14,11 @@ from pydantic import BaseModel, BeforeValidator, Field, StrictStr
 
 from api import generation
 from api.http.errors import ApiError, shown
-from api.http.openapi import Object, Operation, TypedDict
+from api.http.openapi import Object, Operation
 from api.schemas import body
 from api.service import Engine, Service
-from serving.fallback import PolicyFailure
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
-ActivePolicy = TypedDict("ActivePolicy", {"policy": str, "options": Object, "max_batch_size": int})
-KnownPolicies = TypedDict("KnownPolicies", {
-    "policy": str, "options": Object, "max_batch_size": int, "policies": Object, "orders": Object, "options_of": Object,
-    "closed": list[str], "last_failure": PolicyFailure | None,
-})  # fmt: skip
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256
 OPTIONS = 'an object with options of the policy, as in {"aging": 30}'
@@ -63,14 +57,11 @@ class PolicyRequest(BaseModel):
 
 
 OPERATIONS = [
-    Operation(
-        "get", "/policy", "the active policy and the available ones", "policy", answer=KnownPolicies, errors=(503,),
-        unlisted="PUT changes the policy",
-    ),
+    Operation("get", "/policy", "the active policy and the available ones", "policy", answer=Object, errors=(503,)),
     Operation(
         "put", "/policy", "switch to another policy at the next iteration", "policy", body=PolicyRequest,
-        example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=ActivePolicy,
-        errors=(503, 504), unlisted="it changes the policy",
+        example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=Object,
+        errors=(503, 504),
     ),
 ]  # fmt: skip
 

@@ -83,7 +83,6 @@ class Operation:
     generates: bool = False
     form: Any = None  # of a body that is a form with a file, in place of `body`
     any_body: bool = False  # any other body is accepted as well
-    unlisted: str = ""  # why tools that call every path must not find it: it is described beside the paths
 
     @property
     def contents(self) -> dict[str, Any]:
@@ -122,21 +121,15 @@ def document(
     )
     written = json.loads(_schemas(*kinds), object_hook=partial(_bounded, limits))
     schemas = dict(zip(kinds, written["prefixItems"]))
-    words = [f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}" for op in operations if op.unlisted]
     paths: dict[str, dict[str, Any]] = {}
-    unlisted: dict[str, dict[str, Any]] = {}
     for op in operations:
-        item = _operation(op, schemas, keyed and op.path not in open_paths)
-        (unlisted if op.unlisted else paths).setdefault(op.path, {})[op.method] = item
+        paths.setdefault(op.path, {})[op.method] = _operation(op, schemas, keyed and op.path not in open_paths)
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "effective-batching", "version": version},
         "paths": paths,
         "components": {"schemas": written["$defs"]},
     }
-    if words:
-        result["info"]["description"] = f"Not listed below: {'; '.join(words)}."
-        result["x-unlisted"] = unlisted
     if keyed:
         result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return result

@@ -22,7 +22,7 @@ from werkzeug.security import safe_join
 
 from api import generation
 from api.http.errors import ApiError
-from api.http.openapi import Object, Operation, TypedDict
+from api.http.openapi import Object, Operation
 from api.pages import what_if
 from api.pages.demo import Load
 from api.schemas import body
@@ -46,9 +46,6 @@ HOST = re.compile(r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-f:]+\](:\d+)?")
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 NEIGHBORS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
 EXAMPLE = '{"count": 40, "rate": 4}'
-Progress = TypedDict("Progress", {
-    "total": int, "sent": int, "done": int, "failed": int, "active": bool, "seed": int, "params": Object | None,
-})  # fmt: skip
 MOST_MARKDOWN = 1 << 13  # bytes: some texts take the parser time that grows with the square of their length
 TAG = "live page"
 OPERATIONS = [
@@ -60,10 +57,10 @@ OPERATIONS = [
     ),
     Operation(
         "post", "/load", "send this server a demonstration load", TAG, body=LoadRequest,
-        example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=Progress, errors=(429, 503),
+        example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=Object, errors=(429, 503),
     ),
-    Operation("get", "/load", "progress of the load", TAG, answer=Progress),
-    Operation("delete", "/load", "stop sending the load", TAG, answer=Progress),
+    Operation("get", "/load", "progress of the load", TAG, answer=Object),
+    Operation("delete", "/load", "stop sending the load", TAG, answer=Object),
     *what_if.OPERATIONS,
     Operation(
         "get", "/lab/", "a page on which policies are written and raced", TAG, answer={"text/html": str}, errors=(404,),

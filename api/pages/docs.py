@@ -58,7 +58,7 @@ def blueprint(service: Service) -> Blueprint:
 def page(document: dict[str, Any]) -> str:
     """Return the document as HTML, its operations by tag."""
     by_tag: dict[str, list[str]] = {}
-    for path, methods in [*document["paths"].items(), *document.get("x-unlisted", {}).items()]:
+    for path, methods in document["paths"].items():
         for method, operation in methods.items():
             text = _operation(path, method, operation, document["components"]["schemas"])
             by_tag.setdefault(operation["tags"][0], []).append(text)

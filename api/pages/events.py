@@ -39,7 +39,7 @@ Switch = Literal["0", "1"]
 OPERATIONS = [
     Operation(
         "get", "/events", "the steps of the batching loop, as an endless stream of server-sent events", "operations",
-        answer={EVENTS: None}, errors=(400, 503), unlisted="it never ends",
+        answer={EVENTS: None}, errors=(400, 503),
         query={
             "last": Annotated[int, Field(ge=0, le=CAPACITY)], "after": Annotated[int, Field(ge=0)], "detail": Switch,
             "compact": Switch,

@@ -52,18 +52,11 @@ NAMES = {
         "eb_queue_wait_seconds": {"reason"},
     },
 }  # fmt: skip
-TGI_NAMES = {
-    "gauge": {"tgi_queue_size", "tgi_batch_current_size"},
-    "counter": {"tgi_request_count", "tgi_request_success", "tgi_request_failure"},
-    "histogram": {"tgi_request_duration", "tgi_request_queue_duration", "tgi_request_inference_duration",
-                  "tgi_request_mean_time_per_token_duration", "tgi_request_input_length",
-                  "tgi_request_generated_tokens"},
-}  # fmt: skip
 
 
 @pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic", tgi_metrics=True))
+    app = create_app(Config(policy="dynamic"))
     engine = fake_engine(model)
     connect(service(app), engine)
     yield app
@@ -91,14 +84,7 @@ def test_names_kinds_and_labels_are_frozen(client: FlaskClient) -> None:
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         found.setdefault(family.type, {})[family.name] = labels
     for kind, names in NAMES.items():
-        ours = {n: labels for n, labels in found[kind].items() if not n.startswith("tgi_")}
-        assert ours == names
-        assert {n for n in found[kind] if n.startswith("tgi_")} == TGI_NAMES[kind]
-
-
-def test_tgi_metrics_need_their_setting() -> None:
-    client = create_app(Config()).test_client()
-    assert "tgi_" not in client.get("/metrics").text
+        assert found[kind] == names
 
 
 def test_the_values_of_labels_are_frozen_too(client: FlaskClient) -> None:
@@ -201,7 +187,6 @@ def test_requests_and_tokens_are_counted(client: FlaskClient) -> None:
     assert value(client, "eb_iteration_seconds_count", phase="decode") == 8
     assert value(client, "eb_batch_size_count") == 11
     assert value(client, "eb_http_requests_total", route="/inference", status="200") == 3
-    assert value(client, "tgi_request_success_total") == 3
 
 
 def test_running_requests_are_shown(model: FakeModel, client: FlaskClient) -> None:

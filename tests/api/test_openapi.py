@@ -58,17 +58,7 @@ def test_the_document_is_openapi_and_has_every_route(app: Flask) -> None:
         for method in rule.methods or ()
         if method not in ("HEAD", "OPTIONS")
     }
-    unlisted = {(op.method, op.path) for op in service(app).operations if op.unlisted}
-    changing = {("post", "/v1/load_lora_adapter"), ("post", "/v1/unload_lora_adapter"), ("put", "/policy")}
-    assert unlisted == {("get", "/events"), ("get", "/policy"), *changing}
-    assert routes - unlisted == set(operations(found))
-    page = app.test_client().get("/docs").text
-    for method, path in unlisted:
-        assert f"{method.upper()} {path} (" in found["info"]["description"]
-        assert method in found["x-unlisted"][path]
-        assert f"<b>{method}</b> <code>{path}</code>" in page
-    body = found["x-unlisted"]["/policy"]["put"]["requestBody"]["content"]["application/json"]
-    assert body["schema"] == {"$ref": "#/components/schemas/PolicyRequest"}
+    assert routes == set(operations(found))
     ids = [operation["operationId"] for operation in operations(found).values()]
     assert len(ids) == len(set(ids))
 
@@ -172,6 +162,7 @@ def test_every_route_answers_as_documented_whatever_is_sent(app: Flask) -> None:
 
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
     schema = schema.exclude(method="POST", path="/load")  # each would start up to 400 requests of its own
+    schema = schema.exclude(path=["/events", "/policy", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
     found = [operation.ok() for operation in schema.get_all_operations()]
     assert len(found) >= 20
     generating = {(op.method, op.path) for op in service(app).operations if op.generates}

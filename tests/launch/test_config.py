@@ -31,7 +31,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "prefix_cache": ("off", False), "evict": ("ttl", "ttl"), "pinned_prefixes": ("x.json", "x.json"), "pinned_pages": ("7", 7), "compute_threads": ("3", 3), "host": ("::1", "::1"),
     "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
-    "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "demo": ("on", True), "lab": ("on", True), "end_of_text": ("text", "text"),
+    "access_log": ("off", False), "dashboard_show_text": ("on", True), "demo": ("on", True), "lab": ("on", True), "end_of_text": ("text", "text"),
     "policy_option": ("w_p=1", "w_p=1"), "receive_timeout": ("2.5", 2.5), "send_timeout": ("2.5", 2.5),
     "adapter": ("a=b", "a=b"), "adapter_folder": ("x", "x"), "adapter_memory": ("1M", 1 << 20),
     "dedup": ("per-key", "per-key"), "served_names": ("small,*", "small,*"), "mock_context": ("32768", 32768),
@@ -42,7 +42,7 @@ OTHER: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
          "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",
-         "access_log": "on", "tgi_metrics": "off", "demo": "off", "evict": "lru", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
+         "access_log": "on", "demo": "off", "evict": "lru", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
 
 
 def read(*argv: str, lines: str = "", tmp_path: Path | None = None, **environ: str) -> settings.Loaded:
