@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 class AnswerParts:
-    """Takes one answer apart: `feed` it as it grows, then `finish` it.
+    """Takes one answer apart: `feed` it as it grows.
 
     `form` is how the model writes calls (`models/text/tool_format.py`) and `names` are the tools that it may call; without
     names, what looks like a call is text. Where a call is `required`, there is no text before it. `thinking` is "maybe", "open"
@@ -52,16 +52,17 @@ class AnswerParts:
         """Whether the arguments of the last call have not ended."""
         return self._step == self._arguments
 
-    def feed(self, text: str) -> list[Piece]:
-        """Return what became certain with more text."""
+    def feed(self, text: str, ended: bool = False) -> list[Piece]:
+        """Return what became certain with more text: all of it, if the answer has `ended`."""
         self._held += text
         while self._advance():
             pass
+        if ended:
+            self._finish()
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def finish(self) -> list[Piece]:
-        """Return the rest."""
+    def _finish(self) -> None:
         held, marker = self._held, self._form.marker
         has_begun_call = self._required or (self._heads and marker and held.lstrip().startswith(marker))
         if self._step == self._reasoning:
@@ -69,8 +70,6 @@ class AnswerParts:
         elif self._step in (self._start, self._content) and not has_begun_call:
             self._add("content", held)
         self._held = ""
-        pieces, self._pieces = self._pieces, []
-        return pieces
 
     def _advance(self) -> bool:
         """Go on, and return whether there is more to do with the text at hand."""

@@ -75,27 +75,19 @@ def resolve_max_tokens(engine: Engine, prompt: Prompt, max_tokens: int | None, n
 
     `name` and `prompt_name` are the fields of the request that set the limit and the prompt.
     """
-    room = engine.context - len(prompt.ids)
+    room, needed = engine.context - len(prompt.ids), 1 if max_tokens is None else max_tokens
+    if needed <= room:
+        return room if max_tokens is None else max_tokens
     it = "the prompt" if prompt_name == "prompt" else prompt_name
-    has = f"{prompt_name} has {len(prompt.ids):,} token{'' if len(prompt.ids) == 1 else 's'}"
-    if not max_tokens:
-        fewest, needs = (0, "") if max_tokens == 0 else (1, ", of which the answer needs at least 1")
-        if room >= fewest:
-            return room if max_tokens is None else 0
-        raise ApiError(
-            f"{has}, but the context is {engine.context:,} tokens{needs}. Shorten {it} to at most "
-            f"{engine.context - fewest:,} tokens", param=prompt_name, code="context_length_exceeded",
-        )  # fmt: skip
-    if max_tokens <= room:
-        return max_tokens
-    if room > 0:
+    number = f"{needed:,}" if needed < 10**18 else errors.shown(needed)
+    if max_tokens and room > 0:
         remedy = f"Shorten {it} or request at most {room:,} tokens"
-    elif max_tokens < engine.context:
-        remedy = f"Shorten {it} to at most {engine.context - max_tokens:,} tokens"
+    elif needed < engine.context:
+        remedy = f"Shorten {it} to at most {engine.context - needed:,} tokens"
     else:
         remedy = f"Shorten {it} to at most {engine.context - 1:,} tokens, and request fewer tokens"
-    number = f"{max_tokens:,}" if max_tokens < 10**18 else errors.shown(max_tokens)
     raise ApiError(
-        f"{has} and {name} is {number}; their sum must be at most {engine.context:,}. {remedy}",
-        param=name if room > 0 else prompt_name, code="context_length_exceeded",
+        f"{prompt_name} has {len(prompt.ids):,} token{'' if len(prompt.ids) == 1 else 's'} and "
+        f"{'the answer needs at least 1' if max_tokens is None else f'{name} is {number}'}; their sum must be at most "
+        f"{engine.context:,}. {remedy}", param=name if max_tokens and room > 0 else prompt_name, code="context_length_exceeded",
     )  # fmt: skip

@@ -10,14 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Response, request
+from pydantic import BaseModel, Field
 
 from api.generation import adapter_refusal, ready_engine
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
-from api.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from api.schemas import fields as f
 from api.service import Engine, Service
 from serving.adapters import AdapterError, AdapterStore
+
+
+class LoadAdapterRequest(BaseModel):
+    """POST /v1/load_lora_adapter, as vLLM has it."""
+
+    lora_name: f.Adapter = Field(description="a name for the adapter")
+    lora_path: f.Text = Field(description="a folder below one of --adapter-folder")
+    load_inplace: f.Flag = Field(False, description=f.FLAG)
+
+
+class UnloadAdapterRequest(BaseModel):
+    """POST /v1/unload_lora_adapter, as vLLM has it."""
+
+    lora_name: f.Adapter = Field(description=f.ADAPTER)
+
 
 EXAMPLE = {"lora_name": "comedies", "lora_path": "weights/bard-comedies"}
 BODY = '{"lora_name": "comedies", "lora_path": "weights/bard-comedies"}'

@@ -10,41 +10,30 @@ import math
 from typing import Annotated, Any
 
 from flask import Blueprint, Response, jsonify, request
-from pydantic import BaseModel, BeforeValidator, Field, StrictStr
+from pydantic import BaseModel, Field, StrictBool, StrictStr, WrapValidator
 
 from api import generation
 from api.http.errors import ApiError, shown
 from api.http.openapi import Object, Operation
 from api.schemas import body
+from api.schemas import fields as f
+from api.schemas.openai import one_of_these
 from api.service import Engine, Service
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256
-OPTIONS = 'an object with options of the policy, as in {"aging": 30}'
+OPTIONS = f"an object with options of the policy, which are numbers, true, false, or at most {LONGEST_VALUE} characters"
 
 
-def _options(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")
-    if len(value) > MOST_OPTIONS:
-        raise ValueError(f"must have at most {MOST_OPTIONS} options, not {len(value):,}")
-    for name, option in value.items():
-        is_text = isinstance(option, str) and len(option) <= LONGEST_VALUE
-        if len(name) > LONGEST_VALUE or not (is_text or _is_number(option)):
-            raise ValueError(
-                f"must have numbers, true, false, or strings of at most {LONGEST_VALUE} characters, not "
-                f"{shown(option)} for {shown(name)}"
-            )
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < 1 << 63  # false for NaN
-
-
-Option = Annotated[str, Field(max_length=LONGEST_VALUE)] | bool | int | float
-Options = Annotated[dict[str, Option], Field(max_length=MOST_OPTIONS), BeforeValidator(_options)]
+Option = Annotated[
+    StrictBool
+    | Annotated[int, Field(strict=True, ge=-f.INT64, lt=f.INT64)]
+    | Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-f.INT64, lt=f.INT64)]
+    | Annotated[StrictStr, Field(max_length=LONGEST_VALUE)],
+    WrapValidator(one_of_these),
+]
+Options = Annotated[dict[Annotated[str, Field(max_length=LONGEST_VALUE)], Option], f.at_most(MOST_OPTIONS)]
 
 
 class PolicyRequest(BaseModel):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from flask import Blueprint
 
-from api.answer_parts import AnswerParts, Piece
+from api.answer_parts import Piece
 from api.dialects import tools
 from api.dialects.logprobs import chat_logprobs
 from api.dialects.openai import Usage, begin, min_tokens_error, options_of
@@ -227,21 +227,17 @@ class ChatWriter(Writer[ChatRequest]):
         has_called = bool(self._takers) and self._takers[delta.choice].has_called
         return "tool_calls" if has_called and inference.finish_reason == "stop" else inference.finish_reason
 
-    def _pieces(self, delta: Delta) -> list[Piece]:
-        """Return the new pieces of a choice whose answer is taken apart."""
-        taker: AnswerParts = self._takers[delta.choice]
-        return taker.feed(delta.text) + (taker.finish() if delta.ended else [])
-
     def _choice(self, delta: Delta, inference: Inference, content: str | None = None) -> str:
         if self._takers and content is None:
-            content = f'"message":{self._dumps(_message(self._pieces(delta)))}'
+            pieces = self._takers[delta.choice].feed(delta.text, delta.ended)
+            content = f'"message":{self._dumps(_message(pieces))}'
         return super()._choice(delta, inference, content)
 
     def _chunk(self, delta: Delta, content: str | None = None) -> bytes:
         """Return the events of one choice: one for each piece, as clients expect, the last with its tokens and its end."""
         if not self._takers:
             return super()._chunk(delta)
-        deltas = [*map(_delta, self._pieces(delta))]
+        deltas = [*map(_delta, self._takers[delta.choice].feed(delta.text, delta.ended))]
         has_tokens = delta.stop > delta.start and (self._is_scored or self.params.return_token_ids)
         if delta.choice not in self._begun:
             deltas = [{"role": "assistant", **(deltas[0] if deltas else {"content": ""})}, *deltas[1:]]

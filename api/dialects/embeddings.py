@@ -59,7 +59,7 @@ def blueprint(service: Service) -> Blueprint:
         def write() -> Response:
             generation.wait()
             model, in_base64 = params.model or engine.served_name, params.encoding_format == "base64"
-            return parts.response(written(generation.inferences, model, in_base64), is_large)
+            return parts.response(written(generation.inferences, model, in_base64))
 
         return reply(generation, write, ignored + ignored_hints(engine, params), at_once=is_large)
 

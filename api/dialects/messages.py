@@ -11,7 +11,7 @@ from flask import Blueprint, Response, g, jsonify, request
 
 from api import streaming
 from api.answer_parts import Piece
-from api.dialects import tokens
+from api.dialects import tokens, tools
 from api.dialects.chat import generation_request, prompt_and_calls
 from api.generation import Generation, check_model, constraint, ignored_hints, ready_engine, reply, start_generation
 from api.http.errors import ApiError
@@ -96,7 +96,7 @@ def chat_request(engine: Engine, params: CountRequest) -> ChatRequest:
         messages += _chat_messages(message.role, message.content)
     results = [block for message in params.messages for block in message.content if block["type"] == "tool_result"]
     found = {part.get("tool_name") for block in results for part in block["content"]} | {params.tool_choice.name}
-    tools = [tool for tool in params.tools if not tool.defer_loading or tool.name in found]
+    offered = [tool for tool in params.tools if not tool.defer_loading or tool.name in found]
     asked = {"output_config": params.output_config.format, "output_format": params.output_format}
     forms = {name: form for name, form in asked.items() if form is not None}
     if len(forms) > 1:
@@ -125,7 +125,7 @@ def chat_request(engine: Engine, params: CountRequest) -> ChatRequest:
     return body.validate(ChatRequest, fields | {
         "messages": messages, "stop": getattr(params, "stop_sequences", []),
         "chat_template_kwargs": {"enable_thinking": thinking != "disabled"},
-        "tools": [{"type": "function", "function": {**dict(tool), "parameters": tool.input_schema}} for tool in tools],
+        "tools": [{"type": "function", "function": {**dict(tool), "parameters": tool.input_schema}} for tool in offered],
         "tool_choice": CHOICES.get(choice.type, {"type": "function", "function": {"name": choice.name}}),
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
     })[0]  # fmt: skip
@@ -160,15 +160,14 @@ class MessageWriter:
         self._stops = params.stop_sequences
         self._model = params.model or engine.served_name
         self._id = f"msg_{g.request_id}"
-        make = generation.request.parts
-        self._taker = make() if make is not None else None
+        self._taker = tools.parts_of(engine, generation)
         self._index, self._kind = -1, ""  # of the open block
 
     def whole(self) -> Response:
         """Wait for the answer and return it, without a call that was cut off: its input would be another."""
         self.generation.wait()
         inference, content = self.generation.inferences[0], list[Block]()
-        for piece in self._pieces(inference.answer, ended=True):
+        for piece in self._taker.feed(inference.answer, ended=True):
             if piece.kind == "call":
                 call = _block(piece)
             elif piece.kind == "arguments":  # all of them, as the whole answer is taken apart at once
@@ -185,18 +184,13 @@ class MessageWriter:
         """Return the answer as a stream."""
         return streaming.respond(self.generation, self._chunk, self._end, event=_event)
 
-    def _pieces(self, text: str, *, ended: bool) -> list[Piece]:
-        if self._taker is None:
-            return [Piece("content", text)] if text else []
-        return self._taker.feed(text) + (self._taker.finish() if ended else [])
-
     def _chunk(self, delta: Delta) -> bytes:
         """Return the events of what is new."""
         events: list[dict[str, Any]] = []
         if not self._kind:
             events += [{"type": "message_start", "message": self._message([], delta.stop)}, {"type": "ping"}]
             self._kind = "none"
-        for piece in self._pieces(delta.text, ended=delta.ended):
+        for piece in self._taker.feed(delta.text, delta.ended):
             if piece.kind != self._kind:  # a call, as its arguments follow, always begins a block
                 events += self._stop()
                 self._index += 1
@@ -227,7 +221,7 @@ class MessageWriter:
         sequence = inference.stop_reason if inference.stop_reason in self._stops else None
         if inference.finish_reason != "stop":
             reason = "max_tokens" if is_own else "model_context_window_exceeded"
-        elif self._taker is not None and self._taker.has_called:
+        elif self._taker.has_called:
             reason = "tool_use"
         else:
             reason = "end_turn" if sequence is None else "stop_sequence"

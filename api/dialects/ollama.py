@@ -14,8 +14,7 @@ from typing import Any, Literal
 from flask import Blueprint, Response, current_app, g, jsonify, request
 
 from api import streaming
-from api.answer_parts import AnswerParts
-from api.dialects import chat
+from api.dialects import chat, tools
 from api.dialects.embeddings import MOST_NUMBERS, start_embedding, vector
 from api.dialects.openai import ServerVersion, completion_request
 from api.generation import (
@@ -225,8 +224,7 @@ class OllamaWriter:
 
     def reply(self, generation: Generation, ignored: list[str]) -> Any:
         """Return the answer, whole or as a stream; it names the ignored fields."""
-        make = generation.request.parts or (lambda: AnswerParts(self._engine.tokenizer.tool_format, (), "none"))
-        self._taker = make()
+        self._taker = tools.parts_of(self._engine, generation)
         self._generation = generation
         return reply(generation, self._whole if generation.wakeup is None else self._stream, ignored)
 
@@ -257,7 +255,7 @@ class OllamaWriter:
     def _new(self, text: str, ended: bool) -> dict[str, Any]:
         """Return the new parts of the answer. A call comes when it is whole; one that was cut off never does."""
         new: dict[str, Any] = {}
-        for piece in self._taker.feed(text) + (self._taker.finish() if ended else []):
+        for piece in self._taker.feed(text, ended):
             if piece.kind == "call":
                 self._calls.append({"id": piece.id, "name": piece.text, "arguments": ""})
             elif piece.kind == "arguments":

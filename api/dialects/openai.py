@@ -157,7 +157,8 @@ def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[
     What the request does not name is as the model's authors recommend, where they do.
     """
     check_ids(engine, params.stop_token_ids, "stop_token_ids")
-    check_ids(engine, list(params.logit_bias), "logit_bias")
+    biases = {int(token): bias for token, bias in params.logit_bias.items()}
+    check_ids(engine, list(biases), "logit_bias")
     sampling = {
         name: engine.sampling[name] if name in engine.sampling and name not in params.model_fields_set else value
         for name, value in params
@@ -168,7 +169,7 @@ def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[
         "top_k": max(int(sampling["top_k"]), 0),
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
-        "logit_bias": tuple(params.logit_bias.items()),
+        "logit_bias": tuple(biases.items()),
         "stop_texts": params.stop,
         "stop_ids": params.stop_token_ids,
         "ignore_eos": params.ignore_eos,

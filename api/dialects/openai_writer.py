@@ -94,7 +94,7 @@ class Writer(Generic[Params]):
     def whole(self) -> Response:
         """Wait for the answer and return it, written choice by choice if it is large."""
         self.generation.wait()
-        return parts.response(self._parts(), self._is_large)
+        return parts.response(self._parts())
 
     def _parts(self) -> Iterator[str]:
         yield self._start

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 from flask import Blueprint, Response, g, jsonify
 
 from api import streaming
-from api.answer_parts import CLOSE, AnswerParts, Piece
+from api.answer_parts import CLOSE, Piece
+from api.dialects import tools
 from api.dialects.chat import generation_request
 from api.dialects.openai import begin
 from api.dialects.openai_writer import usage
@@ -99,8 +100,7 @@ class ResponseWriter:
     def __init__(self, engine: Engine, generation: Generation, params: ResponsesRequest) -> None:
         self._engine, self._generation, self._params = engine, generation, params
         self._inference, self._id = generation.inferences[0], g.request_id
-        make, options = generation.request.parts, generation.request.options
-        self._taker: AnswerParts | None = make() if make is not None else None
+        self._taker, options = tools.parts_of(engine, generation), generation.request.options
         self._head = {
             "id": f"resp_{self._id}", "object": "response", "created_at": int(time.time()),
             "model": params.model or engine.served_name, "temperature": options["temperature"], "top_p": options["top_p"],
@@ -132,9 +132,7 @@ class ResponseWriter:
 
     def _chunk(self, delta: Delta) -> bytes:
         """Return the events of a delta."""
-        pieces = [Piece("content", delta.text)]
-        if self._taker is not None:
-            pieces = self._taker.feed(delta.text) + (self._taker.finish() if delta.ended else [])
+        pieces = self._taker.feed(delta.text, delta.ended)
         if delta.ended and not pieces and not self._output:
             pieces = [Piece("content", "")]
         frames = [*self._begin()]

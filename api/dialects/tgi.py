@@ -43,7 +43,7 @@ OPERATIONS = [
     ),
     Operation(
         "post", "/", "like /generate if the body has inputs (the answer is a list of one), otherwise a greeting", "tgi",
-        body=CompatRequest, example=SENT, any_body=True, generates=True,
+        generates=True,  # without a body here, as that would say that no other is valid
         answer={JSON: list[Generated], "text/plain": str, EVENTS: None},
     ),
     Operation("get", "/info", "the served model and the limits on requests", "tgi", answer=Object, errors=(503,)),

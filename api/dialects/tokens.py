@@ -96,7 +96,7 @@ def blueprint(service: Service) -> Blueprint:
         else:
             head = f'{{"count":{len(ids)},"max_model_len":{engine.context},"tokens":['
             content = chain([head], parts.items(ids, TOKENS), ["]}"])
-        return body.name_ignored(parts.response(content, len(ids) > TOKENS), ignored)
+        return body.name_ignored(parts.response(content), ignored)
 
     @routes.post("/detokenize")
     def detokenize() -> Response:
@@ -108,7 +108,7 @@ def blueprint(service: Service) -> Blueprint:
         text = engine.tokenizer.decode(params.tokens, begins=True)
         cuts = range(0, len(text), CHARACTERS)
         content = chain(['{"prompt":"'], (dumps(text[i : i + CHARACTERS])[1:-1] for i in cuts), ['"}'])
-        return body.name_ignored(parts.response(content, len(text) > CHARACTERS), ignored)
+        return body.name_ignored(parts.response(content), ignored)
 
     return routes
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from api.answer_parts import AnswerParts
 from api.dialects.openai import form_of
-from api.generation import constraint
+from api.generation import Generation, constraint
 from api.http.errors import ApiError, shown
 from api.prompts import Prompt
 from api.schemas.forms import Form
@@ -104,6 +104,12 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
     if written.control:  # these words must be seen; the grammar or the template lets no others appear
         options["hide_special"] = False
     return lambda: AnswerParts(written, names, thinking, required=calls.required)
+
+
+def parts_of(engine: Engine, generation: Generation) -> AnswerParts:
+    """Return what takes an answer apart, if only to find that all of it is content."""
+    make = generation.request.parts
+    return make() if make is not None else AnswerParts(engine.tokenizer.tool_format, (), "none")
 
 
 def _schema(tool: Tool) -> dict[str, Any] | None:

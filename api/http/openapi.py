@@ -82,7 +82,6 @@ class Operation:
     query: Mapping[str, Any] = field(default_factory=dict)
     generates: bool = False
     form: Any = None  # of a body that is a form with a file, in place of `body`
-    any_body: bool = False  # any other body is accepted as well
 
     @property
     def contents(self) -> dict[str, Any]:
@@ -180,9 +179,7 @@ def _operation(op: Operation, schemas: Mapping[Any, Any], keyed: bool) -> dict[s
     if parameters:
         result["parameters"] = parameters
     sent = content(op.body) | ({} if op.example is None else {"example": op.example})
-    if op.any_body:  # a requestBody would say that no other body is valid
-        result["x-body"] = sent
-    elif op.body or op.form:
+    if op.body or op.form:
         media = {JSON: sent} if op.body else {"multipart/form-data": content(op.form)}
         result["requestBody"] = {"required": True, "content": media}
     if keyed:

@@ -8,7 +8,6 @@ from typing import Any
 
 from flask import Response
 
-from api.http import large
 from observe.feed import dumps
 
 
@@ -20,17 +19,6 @@ def items(values: Iterable[Any], together: int) -> Iterator[str]:
         comma = ","
 
 
-def response(parts: Iterable[str], is_large: bool) -> Response:
-    """Return the answer that joins `parts`: with its length, or as a stream if it is large."""
-    content = _in_turn(iter(parts)) if is_large else "".join(parts)
-    return Response(content, mimetype="application/json")
-
-
-def _in_turn(parts: Iterator[str]) -> Iterator[str]:
-    """Yield parts, and make none of them while another thread does large work."""
-    while True:
-        with large.turn:
-            part = next(parts, None)
-        if part is None:
-            return
-        yield part
+def response(parts: Iterable[str]) -> Response:
+    """Return the answer that joins `parts`."""
+    return Response("".join(parts), mimetype="application/json")

@@ -78,7 +78,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
         for code, reply in operation["responses"].items()
     )
     body = ""
-    content = operation.get("x-body") or operation.get("requestBody", {}).get("content", {}).get("application/json")
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content:
         body = _fields(schemas[content["schema"]["$ref"].rpartition("/")[2]])
         if "example" in content:

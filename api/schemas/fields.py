@@ -48,22 +48,6 @@ def _list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _biases(value: Any) -> Any:
-    """Check {"50256": -100}: token ids are strings in JSON, and must consist of digits."""
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")
-    if len(value) > MOST_BIASES:
-        raise ValueError(f"must have at most {MOST_BIASES} ids, not {len(value):,}")
-    biases: dict[int, float] = {}
-    for key, bias in value.items():
-        if not re.fullmatch(r"\d{1,18}", key):
-            raise ValueError(f"must have token ids as keys, not {shown(key)}")
-        if not -100 <= _number(bias) <= 100:
-            raise ValueError(f"must have values from -100 to 100, not {shown(bias)}")
-        biases[int(key)] = float(bias)
-    return biases
-
-
 def prompts(value: Any) -> Any:
     """Return the prompts of a string, a list of strings, a list of token ids, or a list of such lists."""
     if isinstance(value, str):
@@ -166,7 +150,9 @@ FunctionName = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Adapter = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 RequestId = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 Prompts = Annotated[list[Any], BeforeValidator(prompts), WithJsonSchema(PROMPT_SCHEMA)]
-Biases = Annotated[dict[int, float], BeforeValidator(_biases), WithJsonSchema(BIAS_SCHEMA)]
+_Bias = Annotated[float, Field(allow_inf_nan=False, ge=-100, le=100), NUMBER]
+_Biases = dict[Annotated[StrictStr, Field(pattern=r"^[0-9]{1,18}$")], _Bias]  # token ids are strings in JSON
+Biases = Annotated[_Biases, at_most(MOST_BIASES), WithJsonSchema(BIAS_SCHEMA)]
 Length = Annotated[int, Field(strict=True, ge=1, json_schema_extra={"x-below": "context"}), INTEGER]
 Digits = Annotated[Length, BeforeValidator(_digits)]
 

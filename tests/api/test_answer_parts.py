@@ -40,7 +40,7 @@ def parts_of(
     taker = AnswerParts(form, names, thinking)
     ends = [*sorted(cut % (len(text) + 1) for cut in cuts or ()), len(text)]
     pieces = [piece for start, end in zip([0, *ends], ends) for piece in taker.feed(text[start:end])]
-    return joined(pieces + taker.finish())
+    return joined(pieces + taker.feed("", ended=True))
 
 
 texts = st.text(st.sampled_from('a <{[\n"\\'), max_size=12)
