@@ -103,25 +103,16 @@ class Runner:
             try:
                 with (self.store.folder / "lock").open("a") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._take_turns()
+                    while not self._is_stopping:
+                        self._turn()
             except BlockingIOError:  # another process has the lock
                 self._pause(POLL_SECONDS)
-            except OSError as error:
-                self._wait_for_disk(error)
-
-    def _take_turns(self) -> None:
-        while not self._is_stopping:
-            try:
-                self._turn()
             except (OSError, sqlite3.Error) as error:
-                self._wait_for_disk(error)
+                log.error("cannot use --batch-folder: %s. Free space there, or make it writable", error)
+                self._pause(DISK_SECONDS)
             except Exception:  # the next turn continues with what is on the disk
                 log.exception("the computation of a batch failed and is tried again")
                 self._pause(DISK_SECONDS)
-
-    def _wait_for_disk(self, error: Exception) -> None:
-        log.error("cannot use --batch-folder: %s. Free space there, or make it writable", error)
-        self._pause(DISK_SECONDS)
 
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)

@@ -10,9 +10,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, exposition
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from api.service import Service
@@ -34,14 +33,6 @@ class Exposition(Collector):
     def describe(self) -> list[Metric]:
         """Return nothing: the metrics are known only at a scrape."""
         return []
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the text and its content type: OpenMetrics if the client accepts it."""
-        if "application/openmetrics-text" in accept:
-            # All names are plain. Otherwise the library writes vllm_ for vllm:, which no board looks for.
-            text: bytes = openmetrics.generate_latest(self.registry, escaping=openmetrics.ALLOWUTF8)
-            return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
-        return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
 
     def collect(self) -> Iterator[Metric]:
         yield from self._vllm_state()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Blueprint, Response, jsonify
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from api.admin.metrics import Exposition
 from api.http.errors import ApiError, shown
@@ -26,10 +27,6 @@ Timeline = TypedDict("Timeline", {
     "first_token_at": float | None, "finished_at": float | None, "iterations": list[int] | None, "batch": Object,
     "waited": list[Object], "blame": str | None, "choices": list[Object],
 }, total=False)  # fmt: skip
-Slot = TypedDict("Slot", {
-    "id": int, "id_task": str | None, "n_ctx": int, "is_processing": bool, "state": str, "prompt_tokens": int,
-    "params": Object, "next_token": dict[str, int],
-})  # fmt: skip
 Cancelled = TypedDict("Cancelled", {"id": str, "state": str})
 TAG = "operations"
 STATES: dict[str, Any] = {"answer": Health, "answers": {503: Health}}
@@ -38,7 +35,7 @@ OPERATIONS = [
     *(Operation("get", path, "whether the server accepts new requests", TAG, **STATES) for path in READY),
     Operation("get", "/health/live", "whether the process responds", TAG, answer=dict[str, str]),
     Operation("get", "/metrics", "metrics for Prometheus", TAG, answer={"text/plain": str}),
-    Operation("get", "/slots", "the state of each slot of the batch", TAG, answer=list[Slot]),
+    Operation("get", "/slots", "the state of each slot of the batch", TAG, answer=list[Object]),
     Operation("get", "/requests/{id}", "the state or outcome of a request", TAG, answer=Timeline, errors=(404,)),
     Operation("delete", "/requests/{id}", "cancel a request", TAG, answer=Cancelled, errors=(404,)),
 ]  # fmt: skip
@@ -69,8 +66,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/metrics")
     def metrics() -> Response:
-        text, content_type = exposition.render(request.headers.get("Accept", ""))
-        return Response(text, content_type=content_type)
+        return Response(generate_latest(exposition.registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @routes.get("/slots")
     def slots() -> Response:

@@ -128,18 +128,18 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
         store, limit = _runner(service).store, _limit("files")
         newest_first = request.args.get("order", "desc") != "asc"
         after, purpose = request.args.get("after", ""), request.args.get("purpose", "")
-        if after and store.file(after, current_owner()) is None:
-            raise _unknown("file", after, "after")
+        if after:
+            _row(service, "file", after, "after")
         rows = store.files(current_owner(), after, limit + 1, newest_first, purpose)
         return _page([file_object(row) for row in rows], limit)
 
     @routes.get("/v1/files/<id>")
     def file(id: str) -> Response:
-        return jsonify(file_object(_file(service, id)))
+        return jsonify(file_object(_row(service, "file", id)))
 
     @routes.get("/v1/files/<id>/content")
     def content(id: str) -> Response:
-        row = _file(service, id)
+        row = _row(service, "file", id)
         path = _runner(service).store.path(row["id"])
         if not path.is_file():
             raise _unknown("file", id)
@@ -147,7 +147,7 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
 
     @routes.delete("/v1/files/<id>")
     def delete(id: str) -> Response:
-        row = _file(service, id)
+        row = _row(service, "file", id)
         try:
             _runner(service).store.delete_file(row["id"], row["owner"])
         except InUse as error:
@@ -160,8 +160,8 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
     def create() -> Response:
         runner = _runner(service)
         params, ignored = body.validate(BatchRequest, body.take(request, EXAMPLE))
-        row = runner.store.file(params.input_file_id, current_owner())
-        if row is None or row["purpose"] != "batch":
+        row = _row(service, "file", params.input_file_id, "input_file_id")
+        if row["purpose"] != "batch":
             raise _unknown("file", params.input_file_id, "input_file_id")
         hours = int(params.completion_window[:-1])
         batch = runner.store.add_batch(current_owner(), row["id"], params.endpoint, hours, params.metadata, MOST_OPEN)
@@ -176,22 +176,21 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
     @routes.get("/v1/batches")
     def batches() -> Response:
         limit = _limit("batches")
-        store, after = _runner(service).store, request.args.get("after", "")
-        if after and store.batch(after, current_owner()) is None:
-            raise _unknown("batch", after, "after")
-        rows = store.batches(current_owner(), after, limit + 1)
+        if after := request.args.get("after", ""):
+            _row(service, "batch", after, "after")
+        rows = _runner(service).store.batches(current_owner(), after, limit + 1)
         return _page([batch_object(row) for row in rows], limit)
 
     @routes.get("/v1/batches/<id>")
     def batch(id: str) -> Response:
-        return jsonify(batch_object(_batch(service, id)))
+        return jsonify(batch_object(_row(service, "batch", id)))
 
     @routes.post("/v1/batches/<id>/cancel")
     def cancel(id: str) -> Response:
         runner = _runner(service)
-        runner.store.move(_batch(service, id)["id"], "cancelling")
+        runner.store.move(_row(service, "batch", id)["id"], "cancelling")
         runner.wake()
-        return jsonify(batch_object(_batch(service, id)))
+        return jsonify(batch_object(_row(service, "batch", id)))
 
 
 def _unusable(error: Exception) -> Response:
@@ -212,17 +211,12 @@ def _runner(service: Service) -> Runner:
     return service.batches
 
 
-def _file(service: Service, id: str) -> Row:
-    row = _runner(service).store.file(id, current_owner())
+def _row(service: Service, kind: Literal["file", "batch"], id: str, param: str | None = None) -> Row:
+    """Return a file or a batch of the current owner; raise 404 if there is none."""
+    store = _runner(service).store
+    row = (store.file if kind == "file" else store.batch)(id, current_owner())
     if row is None:
-        raise _unknown("file", id)
-    return row
-
-
-def _batch(service: Service, id: str) -> Row:
-    row = _runner(service).store.batch(id, current_owner())
-    if row is None:
-        raise _unknown("batch", id)
+        raise _unknown(kind, id, param)
     return row
 
 

@@ -52,9 +52,8 @@ def receive(request: Request, folder: Path, limit: int) -> Upload:
         file = files.get("file")
         if file is None:
             raise ApiError(f"the form has no file. Use {EXAMPLE}", param="file")
-        name = re.split(r"[/\\]", str(file.filename or ""))[-1][:NAME_LENGTH] or "file"
-        if any(unicodedata.category(letter) == "Cc" for letter in name):
-            raise ApiError(f"the file's name is {shown(name)}, which has control characters. Use another", param="file")
+        name = re.split(r"[/\\]", str(file.filename or ""))[-1]
+        name = "".join(letter for letter in name if unicodedata.category(letter) != "Cc")[:NAME_LENGTH] or "file"
         path = Path(written[0].name)
         for other in written:
             other.close()

@@ -11,7 +11,6 @@ import pytest
 from calls import ask, engine_of, service
 from flask import Flask
 from flask.testing import FlaskClient
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from app import connect, create_app
@@ -127,25 +126,12 @@ def test_buckets_are_frozen(client: FlaskClient) -> None:
     assert list(PER_TOKEN) == sorted(PER_TOKEN)
 
 
-def test_the_format_is_prometheus_or_openmetrics_by_the_accept_header(client: FlaskClient) -> None:
+def test_the_format_is_that_of_prometheus(client: FlaskClient) -> None:
     ask(client)
     plain = client.get("/metrics")
     assert plain.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     names = [family.name for family in parse(plain.text)]
     assert len(names) == len(set(names))
-    accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
-    other = client.get("/metrics", headers={"Accept": accept})
-    assert other.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert other.text.endswith("# EOF\n")
-    assert {f.name for f in parse_open(other.text)} >= set(NAMES["gauge"])
-    assert series(other.text) >= series(
-        plain.text
-    )  # Prometheus asks for OpenMetrics, boards for the names of the other
-
-
-def series(text: str) -> set[str]:
-    """Return the names of the samples, which a format may write otherwise than those of their families."""
-    return set(re.findall(r"^([a-z][\w:]*)[{ ]", text, re.M))
 
 
 def test_there_are_metrics_while_the_model_loads_and_many_servers_in_a_process() -> None:
