@@ -23,7 +23,9 @@ from api.service import Engine, Service
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256
-OPTIONS = f"an object with options of the policy, which are numbers, true, false, or at most {LONGEST_VALUE} characters"
+OPTIONS = (
+    f'an object such as {{"aging": 30}}, with numbers, true, false, or strings of at most {LONGEST_VALUE} characters'
+)
 
 
 Option = Annotated[

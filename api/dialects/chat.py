@@ -177,13 +177,8 @@ def prompt_and_calls(engine: Engine, params: ChatRequest) -> tuple[Prompt, tools
 
 def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | None) -> GenerationRequest:
     """Return the request in common terms."""
-    limits = [n for n in (params.max_completion_tokens, params.max_tokens) if n is not None]
-    if len(set(limits)) > 1:
-        raise ApiError(
-            f"max_tokens is {str(params.max_tokens)[:40]} and max_completion_tokens is "
-            f"{str(params.max_completion_tokens)[:40]}, but both set the same limit. Send only one of them", param="max_tokens",
-        )  # fmt: skip
-    most = limits[0] if limits and limits[0] != UNLIMITED else None
+    limit = params.max_tokens if params.max_completion_tokens is None else params.max_completion_tokens
+    most = None if limit == UNLIMITED else limit
     if most is not None and params.min_tokens > most:
         raise min_tokens_error(params.min_tokens, most)
     options = options_of(engine, params, adapter)

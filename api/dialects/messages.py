@@ -85,6 +85,8 @@ def _begin(service: Service, schema: type[Asked]) -> tuple[Engine, Asked, Loaded
     for i, message in enumerate(params.messages):
         for j, block in enumerate(message.content):
             ignored += [f"messages.{i}.content.{j}.{name}" for name in block if name not in READ]
+    if params.output_config.format and params.output_format:  # the former is the newer name
+        ignored.append("output_format")
     return engine, params, check_model(engine, params.model), ignored
 
 
@@ -97,18 +99,14 @@ def chat_request(engine: Engine, params: CountRequest) -> ChatRequest:
     results = [block for message in params.messages for block in message.content if block["type"] == "tool_result"]
     found = {part.get("tool_name") for block in results for part in block["content"]} | {params.tool_choice.name}
     offered = [tool for tool in params.tools if not tool.defer_loading or tool.name in found]
-    asked = {"output_config": params.output_config.format, "output_format": params.output_format}
-    forms = {name: form for name, form in asked.items() if form is not None}
-    if len(forms) > 1:
-        raise ApiError(
-            "output_config and output_format both ask for a form. Send only one of them", param="output_format"
-        )
-    for name, form in forms.items():
-        constraint(engine, name, form)  # so that an error has the name of the field
+    form = params.output_config.format or params.output_format
+    if form is not None:
+        # So that an error has the name of the field.
+        constraint(engine, "output_config" if params.output_config.format else "output_format", form)
         fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.source}}
     last, choice, thinking = messages[-1], params.tool_choice, params.thinking.type
     if last["role"] == "assistant":
-        if last["tool_calls"] or not last["content"] or forms:
+        if last["tool_calls"] or not last["content"] or form:
             raise ApiError(
                 "the last message is the assistant's, so that the answer continues it, but only text without tool_use and "
                 "without a form of the answer can be continued. End with a message of the user", param="messages",

@@ -14,7 +14,6 @@ from api.http.openapi import Object, Operation, TypedDict
 from api.http.owner import is_reserved
 from api.prompts import Prompt, check_ids, encode
 from api.schemas import body
-from api.schemas.forms import Form
 from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
 from api.service import Engine, Service
 from config import VERSION
@@ -54,6 +53,7 @@ def begin(service: Service, schema: type[Params], example: str) -> tuple[Engine,
     adapter = check_model(engine, params.model)
     check_sampled(service, params)
     read = engine.tokenizer.tool_format.variables if engine.chats else None
+    ignored += ["stream_options"] if params.stream_options is not None and not params.stream else []
     return engine, params, adapter, ignored + params.ignored(read) + ignored_hints(engine, params)
 
 
@@ -120,10 +120,6 @@ def adapter_card(engine: Engine, entry: Entry) -> dict[str, Any]:
 
 def check_sampled(service: Service, params: Sampled) -> None:
     """Raise ApiError for fields that contradict each other; adopt the request id of the body."""
-    if params.stream_options is not None and not params.stream:
-        raise ApiError(
-            'stream_options requires a stream. Send "stream": true, or remove stream_options', param="stream_options"
-        )
     if params.request_id is not None and is_reserved(params.request_id):
         raise ApiError("request_id begins with batch_, as only lines of batches do. Use another", param="request_id")
     if params.request_id is not None and "X-Request-Id" not in request.headers:
@@ -133,11 +129,6 @@ def check_sampled(service: Service, params: Sampled) -> None:
 
 def completion_count(params: CompletionRequest) -> int:
     """Return the number of answers to compute; raise ApiError for fields that contradict each other."""
-    if params.max_tokens == 0 and not params.echo:
-        raise ApiError(
-            "max_tokens is 0, but must be at least 1 without echo. Raise max_tokens, or send echo: true",
-            param="max_tokens",
-        )
     if params.max_tokens != UNLIMITED and params.min_tokens > params.max_tokens:
         raise min_tokens_error(params.min_tokens, params.max_tokens)
     return len(params.prompt) * params.n
@@ -181,20 +172,11 @@ def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[
     }
 
 
-def form_of(params: Sampled) -> tuple[str, Form] | None:
-    """Return the form that a request asks for, and by which field; raise ApiError where two fields ask for one."""
-    try:
-        return params.form
-    except ValueError as error:
-        raise ApiError(str(error), param=str(error).partition(" ")[0]) from None
-
-
 def completion_request(engine: Engine, params: CompletionRequest, adapter: Loaded | None) -> GenerationRequest:
     """Return a completions request in common terms."""
     options = options_of(engine, params, adapter)
-    form = form_of(params)
-    if form is not None:
-        options["grammar"] = constraint(engine, *form)
+    if params.form is not None:
+        options["grammar"] = constraint(engine, *params.form)
     if params.logprobs is not None:
         options["logprobs"] = params.logprobs
     scores = [params.prompt_logprobs, params.logprobs if params.echo else None]

@@ -24,7 +24,7 @@ from api.http.openapi import EVENTS, JSON, Object, Operation, TypedDict
 from api.prompts import Prompt, encode
 from api.schemas import body
 from api.schemas.fields import MOST_STOPS
-from api.schemas.tgi import CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
+from api.schemas.tgi import CompatRequest, GenerateParameters, GenerateRequest
 from api.service import Engine, Service
 from config import VERSION
 
@@ -38,7 +38,7 @@ OPERATIONS = [
         answer=Generated, generates=True,
     ),
     Operation(
-        "post", "/generate_stream", "complete a prompt as a stream, with one event per token", "tgi", body=StreamRequest,
+        "post", "/generate_stream", "complete a prompt as a stream, with one event per token", "tgi", body=GenerateRequest,
         example=SENT, answer={EVENTS: None}, generates=True,
     ),
     Operation(
@@ -60,7 +60,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.post("/generate_stream")
     def generate_stream() -> Any:
-        return _answer(service, body.take(request, EXAMPLE), StreamRequest, True)
+        return _answer(service, body.take(request, EXAMPLE), GenerateRequest, True)
 
     @routes.post("/")
     def compatible() -> Any:
@@ -95,25 +95,13 @@ def _answer(
     parameters = params.parameters
     if parameters is not None:
         if streams and parameters.decoder_input_details:
-            raise ApiError(
-                "decoder_input_details is true, but a stream cannot carry them. Remove it, or use /generate",
-                param="decoder_input_details",
-            )
-        ignored += without_effect(parameters, streams)
+            ignored.append("parameters.decoder_input_details")
+        if parameters.top_n_tokens and not (streams or parameters.details or parameters.decoder_input_details):
+            ignored.append("parameters.top_n_tokens")
         ignored += ignored_hints(engine, parameters, "parameters.")
     generation = start_generation(service, engine, generation_request(engine, params, streams), streams=streams)
     writer = TgiWriter(engine, generation, params, began)
     return reply(generation, writer.stream if streams else lambda: writer.whole(in_list), ignored)
-
-
-def without_effect(p: GenerateParameters, streams: bool) -> list[str]:
-    """Return the parameters that have no effect because of other parameters."""
-    names = []
-    if p.stop and p.stop_sequences:
-        names.append("parameters.stop_sequences")
-    if p.top_n_tokens and not (streams or p.details or p.decoder_input_details):
-        names.append("parameters.top_n_tokens")
-    return names
 
 
 def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -> GenerationRequest:
@@ -127,7 +115,7 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
         "typical_p": p.typical_p or 1.0,
         "repetition_penalty": p.repetition_penalty or 1.0,
         "frequency_penalty": p.frequency_penalty or 0.0,
-        "stop_texts": p.stop or p.stop_sequences or [],
+        "stop_texts": [*(p.stop or ()), *(p.stop_sequences or ())],
         "ignore_eos": False,
         "keep_stop": True,
         "hide_special": True,
@@ -135,7 +123,7 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
     }
     if streams or p.details or p.decoder_input_details:
         options["logprobs"] = p.top_n_tokens or 0
-    if p.decoder_input_details:
+    if p.decoder_input_details and not streams:
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
     if p.grammar is not None:
         options["grammar"] = constraint(engine, "grammar", p.grammar)

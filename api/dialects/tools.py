@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from api.answer_parts import AnswerParts
-from api.dialects.openai import form_of
 from api.generation import Generation, constraint
 from api.http.errors import ApiError, shown
 from api.prompts import Prompt
@@ -80,7 +79,7 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
     written = engine.tokenizer.tool_format
     continued = params.messages[-1].content if params.continue_final_message else None
     thinking = written.thinking_after(prompt.text, continued)
-    asked = form_of(params)
+    asked = params.form
     if asked is None and engine.device == "none" and _has_result(params):  # the loops of agents end with a whole answer
         asked = "messages", Form("choice", ["Done."])
     if asked is not None and (calls.tools or thinking == "none"):  # so that an error names its own field

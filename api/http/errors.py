@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from flask import Response, current_app, g, jsonify, request
@@ -72,8 +73,14 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """Return a JSON value for a message, truncated so that it cannot flood a log."""
-    text = repr(value) if isinstance(value, str) else json.dumps(value)
+    """Return a JSON value for a message, truncated so that it cannot flood a log.
+
+    Only the beginning is formatted, because a value may have a megabyte.
+    """
+    if isinstance(value, str):
+        text = repr(value[: LONGEST_VALUE + 1])
+    else:
+        text = "".join(islice(json.JSONEncoder(default=repr).iterencode(value), LONGEST_VALUE + 1))
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 

@@ -199,7 +199,7 @@ def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list
     try:
         return schema.model_validate(_known(schema, fields, ignored), context=ignored), ignored
     except ValidationError as error:
-        raise _validation_error(error, schema, fields, ignored) from None
+        raise _validation_error(error, schema, ignored) from None
 
 
 def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str = "") -> Any:
@@ -241,9 +241,7 @@ def _objects(schema: type[BaseModel]) -> dict[str, type[BaseModel]]:
     return found
 
 
-def _validation_error(
-    error: ValidationError, schema: type[BaseModel], fields: dict[str, Any], ignored: list[str]
-) -> ApiError:
+def _validation_error(error: ValidationError, schema: type[BaseModel], ignored: list[str]) -> ApiError:
     """Return an error with value, bound and remedy of the first faults."""
     faults = error.errors(include_url=False, include_context=True)
     texts = []
@@ -255,24 +253,12 @@ def _validation_error(
             guess = nearest(name, ignored, "Did you misspell it as")
             texts.append(f"{name} is missing.{guess} {remedy}")
         else:
-            value = shown(_value_at(fields, fault["loc"], fault["input"]))
+            value = shown(fault["input"])
             texts.append(f"{name} is {value}, but {_reason(fault['msg'])}. {remedy}")
     if len(faults) > 5:
         texts.append(f"and {len(faults) - 5} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
     return ApiError(". ".join(texts), param=param)
-
-
-def _value_at(fields: Any, place: tuple[int | str, ...], otherwise: Any) -> Any:
-    """Return the value at a path in the body, or `otherwise` if the body has another shape there."""
-    for part in place:
-        if not isinstance(fields, dict | list):
-            return otherwise
-        try:
-            fields = fields[part]  # type: ignore[index]
-        except (LookupError, TypeError):
-            return otherwise
-    return fields
 
 
 def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInfo | None:

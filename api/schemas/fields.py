@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, StrictBool, StrictStr, WithJsonSchema
 
 from api.http.errors import shown
 
@@ -27,14 +27,6 @@ def whole(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < INT64:
         return int(value)
     return value
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("must be a number")
-    if isinstance(value, int) and abs(value) > INT64:
-        raise ValueError("must be between -2^63 and 2^63")
-    return float(value) + 0.0  # -0.0 is 0
 
 
 def _digits(value: Any) -> Any:
@@ -136,7 +128,7 @@ def _null(value: Any) -> None:
 
 # Bounds come before these, so that the OpenAPI document has them. With `fail_fast`, a list ends at its first fault.
 INTEGER = BeforeValidator(whole)
-NUMBER = BeforeValidator(_number)
+NUMBER = Strict()  # true is no number either, nor is "5"
 
 Flag = StrictBool
 Off = Annotated[StrictBool, AfterValidator(_off), WithJsonSchema({"const": False})]  # 0 == False is for Python only

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
-from api.http.errors import shown
+from api.http.errors import ApiError, shown
 
 MOST_CHOICES = 1024
 ANY_OBJECT = {"type": "object"}
@@ -143,8 +143,9 @@ class Formed(BaseModel):
 
     @property
     def form(self) -> tuple[str, Form] | None:
-        """The form, and the name of the field that asks for it. Raises ValueError where two fields ask for one."""
+        """The form, and the name of the field that asks for it. Raises ApiError where two fields ask for one."""
         given = [(name, getattr(self, name)) for name in Formed.model_fields if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(name for name, _ in given)} both ask for a form. Send only one of them")
+            names = [name for name, _ in given]
+            raise ApiError(f"{' and '.join(names)} both ask for a form. Send only one of them", param=names[0])
         return given[0] if given else None

@@ -57,22 +57,8 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: f.Flag = Field(False, description=f.FLAG)
 
 
-# Rules between two fields that a schema could only state by listing every pair are left to the error messages.
-# They are written with `if`, as some generators of clients take `anyOf` for the fields.
-NEEDS_STREAM: JsonDict = {
-    "if": {"properties": {"stream_options": {"type": "null"}}},
-    "else": {"required": ["stream"], "properties": {"stream": {"const": True}}},
-}
-ZERO_NEEDS_ECHO: JsonDict = {
-    "if": {"required": ["max_tokens"], "properties": {"max_tokens": {"const": 0}}},
-    "then": {"required": ["echo"], "properties": {"echo": {"const": True}}},
-}
-
-
 class Sampled(Formed, SchedulingHints):
     """The fields that completions and chat share."""
-
-    model_config = ConfigDict(json_schema_extra=NEEDS_STREAM)
 
     model: f.Name | None = Field(None, description=f.MODEL)
     temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
@@ -120,12 +106,11 @@ class Sampled(Formed, SchedulingHints):
 class CompletionRequest(Sampled):
     """POST /v1/completions. `min_tokens` ranges from 0 to max_tokens."""
 
-    model_config = ConfigDict(json_schema_extra={"allOf": [NEEDS_STREAM, ZERO_NEEDS_ECHO]})
-    unsupported: ClassVar = u.COMPLETIONS
+    unsupported: ClassVar = u.EVERYWHERE
 
     prompt: f.Prompts = Field(description=PROMPTS)
     max_tokens: Annotated[int, Field(strict=True, ge=UNLIMITED), f.INTEGER] = Field(
-        16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {MOST_TOKENS}",
+        16, description=f"a whole number of tokens to generate, or {MOST_TOKENS}",
         json_schema_extra={"x-below": "context"},
     )  # fmt: skip
     logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
@@ -313,6 +298,8 @@ class ChatRequest(Sampled):
         unread = [f"chat_template_kwargs.{name}" for name in self.chat_template_kwargs if name not in variables]
         if self.reasoning_effort not in (None, "none") and "reasoning_effort" not in variables:
             unread.append("reasoning_effort")
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            unread.append("max_tokens")
         known = (*u.MESSAGE, "tool_calls", "tool_call_id", *(() if read is None else TEMPLATE_FIELDS))
         return unread + [
             f"messages.{i}.{name}"

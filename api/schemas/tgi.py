@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
-from pydantic.config import JsonDict
+from pydantic import Field
 
 from api.schemas import fields as f
 from api.schemas import unsupported as u
@@ -16,8 +15,6 @@ Fraction = Annotated[float, Field(allow_inf_nan=False, gt=0, lt=1), f.NUMBER]
 FRACTION = "a number above 0 and below 1; leave it out for no limit"
 STOP_LIST = f"a list of at most {f.MOST_STOPS} strings, each of 1 to {f.LONGEST_STOP} characters"
 PARAMETERS = 'an object such as {"max_new_tokens": 20}'
-
-STREAMS: JsonDict = {"if": {"properties": {"decoder_input_details": {"enum": [None, False]}}}, "else": False}
 
 
 class GenerateParameters(SchedulingHints):
@@ -61,18 +58,6 @@ class GenerateRequest(u.Refusing):
 
     inputs: f.Text = Field(description=f.PROMPT)
     parameters: GenerateParameters | None = Field(None, description=PARAMETERS)
-
-
-class StreamParameters(GenerateParameters):
-    """Generation parameters of a stream: without details of the prompt."""
-
-    model_config = ConfigDict(json_schema_extra=STREAMS)
-
-
-class StreamRequest(GenerateRequest):
-    """POST /generate_stream."""
-
-    parameters: StreamParameters | None = Field(None, description=PARAMETERS)
 
 
 class CompatRequest(GenerateRequest):

@@ -78,7 +78,6 @@ EVERYWHERE: Unsupported = {
 NATIVE: Unsupported = {
     **EVERYWHERE, "skip_special_tokens": (False,), "return_full_text": (True,), "echo": (False, True),
 }  # fmt: skip
-COMPLETIONS: Unsupported = EVERYWHERE
 EMBEDDINGS: Unsupported = {
     **EVERYWHERE, "stream": (False,), "stream_options": (), "messages": ([],), "normalize": (True,), "task": (),
     "embed_dtype": ("float32",), "endianness": ("native", "little"), "input_type": (), "prompt_name": (),

@@ -19,6 +19,7 @@ def test_unknown_fields_are_named_and_harmless_ones_are_not(client: FlaskClient)
     assert reply.headers["X-Ignored-Params"] == "nonsense, priority"  # `dynamic` does not go by it
     reply = ask(client, stream=True, stream_options={"include_usage": False, "odd": 1})
     assert reply.headers["X-Ignored-Params"] == "stream_options.odd"
+    assert ask(client, stream_options={"include_usage": True}).headers["X-Ignored-Params"] == "stream_options"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,6 @@ BAD: list[tuple[str, Any, str]] = [
     *(("prompt", v, "prompt") for v in ([], {}, None, "", [""], ["a", 1], [1, "a"], [[]], [[1], "a"], 5, True,
                                         [True], [-1], [1.5], [10**20], ["x"] * 65, [[1]] * 65, [257], [1 << 40])),
     *(("max_tokens", v, "whole number") for v in (-2, "abc", 1.5, True, "5")),
-    ("max_tokens", 0, "echo"),
     ("max_tokens", 1023, "at most 1,022"),
     ("max_tokens", 10**30, "at most 1,022"),
     *(("n", v, "1 to 16") for v in (0, -2, 17, 10**6, 10**18, "2", 1.5)),
@@ -78,7 +78,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("logit_bias", {"257": 1}, "0 to 256"),
     *(("echo", v, "without quotes") for v in (3, "true")),
     *(("stream", v, "without quotes") for v in ("yes", 1)),
-    ("stream_options", {"include_usage": True}, "stream"),
     ("stream_options", 5, "include_usage"),
     ("truncate_prompt_tokens", 0, "at least 1"),
     ("stream_interval", 0, "1 to 1024"),

@@ -264,7 +264,7 @@ def tool(**fields: Any) -> dict[str, Any]:
     {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "tool", "name": "f"}}, {"tools": TOOLS, "tool_choice": {"type": "tool"}}, {"tools": TOOLS, "tool_choice": "any"},
     {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, {"tools": TOOLS, "tool_choice": {"type": "required"}},
     {"output_format": {"type": "json_schema"}}, {"output_format": {"type": "json_object"}}, {"output_format": {"type": "json_schema", "schema": 5}}, {"output_config": {"format": {}}}, {"output_config": FORM},
-    {"output_format": FORM, "output_config": {"format": FORM}}, {"thinking": {"type": "on"}}, {"thinking": True},
+    {"thinking": {"type": "on"}}, {"thinking": True},
     {"mcp_servers": [{"url": "http://x"}]}, {"container": "x"}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]}, {"n": 2},
 ], ids=lambda fields: str(fields)[:60])  # fmt: skip
 def test_a_bad_request_is_refused(chat: Chat, fields: dict[str, Any]) -> None:

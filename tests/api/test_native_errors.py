@@ -11,6 +11,7 @@ from calls import ask, engine_of, error, raw
 from flask import Flask
 from flask.testing import FlaskClient
 
+from api.schemas.fields import whole
 from tests.support.fakes import FakeModel
 
 BIG = 1 << 20
@@ -68,7 +69,7 @@ BAD_FIELDS: list[tuple[str, Any, str, str]] = [
     ("prompt", "", "at least 1 character", "string"),
     *(("temperature", value, "number", "from 0 (greedy) to 2") for value in ("1", True, [1])),
     *(("temperature", value, "equal to", "from 0 (greedy) to 2") for value in (-0.1, 2.1, 1e300)),
-    ("temperature", 10**400, "2^63", "from 0 (greedy) to 2"),
+    ("temperature", 10**400, "number", "from 0 (greedy) to 2"),
     *(("top_p", value, "than", "above 0") for value in (0, -0.0, 1.01, -1)),
     *(("top_k", value, "than", "for all") for value in (-2, 2**31, 10**30)),
     *(("top_k", value, "integer", "for all") for value in (1.5, "5", True)),
@@ -100,7 +101,7 @@ def test_a_bad_field_is_refused_with_value_bound_and_remedy(
     assert f"Send {'a' if name != 'ignore_eos' else 'true'}" in message
     assert remedy in message
     inner = value[0] if isinstance(value, list) and len(value) == 1 else value
-    assert any(form(inner)[:20] in message for form in (json.dumps, repr, str))
+    assert any(form(whole(inner))[:20] in message for form in (json.dumps, repr, str))
     assert len(message) < 400
     assert model.plans == 0
 
