@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from flask import Response, current_app, g, jsonify, request
@@ -80,7 +80,7 @@ def shown(value: object) -> str:
     if isinstance(value, str):
         text = repr(value[: LONGEST_VALUE + 1])
     else:
-        text = "".join(islice(json.JSONEncoder(default=repr).iterencode(value), LONGEST_VALUE + 1))
+        text = "".join(islice(chain.from_iterable(json.JSONEncoder(default=repr).iterencode(value)), LONGEST_VALUE + 1))
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 

@@ -260,7 +260,6 @@ def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: Fake
         go.set()
         waiting.join(60)
     large = client.post("/tokenize", json={"inputs": "x" * 4000, "unknown": "x" * 20_000})
-    assert places_taken(app) == 1  # until its last byte is out
     assert len(large.get_json()) == 4000
     large.close()
     assert places_taken(app) == 0
