@@ -67,9 +67,7 @@ class Rows:
     def arriving(self) -> Iterator[Sequence]:
         """Yield a fresh sequence for each row; ValueError for a closed loop."""
         if self.closed:
-            raise ValueError(
-                "a closed loop needs one engine and all requests. Use `run` without --no-requests, or add --open-loop"
-            )
+            raise ValueError("a closed loop needs one engine. Use `run`, or add --open-loop")
         return self._fresh()
 
     def _fresh(self) -> Iterator[Sequence]:

@@ -18,13 +18,12 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import blocks, result
 from simulate.best import blame, program_blame, regret
-from simulate.brief import Brief
 from simulate.commands.arguments import Sections, arrival_options, config_of, engine_options, now, policies_argument
 from simulate.commands.inputs import make_scenario
 from simulate.commands.option_checks import UNLIMITED, Reasons, check_once, refuse
 from simulate.rows import Rows
 from simulate.scenario import Chosen, Scenario
-from simulate.simulator import Simulation
+from simulate.simulator import simulate
 from terminal.console import say, table_of
 from terminal.options import FILE, FOLDER, POSITIVE, Choice, Option, UsageError, Values
 from terminal.progress import counted
@@ -67,7 +66,6 @@ def options() -> Sections:
             Option(
                 "--program", "with --blame: the program to explain, as programs.csv names it (default: the slowest)"
             ),
-            Option("--no-requests", "count each request and forget it: for a --trace with many --copies", None),
             Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
             *(
                 Option(f"--{name}", f"{name.upper()} limit in seconds, for goodput", POSITIVE)
@@ -79,7 +77,7 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve one workload with each policy."""
-    scenario = make_scenario(args, console, reported=() if args.no_requests else ("client", "deadline"))
+    scenario = make_scenario(args, console, reported=("client", "deadline"))
     refuse(args, without_effect(args, scenario))
     check_evict(args, scenario.rows)
     if args.blame and (count := len(scenario.rows.at)) > blame.MOST_REQUESTS:
@@ -116,21 +114,16 @@ def serve(
             scheduler.policy.name += f" {evict}"
         return scheduler, sequences
 
-    brief, records = args.no_requests, folder is not None and not args.no_records
-    scheduler, sequences = (scenario.engine.scheduler(chosen), rows.arriving()) if brief else fresh()
-    given = scheduler, sequences, scenario.cost, scenario.host
-    simulation = Brief(*given) if brief else Simulation(*given, records)
+    scheduler, sequences = fresh()
     began = time.perf_counter()
-    simulation.run()
-    run = simulation.result
+    records = folder is not None and not args.no_records
+    run = simulate(scheduler, sequences, scenario.cost, scenario.host, records=records)
     seconds = time.perf_counter() - began
     numbers = result.result(
         run, config={**config_of(args), "policies": [chosen.name], "evict": evict}, seed=args.seed,
         limits={"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}, arrivals=rows.arrivals,
-        trace_sha256="" if brief else rows.sha256, date=now(),
+        trace_sha256=rows.sha256, date=now(),
     )  # fmt: skip
-    if isinstance(simulation, Brief):
-        simulation.put_into(numbers)
     count, took = numbers["num_prompts"], f"{run.steps:,} steps in {seconds:.2f} s"
     pace = f"{took}, {60 * count / max(seconds, 1e-9):,.0f} requests a minute"
     say(console, f"{run.policy}: {pace}{hint_words(numbers['simulation'])}")
@@ -152,8 +145,6 @@ def serve(
 def without_effect(args: Values, scenario: Scenario[Rows]) -> Reasons:
     """Yield the options of this command that have no effect beside the others."""
     named = ", ".join(args.policies)
-    if args.no_requests:
-        yield "out blame evict ttft tpot e2el", "needs all requests. Leave it or --no-requests out"
     if not args.out:
         yield "no_plots no_records", "requires --out. Use --out DIR"
     if not scenario.rows.calls or scenario.rows.ids is None:

@@ -106,7 +106,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--no-plots": (f"run dynamic {SMALL} --out OUT/b", ""),
         "--save-trace": ("run dynamic --num 5 --workload agents", "OUT/t.jsonl"),
         "--no-records": (f"run dynamic {SMALL} --out OUT/b --no-plots", ""),
-        "--no-requests": (f"run dynamic {SMALL}", ""),
         "--ttft": (f"run dynamic {SMALL}", "0.5"),
         "--tpot": (f"run dynamic {SMALL}", "0.01"),
         "--e2el": (f"run dynamic {SMALL}", "1"),
