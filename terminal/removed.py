@@ -12,6 +12,7 @@ REMOVED = {
     "--original": "docs/results/comparison.md, which has the original's figures",
     "--readme": "table.md and plots/ in the folder of the results",
     "--server-flag": "the flag itself, such as --model bard",
+    **dict.fromkeys(("plan --out", "fleet --out", "prefix --out"), "the JSON on stdout, which has all figures"),
     "prefix --trace": "'run dynamic --trace FILE --kv-tokens 65536', which reports the hits",
     "predict": "'compare', which writes its predictions beside the measurements",
 }

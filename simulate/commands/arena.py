@@ -141,5 +141,4 @@ def _write(args: Values, standings: list[Standing], console: Console) -> None:
         )
         for place, (name, mean, beside) in enumerate(standings, 1):
             table.writerow([place, name, *(cell for f in HEADS for cell in (getattr(mean, f), *beside[f]))])
-    height = 1.5 + 0.2 * len(standings)
-    pictures.draw(partial(pictures.arena, HEADS, REFERENCE), standings, args.out / "arena.png", console, height)
+    pictures.draw(standings, HEADS, args.out / "arena.png", console)

@@ -18,7 +18,6 @@ from fleet.autoscalers import AUTOSCALERS, Bounds
 from fleet.routers import ROUTERS, Asked
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
-from simulate.commands import pictures
 from simulate.commands.arguments import Sections, arrival_options, engine_options, policies_argument
 from simulate.commands.inputs import make_scenario
 from simulate.commands.option_checks import refuse
@@ -31,7 +30,7 @@ from simulate.rows import Rows
 from simulate.scenario import Chosen, Scenario
 from terminal.console import say, table_of
 from terminal.option_types import Type
-from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values, nearest
+from terminal.options import POSITIVE, Number, Option, UsageError, Values, nearest
 
 NEED_CACHE, NEED_CLIENTS = {"prefix-aware"}, {"session-sticky"}
 SHARED = "shared-queue"  # no router at all
@@ -82,7 +81,6 @@ def options() -> Sections:
             Option("--ttft", f"TTFT limit in seconds, for the SLO (default {TTFT:g}, if no limit is given)", POSITIVE),
             Option("--tpot", "TPOT limit in seconds, for the SLO", POSITIVE),
             Option("--e2el", "E2EL limit in seconds, for the SLO", POSITIVE),
-            Option("--out", "picture of the replicas over time (.png or .svg); requires --autoscaler", FILE),
         ],
     }  # fmt: skip
 
@@ -100,13 +98,12 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     limits = {name: getattr(args, name) for name in ("ttft", "tpot", "e2el")}
     if not any(limits.values()):
         limits["ttft"] = TTFT
-    runs, drawn = [], {}
+    runs = []
     for chosen in scenario.policies:
         measured: list[dict[str, Any]] = []
         for scaler, prefill in product(args.autoscaler or [""], [0, *args.prefill_replicas]):
             for name in routers:
                 result = serve(args, scenario, chosen, scaler, prefill, name)
-                drawn[", ".join(filter(None, (chosen.name, name, scaler)))] = result
                 labels = {"router": name, **({"autoscaler": scaler} if scaler else {})}
                 if args.prefill_replicas:
                     decode = args.replicas.most - prefill
@@ -116,8 +113,6 @@ def run(args: Values, console: Console) -> dict[str, Any]:
                     say(console, f"note: {chosen.name} behind {name} refused {measured[-1]['refused']:,} requests")
         runs.append({"replicas": shown(args.replicas), "policy": chosen.name, "routers": measured})
     show(console, args, runs, limits, cached=bool(args.kv_tokens) and scenario.rows.has_contents)
-    if args.out:
-        pictures.draw(pictures.replicas, (drawn, scenario.rows.at), args.out, console)
     return runs[0] if len(runs) == 1 else {"runs": runs}
 
 
@@ -201,13 +196,11 @@ def check_scaling(args: Values) -> None:
         autoscalers.make(text)
     if not args.autoscaler:
         why = "has no effect. Use --autoscaler tokens"
-        refuse(args, [("startup upscale_delay downscale_delay average out", why)])
+        refuse(args, [("startup upscale_delay downscale_delay average", why)])
         if args.replicas.least < args.replicas.most:
             raise UsageError(f"--replicas {shown(args.replicas)} requires an autoscaler. Use --autoscaler tokens")
     elif args.replicas.least == args.replicas.most:
         raise UsageError(f"--autoscaler has no effect on {args.replicas.most} replicas. Use --replicas 2..8")
-    if args.out:
-        pictures.check(args.out)
     check_pools(args)
 
 

@@ -9,13 +9,12 @@ from typing import Any
 from rich.console import Console
 
 from simulate import workloads
-from simulate.commands import pictures
 from simulate.commands.arguments import Sections, arrival_options, engine_options, policies_argument
 from simulate.commands.inputs import has_own_rate, make_scenario, noise_of
 from simulate.commands.option_checks import refuse
 from simulate.fleet import plan
 from terminal.console import say, table_of
-from terminal.options import FILE, POSITIVE, Number, Option, UsageError, Values
+from terminal.options import POSITIVE, Number, Option, UsageError, Values
 
 FEWEST_REQUESTS = 500  # with fewer the tail of a run and its start weigh too much
 NOTE = (
@@ -41,7 +40,6 @@ def options() -> Sections:
                 "--shortest-queue", "also find how many replicas sustain the rate when each request joins the shortest "
                 "queue; try at most N", Number(1), default=0,
             ),
-            Option("--out", "plot of the capacities (.png or .svg)", FILE),
         ],
     }  # fmt: skip
 
@@ -90,8 +88,6 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     rate = "programs/s" if rows.closed else "requests/s"
     heads = ("policy", "slots", rate, *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
     console.print(table_of(f"{source}, {args.cost}: " + ", ".join(map(str, limits)), heads, lines, words=["binds"]))
-    if args.out:
-        pictures.draw(pictures.capacities, capacities, args.out, console)
     return {"limits": [asdict(limit) for limit in limits], "wanted": wanted, "capacities": capacities}
 
 
@@ -114,5 +110,3 @@ def check_plan(args: Values) -> None:
         raise UsageError(f"--arrivals {args.arrivals} has no steady rate to search for. Use {steady}")
     if args.is_given("rate"):
         refuse(args, [("speed", "has no effect: --rate sets the rate. Leave one out")])
-    if args.out:
-        pictures.check(args.out)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from rich.console import Console
 
 from costs import published
 from simulate import prefix
-from simulate.commands import pictures
 from simulate.commands.arguments import Sections
 from simulate.commands.option_checks import refuse
 from terminal.console import table_of
-from terminal.options import FOLDER, Choice, Number, Option, UsageError, Values
+from terminal.options import Choice, Number, Option, Values
 
 HEADS = {
     "cache": "size, tokens", "batch": "slots", "hit_tokens": "hits, tokens", "requests_per_s": "req/s",
@@ -37,15 +35,12 @@ def options() -> Sections:
             Option("--batches", "batch sizes", Number(1), several=True, default=[1, 5, 10, 20]),
             Option("--share", "tokens that all prompts share", Number(0), several=True, default=[0, 200]),
             Option("--train", "number of prompts that fill the cache first", Number(1), default=5000),
-            Option("--out", "folder for the figures and plots", FOLDER),
         ]
     }  # fmt: skip
 
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Repeat llm-mock's experiment, without and with shared prompts."""
-    if args.out and args.out.exists() and not args.out.is_dir():
-        raise UsageError(f"--out is {str(args.out)!r}, which is a file. Use a folder")
     if not any(args.sizes):
         refuse(args, [("train", "has no effect: a cache of size 0 holds nothing. Use --sizes 1000")])
     cost, host = published.make(args.cost), published.host_of(args.cost)
@@ -56,8 +51,4 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         title = f"{args.cost}, prompts share {share} tokens" if share else f"{args.cost}, no shared prompts"
         lines = [[row["kind"], *(f"{row[key]:,.4g}" for key in HEADS)] for row in rows]
         console.print(table_of(title, ("cache", *HEADS.values()), lines))
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "prefix.json").write_text(json.dumps(result, indent=1) + "\n")
-        pictures.prefix(result, args.out, console)
     return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,12 +105,6 @@ def test_more_load_brings_replicas_and_less_takes_them_away(capsys: pytest.Captu
     assert tokens["replica_hours"] < 0.9 * fixed["replica_hours"]
     assert 0.5 < tokens["slo"] <= fixed["slo"]
     assert all(len(line) <= 80 for line in words.splitlines() if line[:1] in "┃│┏┡└")
-
-
-def test_the_replicas_over_time_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out = tmp_path / "replicas.svg"
-    run_command(capsys, *WAVES, "--num", "300", "--autoscaler", "tokens", "--out", str(out))
-    assert "<svg" in out.read_text()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import policies
 from client import compare
 from client.report import store
 from simulate.__main__ import COMMANDS, main
-from simulate.prefix import KINDS
 from tests.support import points
 from tests.support.mock_server import mock_server
 from tests.support.simulate import run_command
@@ -171,13 +169,11 @@ def test_a_trace_may_have_prompts_as_texts_and_the_columns_of_others(
     assert set(told["simulation"]["clients"]) == {"a", "b"}
 
 
-def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    picture = tmp_path / "a.png"
+def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     told, _ = run_command(capsys, "plan", "dynamic", "--num", "150", "--slots", "4", "16", "--limit", "p50:e2el:3",
-                  "--shortest-queue", "8", "--out", str(picture))  # fmt: skip
+                  "--shortest-queue", "8")  # fmt: skip
     few, many = told["capacities"]
     assert few["rate"] < many["rate"]
-    assert picture.stat().st_size > 1000
     told, _ = run_command(
         capsys, "fleet", "static", "--replicas", "4", "--rate", "9", "--num", "80", "--router", "random"
     )
@@ -185,24 +181,6 @@ def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str]
     told, _ = run_command(capsys, "prefix", "--train", "60", "--sizes", "0", "50", "--batches", "10", "--share", "0", "40",
                   "--kinds", "trie")  # fmt: skip
     assert told["share_40"][1]["hit_tokens"] > told["share_0"][1]["hit_tokens"]
-
-
-@pytest.mark.full
-def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    told, words = run_command(capsys, "prefix", "--train", "60", "--sizes", "0", "640", "--batches", "10",
-                      "--out", str(tmp_path / "x"))  # fmt: skip
-    drawn = {path.stem for path in (tmp_path / "x").glob("*.svg")}
-    assert {"prefix-hits", "prefix-ttft", "prefix-tpot", "prefix-batch-ttft"} <= drawn
-    assert all((tmp_path / "x" / f"{name}.png").stat().st_size > 1000 for name in drawn)
-    with (tmp_path / "x" / "prefix-hits.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert {(line["shared"], line["kind"]) for line in lines} == {
-        (share, kind) for share in ("0", "200") for kind in KINDS
-    }
-    assert json.loads((tmp_path / "x" / "prefix.json").read_text()) == told
-    assert f"written: {tmp_path / 'x'}" in words
 
 
 # A command line and what its error names beside the remedy: the option or file, and the value or the bound.

@@ -52,7 +52,7 @@ MISTAKES = [
     ("plan dynamic --ttft 0", "--ttft", "above 0"),
     ("plan dynamic --trace HERE/none.csv", "none.csv", "No such file"),
     ("plan dynamic --arrivals burst", "burst", "poisson"),
-    ("plan dynamic --out HERE/a.txt", "a.txt", ".png"),
+    ("plan dynamic --out HERE/a.png", "--out", "was removed in 0.2.0"),
     ("fleet dynamic --router randm", "randm", "Did you mean 'random'?"),
     ("fleet dynamic --router prefix-aware", "prefix-aware", "--kv-tokens"),
     ("fleet dynamic --replicas 0", "--replicas", "at least 1"),

@@ -126,7 +126,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--limit": (f"plan dynamic {SMALL_PLAN}", "p50:e2el:0.9"),
         "--slots": (f"plan dynamic {SMALL_PLAN}", "2 4"),
         "--shortest-queue": (f"plan dynamic {SMALL_PLAN} --itl 0.012", "30"),
-        "--out": (f"plan dynamic {SMALL_PLAN}", "OUT/a.png"),
     },
     "fleet": {
         **_for("fleet", "--num 40 --rate 20 --max-batch-size 4 --replicas 2"),
@@ -144,7 +143,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--ttft": (f"fleet dynamic {SMALL}", "0.012"),
         "--tpot": (f"fleet dynamic {SMALL}", "0.005"),
         "--e2el": (f"fleet dynamic {SMALL}", "1"),
-        "--out": (SCALED, "OUT/a.svg"),
     },
     "prefix": {
         "--cost": (PREFIX, "oracle-a"),
@@ -153,7 +151,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--batches": ("prefix --train 60 --sizes 640 --share 40", "3"),
         "--share": ("prefix --train 60 --sizes 640 --batches 4", "80"),
         "--train": ("prefix --train 60 --sizes 640 --batches 4 --share 40", "30"),
-        "--out": (PREFIX, "OUT/p"),
     },
     "calibrate": {
         "--model": (CALIBRATE, "bard"),
@@ -407,7 +404,7 @@ def test_every_option_has_a_case(command: str) -> None:
     assert set(options_of(command)) == set(CASES[command])
 
 
-DRAWN = {("run", "--no-plots"), ("prefix", "--out"), ("arena", "--out"), ("arena", "--jobs")}  # pictures take seconds
+DRAWN = {("run", "--no-plots"), ("arena", "--out"), ("arena", "--jobs")}  # pictures take seconds
 SHARED = {
     (command, option) for command in ("plan", "fleet", "adversary") for option in {**ENGINE, **ARRIVALS}
 }  # `run` has them too
