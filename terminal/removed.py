@@ -14,6 +14,7 @@ REMOVED = {
     "--server-flag": "the flag itself, such as --model bard",
     **dict.fromkeys(("plan --out", "fleet --out", "prefix --out"), "the JSON on stdout, which has all figures"),
     "prefix --trace": "'run dynamic --trace FILE --kv-tokens 65536', which reports the hits",
+    "validate --url": "the lanes of POST /what-if, or for other servers './eb fit LOG --held-out 50'",
     "predict": "'compare', which writes its predictions beside the measurements",
 }
 

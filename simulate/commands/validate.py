@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 import config
-from client.data import Call, Planned
-from client.flags import base_url
-from client.report.measure import Outcome
-from client.send.target import fetch_stats
-from client.send.target import known as with_model
 from client.workloads import catalog, corpus, programs
 from client.workloads.arrivals import Arrivals
 from client.workloads.corpus import USUAL_CONTEXT
@@ -27,24 +18,14 @@ from costs.cost import Cost
 from simulate.commands import option_checks
 from simulate.commands.arguments import Sections, engine_options, policies_argument
 from simulate.commands.calibrate import flags_of, report
-from simulate.commands.fit import compare, table_of_compared
+from simulate.commands.fit import table_of_compared
 from simulate.commands.inputs import make_cost, make_policies, noise_of, with_engine
 from simulate.commands.option_checks import refuse
-from simulate.fitting.fitted import Fitted, has_requests, load
-from simulate.fitting.probe import row_of
-from simulate.logs.checks import checked
-from simulate.logs.formats import SAME, request
-from simulate.logs.log import Request
 from simulate.measured import calibrate, comparison, intervals, validate
-from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Noise
-from simulate.measured.served import program_seconds
-from simulate.simulator import simulate
-from simulate.trace import Trace
 from terminal.console import say
 from terminal.options import POSITIVE, Number, Option, Read, UsageError, Values
 
-NOT_OF_URL = ("max_batch_size", "max_tokens_per_step", "policy_option")
 NOTE = (
     "The command also takes these flags of the server, see './server.sh --help': "
     f"{', '.join(map(config.flag, validate.SERVER))}.\n\nBounds: {comparison.BOUNDS}.\n\n"
@@ -72,7 +53,6 @@ def options() -> Sections:
             ),
         ],
         "server": [
-            Option("--url", "validate the server at this address, of any kind (its key: EB_API_KEY), and start none", Read(base_url, "URL")),
             # The server's own flags, which are passed on to it.
             *(Option(config.flag(name), "", hidden=True) for name in validate.SERVER),
         ],
@@ -87,20 +67,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         trace = plan.planned
         for note in plan.notes:
             say(console, f"note: {note}")
-    if args.url:
-        refuse(args, [(" ".join((*NOT_OF_URL, *validate.SERVER)), "has no effect with --url. Leave it out")])
-        if not args.cost:
-            raise UsageError(f"--url needs --cost. Use the file of './eb probe {args.url}'")
-        if has_requests(args.cost):
-            return _judged(console, [_by_fit(args, trace, console)])
     flags = server_flags(args)
     chosen, asked = make_policies(args)
-    running = validate.target(args.url) if args.url else None
-    if running:
-        stats = fetch_stats(running) or {"policy": "nothing that /stats reports"}
-        if [stats["policy"]] != [policy.name for policy in asked]:
-            raise UsageError(f"{args.url} runs {stats['policy']}. Name its policy, or use --cost FILE of ./eb probe")
-        chosen = (replace(chosen[0], options=stats["engine"].get("policy_options") or {}),)
     cost, noise = _cost_to_validate(args, config.load(flags).config, console)
     refuse(args, option_checks.of_cost(cost, args, ", ".join(args.policies), asked))
     if args.learn and (noise is None or not args.cost):
@@ -110,14 +78,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     learn = Path(args.cost) if args.learn else None
     runs = []
     for each in chosen:
-        validation = validate.validate(each, cost, trace, flags, console, noise, learn, running)
+        validation = validate.validate(each, cost, trace, flags, console, noise, learn)
         show(console, validation)
         runs.append((validation.to_dict(), validation.compared))
-    return _judged(console, runs)
-
-
-def _judged(console: Console, runs: Many[tuple[dict[str, Any], Many[Comparison]]]) -> dict[str, Any]:
-    """Print the bounds and what is beyond one; return the result of the command."""
     say(console, f"bounds: {comparison.BOUNDS}")
     beyond = [(told["policy"], c) for told, compared in runs for c in compared if not c.good]
     for policy, c in beyond:
@@ -125,61 +88,6 @@ def _judged(console: Console, runs: Many[tuple[dict[str, Any], Many[Comparison]]
     if beyond:
         say(console, "Calibrate again when nothing else runs on this machine, or lower --rate")
     return {"good": not beyond, "runs": [told for told, _ in runs]}
-
-
-def _by_fit(args: Values, trace: Many[Planned], console: Console) -> tuple[dict[str, Any], Many[Comparison]]:
-    """Send the trace to any server at --url, and compare what the client sees with what the fit of it predicts."""
-    fitted = load(Path(args.cost))
-    (scheduler,), names = fitted.scenario.policies, {fitted.kind.name, fitted.scenario.policies[0].name}
-    if len(args.policies) > 1 or args.policies[0] not in names:
-        raise UsageError(f"{args.cost} is a fit of {fitted.kind.name} ({scheduler.name}). Name this policy alone")
-    for doubt in fitted.doubts:
-        say(console, f"warning: {doubt}")
-    target = with_model(validate.target(args.url, "openai"))
-    validate.send(target, trace[:1])  # which warms it up
-    outcomes = validate.send(target, trace, console)
-    log = checked(list(_requests(outcomes, trace)))
-    for note in log.notes:
-        say(console, f"note: {note.text}")
-    scenario = replace(fitted.scenario, rows=log.trace, host=replace(fitted.scenario.host, first_step=0.0))
-    fitted = replace(fitted, log=log, scenario=scenario)
-    run = fitted.replay(fitted.law)
-    compared = compare(fitted, log, np.isfinite(log.last))
-    if calls := [one.call for one in trace if one.call]:
-        compared.append(_program_time(fitted, outcomes, calls))
-    compared = comparison.bounded(compared, run.busy / run.makespan)
-    console.print(table_of_compared(f"{fitted.kind.title}, {len(log.at)} requests", compared))
-    return {"policy": args.policies[0], "compared": [c.to_dict() for c in compared]}, compared
-
-
-def _requests(outcomes: Many[Outcome], trace: Many[Planned]) -> Iterator[Request]:
-    """Yield what a client saw of each request; a turn of a conversation begins with the one before it."""
-    for outcome, planned in zip(outcomes, trace):
-        seen, on = request(row_of(outcome), SAME), planned.call and planned.call.on
-        before = None if on is None else outcomes[on]
-        yield seen._replace(prefix=(before.id, (before.prompt_tokens or 0) + before.tokens)) if before else seen
-
-
-def _program_time(fitted: Fitted, outcomes: Many[Outcome], calls: Many[Call]) -> Comparison:
-    """Compare the mean program time with that of a closed loop of the log; RuntimeError if the log lacks some requests."""
-    seen, scenario = fitted.log.trace.seen, fitted.scenario
-    if len(seen) < len(calls):
-        raise RuntimeError(
-            f"{len(calls) - len(seen)} of {len(calls)} answers have no token counts, so programs cannot be served "
-            "again. Use a server that reports usage in streams"
-        )
-    order = sorted(range(len(calls)), key=lambda i: outcomes[i].sent)  # as the log has them
-    place = {i: k for k, i in enumerate(order)}
-    rows = Trace(
-        [
-            one._replace(program=calls[i].program, after=[place[parent] for parent in calls[i].after])
-            for one, i in zip(seen, order)
-        ]
-    )
-    loop = rows.loop()
-    simulate(scenario.fresh(*scenario.policies)[0], loop, scenario.cost, scenario.host)
-    expected = np.array([*loop.times(scenario.host.alpha1).values()])
-    return Comparison("mean program time", float(expected.mean()), float(program_seconds(outcomes, calls).mean()))
 
 
 def server_flags(args: Values) -> list[str]:

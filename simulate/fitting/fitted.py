@@ -126,11 +126,6 @@ def _time(seconds: float) -> float | None:
     return round(float(seconds), 6) if np.isfinite(seconds) else None
 
 
-def has_requests(name: str) -> bool:
-    """Whether a cost model is a file that `load` reads."""
-    return name.endswith(".json") and "requests" in costs.load(name)[2]
-
-
 def load(path: Path) -> Fitted:
     """Read what `save` wrote; ValueError for another file."""
     law, host, facts = costs.load(path)

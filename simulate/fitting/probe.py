@@ -88,16 +88,6 @@ def plan(tokens: int, context: int, server: Mapping[str, Any], rng: np.random.Ge
     return fitting
 
 
-def row_of(o: Outcome, start: float = 0.0) -> dict[str, Any]:
-    """Return what a client saw of a request, by the names of a log's requests; its times begin at `start`."""
-    chunks = [] if o.first is None else np.cumsum([start + o.first, *o.gaps]).round(6).tolist()
-    return {
-        "id": o.id, "sent": round(start + o.sent, 6), "prompt": o.prompt_tokens, "output": o.tokens or sum(o.sizes),
-        "limit": o.max_tokens, "chunks": chunks, "counts": o.sizes, "cached": o.cached_tokens,
-        "first": chunks[0] if chunks else None, "last": chunks[-1] if chunks else None, "error": o.error,
-    }  # fmt: skip
-
-
 @dataclass
 class Probe:
     """Sends the phases of a plan while tokens and time (`until`, by time.perf_counter) last.
@@ -172,9 +162,9 @@ class Probe:
 def row(phase: Phase, o: Outcome, start: float, number: int = 0) -> dict[str, Any]:
     """Return an outcome by the names of a log's requests, of which it has this number in the phase, or one after it."""
     _, prompt, limit = phase.asks[o.index]
+    chunks = [] if o.first is None else np.cumsum([start + o.first, *o.gaps]).round(6).tolist()
     return {
-        **row_of(o, start),
-        "id": f"{phase.name}/{number + o.index}",
-        "prompt": o.prompt_tokens or prompt,
-        "limit": limit,
-    }
+        "id": f"{phase.name}/{number + o.index}", "sent": round(start + o.sent, 6), "prompt": o.prompt_tokens or prompt,
+        "output": o.tokens or sum(o.sizes), "limit": limit, "chunks": chunks, "counts": o.sizes, "cached": o.cached_tokens,
+        "first": chunks[0] if chunks else None, "last": chunks[-1] if chunks else None, "error": o.error,
+    }  # fmt: skip

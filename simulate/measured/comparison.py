@@ -7,7 +7,7 @@ It must not know how either run was made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -72,16 +72,11 @@ def compare(run: Run, served: Served, intervals: Mapping[str, Interval] | None =
     if records:
         predicted, measured = (float(np.mean(list(batch_sizes(side).elements()))) for side in (steps_of(run), records))
         comparisons.append(Comparison("mean batch size", predicted, measured, unit=""))
-    return bounded((replace(c, interval=(intervals or {}).get(c.name)) for c in comparisons), busy)
-
-
-def bounded(comparisons: Iterable[Comparison], busy: float) -> list[Comparison]:
-    """Return the comparisons with the bounds at this utilization."""
     above = busy > SATURATED
     latency = SATURATED_LATENCY if above else LATENCY
     bounds = {"mean latency": latency, "p99 latency": latency, "mean program time": latency, "mean TTFT": TTFT}
     bounds |= {"makespan": MAKESPAN} if above else {}
-    return [replace(c, bound=bounds.get(c.name)) for c in comparisons]
+    return [replace(c, bound=bounds.get(c.name), interval=(intervals or {}).get(c.name)) for c in comparisons]
 
 
 def _program_seconds(run: Run) -> np.ndarray:

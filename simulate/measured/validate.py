@@ -81,12 +81,10 @@ class Validation:
         }
 
 
-def serve(
-    chosen: Chosen, flags: Many[str], trace: Many[Planned], console: Console, running: Target | None = None
-) -> tuple[Served, Served, Served]:
-    """Send requests one at a time, some beside others, and then the trace, to a server that runs or is started; RuntimeError when it fails."""
+def serve(chosen: Chosen, flags: Many[str], trace: Many[Planned], console: Console) -> tuple[Served, Served, Served]:
+    """Send requests one at a time, some beside others, and then the trace, to a new server; RuntimeError when it fails."""
     texts = [(f"{word} the king of this house", n) for word in WORDS[: TIMES + 1] for n in ALONE]
-    with nullcontext(running) if running else server(chosen.name, flags, console) as reached:
+    with server(chosen.name, flags, console) as reached:
         there = known(reached)
         alone = observe(there, chosen, [Planned(i, 0.0, *each) for i, each in enumerate(texts)], console, users=1)
         alone = replace(alone, outcomes=alone.outcomes[len(ALONE) :])  # the first ones warm up
@@ -103,11 +101,6 @@ def besides(pace: float) -> list[Planned]:
     return [Planned(i, at, f"{WORDS[i % len(WORDS)]} {i} of this house", n) for i, (at, n) in enumerate(asked)]
 
 
-def target(url: str, api: str = "inference") -> Target:
-    """Return a server with the key of the settings, which streams."""
-    return Target(url, api_key=config.load().config.api_key or None, dialect=Dialect(api, stream=True))
-
-
 @contextmanager
 def server(policy: str, flags: Many[str], console: Console) -> Iterator[Target]:
     """Yield a server that was started with these flags; RuntimeError when it does not start."""
@@ -118,7 +111,7 @@ def server(policy: str, flags: Many[str], console: Console) -> Iterator[Target]:
             tempfile.TemporaryDirectory() as folder,
             servers.started(policy, flags, Path(folder) / "server.log", key) as url,
         ):
-            yield target(url)
+            yield Target(url, api_key=key, dialect=Dialect("inference", stream=True))
     except servers.ServerFailed as error:
         raise RuntimeError(f"the server did not start: {error}") from error
 
@@ -153,9 +146,7 @@ def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
     ]
 
 
-def send(
-    target: Target, trace: Many[Planned], console: Console | None = None, users: int | None = None
-) -> list[Outcome]:
+def send(target: Target, trace: Many[Planned], console: Console | None, users: int | None) -> list[Outcome]:
     """Send a trace, at its times or by `users`, and return the outcomes, in order; RuntimeError when one fails."""
     run = load.LoadRun(target, trace, users)
     with Display(run, console, trace[-1].at) if console else nullcontext():
@@ -178,7 +169,6 @@ def validate(
     console: Console,
     noise: Noise | None = None,
     learn: Path | None = None,
-    running: Target | None = None,
 ) -> Validation:
     """Serve a trace and simulate it, with the host overheads measured before; intervals need the law's noise.
 
@@ -186,7 +176,7 @@ def validate(
     """
     options = [word for name, value in chosen.options.items() for word in ("--policy-option", f"{name}={value}")]
     flags = [*flags, *options]
-    alone, beside, served = serve(chosen, flags, trace, console, running)
+    alone, beside, served = serve(chosen, flags, trace, console)
     host = alone.host(cost)
     # What a request takes from a step delays itself and the step, each by at most as long as it takes.
     host = replace(host, receive=min(beside.late(host), 2 * host.alpha0))

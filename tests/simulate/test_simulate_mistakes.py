@@ -63,6 +63,7 @@ MISTAKES = [
     ("calibrate --out HERE", "--out", "cost.json"),
     ("validate nope", "'nope'", "dynamic"),
     ("validate dynamic --rate 0", "--rate", "above 0"),
+    ("validate dynamic --url http://127.0.0.1:1", "--url", "was removed in 0.2.0"),
     ("predict HERE/none", "predict", "was removed in 0.2.0"),
     ("adversary dynamic+sjf --engine ragged", "--engine ragged", "does not pad"),
     ("arena --only", "--only", "my_policy.py"),

@@ -179,7 +179,6 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--seed": (VALIDATE, "1"),
         "--workload": (VALIDATE, "react:2"),
         "--learn": ("validate dynamic --cost NOISYCOST", ""),
-        "--url": (VALIDATE, "http://127.0.0.1:1"),
         **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},
     },
     "advise": {
@@ -347,8 +346,6 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda args, console: ask(args.engine, args.api_key, args.trace, args.slo, args.policy, args.anyway),
     )
     monkeypatch.setattr(advise, "check", lambda args, console: ask(args.check.name, args.advice.name, args.applied))
-    stats = {"policy": "dynamic", "engine": {}}
-    monkeypatch.setattr("simulate.commands.validate.fetch_stats", lambda target: stats)
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))

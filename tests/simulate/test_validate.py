@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,23 +15,15 @@ from client.report.measure import Outcome
 from client.workloads import catalog, corpus
 from client.workloads.arrivals import Arrivals
 from costs import published
-from costs.cost import Affine, Cost, Host, Scaled
+from costs.cost import Cost, Host, Scaled
 from simulate.__main__ import main
-from simulate.commands import validate as validating
-from simulate.engines import known
-from simulate.fitting.fitted import Fitted, save
-from simulate.logs.checks import checked
-from simulate.logs.log import Log
 from simulate.measured import comparison, validate
 from simulate.measured.comparison import Comparison, agreement, batch_sizes, steps_of, token_gaps
-from simulate.measured.intervals import Noise
 from simulate.measured.served import Served
 from simulate.measured.validate import Validation
 from simulate.result import chunks_of, outcome
-from simulate.scenario import Chosen, Engine, Scenario
+from simulate.scenario import Chosen
 from simulate.simulator import Run
-from simulate.trace import Seen, Trace
-from tests.support.servers import Server
 
 ENGINE = {"max_batch_size": 8, "max_tokens_per_step": 256, "kv": None}
 LAW = published.make("oracle-a")
@@ -282,12 +272,6 @@ def test_programs_are_simulated_in_a_closed_loop_and_their_times_compared() -> N
         assert mean.good == (law is LAW) == (mean.error == pytest.approx(0))
     assert run.loop
     assert mean.measured == pytest.approx(np.mean([*run.loop.times().values()]))
-    log = checked([*validating._requests(outcomes, planned)])
-    for law in (LAW, SLOWER):
-        scenario = Scenario((Chosen("dynamic"),), Engine(8, 256), law, NONE, log.trace)
-        fitted = Fitted(scenario, Noise((), 0.0, 10), log, known.get("vllm"), {}, {})
-        mean = validating._program_time(fitted, outcomes, served.calls)
-        assert (mean.error == pytest.approx(0, abs=0.01)) == (law is LAW)
 
 
 def test_a_comparison_fails_above_its_bound() -> None:
@@ -318,50 +302,3 @@ def test_a_real_server_is_measured_step_by_step(capsys: pytest.CaptureFixture[st
 def test_a_server_that_does_not_start_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "dynamic", "--cost", "oracle-a", "--model", "no/such/folder"]) == 1
     assert "the server did not start: " in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of a mock server that already runs."""
-    log = tmp_path_factory.mktemp("running") / "log"
-    with Server(log, "dynamic", "--model", "mock:oracle-a", "--max-batch-size", "4", "--access-log", "off") as server:
-        yield f"http://127.0.0.1:{server.port}"
-
-
-@pytest.mark.process
-def test_a_server_that_runs_is_validated_by_its_steps(running: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["validate", "dynamic", "--url", running, "--cost", "oracle-a", "--num", "6", "--rate", "8"])
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert {"mean TTFT", "p99 ITL", "mean batch size"} < {c["name"] for c in run["compared"]}
-    assert max(map(int, run["batch_sizes"]["predicted"])) <= 4
-    for policy, words in (
-        ("static", "runs dynamic. Name its policy"),
-        ("dynamic --dtype float32", "no effect with --url"),
-    ):
-        assert main(["validate", *policy.split(), "--url", running, "--cost", "oracle-a"]) == 2
-        assert words in capsys.readouterr().err
-    assert main(["validate", "dynamic", "--url", running]) == 2
-    assert "--url needs --cost" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_a_server_without_steps_is_validated_by_a_fit_of_it(
-    running: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kind, trace = known.get("ours"), Trace([Seen(0.0, 5, 5, 0.1)])
-    law = Affine(base=0.0086, decode=0.0002, prefill=0.005)  # about that of the server
-    scenario = Scenario((kind.policy,), replace(kind.engine, slots=4), law, Host(first_step=9.0), trace)
-    log = Log(trace, np.array([0.05]), np.array([0.1]))
-    path = tmp_path / "fit.json"
-    save(path, Fitted(scenario, Noise((0.0, 0.01), 0.05, 10), log, kind, {}, {"ttft": 0.0, "latency": 0.0}))
-    main(["validate", "ours", "--url", running, "--cost", str(path), "--num", "6", "--rate", "8"])
-    captured = capsys.readouterr()
-    (run,) = json.loads(captured.out)["runs"]
-    compared = {c["name"]: c for c in run["compared"]}
-    assert {"mean TTFT", "p99 TPOT", "p99 latency"} < set(compared)
-    assert compared["mean latency"]["bound"] in (comparison.LATENCY, comparison.SATURATED_LATENCY)
-    low, high = compared["mean TPOT"]["interval"]
-    assert low < compared["mean TPOT"]["predicted"] < high
-    assert 0.5 < compared["mean TPOT"]["predicted"] / compared["mean TPOT"]["measured"] < 2
-    assert main(["validate", "vllm", "--url", running, "--cost", str(path)]) == 2
-    assert "is a fit of ours (dynamic)" in capsys.readouterr().err
