@@ -123,11 +123,6 @@ class Run:
         """Seconds from the first arrival to the last answer."""
         return self.ended + self.host.alpha1 - self.began
 
-    @property
-    def throughput(self) -> float:
-        """Output tokens a second over the makespan."""
-        return float(self.tokens.sum() / self.makespan)
-
 
 def _array(values: Iterable[float], kind: type = float) -> np.ndarray:
     import numpy as np  # only summaries need it: a run in a browser has none

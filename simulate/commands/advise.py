@@ -28,7 +28,6 @@ from simulate.laws import first
 from simulate.logs.log import Log
 from simulate.logs.read import read, served
 from simulate.simulator import Run
-from terminal import options as line
 from terminal.console import say, table_of, writable
 from terminal.options import FILE, KEY, Argument, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted
@@ -39,7 +38,7 @@ SAME = "no difference that can be told"
 
 def options() -> Sections:
     """Return the options in sections of the help."""
-    source = "log, file that `fit` wrote, or URL of a server: one of ours tells what it served, others are probed"
+    source = "log, file that `fit` or `probe` wrote, or URL of a server of this project"
     return {
         "arguments": [Argument("source", source, metavar="LOG|URL", required=False)],
         "options": [
@@ -91,39 +90,21 @@ def fitted_of(args: Values, console: Console) -> Fitted:
     """Return the fit of the source, with the requests that are to be served."""
     if not args.source:
         raise UsageError("there is neither a log nor a URL. Use ./eb advise LOG")
-    source, log = Path(args.source), None
     if args.source.startswith(("http://", "https://")):
         url = base_url(args.source)
-        log = None if args.trace else served(url, args.api_key)
-        if log is None:
-            source = probed(url, args, console)
-    try:
-        fitted = None if log else fits.load(source)
-    except ValueError:  # not a file that `fit` wrote
-        fitted, log = None, read(source)
-    if fitted is None:
-        assert log is not None
+        if (log := served(url, args.api_key)) is None:
+            after = f"./eb advise cost.json --trace {args.trace or 'LOG'}"
+            raise UsageError(f"{url} does not report what it served. Use ./eb probe {url}, and then {after}")
+    else:
+        try:
+            fitted, log = fits.load(Path(args.source)), None
+        except ValueError:  # not a file that `fit` wrote
+            log = read(Path(args.source))
+    if log:
         if not (engine := args.engine or log.server.get("engine")):
             raise UsageError(f"{args.source} does not say what served it. Use --engine vllm, or another")
         fitted = fit(log, known.get(engine), {}, console)
     return replace(fitted, scenario=replace(fitted.scenario, rows=read(args.trace).trace)) if args.trace else fitted
-
-
-def probed(url: str, args: Values, console: Console) -> Path:
-    """Probe a server that does not tell what it served, and return the file of its fit."""
-    if not args.trace:
-        raise UsageError(f"{url} does not report what it served. Use --trace LOG: it is probed, and LOG is served")
-    from simulate.commands import probe  # which loads what sends
-
-    flags = [
-        url,
-        *(("--engine", args.engine) if args.engine else ()),
-        *(("--api-key", args.api_key) if args.api_key else ()),
-    ]
-    given = line.read(line.Command("python -m simulate probe", "", probe.options()), flags)
-    probe.run(given, console)
-    out: Path = given.out
-    return out
 
 
 def limits_of(text: str | None) -> dict[str, float]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import sys
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 
@@ -29,7 +28,6 @@ from terminal.console import say
 from terminal.options import FOLDER, POSITIVE, Argument, Command, Number, Option, UsageError, Values, read
 from terminal.progress import counted
 
-SHOWN = 20  # lines of what hooks print
 HINTS = ["--clients", "4", "--priorities", "3", "--slo", "2", "10"]  # for whatever an order goes by
 ARENA = ["--only", "--seeds", "1", "--num", "200", "--jobs", "1"]
 NOTE = "Exit status: 0 when every law is kept, 1 when one is broken, 2 for a wrong command line."
@@ -68,7 +66,11 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     say(console, f"1 of 3: the laws, in {CASES:,} small and {LARGE_CASES} large cases")
     # A bar would take what hooks print to the terminal, all of it, so progress is lines.
     plain = Console(stderr=True, force_terminal=False)
-    with printed(console, 0), counted(plain, CASES + LARGE_CASES, "cases tested") as progress:
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+        counted(plain, CASES + LARGE_CASES, "cases tested") as progress,
+    ):
         verdict = check(name, CASES, large=LARGE_CASES, progress=progress)
     say(console, str(verdict))
     told: dict[str, Any] = {
@@ -79,7 +81,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     }
     if verdict.broken is not None:
         if verdict.case is not None:
-            with printed(console, SHOWN), suppress(Broken):
+            with suppress(Broken):  # what hooks print in it is shown
                 try_case(policies.policy_maker(name), verdict.case, twice=False)
         return told
     say(console, f"2 of 3: {policy.name} beside {base}")
@@ -92,7 +94,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     given = read(
         Command("python -m simulate arena", "", arena.options()), [*(n for n in others if n != REFERENCE), *ARENA]
     )
-    with printed(console, 0):
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         told["arena"] = arena.run(given, plain)["ranking"]
     page = folder / "report.html"
     if page.is_file():
@@ -130,7 +132,7 @@ def run_both(line: list[str], folder: Path, console: Console) -> list[dict[str, 
         Command("python -m simulate run", "", run_command.options()), [*line, "--out", str(folder), "--no-plots"]
     )
     given.command_line = shlex.join(["python", "-m", "simulate", "run", *line])
-    with printed(console, SHOWN, folder / "printed.txt"):
+    with printed(folder / "printed.txt", console):
         runs: list[dict[str, Any]] = run_command.run(given, console)["runs"]
     say(console, "drawing the plots of the report")
     ending.draw_page(folder, console)
@@ -144,35 +146,16 @@ def compared(base: dict[str, Any], mine: dict[str, Any]) -> str:
     return f"{mine['policy']} beside {base['policy']}: {', '.join(words)}"
 
 
-class Printed(io.TextIOBase):
-    """Passes on the first lines that hooks print; counts all of them, and keeps them in a file if there is one."""
-
-    def __init__(self, shown: int, file: TextIO | None = None) -> None:
-        self.lines, self._shown, self._file = 0, shown, file
-
-    def write(self, text: str, /) -> int:
-        if self.lines < self._shown:
-            sys.stderr.write(text)
-        if self._file is not None:
-            self._file.write(text)
-        self.lines += text.count("\n")
-        return len(text)
-
-
 @contextmanager
-def printed(console: Console, shown: int, path: Path | None = None) -> Iterator[None]:
-    """Show the first lines that hooks print meanwhile, and say how many more there were."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") if path else nullcontext() as file:
-        lines = Printed(shown, file)
-        with redirect_stdout(lines):
-            yield
-    if path is not None and not lines.lines:
+def printed(path: Path, console: Console) -> Iterator[None]:
+    """Write what hooks print meanwhile into a file, and say where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file, redirect_stdout(file):
+        yield
+    if path.stat().st_size:
+        say(console, f"note: what hooks printed is in {path}")
+    else:
         path.unlink()
-    if lines.lines > shown:
-        where = f"all are in {path}" if path else "simulate check and simulate arena show them"
-        say(console, f"note: {lines.lines - shown:,} lines that hooks printed are not shown; {where}")
 
 
 def has_display() -> bool:

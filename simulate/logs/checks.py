@@ -21,7 +21,6 @@ SLACK = 1e-4  # seconds by which rounded times may contradict each other
 SILENCE, BURSTS = 20, 12  # times as long as the median, and as the mean
 BUSY, MOST = 8, 0.7  # times as many prompt tokens in as long a time; part of the requests that ever run at once
 SLOWEST = 5.0  # seconds per token at the median: more are milliseconds
-RETRY_SECONDS, ALIKE = 60.0, 3  # after a failure, and requests with the same length of the prompt, for a retry
 
 
 def checked(
@@ -45,7 +44,7 @@ def checked(
     if not designed:
         _check_clocks(ran)
     lost = [Note(f"Requests that {why}: {n}. They are left out.", 1 + n / len(arrived)) for why, n in problems.items()]
-    found = [*notes, *lost, *_flaws(ran, whole, designed), *_retries(arrived)]
+    found = [*notes, *lost, *_flaws(ran, whole, designed)]
     if math.isfinite(begin := _begin(ran)):
         found += [Note(f"The log begins in a busy server: it counts from {begin - ran[0].sent:.3g} s on.", 1.5)]
         early = [r._replace(sent=r.first, first=NAN, last=NAN) for r in ran if r.first <= begin]  # which are only load
@@ -126,15 +125,3 @@ def _flaws(ran: Many[Request], whole: int, designed: bool) -> Iterator[Note]:
     rest = (usual.sum() - pause) / max(1, len(usual) - 1)  # the mean of the others: bursts make their median small
     if not designed and len(usual) and pause > max(SILENCE * np.median(usual), BURSTS * rest):
         yield Note(f"No request arrived for {pause:.3g} s while others ran: a pause, or missing lines.", 1.25)
-
-
-def _retries(arrived: Many[Request]) -> Iterator[Note]:
-    """A retry follows a failed request, and has its id, or its prompt's length where few others have it."""
-    usual, failed = Counter(r.prompt for r in arrived), [r for r in arrived if r.error]
-    retries = {
-        i for other in failed for i, r in enumerate(arrived)
-        if 0 < r.sent - other.sent <= RETRY_SECONDS
-        and (r.id == other.id != "" or (r.prompt == other.prompt and usual[r.prompt] <= ALIKE))
-    }  # fmt: skip
-    if retries:
-        yield Note(f"Requests that seem to repeat failed ones: {len(retries)}. Another server may not fail so.", 1.2)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,12 +18,10 @@ from engines.serve import TESTED
 from engines.serve import main as serve_vllm
 from front import options as queue
 from front.menu import Menu
-from simulate import commands
 from simulate.__main__ import main
 from simulate.advise.changes import Change, changes_of, own_change, serve, way_of
 from simulate.advise.search import Search
 from simulate.commands import advise
-from simulate.commands.arguments import Sections
 from simulate.engines import known
 from simulate.engines.known import Kind
 from simulate.fitting import fitted as fits
@@ -34,7 +30,6 @@ from simulate.logs.log import Log
 from simulate.measured.intervals import Noise
 from simulate.scenario import Chosen, Engine, Scenario
 from simulate.trace import Seen, Trace
-from terminal.options import FILE, Argument, Option
 
 LAW = Affine(base=0.02, token=0.0001)
 FLAGS = {"slots": "--max-num-seqs {}", "tokens_per_step": "--max-num-batched-tokens {}"}
@@ -284,22 +279,11 @@ def test_a_newer_log_says_whether_the_advice_was_true(
     assert f"the advice was {'true' if code == 0 else 'not true'}" in capsys.readouterr().err.lower()
 
 
-def test_a_url_is_probed_and_then_serves_the_requests_of_a_log(
+def test_a_trace_is_served_in_place_of_the_requests_of_the_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def options() -> Sections:
-        out = Option("--out", "fit", FILE, default=Path("cost.json"))
-        return {"arguments": [Argument("url", "server")], "options": [out, Option("--engine", "kind")]}
-
-    asked: list[tuple[str, str]] = []
-    probe = SimpleNamespace(options=options, run=lambda args, console: asked.append((args.url, args.engine)))
-    monkeypatch.setitem(sys.modules, "simulate.commands.probe", probe)
-    monkeypatch.setattr(commands, "probe", probe, raising=False)
-    (tmp_path / "log").touch()
-    words = ("http://localhost:8000", "--engine", "tgi", "--trace", str(tmp_path / "log"))
-    mine = log_of(short_long(0.5, 40))
+    words, mine = ("cost.json", "--trace", str(tmp_path / "log")), log_of(short_long(0.5, 40))
     assert command(monkeypatch, fitted_to(short_long(0.05), name="tgi"), tmp_path, *words, log=mine) == 0
-    assert asked == [("http://localhost:8000", "tgi")]
     text = capsys.readouterr().err
     assert "40 requests" in text
     assert "measured" not in text[text.index("40 requests") : text.index("lower bound")]
@@ -319,6 +303,14 @@ def test_a_command_line_without_requests_is_refused(
 ) -> None:
     assert main(["advise", *words]) > 0
     assert remedy in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_report_its_requests_has_to_be_probed_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(advise, "served", lambda url, api_key: None)
+    assert main(["advise", "http://here", "--trace", "LOG"]) == 2
+    assert "Use ./eb probe http://here, and then ./eb advise cost.json --trace LOG" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["fit", "advise"])

@@ -202,8 +202,6 @@ def test_cached_tokens_that_none_had_before_are_reported() -> None:
         ([r._replace(sent=0.0) for r in steady()], "at once"),
         (changed(steady(), range(20, 40), lambda r: r._replace(sent=r.sent + 99, first=r.first + 99, last=r.last + 99))
          + [Request(0.1, 10, 400, 0.3, 200.0)], "No request arrived for 99.5 s"),
-        (changed(steady(), range(5, 6), lambda r: r._replace(error="timeout"))
-         + [Request(3.0, 15, 4, 3.2, 3.8, "5")], "repeat failed ones: 1"),
     ],
 )  # fmt: skip
 def test_a_flaw_is_a_sentence_and_widens_the_intervals(requests: list[Request], word: str) -> None:
