@@ -20,7 +20,7 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from simulate.commands.arguments import Sections, arrival_options, engine_options, policies_argument
 from simulate.commands.inputs import make_scenario
-from simulate.commands.option_checks import refuse
+from simulate.commands.option_checks import check_once, refuse
 from simulate.fleet.disaggregated import Disaggregated, ImportingPool
 from simulate.fleet.fleet import Asks, Fleet
 from simulate.fleet.fleet_run import FleetRun
@@ -88,6 +88,7 @@ def options() -> Sections:
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve one workload with many replicas behind each router, once for each policy and autoscaler."""
     check_scaling(args)
+    check_once("router", args.router or [])
     for name in args.router or ():
         check_router(args, name)
     draws = any(name not in CHANCELESS for name in args.router or ROUTERS)

@@ -59,6 +59,7 @@ def make_scenario(
 def make_policies(args: Values, reported: Collection[str] = ()) -> tuple[tuple[Chosen, ...], tuple[Policy, ...]]:
     """Return the policies, and one of each for each number of slots, to be asked what it does."""
     check_once("policy", args.policies)
+    check_once("--policy-option", [pair.partition("=")[0] for pair in args.policy_option])
     options = read_pairs(args.policy_option, "--policy-option")
     loops = {name.partition("+")[0] for name in args.policies}
     if "dynamic" in loops and options.get("reserve") == "prompt" and not getattr(args, "kv_tokens", True):
