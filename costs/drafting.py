@@ -6,11 +6,8 @@ where the server decides it (`scheduling/speculation.py`). This module must not 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -106,7 +103,7 @@ class Recorded(NamedTuple):
 
 
 class RecordedDrafter(KnownDrafter):
-    """Has the draft tokens that were recorded, by request id; an id that was not recorded takes the record of its number.
+    """Has the draft tokens that were recorded, by request id.
 
     In a step that begins where none began, as with another number of drafts, each place keeps what was recorded of it.
     """
@@ -114,22 +111,15 @@ class RecordedDrafter(KnownDrafter):
     def __init__(self, answers: Mapping[str, Recorded], **options: Any) -> None:
         super().__init__(**options)
         self._by_id = answers
-        self._by_number = list(answers.values())
-
-    def _of(self, seq: Sequence) -> Recorded | None:
-        own = self._by_id.get(seq.id)
-        if own is None and seq.id.isdigit() and int(seq.id) < len(self._by_number):
-            own = self._by_number[int(seq.id)]
-        return own
 
     def most(self, seq: Sequence) -> int:
-        own, place = self._of(seq), len(seq.output_ids)
+        own, place = self._by_id.get(seq.id), len(seq.output_ids)
         if own is None:
             return 0
         return own.drafted.get(place, MOST if place in own.accepted else 0)
 
     def accepts(self, seq: Sequence, place: int) -> bool:
-        own = self._of(seq)
+        own = self._by_id.get(seq.id)
         return own is not None and own.accepted.get(place, False)
 
 
@@ -160,26 +150,13 @@ def recorded(records: Iterable[Mapping[str, Any]]) -> dict[str, Recorded]:
     return {id: Recorded.of(steps) for id, steps in answers.items()}
 
 
-@lru_cache(maxsize=4)
-def read(path: Path) -> dict[str, Recorded]:
-    """Read what was recorded in an `iterations.jsonl`; ValueError if there are no draft tokens in it."""
-    with path.open(encoding="utf-8-sig") as lines:
-        found = recorded(map(json.loads, lines))
-    if not any(own.drafted for own in found.values()):
-        raise ValueError(
-            f"--acceptance: no draft tokens in {str(path)!r}. Record a server with --speculate auto --drafts 8"
-        )
-    return found
-
-
-def replaying(records: Many[Mapping[str, Any]], drafts: str) -> Speculator | None:
+def replaying(records: Many[Mapping[str, Any]], drafts: int) -> Speculator | None:
     """Return a speculator with the draft tokens of a server's records, and no others; None if there are none."""
     if not any("drafts" in record for record in records):
         return None  # a simulation without a speculator skips equal steps
-    return Speculator(RecordedDrafter(recorded(records)), None if drafts == "auto" else int(drafts))
+    return Speculator(RecordedDrafter(recorded(records)), drafts)
 
 
-def speculator(acceptance: float | Path, drafts: str, seed: int = 0) -> Speculator:
+def speculator(acceptance: float, drafts: str, seed: int = 0) -> Speculator:
     """Return a speculator for the simulator; `drafts` is a number, or `auto`."""
-    drafter = RecordedDrafter(read(acceptance)) if isinstance(acceptance, Path) else DrawnDrafter(acceptance, seed)
-    return Speculator(drafter, None if drafts == "auto" else int(drafts))
+    return Speculator(DrawnDrafter(acceptance, seed), None if drafts == "auto" else int(drafts))

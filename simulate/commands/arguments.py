@@ -11,7 +11,6 @@ import policies
 from client.workloads import catalog
 from scheduling.speculation import MOST
 from simulate import workloads
-from terminal.option_types import Type
 from terminal.options import FILE, POSITIVE, Argument, Choice, Number, Option, Parameter, Values
 
 Sections = dict[str, Sequence[Parameter]]
@@ -28,30 +27,10 @@ def policies_argument() -> Argument:
     )
 
 
-class Acceptance(Type):
-    """A probability, or a file of recorded steps."""
-
-    name = "P|FILE"
-    bounds = "0..1"
-    wanted = "a number from 0 to 1, or an iterations.jsonl of client.compare"
-
-    def parse(self, value: Any) -> float | Path:
-        try:
-            number = float(value)
-        except ValueError:
-            path = Path(value)
-            if not path.is_file():
-                raise
-            return path
-        if not 0 <= number <= 1:
-            raise ValueError
-        return number
-
-
 SPECULATION_OPTIONS = [
     Option(
-        "--acceptance", "simulate speculative decoding: the probability that a draft token is accepted if those before it are, or "
-        "an iterations.jsonl with recorded draft tokens (default: no draft tokens)", Acceptance(),
+        "--acceptance", "simulate speculative decoding: the probability that a draft token is accepted if those before it are "
+        "(default: no draft tokens)", Number(0, 1, kind=float, name="P"),
     ),
     Option(
         "--drafts", "with --acceptance: draft tokens per request and step, 0 to 8; auto: as many as are worth their "

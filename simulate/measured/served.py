@@ -90,7 +90,7 @@ class Served:
     def simulate(self, law: Cost, host: Host, arrivals: Mapping[str, float] | None = None, **options: bool) -> Run:
         """Simulate the run, with the draft tokens that it had; `options` are those of `simulate`."""
         scheduler = self.scheduler()
-        scheduler.speculator = drafting.replaying(self.records, str(MOST))
+        scheduler.speculator = drafting.replaying(self.records, MOST)
         return simulate(scheduler, self.sequences(arrivals), law, host, **options)
 
     def clocked(self) -> dict[str, tuple[float, float, float]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,23 +93,14 @@ def test_a_record_costs_what_its_plan_costs_if_no_draft_is_rejected() -> None:
     assert [step_of_members(record.members, padded=False) for record in run.iterations] == steps
 
 
-def test_recorded_drafts_are_computed_again_in_the_same_steps(tmp_path: Path) -> None:
+def test_recorded_drafts_are_computed_again_in_the_same_steps() -> None:
     run = served(drafting.speculator(0.6, "5"), pages=40)
     assert any(seq.preemptions for seq in run.sequences) or all(record.pages_total for record in run.iterations)
-    path = tmp_path / "iterations.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records(run)))
-    assert records(served(drafting.speculator(path, "5"), pages=40)) == records(run)
-    fewer = served(drafting.speculator(path, "2"), pages=40)
+    assert records(served(drafting.replaying(records(run), 5), pages=40)) == records(run)
+    fewer = served(drafting.replaying(records(run), 2), pages=40)
     assert 0 < sum(seq.drafted for seq in fewer.sequences) < sum(seq.drafted for seq in run.sequences)
     assert fewer.steps > run.steps
-
-
-def test_a_recording_without_drafts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "iterations.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records(served(None))))
-    _, error = run_command(capsys, "run", "dynamic", "--num", "9", "--acceptance", str(path), code=2)
-    assert "--acceptance" in error
-    assert "--speculate" in error
+    assert drafting.replaying(records(served(None)), 5) is None
 
 
 @pytest.mark.parametrize("drafts", [3, None])
