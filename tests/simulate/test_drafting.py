@@ -155,23 +155,6 @@ def test_a_mock_server_gives_the_same_text_in_fewer_steps() -> None:
     assert drafts["tokens"] <= 4 * drafts["times"]
 
 
-MISTAKES = [
-    ("run dynamic --drafts 4", "--drafts", "Use --acceptance"),
-    ("run dynamic --acceptance 1.5", "--acceptance", "from 0 to 1"),
-    ("run dynamic --acceptance 0.5 --drafts 17", "--drafts", "auto"),
-    ("run static --acceptance 0.5", "--acceptance", "Use dynamic"),
-]
-
-
-@pytest.mark.parametrize(("line", "named", "more"), MISTAKES)
-def test_options_of_drafts_that_can_have_no_effect_are_refused(
-    line: str, named: str, more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, error = run_command(capsys, *line.split(), code=2)
-    assert named in error
-    assert more in error
-
-
 @pytest.mark.parametrize(
     "command", points(1, "run dynamic", "plan dynamic --slots 4", "fleet dynamic --router round-robin")
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
 import policies
-from batching import BatchingManager, Inference
 from costs.cost import Affine
 from costs.mock import MockModel
 from scheduling.pages import PagePool
@@ -55,23 +53,3 @@ def test_a_mock_engine_takes_the_time_that_the_simulator_says() -> None:
     makespan, preemptions = simulated()
     assert now[0] == pytest.approx(makespan)
     assert sum(seq.preemptions for seq in sequences) == preemptions > 5
-
-
-@pytest.mark.full
-def test_a_server_takes_about_the_time_that_the_simulator_says() -> None:
-    pages = PagePool(QUARTER, SIZE)
-    manager = BatchingManager(MockModel(COST), pages=pages, max_batch_size=SLOTS)
-    inferences = [Inference("", n, [i] * PROMPT) for i, n in enumerate(LENGTHS)]
-    manager.enqueue_all(inferences)
-    began = time.perf_counter()
-    manager.start(policy())
-    for inference in inferences:
-        assert inference.wait(60)
-        assert inference.error is None
-    seconds = time.perf_counter() - began
-    manager.stop(1)
-    makespan, _ = simulated()
-    assert [len(inference.output_ids) for inference in inferences] == LENGTHS
-    assert seconds == pytest.approx(makespan, rel=0.15)
-    assert any(inference.sequence.preemptions for inference in inferences)
-    assert pages.used == 0

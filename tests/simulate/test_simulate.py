@@ -25,45 +25,6 @@ def test_a_run_is_told_and_written_like_a_measured_one(capsys: pytest.CaptureFix
     out = tmp_path / "one"
     told, words = run_command(capsys, "run", "dynamic", *SMALL, "--out", str(out), "--e2el", "2", "--no-plots")
     summary = json.loads((out / "runs" / "dynamic.poisson-3.0.json").read_text())
-    keys = [
-        "date",
-        "backend",
-        "model_id",
-        "num_prompts",
-        "request_rate",
-        "burstiness",
-        "max_concurrency",
-        "duration",
-        "completed",
-        "failed",
-        "total_input_tokens",
-        "total_output_tokens",
-        "request_throughput",
-        "request_goodput",
-        "output_throughput",
-        "total_token_throughput",
-        "max_output_tokens_per_s",
-        "max_concurrent_requests",
-        "input_lens",
-        "output_lens",
-        "ttfts",
-        "itls",
-        "errors",
-        "seed",
-        "trace_sha256",
-        "policy",
-        "config",
-        "machine",
-        "versions",
-        "client_lag",
-        "server_before",
-        "server_after",
-        "simulation",
-    ]
-    keys += [
-        f"{s}_{m}_ms" for s in ("mean", "median", "std", "p50", "p90", "p99") for m in ("ttft", "tpot", "itl", "e2el")
-    ]
-    assert set(keys) <= set(summary)
     assert (summary["completed"], summary["policy"], summary["num_prompts"]) == (40, "dynamic", 40)
     assert sum(summary["simulation"]["waste"].values()) == pytest.approx(1)
     assert [len(gaps) + 1 for gaps in summary["itls"]] == summary["output_lens"]

@@ -19,63 +19,53 @@ from config import flag
 from costs.cost import Affine, Host
 from simulate.__main__ import COMMANDS, build_command, main
 from simulate.arena.grade import Grade
-from simulate.commands import advise, check, grade, new, try_out
+from simulate.commands import check, grade, new, try_out
 from simulate.laws.check import Verdict
 from simulate.measured import calibrate, validate
 from simulate.workloads import draw
 from tests.support import points
 
 SMALL = "--num 30 --rate 6 --max-batch-size 4"
-SMALL_PLAN = "--num 100"
-TRACE = "--trace TRACE"
 # What says when, where and of what a run was, and would differ though the option did nothing.
 LABELS = {"date", "config", "model_id", "server_after", "machine", "versions", "seed", "trace_sha256"}
+Cases = dict[str, tuple[str, str]]
+
+
+def beside(base: str, **values: str) -> Cases:
+    """Return cases of options with these values, on this command line."""
+    return {flag(name): (base, value) for name, value in values.items()}
+
 
 ENGINE = {
+    **beside("dynamic {small}", cost="llm-mock", cost_option="row=0.01"),
     "--policy-option": ("window {small}", "delay=0.5"),
-    "--cost": ("dynamic {small}", "llm-mock"),
-    "--cost-option": ("dynamic {small}", "row=0.01"),
     "--engine": ("static {small}", "ragged"),
     "--max-batch-size": ("dynamic --num 100 --rate 6", "3"),
     "--max-tokens-per-step": ("dynamic {small} --workload orca", "32"),
-    "--kv-tokens": ("dynamic {small}", "320"),
+}
+SHARED_PREFIXES = "dynamic {small} --workload shared-prefix:2:64 --kv-tokens 4096"
+SIMULATED_ENGINE = {  # of a real server, its own settings say it
+    **beside("dynamic {small}", kv_tokens="320", acceptance="0.7"),
     "--page-size": ("dynamic {small} --kv-tokens 640", "64"),
-    "--pinned-prefixes": ("dynamic {small} --workload shared-prefix:2:64 --kv-tokens 4096", "SHAREGPT"),
-    "--pinned-pages": (
-        "dynamic {small} --workload shared-prefix:2:64 --kv-tokens 4096 --pinned-prefixes SHAREGPT",
-        "1",
-    ),
-    "--acceptance": ("dynamic {small}", "0.7"),
+    "--pinned-prefixes": (SHARED_PREFIXES, "SHAREGPT"),
+    "--pinned-pages": (f"{SHARED_PREFIXES} --pinned-prefixes SHAREGPT", "1"),
     "--drafts": ("dynamic {small} --acceptance 0.7", "2"),
 }
-SIMULATED_ENGINE = (
-    "--kv-tokens",
-    "--page-size",
-    "--pinned-prefixes",
-    "--pinned-pages",
-    "--acceptance",
-    "--drafts",
-)  # of a real server, its own settings say it
 ARRIVALS = {
-    "--workload": ("dynamic {small}", "orca"),
-    "--arrivals": ("dynamic {small}", "gamma"),
-    "--rate": ("dynamic --num 60", "3"),
+    **beside("dynamic {small}", workload="orca", arrivals="gamma", context="120", seed="7"),
+    **beside("dynamic --trace TRACE", speed="1.5", copies="3"),
+    **beside("dynamic --num 60", rate="3", trace="TRACE"),
     "--num": ("dynamic --num 50", "70"),
     "--open-loop": ("dynamic --num 50 --workload agents", ""),
-    "--trace": ("dynamic --num 60", "TRACE"),
-    "--speed": ("dynamic --trace TRACE", "1.5"),
-    "--copies": ("dynamic --trace TRACE", "3"),
-    "--context": ("dynamic {small}", "120"),
     "--clients": ("dynamic+vtc {small}", "3"),
     "--priorities": ("dynamic+priority {small}", "3"),
     "--slo": ("dynamic+edf {small}", "0.5 30"),
-    "--seed": ("dynamic {small}", "7"),
 }
+SIMULATED = {**ENGINE, **SIMULATED_ENGINE, **ARRIVALS}
 
 
-def _for(command: str, small: str) -> dict[str, tuple[str, str]]:
-    both = {**ENGINE, **ARRIVALS}
-    return {flag: (f"{command} {base.format(small=small)}", value) for flag, (base, value) in both.items()}
+def _for(command: str, small: str) -> Cases:
+    return {option: (f"{command} {base.format(small=small)}", value) for option, (base, value) in SIMULATED.items()}
 
 
 SERVER_VALUES = {
@@ -85,185 +75,93 @@ SERVER_VALUES = {
     "access_log": "off", "evict": "ttl", "dashboard_show_text": "on", "max_connections": "9000",
 }  # fmt: skip
 PREFIX = "prefix --train 60 --sizes 0 640 --batches 4 --share 40"
+PLAN, FLEET, RUN = "plan dynamic --num 100", f"fleet dynamic {SMALL}", f"run dynamic {SMALL}"
 SCALED = "fleet dynamic --num 300 --rate 20 --max-batch-size 4 --replicas 1..4 --autoscaler requests:4"
-CALIBRATE = "calibrate --out OUT/cost.json"
 VALIDATE = "validate dynamic --cost llm-mock"
-PROBE = "probe http://here --engine vllm --log OUT/log --out OUT/cost"
 FIT = "fit LOG --engine vllm --out OUT/cost"
-CHECK = "check window"
-ADVISE = "advise TRACE --advice OUT/advice.json"
-TRY = "try MINE"
-ARENA = "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1"
 ADVERSARY = "adversary static --requests 4 --tries 20 --out OUT/a.csv"
-CASES: dict[str, dict[str, tuple[str, str]]] = {
+CASES: dict[str, Cases] = {
     "run": {
-        "--open-ended": (f"run dynamic {SMALL} --kv-tokens 640", ""),
-        "--evict": ("run dynamic --workload agent:8 --num 150 --rate 1 --max-batch-size 4 --kv-tokens 1600", "ttl"),
         **_for("run", SMALL),
-        "--out": (f"run dynamic {SMALL}", "OUT/b --no-plots"),
+        **beside(RUN, out="OUT/b --no-plots", ttft="0.5", tpot="0.01", e2el="1"),
+        **beside(f"{RUN} --out OUT/b", no_plots=""),
+        **beside(f"{RUN} --out OUT/b --no-plots", no_records=""),
+        **beside(f"{RUN} --kv-tokens 640", open_ended=""),
+        "--evict": ("run dynamic --workload agent:8 --num 150 --rate 1 --max-batch-size 4 --kv-tokens 1600", "ttl"),
         "--blame": ("run dynamic --num 12 --rate 6 --max-batch-size 2", ""),
         "--program": ("run dynamic --num 4 --rate 5 --workload agents --max-batch-size 2 --blame", "program-0"),
-        "--no-plots": (f"run dynamic {SMALL} --out OUT/b", ""),
         "--save-trace": ("run dynamic --num 5 --workload agents", "OUT/t.jsonl"),
-        "--no-records": (f"run dynamic {SMALL} --out OUT/b --no-plots", ""),
-        "--ttft": (f"run dynamic {SMALL}", "0.5"),
-        "--tpot": (f"run dynamic {SMALL}", "0.01"),
-        "--e2el": (f"run dynamic {SMALL}", "1"),
     },
     "plan": {
-        **_for("plan", SMALL_PLAN),
-        "--policy-option": (f"plan window {SMALL_PLAN} --max-batch-size 8", "delay=0.9"),
-        "--cost": (f"plan dynamic {SMALL_PLAN}", "constant"),
-        "--engine": (f"plan static {SMALL_PLAN} --max-batch-size 8", "ragged"),
-        "--max-batch-size": (f"plan dynamic {SMALL_PLAN}", "3"),
-        "--max-tokens-per-step": (f"plan dynamic {SMALL_PLAN} --workload orca --max-batch-size 4", "16"),
-        "--rate": (f"plan dynamic {SMALL_PLAN}", "90"),
-        "--clients": (f"plan dynamic+vtc {SMALL_PLAN} --max-batch-size 2", "3"),
-        "--priorities": (f"plan dynamic+priority {SMALL_PLAN} --max-batch-size 2", "3"),
-        "--slo": (f"plan dynamic+edf {SMALL_PLAN} --max-batch-size 2", "0.5 30"),
-        "--ttft": (f"plan dynamic {SMALL_PLAN}", "0.02"),
-        "--itl": (f"plan dynamic {SMALL_PLAN}", "0.012"),
-        "--limit": (f"plan dynamic {SMALL_PLAN}", "p50:e2el:0.9"),
-        "--slots": (f"plan dynamic {SMALL_PLAN}", "2 4"),
-        "--shortest-queue": (f"plan dynamic {SMALL_PLAN} --itl 0.012", "30"),
+        **_for("plan", "--num 100"),
+        **beside(PLAN, cost="constant", max_batch_size="3", rate="90", ttft="0.02", itl="0.012", limit="p50:e2el:0.9"),
+        **beside(PLAN, slots="2 4"),
+        "--policy-option": ("plan window --num 100 --max-batch-size 8", "delay=0.9"),
+        "--engine": ("plan static --num 100 --max-batch-size 8", "ragged"),
+        "--max-tokens-per-step": (f"{PLAN} --workload orca --max-batch-size 4", "16"),
+        "--clients": ("plan dynamic+vtc --num 100 --max-batch-size 2", "3"),
+        "--priorities": ("plan dynamic+priority --num 100 --max-batch-size 2", "3"),
+        "--slo": ("plan dynamic+edf --num 100 --max-batch-size 2", "0.5 30"),
+        "--shortest-queue": (f"{PLAN} --itl 0.012", "30"),
     },
     "fleet": {
         **_for("fleet", "--num 40 --rate 20 --max-batch-size 4 --replicas 2"),
+        **beside(FLEET, replicas="3", router="random", prefill_replicas="2", ttft="0.012", tpot="0.005", e2el="1"),
+        **beside(SCALED, autoscaler="requests:1", startup="1", upscale_delay="5", downscale_delay="2", average="10"),
+        **beside(f"{FLEET} --prefill-replicas 2", transfer_gbps="0.01", kv_bytes="100000000"),
         "--max-batch-size": ("fleet dynamic --num 100 --rate 9 --replicas 1", "3"),
-        "--replicas": (f"fleet dynamic {SMALL}", "3"),
-        "--router": (f"fleet dynamic {SMALL}", "random"),
-        "--autoscaler": (SCALED, "requests:1"),
-        "--startup": (SCALED, "1"),
-        "--upscale-delay": (SCALED, "5"),
-        "--downscale-delay": (SCALED, "2"),
-        "--average": (SCALED, "10"),
-        "--prefill-replicas": (f"fleet dynamic {SMALL}", "2"),
-        "--transfer-gbps": (f"fleet dynamic {SMALL} --prefill-replicas 2", "0.01"),
-        "--kv-bytes": (f"fleet dynamic {SMALL} --prefill-replicas 2", "100000000"),
-        "--ttft": (f"fleet dynamic {SMALL}", "0.012"),
-        "--tpot": (f"fleet dynamic {SMALL}", "0.005"),
-        "--e2el": (f"fleet dynamic {SMALL}", "1"),
     },
     "prefix": {
-        "--cost": (PREFIX, "oracle-a"),
-        "--kinds": (PREFIX, "trie"),
-        "--sizes": ("prefix --train 60 --sizes 640 --batches 4 --share 40", "320"),
+        **beside(PREFIX, cost="oracle-a", kinds="trie"),
+        **beside("prefix --train 60 --sizes 640 --batches 4 --share 40", sizes="320", train="30"),
         "--batches": ("prefix --train 60 --sizes 640 --share 40", "3"),
         "--share": ("prefix --train 60 --sizes 640 --batches 4", "80"),
-        "--train": ("prefix --train 60 --sizes 640 --batches 4 --share 40", "30"),
     },
     "calibrate": {
-        "--model": (CALIBRATE, "bard"),
-        "--load-format": (CALIBRATE, "dummy"),
-        "--dtype": (CALIBRATE, "float32"),
-        "--quantize": (CALIBRATE, "int8"),
-        "--kv-dtype": (CALIBRATE, "int8"),
-        "--threads": (CALIBRATE, "1"),
-        "--grid": (CALIBRATE, "full"),
-        "--max-tokens-per-step": (CALIBRATE, "64"),
-        "--steps": (CALIBRATE, "2"),
-        "--statistic": (CALIBRATE, "min"),
-        "--context": (CALIBRATE, "4096"),
-        "--record": (CALIBRATE, "RECORD"),
+        **beside("calibrate --out OUT/cost.json", model="bard", load_format="dummy", dtype="float32", quantize="int8"),
+        **beside("calibrate --out OUT/cost.json", kv_dtype="int8", threads="1", grid="full", max_tokens_per_step="64"),
+        **beside("calibrate --out OUT/cost.json", steps="2", statistic="min", context="4096", record="RECORD"),
         "--out": ("calibrate --out OUT/other.json", "OUT/cost.json"),
     },
     "validate": {
-        **{flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items() if flag not in SIMULATED_ENGINE},
+        **beside(VALIDATE, **{name: SERVER_VALUES.get(name, "7") for name in validate.SERVER}),
+        **beside(VALIDATE, cost="oracle-a", cost_option="base=0.01", max_batch_size="3", max_tokens_per_step="64"),
+        **beside(VALIDATE, rate="2", num="5", seed="1", workload="react:2"),
         "--policy-option": ("validate window --cost llm-mock", "delay=0.5"),
-        "--cost": (VALIDATE, "oracle-a"),
-        "--cost-option": (VALIDATE, "base=0.01"),
         "--engine": ("validate static --cost oracle-a", "ragged"),
-        "--max-tokens-per-step": (VALIDATE, "64"),
-        "--rate": (VALIDATE, "2"),
-        "--num": (VALIDATE, "5"),
-        "--seed": (VALIDATE, "1"),
-        "--workload": (VALIDATE, "react:2"),
         "--learn": ("validate dynamic --cost NOISYCOST", ""),
-        **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},
     },
-    "advise": {
-        "--engine": (ADVISE, "vllm"),
-        "--api-key": (ADVISE, "secret"),
-        "--trace": (ADVISE, "TRACE"),
-        "--slo": (ADVISE, "ttft:1"),
-        "--policy": (ADVISE, "MINE"),
-        "--anyway": (ADVISE, ""),
-        "--advice": ("advise --check TRACE", "OUT/a.json"),
-        "--check": (ADVISE, "TRACE"),
-        "--applied": ("advise --check TRACE", "2"),
-    },
-    "probe": {
-        "--tokens": (PROBE, "3000"),
-        "--minutes": (PROBE, "1"),
-        "--dry-run": (PROBE, ""),
-        "--engine": (PROBE, "tgi"),
-        "--slots": (PROBE, "3"),
-        "--model": (PROBE, "bard"),
-        "--api": (PROBE, "tgi"),
-        "--api-key": (PROBE, "secret"),
-        "--timeout": (PROBE, "9"),
-        "--log": (PROBE, "OUT/a.jsonl"),
-        "--out": (PROBE, "OUT/b.json"),
-    },
+    "probe": beside(
+        "probe http://here --engine vllm --log OUT/log --out OUT/cost", tokens="3000", minutes="1", dry_run="", engine="tgi",
+        slots="3", model="bard", api="tgi", api_key="secret", timeout="9", log="OUT/a.jsonl", out="OUT/b.json",
+    ),
     "fit": {
-        "--engine": (FIT, "sglang"),
-        "--url": (FIT, "http://here"),
-        "--api-key": (f"{FIT} --url http://here", "secret"),
-        "--slots": (FIT, "3"),
-        "--max-tokens-per-step": (FIT, "300"),
-        "--kv-tokens": (FIT, "999"),
-        "--policy-option": (FIT, "overlap=off"),
-        "--held-out": (FIT, "25"),
-        "--out": (FIT, "OUT/b.json"),
+        **beside(FIT, engine="sglang", url="http://here", slots="3", max_tokens_per_step="300", kv_tokens="999"),
+        **beside(FIT, policy_option="overlap=off", held_out="25", out="OUT/b.json"),
+        **beside(f"{FIT} --url http://here", api_key="secret"),
     },
-    "new": {},
-    "try": {
-        "--workload": (TRY, "orca"),
-        "--rate": (TRY, "5"),
-        "--num": (TRY, "20"),
-        "--max-batch-size": (TRY, "3"),
-        "--seed": (TRY, "1"),
-        "--out": (TRY, "OUT/a"),
-        "--no-open": (TRY, ""),
-    },
+    "try": beside("try MINE", workload="orca", rate="5", num="20", max_batch_size="3", seed="1", out="OUT/a", no_open=""),
     "arena": {
+        **beside(
+            "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1", by="p99", workloads="orca", seeds="2", seed="5",
+            num="40", load="0.5", cost="affine", max_batch_size="3", jobs="2", out="OUT/a",
+        ),
         "--only": ("arena static --workloads uniform --seeds 1 --num 10 --jobs 1", ""),
-        "--by": (ARENA, "p99"),
-        "--workloads": (ARENA, "orca"),
-        "--seeds": (ARENA, "2"),
-        "--seed": (ARENA, "5"),
-        "--num": (ARENA, "40"),
-        "--load": (ARENA, "0.5"),
-        "--cost": (ARENA, "affine"),
-        "--max-batch-size": (ARENA, "3"),
         "--kv-tokens": ("arena static --only --workloads orca --seeds 1 --num 50 --jobs 1", "2048"),
-        "--jobs": (ARENA, "2"),
-        "--out": (ARENA, "OUT/a"),
     },
     "adversary": {
-        **{flag: (ADVERSARY, value) for flag, (_, value) in ENGINE.items() if flag not in SIMULATED_ENGINE},
+        **{option: (ADVERSARY, value) for option, (_, value) in ENGINE.items()},
+        **beside(ADVERSARY, against="bound", measure="slowdown", requests="3", longest="30", tries="10", seed="1"),
+        **beside(ADVERSARY, out="OUT/b.csv"),
         "--policy-option": (ADVERSARY.replace("static", "window"), "delay=0.5"),
-        "--engine": (ADVERSARY, "ragged"),
-        "--against": (ADVERSARY, "bound"),
-        "--measure": (ADVERSARY, "slowdown"),
-        "--requests": (ADVERSARY, "3"),
-        "--longest": (ADVERSARY, "30"),
-        "--tries": (ADVERSARY, "10"),
-        "--seed": (ADVERSARY, "1"),
-        "--out": (ADVERSARY, "OUT/b.csv"),
         "--replay": ("adversary static --replay TRACE", "BLOCKS"),
     },
-    "grade": {"--seed": ("grade fair dynamic", "3"), "--csv": ("grade fair dynamic", "OUT/a.csv")},
+    "grade": beside("grade fair dynamic", seed="3", csv="OUT/a.csv"),
     "check": {
-        "--cases": (CHECK, "3"),
-        "--large-cases": (CHECK, "3"),
-        "--seed": (CHECK, "1"),
-        "--policy-option": (CHECK, "delay=0.5"),
-        "--exhaustive": (CHECK, ""),
-        "--requests": (f"{CHECK} --exhaustive", "3"),
-        "--longest": (f"{CHECK} --exhaustive", "2"),
+        **beside("check window", cases="3", large_cases="3", seed="1", policy_option="delay=0.5", exhaustive=""),
+        **beside("check window --exhaustive", requests="3", longest="2"),
     },
-}
+}  # fmt: skip
 
 
 class Asked(ValueError):
@@ -340,12 +238,6 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulate.commands.probe.with_model", lambda target: target)
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
-    monkeypatch.setattr(
-        advise,
-        "fitted_of",
-        lambda args, console: ask(args.engine, args.api_key, args.trace, args.slo, args.policy, args.anyway),
-    )
-    monkeypatch.setattr(advise, "check", lambda args, console: ask(args.check.name, args.advice.name, args.applied))
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))
@@ -396,15 +288,14 @@ def options_of(command: str) -> Iterator[str]:
         yield from (name for name in option.opts if name.startswith("--"))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CASES)
 def test_every_option_has_a_case(command: str) -> None:
+    assert COMMANDS.keys() - CASES.keys() == {"new", "advise"}
     assert set(options_of(command)) == set(CASES[command])
 
 
 DRAWN = {("run", "--no-plots"), ("arena", "--out"), ("arena", "--jobs")}  # pictures take seconds
-SHARED = {
-    (command, option) for command in ("plan", "fleet", "adversary") for option in {**ENGINE, **ARRIVALS}
-}  # `run` has them too
+SHARED = {(command, option) for command in ("plan", "fleet", "adversary") for option in SIMULATED}  # `run` has them too
 PAIRS = [
     pytest.param(
         option,

@@ -194,27 +194,31 @@ def test_a_deadline_wakes_the_policy() -> None:
     assert [s.finished_at for s in run.sequences] == [18.5, 41]
 
 
-def test_a_policy_that_hangs_is_named() -> None:
-    with pytest.raises(PolicyHangs, match=r"with 1 in its queue.*Return a time"):
-        simulate(Scheduler(Waits(4)), sequences([(0, 1, 1)]), Toy())
+class Restless(Waits):
+    """Wants to be asked again at once."""
+
+    def deadline(self, waiting: Collection[Sequence], now: float) -> float:
+        return now
 
 
-def test_a_policy_that_asks_to_be_woken_for_nothing_is_named() -> None:
-    class Restless(Waits):
-        def deadline(self, waiting: Collection[Sequence], now: float) -> float:
-            return now
+class Keeps(Policy):
+    """Releases nobody."""
 
-    with pytest.raises(PolicyHangs, match="100,000 times in a row"):
-        simulate(Scheduler(Restless(4)), sequences([(0, 1, 1)]), Toy())
+    def release(self, running: list[Sequence]) -> list[Sequence]:
+        return []
 
 
-def test_a_policy_that_releases_nobody_is_named() -> None:
-    class Keeps(Policy):
-        def release(self, running: list[Sequence]) -> list[Sequence]:
-            return []
-
-    with pytest.raises(PolicyHangs, match=r"from release\(\)"):
-        simulate(Scheduler(Keeps(4)), sequences([(0, 1, 1)]), Toy())
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (Waits(4), r"with 1 in its queue.*Return a time"),
+        (Restless(4), "100,000 times in a row"),
+        (Keeps(4), r"from release\(\)"),
+    ],
+)
+def test_a_policy_that_hangs_is_named(policy: Policy, words: str) -> None:
+    with pytest.raises(PolicyHangs, match=words):
+        simulate(Scheduler(policy), sequences([(0, 1, 1)]), Toy())
 
 
 def test_a_run_of_nobody_is_a_run() -> None:
@@ -251,31 +255,19 @@ def test_the_cost_sees_the_plan_that_was_made() -> None:
     assert len(plans) == 3 + 5
 
 
-def test_a_request_that_comes_during_a_step_delays_it() -> None:
-    def ends(host: Host) -> list[float | None]:
-        arrivals = [Sequence([1], 3, arrived_at=0.0), Sequence([2], 1, arrived_at=0.5)]
-        run = simulate(make_scheduler("dynamic", 2), arrivals, Affine(base=1.0), host)
-        return [seq.finished_at for seq in run.sequences]
-
-    assert ends(Host()) == [3.0, 2.0]
-    assert ends(Host(receive=0.25)) == [3.25, 2.25]
-
-
-def test_an_idle_loop_wakes_with_all_requests_that_came_meanwhile() -> None:
-    def first(host: Host) -> list[float | None]:
-        arrivals = [Sequence([i], 1, arrived_at=5.0 + at) for i, at in enumerate((0.0, 0.01))]
-        run = simulate(make_scheduler("dynamic", 2), arrivals, Affine(base=1.0), host)
-        return [seq.first_token_at for seq in run.sequences]
-
-    assert first(Host()) == pytest.approx([6.0, 7.0])
-    assert first(Host(wake=0.02)) == pytest.approx([6.02, 6.02])
-
-
-def test_a_request_that_joins_others_late_misses_a_step() -> None:
-    def ends(host: Host) -> list[float | None]:
-        arrivals = [Sequence([1], 4, arrived_at=0.0), Sequence([2], 1, arrived_at=0.5)]
-        run = simulate(make_scheduler("dynamic", 2), arrivals, Affine(base=1.0), host)
-        return [seq.finished_at for seq in run.sequences]
-
-    assert ends(Host()) == [4.0, 2.0]
-    assert ends(Host(late=1)) == [4.0, 3.0]
+@pytest.mark.parametrize(
+    ("host", "arrivals", "lengths", "without", "ends"),
+    [
+        (Host(receive=0.25), (0.0, 0.5), (3, 1), [3, 2], [3.25, 2.25]),  # a request that comes during a step delays it
+        (Host(wake=0.02), (5.0, 5.01), (1, 1), [6, 7], [6.02, 6.02]),  # an idle loop sees all that came before it wakes
+        (Host(late=1), (0.0, 0.5), (4, 1), [4, 2], [4, 3]),  # a request that joins others misses a step
+    ],
+    ids=["receive", "wake", "late"],
+)
+def test_what_a_host_takes_moves_the_ends_of_answers(
+    host: Host, arrivals: tuple[float, ...], lengths: tuple[int, ...], without: list[float], ends: list[float]
+) -> None:
+    for each, expected in ((Host(), without), (host, ends)):
+        rows = [Sequence([i], n, arrived_at=at) for i, (at, n) in enumerate(zip(arrivals, lengths))]
+        run = simulate(make_scheduler("dynamic", 2), rows, Affine(base=1.0), each)
+        assert [seq.finished_at for seq in run.sequences] == pytest.approx(expected)

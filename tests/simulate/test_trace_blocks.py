@@ -109,10 +109,3 @@ def test_prefixes_are_found_in_every_command(trace: Path, capsys: pytest.Capture
     fleet, words = run_command(capsys, "fleet", "dynamic", *base, "--replicas", "3", "--router", "prefix-aware")
     assert fleet["routers"][0]["hit_rate"] > 0.3
     assert "cache hits" in words
-
-
-def test_what_has_no_copies_or_no_pages_is_refused(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, words = run_command(capsys, "run", "dynamic", "--copies", "2", code=2)
-    assert "--copies 2 requires --trace" in words
-    _, words = run_command(capsys, "run", "dynamic", "--trace", str(trace), "--page-size", "512", code=2)
-    assert "Use --kv-tokens" in words
