@@ -34,41 +34,12 @@ def row(prompt: int, computed: int, outputs: int = 0) -> Sequence:
 MIXED = Step(decodes=2, context=420, prefills=1, prompt=200, pairs=20100.0, squares=40000,
              longest=300, widest=200, work=420 + 200 * 200)  # fmt: skip
 
-PUBLISHED = [
-    ("llm-mock", prefilling(500), 0.59418803418803),
-    ("llm-mock", prefilling(100), 0.08136752136752),
-    ("llm-mock", decoding(1, 500, 500), 0.06106837606838),
-    ("llm-mock", MIXED, 0.44461538461538),
-    ("llm-mock-ragged", MIXED, 0.14636752136752),
-    ("llm-mock", Step(), 0.06),
-    ("llm-mock", prefilling(500, cached=100), 500 * 400 / 468000 + 0.06),
-]
-
-
-@pytest.mark.parametrize(("name", "step", "expected"), PUBLISHED)
-def test_llm_mock_is_met_to_a_billionth(name: str, step: Step, expected: float) -> None:
-    assert seconds(name, step) == pytest.approx(expected, abs=1e-9)
-
 
 def test_a_whole_request_of_llm_mock_takes_its_published_time() -> None:
     run = simulate(make_scheduler("nobatch", 1), sequences([(0, 100, 71)]), published.make("llm-mock"))
     steps = 100**2 + sum(100 + k for k in range(1, 71))
     assert run.latency[0] == pytest.approx(steps / 468000 + 0.06 * 71, abs=1e-9)
     assert run.latency[0] == pytest.approx(4.30163, abs=5e-6)
-
-
-@pytest.mark.parametrize(
-    ("step", "ms"),
-    [
-        (prefilling(512), 72.149),
-        (prefilling(*[512] * 4), 234.287),
-        (decoding(8, 8 * 600), 23.252),
-        (decoding(94, 94 * 512), 53.728),
-        (decoding(95, 95 * 512), 50.407),
-    ],
-)
-def test_distserve_meets_its_published_values(step: Step, ms: float) -> None:
-    assert seconds("distserve-opt13b", step) * 1000 == pytest.approx(ms, abs=6e-4)
 
 
 def test_memory_scales_what_bandwidth_bounds_alone() -> None:
@@ -135,26 +106,44 @@ def test_rows_up_to_the_knee_cost_nothing_of_their_own() -> None:
     assert step(58) - step(48) == pytest.approx(10 * published.VTC_A10G.row)
 
 
-@pytest.mark.parametrize(
-    ("name", "step", "expected"),
-    [
-        ("constant", decoding(5, 0), 0.008 + 5 * 0.0002),
-        ("constant", MIXED, 0.008 + 3 * 0.0002),
-        ("oracle-a", decoding(5, 0), 0.009),
-        ("oracle-a", prefilling(1, 1, 1), 0.011),
-        ("ssjf", prefilling(10), 0.12),
-        ("ssjf", decoding(7, 70), 0.02),
-        ("scheduler-sim", decoding(4, 40), 0.015 * (1 + 0.316 * 3 / 4)),
-        ("splitwise", prefilling(512), 0.072149),
-        ("splitwise", Step(decodes=8, prefills=1, prompt=504), 1.1 * 0.072149),
-        ("splitwise", decoding(12, 0), (0.022811 + 0.025686) / 2),
-        ("inoue-v100", prefilling(1, 1), 1.8874e-3 + 2 * 0.1438e-3),
-        ("roofline", decoding(1, 0), 0.71e9 / 2e12),
-        ("roofline", prefilling(4096), 4096 * 0.708e9 / 312e12 + 4096 * 4097 / 2 * 98304 / 2e12),
-    ],
-)
-def test_a_named_model_charges_by_its_formula(name: str, step: Step, expected: float) -> None:
-    assert seconds(name, step) == pytest.approx(expected, rel=1e-12)
+FORMULAS = [
+    ("constant", decoding(5, 0), 0.008 + 5 * 0.0002),
+    ("constant", MIXED, 0.008 + 3 * 0.0002),
+    ("oracle-a", decoding(5, 0), 0.009),
+    ("oracle-a", prefilling(1, 1, 1), 0.011),
+    ("ssjf", prefilling(10), 0.12),
+    ("ssjf", decoding(7, 70), 0.02),
+    ("scheduler-sim", decoding(4, 40), 0.015 * (1 + 0.316 * 3 / 4)),
+    ("splitwise", prefilling(512), 0.072149),
+    ("splitwise", Step(decodes=8, prefills=1, prompt=504), 1.1 * 0.072149),
+    ("splitwise", decoding(12, 0), (0.022811 + 0.025686) / 2),
+    ("inoue-v100", prefilling(1, 1), 1.8874e-3 + 2 * 0.1438e-3),
+    ("roofline", decoding(1, 0), 0.71e9 / 2e12),
+    ("roofline", prefilling(4096), 4096 * 0.708e9 / 312e12 + 4096 * 4097 / 2 * 98304 / 2e12),
+]
+# As their sources publish them, with so many digits.
+LLM_MOCK = [
+    ("llm-mock", prefilling(500), 0.59418803418803),
+    ("llm-mock", prefilling(100), 0.08136752136752),
+    ("llm-mock", decoding(1, 500, 500), 0.06106837606838),
+    ("llm-mock", MIXED, 0.44461538461538),
+    ("llm-mock-ragged", MIXED, 0.14636752136752),
+    ("llm-mock", Step(), 0.06),
+    ("llm-mock", prefilling(500, cached=100), 500 * 400 / 468000 + 0.06),
+]
+DISTSERVE = [
+    ("distserve-opt13b", prefilling(512), 72.149e-3),
+    ("distserve-opt13b", prefilling(*[512] * 4), 234.287e-3),
+    ("distserve-opt13b", decoding(8, 8 * 600), 23.252e-3),
+    ("distserve-opt13b", decoding(94, 94 * 512), 53.728e-3),
+    ("distserve-opt13b", decoding(95, 95 * 512), 50.407e-3),
+]
+KNOWN = ((FORMULAS, 1e-15), (LLM_MOCK, 1e-9), (DISTSERVE, 6e-7))  # and how many seconds they may be off
+
+
+@pytest.mark.parametrize(("name", "step", "expected", "off"), [(*row, off) for rows, off in KNOWN for row in rows])
+def test_a_named_model_charges_by_its_formula(name: str, step: Step, expected: float, off: float) -> None:
+    assert seconds(name, step) == pytest.approx(expected, rel=1e-12, abs=off)
 
 
 def test_ssjf_charges_a_static_batch_for_its_longest_answer() -> None:
@@ -187,9 +176,9 @@ def test_a_step_without_prompts_computes_as_many_rows_as_its_graph_has() -> None
 
 
 def test_constants_of_older_files_and_commands_still_count(tmp_path: Path) -> None:
-    law = Affine(base=8, decode=5, prompt=3, start=2)
     path = tmp_path / "cost.json"
-    path.write_text('{"cost": {"kind": "affine", "base": 8, "token": 3, "row": 2}}')
+    path.write_text('{"cost": {"kind": "affine", "base": 8, "token": 3, "row": 2}}', "utf-8-sig")
+    law = Affine(base=8, decode=5, prompt=3, start=2, mask_row_s=0)
     assert costs.load(path)[0] == law == Affine(8, token=3, row=2)
     assert published.make("affine", {"base": 8, "token": 3, "row": 2}) == law
     assert published.make("affine", {"row": 0.0, "context": 1.0}) == Affine(base=0.008, token=1e-4, context=1.0)
@@ -235,12 +224,6 @@ def test_a_model_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> No
     assert published.make(str(path)) == law
 
 
-def test_an_older_file_charges_nothing_for_masks(tmp_path: Path) -> None:
-    path = tmp_path / "cost.json"
-    path.write_text('{"cost": {"kind": "affine", "base": 0.01}}')
-    assert costs.load(path)[0] == Affine(base=0.01, mask_row_s=0)
-
-
 def test_a_step_is_compared_with_the_largest_and_the_smallest_that_were_measured() -> None:
     seen = seen_in([decoding(8, 800), prefilling(100)])
     assert seen == {"decodes": 8, "prompt": 100, "context": 800, "least": 8}
@@ -275,9 +258,3 @@ def test_a_file_that_is_no_cost_model_is_refused_with_the_remedy(tmp_path: Path,
     path.write_text(text)
     with pytest.raises(ValueError, match=r"cannot read a cost model .* Make one with"):
         costs.load(path)
-
-
-def test_a_byte_order_mark_is_no_part_of_a_cost_model(tmp_path: Path) -> None:
-    path = tmp_path / "cost.json"
-    path.write_text(json.dumps({"cost": costs.to_dict(Affine(1, 2, 3, 4, 5, 6, 7, 8))}), "utf-8-sig")
-    assert costs.load(path)[0] == Affine(1, 2, 3, 4, 5, 6, 7, 8)

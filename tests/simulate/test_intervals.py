@@ -199,20 +199,8 @@ def test_a_comparison_is_predicted_with_intervals_and_drawn_with_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, folder = calibrated(tmp_path / "cost.json"), tmp_path / "x"
-    serve = [
-        "run",
-        "dynamic",
-        "--num",
-        "20",
-        "--rate",
-        "4",
-        "--max-batch-size",
-        "4",
-        "--no-plots",
-        "--out",
-        str(folder),
-    ]
-    assert main([*serve, "--cost", str(path)]) == 0
+    line = f"run dynamic --num 20 --rate 4 --max-batch-size 4 --no-plots --out {folder} --cost {path}"
+    assert main(line.split()) == 0
     predict.predict(folder, str(path))
     (run_,) = json.loads((folder / "simulated.json").read_text())["compared"]
     assert list(run_["intervals"]) == list(NAMES)

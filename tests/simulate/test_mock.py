@@ -57,31 +57,26 @@ def test_it_takes_the_time_that_the_cost_says_and_gives_a_token_to_each_that_is_
     assert all(token in model.ids for token in tokens if token is not None)
 
 
-def ends_of(steps: int, oversleep: float = 0.0, between: float = 0.0, go_on: bool = True) -> list[float]:
-    """Return when steps of one second end that sleep too long, with a time of the host between them."""
-    clock, ends = VirtualClock(), []
+@pytest.mark.parametrize(
+    ("oversleep", "between", "goes_on", "ends"),
+    [
+        (0.125, 0.0, True, [1.125, 2.125, 3.125, 4.125]),  # a sleep that lasts too long makes the next shorter,
+        (0.0, 0.25, True, [1.0, 2.0, 3.0, 4.0]),  # and so does what the host does between two steps of a request;
+        (0.0, 3.0, True, [1.0, 4.0, 7.0]),  # a host that is slower than the model sets the pace
+        (0.0, 0.25, False, [1.0, 2.25, 3.5]),  # a step after an idle time takes its whole time
+    ],
+)
+def test_steps_of_one_second_end_on_time(oversleep: float, between: float, goes_on: bool, ends: list[float]) -> None:
+    clock, found = VirtualClock(), []
     model = MockModel(Constant(1.0, 0.0), sleep=lambda s: clock.sleep(s + oversleep), clock=clock)
     members = decoding(1).sequences
-    for number in range(1, steps + 1):
-        members = members if go_on else decoding(1).sequences
+    for number in range(1, len(ends) + 1):
+        members = members if goes_on else decoding(1).sequences
         model.forward(Plan(number, clock.now, members, [1]))
         members[0].last_iteration = number
-        ends.append(clock.now)
+        found.append(clock.now)
         clock.sleep(between)
-    return ends
-
-
-def test_a_sleep_that_lasts_too_long_makes_the_next_shorter() -> None:
-    assert ends_of(4, oversleep=0.125) == [1.125, 2.125, 3.125, 4.125]
-
-
-def test_what_the_host_does_between_two_steps_of_a_request_comes_out_of_the_next_sleep() -> None:
-    assert ends_of(4, between=0.25) == [1.0, 2.0, 3.0, 4.0]
-    assert ends_of(3, between=3.0) == [1.0, 4.0, 7.0]  # a host that is slower than the model sets the pace
-
-
-def test_a_step_after_an_idle_time_takes_its_whole_time() -> None:
-    assert ends_of(3, between=0.25, go_on=False) == [1.0, 2.25, 3.5]
+    assert found == ends
 
 
 def test_at_ten_times_the_speed_a_step_takes_a_tenth() -> None:

@@ -197,22 +197,9 @@ def test_a_calibrated_file_is_served_at_its_pace(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_llm_mocks_benchmark_is_reproduced_by_a_sweep(tmp_path: Path) -> None:
     """More slots, more throughput and an earlier first token: real clients, a real server, a fiftieth of the time."""
-    argv = [
-        "dynamic",
-        "--over",
-        "batch",
-        "--values",
-        "1",
-        "8",
-        "--numsamples",
-        "12",
-        "--seed",
-        "1",
-        "--stream",
-        "--no-plots",
-    ]
+    line = "dynamic --over batch --values 1 8 --numsamples 12 --seed 1 --stream --no-plots"
     model = ["--model", "mock:llm-mock@50", "--name", "small", "--out", str(tmp_path)]
-    assert sweep.main([*argv, *model]) == 0
+    assert sweep.main([*line.split(), *model]) == 0
     runs = json.loads((tmp_path / "small" / "summary.json").read_text())["runs"]
     one, eight = sorted(runs, key=lambda run: run["value"])
     assert eight["output_throughput"] > one["output_throughput"]
