@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,32 +197,42 @@ def test_each_printed_command_is_taken_by_the_command_that_it_names(
             assert name in " ".join(kind.flags.values()) or "replicas" in change
 
 
-def command(monkeypatch: pytest.MonkeyPatch, fitted: Fitted, folder: Path, *words: str, log: Log | None = None) -> int:
-    """Run `advise` with this fit, whatever the log."""
-    monkeypatch.setattr(fits, "load", lambda path: fitted)
-    monkeypatch.setattr(fits, "save", lambda path, fitted: None, raising=False)
-    monkeypatch.setattr(advise, "read", lambda path: log)
-    return main(["advise", *words, "--advice", str(folder / "advice.json")])
+Run = Callable[..., tuple[int, str]]
 
 
-def test_a_fit_in_doubt_gives_no_advice(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs `advise` with a fit, whatever the log, and returns its status and what it prints."""
+    monkeypatch.setattr(fits, "save", lambda path, fitted: None)
+
+    def run(fitted: Fitted, *words: str, log: Log | None = None) -> tuple[int, str]:
+        monkeypatch.setattr(fits, "load", lambda path: fitted)
+        monkeypatch.setattr(advise, "read", lambda path: log)
+        code = main(["advise", *(words or ["log.json"]), "--advice", str(tmp_path / "advice.json")])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_fit_in_doubt_gives_no_advice(run: Run) -> None:
     fitted = fitted_to(short_long(0.05), name="tgi", doubts=("the law explains half of the waits",))
-    assert command(monkeypatch, fitted, tmp_path, "log.json") == 1
-    text = capsys.readouterr().err
+    code, text = run(fitted)
+    assert code == 1
     assert "the law explains half of the waits" in text
     assert "sjf" not in text
-    assert command(monkeypatch, fitted, tmp_path, "log.json", "--anyway") == 0
-    assert "order sjf" in capsys.readouterr().err
+    code, text = run(fitted, "log.json", "--anyway")
+    assert code == 0
+    assert "order sjf" in text
 
 
-def test_the_advice_has_what_was_measured_and_how_to_apply_each_change(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(monkeypatch, fitted_to(short_long(0.05), name="tgi"), tmp_path, "log.json") == 0
-    text = capsys.readouterr().err
+def test_the_advice_has_what_was_measured_and_how_to_apply_each_change(run: Run, tmp_path: Path) -> None:
+    code, text = run(fitted_to(short_long(0.05), name="tgi"))
     table = text[: text.index("1: ")]
+    assert code == 0
     assert "as served, measured" in table
     assert max(map(len, table.splitlines()[-10:])) <= 80
     assert "./eb queue dynamic+sjf --upstream URL" in text
@@ -229,62 +240,48 @@ def test_the_advice_has_what_was_measured_and_how_to_apply_each_change(
     assert len(json.loads((tmp_path / "advice.json").read_text())["advice"]) <= 6
 
 
-def test_what_was_measured_of_a_part_of_the_requests_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_measured_of_a_part_of_the_requests_says_so(run: Run) -> None:
     fitted = fitted_to(short_long(0.05), name="tgi", flags={})
     half = replace(fitted, log=fitted.log.until(30))
-    half = replace(half, scenario=replace(half.scenario, rows=half.log.trace))
-    assert command(monkeypatch, half, tmp_path, "log.json") == 0
-    assert "30 of 60" in " ".join(capsys.readouterr().err.split())
+    code, text = run(replace(half, scenario=replace(half.scenario, rows=half.log.trace)))
+    assert code == 0
+    assert "30 of 60" in flat(text)
 
 
-def test_where_nothing_helps_the_command_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(monkeypatch, fitted_to(short_long(30.0), name="tgi"), tmp_path, "log.json") == 0
-    assert "no change improves the mean latency" in capsys.readouterr().err
+def test_where_nothing_helps_the_command_says_so(run: Run) -> None:
+    code, text = run(fitted_to(short_long(30.0), name="tgi"))
+    assert code == 0
+    assert "no change improves the mean latency" in text
 
 
-def test_a_policy_of_the_users_own_that_breaks_a_law_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_of_the_users_own_that_breaks_a_law_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "lazy.py").write_text(LAZY)
-    fitted = fitted_to(short_long(0.05), name="tgi", flags={})
-    assert command(monkeypatch, fitted, tmp_path, "log.json", "--policy", str(tmp_path / "lazy.py")) == 0
-    text = " ".join(capsys.readouterr().err.split())
-    assert "warning: " in text
-    assert "order sjf" in text
-    assert f"left out: loop {tmp_path / 'lazy.py'}" in text
+    code, text = run(fitted_to(short_long(0.05), name="tgi", flags={}), "log.json", "--policy", f"{tmp_path}/lazy.py")
+    assert code == 0
+    for words in ("warning: ", "order sjf", f"left out: loop {tmp_path}/lazy.py"):
+        assert words in flat(text)
 
 
 @pytest.mark.parametrize(
     ("factor", "policy", "code"), [(1.01, "chunked+sjf", 0), (1.0, "chunked", 1), (1.5, "chunked+sjf", 1)]
 )
 def test_a_newer_log_says_whether_the_advice_was_true(
-    factor: float,
-    policy: str,
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    factor: float, policy: str, code: int, run: Run, tmp_path: Path
 ) -> None:
     fitted = fitted_to(short_long(0.05), name="tgi", flags={})
-    assert command(monkeypatch, fitted, tmp_path, "log.json") == 0
+    assert run(fitted)[0] == 0
     advice = json.loads((tmp_path / "advice.json").read_text())["advice"]
     number = 1 + [each["title"] for each in advice].index("order sjf")
     later = log_of(short_long(0.06, 80), policy, factor=factor)  # another load
-    words = ("--check", str(tmp_path / "advice.json"), "--applied", str(number))
-    assert command(monkeypatch, fitted, tmp_path, *words, log=later) == code
-    assert f"the advice was {'true' if code == 0 else 'not true'}" in capsys.readouterr().err.lower()
+    found, text = run(fitted, "--check", "new.json", "--applied", str(number), log=later)
+    assert found == code
+    assert f"the advice was {'true' if code == 0 else 'not true'}" in text.lower()
 
 
-def test_a_trace_is_served_in_place_of_the_requests_of_the_fit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words, mine = ("cost.json", "--trace", str(tmp_path / "log")), log_of(short_long(0.5, 40))
-    assert command(monkeypatch, fitted_to(short_long(0.05), name="tgi"), tmp_path, *words, log=mine) == 0
-    text = capsys.readouterr().err
+def test_a_trace_is_served_in_place_of_the_requests_of_the_fit(run: Run) -> None:
+    mine = log_of(short_long(0.5, 40))
+    code, text = run(fitted_to(short_long(0.05), name="tgi"), "cost.json", "--trace", "new.json", log=mine)
+    assert code == 0
     assert "40 requests" in text
     assert "measured" not in text[text.index("40 requests") : text.index("lower bound")]
 

@@ -146,16 +146,13 @@ def test_the_engine_is_timed_with_constrained_rows() -> None:
     assert constrained > 0
 
 
-def test_an_engine_that_fails_is_told_with_what_to_do() -> None:
-    measure = calibrate.probe(["--no-such-flag"], {})
-    with pytest.raises(RuntimeError, match="Use --model and --load-format"):
-        list(measure(grid()))
-
-
-def test_a_model_that_cannot_be_loaded_is_an_error_with_its_remedy() -> None:
-    measure = calibrate.probe(["--model", "nope"], {})
-    with pytest.raises(ValueError, match=r"nope.*Use one of gpt2"):
-        list(measure(grid()))
+@pytest.mark.parametrize(
+    ("flag", "error", "words"),
+    [("--no-such-flag", RuntimeError, "Use --model and --load-format"), ("--model=nope", ValueError, r"nope.*Use one of gpt2")],
+)  # fmt: skip
+def test_an_engine_that_cannot_start_is_an_error_with_its_remedy(flag: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        list(calibrate.probe([flag], {})(grid()))
 
 
 @pytest.mark.parametrize("share", [3 / 20, 1 / 2])

@@ -88,12 +88,19 @@ def test_a_file_is_not_overwritten(mine: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("mine", "Use mine.py"), ("tgi.py", "my_tgi.py"), ("sjf.py", "my_sjf.py")]
+    ("line", "remedy"),
+    [
+        ("new mine", "Use mine.py"),
+        ("new tgi.py", "my_tgi.py"),
+        ("new sjf.py", "my_sjf.py"),
+        ("try dynamic+sjf", "is a policy of this project. Use a file, or ./eb simulate run "),
+        ("try HERE", "is a folder. Name the file"),
+    ],
 )
 def test_a_name_that_no_policy_file_can_have_is_refused(
-    name: str, remedy: str, capsys: pytest.CaptureFixture[str]
+    line: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, words = run_command(capsys, "new", name, code=2)
+    _, words = run_command(capsys, *line.replace("HERE", str(tmp_path)).split(), code=2)
     assert remedy in words
 
 
@@ -146,13 +153,3 @@ def test_an_order_is_tried_under_dynamic_and_a_loop_beside_its_own(tmp_path: Pat
     assert policies.complete("dynamic+sjf") == "dynamic+sjf"
     names = {"dynamic": f"dynamic+{order}", "prefill-first": str(loop), "tgi": f"tgi+{order}"}
     assert {base: try_out.base_of(policies.get_policy(name)) for base, name in names.items()} == {b: b for b in names}
-
-
-def test_a_policy_of_this_project_is_no_file_to_try(capsys: pytest.CaptureFixture[str]) -> None:
-    _, words = run_command(capsys, "try", "dynamic+sjf", code=2)
-    assert words.startswith("error: 'dynamic+sjf' is a policy of this project. Use a file, or ./eb simulate run ")
-
-
-def test_a_folder_is_no_file_to_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, words = run_command(capsys, "try", str(tmp_path), code=2)
-    assert words.startswith(f"error: {str(tmp_path)!r} is a folder.")
