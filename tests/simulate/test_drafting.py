@@ -12,8 +12,6 @@ from app import create_app, start
 from config import Config
 from costs import drafting
 from costs.cost import Affine
-from costs.drafting import DrawnDrafter
-from costs.mock import MockModel
 from costs.steps import Step, step_of, step_of_members
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -101,36 +99,6 @@ def test_recorded_drafts_are_computed_again_in_the_same_steps() -> None:
     assert 0 < sum(seq.drafted for seq in fewer.sequences) < sum(seq.drafted for seq in run.sequences)
     assert fewer.steps > run.steps
     assert drafting.replaying(records(served(None)), 5) is None
-
-
-@pytest.mark.parametrize("drafts", [3, None])
-def test_a_server_in_front_of_a_mock_model_takes_the_steps_of_the_simulator(drafts: int | None) -> None:
-    simulated = served(Speculator(DrawnDrafter(0.6), drafts))
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    def clock() -> float:
-        return now
-
-    model = MockModel(WEIGHTS, sleep=sleep, clock=clock)
-    speculator = Speculator(DrawnDrafter(0.6, tokens=model.token), drafts)
-    scheduler = Scheduler(policies.get_policy("dynamic", 8), None, 256, speculator=speculator)
-    arrivals = [seq.arrived_at for seq in simulated.sequences]
-    waiting = sequences((at, 9 + i % 7, 60 + i % 5) for i, at in enumerate(arrivals))
-    found = []
-    while waiting or not scheduler.is_idle:
-        while waiting and waiting[0].arrived_at <= now:
-            scheduler.add(waiting.pop(0))
-        iteration = scheduler.step(model.forward, clock)
-        if iteration is None:
-            now = waiting[0].arrived_at
-        else:
-            found.append(iteration.to_dict())
-    assert [r["members"] for r in found] == [r["members"] for r in records(simulated)]
-    assert [r["t"] for r in found] == pytest.approx([r["t"] for r in records(simulated)])
 
 
 def client_of(**settings: Any) -> FlaskClient:

@@ -6,6 +6,7 @@ import json
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,16 @@ import policies
 from batching import BatchingManager, Inference
 from costs import mock
 from costs.cost import Affine, Host, Sizes, to_dict
+from costs.drafting import DrawnDrafter
 from costs.mock import MockModel
 from costs.published import Constant
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
 from simulate.simulator import simulate
-from tests.support.simulate import replay
+from tests.support.simulate import replay, sequences
 
 
 class VirtualClock:
@@ -118,6 +121,45 @@ def test_models_are_found_by_name_and_by_file(tmp_path: Path) -> None:
         mock.load("mock:llm-mock@0")
     with pytest.raises(ValueError, match="Did you mean 'llm-mock'"):
         mock.load("mock:llm-moc")
+
+
+@pytest.mark.parametrize(
+    ("pages", "drafts"),
+    [
+        pytest.param(None, 3, id="three drafts"),
+        pytest.param(None, None, id="as many drafts as are worth it"),
+        pytest.param(16, 0, id="too few pages, so that requests are preempted"),
+    ],
+)
+def test_in_front_of_a_mock_model_the_scheduler_takes_the_steps_of_the_simulator(
+    pages: int | None, drafts: int | None
+) -> None:
+    law, clock = Affine(base=0.02, token=0.0001, row=0.0002, context=1e-7), VirtualClock()
+    model = MockModel(law, sleep=clock.sleep, clock=clock)
+
+    def scheduler(**options: Any) -> Scheduler:
+        speculator = None if drafts == 0 else Speculator(DrawnDrafter(0.6, **options), drafts)
+        policy = policies.get_policy("dynamic", 8, {"reserve": "prompt"} if pages else {})
+        policy.margin = 16
+        pool = PagePool(pages, 16, prefix_cache=False) if pages else None
+        return Scheduler(policy, pool, 256, speculator=speculator)
+
+    def arrivals() -> list[Sequence]:
+        return sequences((0.05 * i, 9 + i % 7, 60 + i % 5) for i in range(40))
+
+    run = simulate(scheduler(), arrivals(), law, records=True)
+    engine, coming, found = scheduler(tokens=model.token), arrivals(), []
+    while coming or not engine.is_idle:
+        while coming and coming[0].arrived_at <= clock():
+            engine.add(coming.pop(0))
+        iteration = engine.step(model.forward, clock)
+        if iteration is None:
+            clock.now = coming[0].arrived_at
+        else:
+            found.append(iteration)
+    assert [record.members for record in found] == [record.members for record in run.iterations]
+    assert [record.t for record in found] == pytest.approx([record.t for record in run.iterations])
+    assert any(seq.preemptions for seq in run.sequences) == bool(pages)
 
 
 @pytest.fixture
