@@ -196,13 +196,12 @@ def test_the_law_of_a_recorded_vllm_is_recovered_also_where_steps_overlap(overla
     assert len(list(intervals.of_cost(str(tmp_path / "cost.json")).laws(law, 2))) == 2  # type: ignore[union-attr]
 
 
-def test_what_is_no_record_or_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_too_short_or_beside_other_options_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     vllm_record(tmp_path / "record", False, steps=29)
-    for more, words in (
-        ("", "at least 30"),
-        (" --steps 3", "no effect with --record"),
-        (f" --out {tmp_path / 'record'}", "lost"),
-    ):
+    refusals = {"": "at least 30", " --steps 3": "no effect with --record", f" --out {tmp_path / 'record'}": "lost"}
+    for more, words in refusals.items():
         assert main(f"calibrate --record {tmp_path / 'record'}{more}".split()) != 0
         assert words in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,24 @@ def bytes_alone(no_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(tokenizer, "BARD", tmp_path)
 
 
-def test_without_the_ranks_of_gpt2_a_word_of_the_clients_prompts_is_a_token(no_ranks: None) -> None:
-    app = create_app(Config(policy="dynamic", model=FAST))
+@contextmanager
+def serving(**settings: Any) -> Iterator[FlaskClient]:
+    app = create_app(Config(policy="dynamic", model=FAST, **settings))
     start(app).join()
-    prompt = corpus.load().at(7, 50)
-    answer = app.test_client().post("/inference", json={"prompt": prompt, "num_tokens": 1}).get_json()
+    yield app.test_client()
     app.extensions["service"].stop()
-    assert answer["prompt_tokens"] == 50
+
+
+def test_without_the_ranks_of_gpt2_a_word_of_the_clients_prompts_is_a_token(no_ranks: None) -> None:
+    with serving() as client:
+        body = {"prompt": corpus.load().at(7, 50), "num_tokens": 1}
+        assert client.post("/inference", json=body).get_json()["prompt_tokens"] == 50
 
 
 @pytest.fixture
 def client(bytes_alone: None) -> Iterator[FlaskClient]:
-    app = create_app(Config(policy="dynamic", model=FAST))
-    start(app).join()
-    yield app.test_client()
-    app.extensions["service"].stop()
+    with serving() as client:
+        yield client
 
 
 def test_it_answers_in_all_dialects_with_whole_characters(client: FlaskClient) -> None:

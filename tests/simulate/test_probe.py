@@ -126,20 +126,19 @@ def test_a_probe_logs_what_shows_three_slots(server: Slotted, fitted: list[Any])
     assert alone["sent"] < alone["first"] == alone["chunks"][0] < alone["last"] == alone["chunks"][-1]
 
 
-def test_no_two_prompts_begin_alike(server: Slotted) -> None:
+def test_what_is_sent_was_announced_and_no_two_prompts_begin_alike(
+    server: Slotted, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert probe(server, "--tokens", "10000", "--slots", "3") == 0
-    beginnings = [tuple(body["prompt"].split()[:6]) for body in server.asked]
-    assert len(set(beginnings)) == len(beginnings)
-
-
-def test_what_is_sent_was_announced(server: Slotted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert probe(server, *SMALL) == 0
     first, told = server.asked[0], capsys.readouterr().err
     assert "tokens per word" in told
     assert "GET requests only" in told
     assert first["max_tokens"] == 8
     assert first["ignore_eos"]
-    assert sum(body["max_tokens"] for body in server.asked) < 6000
+    assert sum(body["max_tokens"] for body in server.asked) < 10_000
+    words = [body["prompt"].split() for body in server.asked]
+    assert [*map(len, words[:2])] == [64, round(32 * 64 / 7)]  # the server counts 7 tokens in a prompt of 64 words
+    assert len({tuple(some[:6]) for some in words}) == len(words)
 
 
 def test_a_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,24 +149,12 @@ def test_a_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert not list(Path().iterdir())
 
 
-def test_words_are_as_many_as_make_the_tokens(server: Slotted) -> None:
-    assert probe(server, *SMALL) == 0
-    words = [len(body["prompt"].split()) for body in server.asked[:2]]
-    assert words == [64, round(32 * 64 / 7)]  # the server counts 7 tokens in a prompt of 64 words
-
-
 def test_when_the_time_is_up_the_rest_is_left_out(server: Slotted, capsys: pytest.CaptureFixture[str]) -> None:
     server.itl = 0.01
     assert probe(server, "--minutes", "0.15") == 0
     assert "alone" in begun()
     assert sum(name.startswith("traffic") for name in kept()[1]) < 96
     assert "traffic" in capsys.readouterr().err.partition("left out")[2]
-
-
-def test_a_server_that_hangs_costs_no_more_than_the_time(server: Slotted, capsys: pytest.CaptureFixture[str]) -> None:
-    server.itl = 60
-    assert probe(server, "--minutes", "0.02") == 1
-    assert "nothing was measured" in capsys.readouterr().err
 
 
 def test_chunks_of_several_tokens_keep_their_numbers(server: Slotted) -> None:
@@ -199,15 +186,23 @@ REFUSALS = {
     "no stream": (200, {"choices": [{"text": "x"}], "usage": {"completion_tokens": 1, "prompt_tokens": 1}}),
     "closed": (0, None), "no answer": (200, b"<html>"),
 }  # fmt: skip
+FAILED = {"error": {"message": "out of memory", "type": "internal"}}
+BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
+    **{name: ({"answer": lambda body, answer=answer: answer}, "", "failed: ") for name, answer in REFUSALS.items()},
+    "cut": ({"cut_after": 3}, "", "stream cut"),
+    "fails": ({"cut_after": 3, "last_words": FAILED}, "", "out of memory"),
+    "hangs": ({"itl": 60}, "--minutes=0.02", "nothing was measured"),
+    "times out": ({"itl": 60}, "--timeout=0.3", "raise --timeout"),
+}
 
 
-@pytest.mark.parametrize("answer", REFUSALS.values(), ids=REFUSALS)
-def test_a_server_that_refuses_ends_the_probe_with_a_sentence(
-    answer: Any, server: Slotted, fitted: list[Any], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("fault", "flag", "words"), BROKEN.values(), ids=BROKEN)
+def test_a_server_that_refuses_or_fails_ends_the_probe_with_a_sentence(
+    fault: dict[str, Any], flag: str, words: str, server: Slotted, fitted: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.answer = lambda body: answer
-    assert probe(server) == 1
-    assert "failed: " in capsys.readouterr().err
+    vars(server).update(fault)
+    assert probe(server, *filter(None, [flag])) == 1
+    assert words in capsys.readouterr().err
     assert len(server.asked) == 1
     assert not fitted
 
@@ -227,21 +222,6 @@ def test_a_server_that_dies_in_the_middle_leaves_the_log_so_far(server: Slotted,
     assert "connection broken" in errors[-1]
     assert errors.count("") == 11
     assert not fitted
-
-
-def test_a_stream_that_is_cut_or_fails_ends_the_probe(server: Slotted, capsys: pytest.CaptureFixture[str]) -> None:
-    server.cut_after = 3
-    assert probe(server) == 1
-    assert "stream cut" in capsys.readouterr().err
-    server.last_words = {"error": {"message": "out of memory", "type": "internal"}}
-    assert probe(server) == 1
-    assert "out of memory" in capsys.readouterr().err
-
-
-def test_a_request_that_hangs_times_out(server: Slotted, capsys: pytest.CaptureFixture[str]) -> None:
-    server.itl = 60
-    assert probe(server, "--timeout", "0.3") == 1
-    assert "--timeout" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_the_log(server: Slotted, monkeypatch: pytest.MonkeyPatch, fitted: list[Any]) -> None:
