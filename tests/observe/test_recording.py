@@ -102,18 +102,13 @@ def test_another_policy_begins_a_new_window() -> None:
     assert recording.arrived() == []  # it came while the other policy decided
 
 
-def test_an_unreadable_record_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    recording = Recording()
-    for _ in range(3):
-        recording.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
-    assert len(caplog.records) == 1
-
-
-def test_a_recording_that_stopped_keeps_no_more_arrivals() -> None:
+def test_an_unreadable_record_is_logged_once_and_ends_the_recording(caplog: pytest.LogCaptureFixture) -> None:
     recording, (before, after) = Recording(), inferences(2)
     recording.on_arrival(before)
     assert recording.oldest_open() == before.sequence.arrived_at
-    recording.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
+    for _ in range(3):
+        recording.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
+    assert len(caplog.records) == 1
     recording.on_arrival(after)
     assert recording.oldest_open() == float("inf")
 

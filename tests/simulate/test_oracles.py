@@ -29,25 +29,28 @@ def mean_latency(policy: str, slots: int, cost: Cost, rate: float, n: int, draw:
     return lambda rng: float(run_poisson(policy, slots, cost, rate, draw(n, rng), rng, **options).latency.mean())
 
 
-@pytest.mark.parametrize(("rate", "exact"), points(1, (0.4, 0.6324), (1.5, 1.9850), (0.9, 0.8653), (1.2, 1.1730)))
-def test_nobatch_is_pollaczek_khinchine(rate: float, exact: float) -> None:
-    found = replicate(mean_latency("nobatch", 1, COST_A, rate, sample(2000)), 6)
+def ones(n: int, rng: Rng) -> np.ndarray:
+    return np.ones(n, int)
+
+
+SECONDS = Constant(1.0, 0.0)
+SINGLE = points(
+    1,
+    (uniform, COST_A, 0.4, 0.6324),  # Pollaczek and Khinchine
+    (uniform, COST_A, 1.5, 1.9850),
+    (uniform, COST_A, 0.9, 0.8653),
+    (uniform, COST_A, 1.2, 1.1730),
+    (lambda n, rng: geometric(n, rng) + 1, COST_A, 1.2, 1.4503),
+    (ones, SECONDS, 0.9, 5.5),  # M/D/1
+    (ones, SECONDS, 0.5, 1.5),
+)
+
+
+@pytest.mark.parametrize(("draw", "cost", "rate", "exact"), SINGLE)
+def test_nobatch_is_a_queue_of_one_server(draw: object, cost: Cost, rate: float, exact: float) -> None:
+    found = replicate(mean_latency("nobatch", 1, cost, rate, sample(8000 if cost is SECONDS else 2000), draw), 6)
     assert agrees(found, exact), found
     assert found[1] < 0.06 * exact
-
-
-@pytest.mark.full
-def test_nobatch_with_geometric_answers_is_pollaczek_khinchine() -> None:
-    draw = lambda n, rng: geometric(n, rng) + 1  # noqa: E731
-    found = replicate(mean_latency("nobatch", 1, COST_A, 1.2, 2000, draw), 6)
-    assert agrees(found, 1.4503), found
-
-
-@pytest.mark.parametrize(("rate", "exact"), points(0, (0.9, 5.5), (0.5, 1.5)))
-def test_nobatch_with_constant_service_is_m_d_1(rate: float, exact: float) -> None:
-    ones = lambda n, rng: np.ones(n, int)  # noqa: E731
-    found = replicate(mean_latency("nobatch", 1, Constant(1.0, 0.0), rate, 5000, ones), 6)
-    assert agrees(found, exact), found
 
 
 @pytest.mark.full

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import policies
 from client import compare
 from client.report import store
 from simulate.__main__ import COMMANDS, main
@@ -240,13 +239,6 @@ def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert COMMANDS[command] in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("command", ["run", "plan", "fleet", "validate"])
-def test_a_command_that_takes_policies_names_the_orders(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    assert {f"{order}," for order in policies.order_names()[:-1]} <= {*capsys.readouterr().out.split()}
 
 
 def loaded_by(*modules: str) -> set[str]:

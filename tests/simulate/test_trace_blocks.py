@@ -17,6 +17,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.fleet.fleet import Fleet
+from simulate.rows import Rows
 from simulate.simulator import simulate
 from tests.support.simulate import run_command
 
@@ -44,14 +45,17 @@ def scheduler(page_size: int, tokens: int = 32_768) -> Scheduler:
     return Scheduler(policies.get_policy("dynamic", max_batch_size=8, options={"reserve": "prompt"}), pool)
 
 
+def cached(rows: Rows, size: int) -> list[int]:
+    """Return the prompt tokens of each request that are found in pages of this size."""
+    run = simulate(scheduler(size), replace(rows, page_size=size).sequences(), COST)
+    return [seq.cached for seq in run.sequences]
+
+
 def test_pages_of_the_size_of_a_block_are_found_as_smaller_ones_are(trace: Path) -> None:
     rows = workloads.read(trace)
-    small, large = (
-        [seq.cached for seq in simulate(scheduler(size), replace(rows, page_size=size).sequences(), COST).sequences]
-        for size in (16, 512)
-    )
+    small, large = cached(rows, 16), cached(rows, 512)
     assert sum(large) > 20_000
-    assert [cached // 512 * 512 for cached in small] == large
+    assert [tokens // 512 * 512 for tokens in small] == large
 
 
 def test_a_trace_may_have_blocks_of_another_size(trace: Path, tmp_path: Path) -> None:
@@ -59,10 +63,7 @@ def test_a_trace_may_have_blocks_of_another_size(trace: Path, tmp_path: Path) ->
     short = [line | {"block_size": 16, "input_length": 16 * len(line["hash_ids"])} for line in lines]
     (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
     rows = workloads.read(tmp_path / "short.jsonl")
-    small, large = (
-        [seq.cached for seq in simulate(scheduler(size), replace(rows, page_size=size).sequences(), COST).sequences]
-        for size in (4, 16)
-    )
+    small, large = cached(rows, 4), cached(rows, 16)
     assert sum(large) > 600
     assert small == large
     (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, [*short, lines[-1]])))

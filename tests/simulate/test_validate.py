@@ -205,15 +205,6 @@ def test_what_is_printed_has_every_figure_on_eighty_columns_and_the_bounds(
     assert max(map(len, tables.splitlines())) <= 80
 
 
-def test_the_help_states_the_bounds_and_the_servers_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["validate", "--help"])
-    told = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
-    assert comparison.BOUNDS in told
-    assert "--model" in told
-    assert "Exit status: 0 within the bounds, 1 beyond one" in told
-
-
 def test_without_cost_a_mock_server_is_predicted_by_its_own(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
