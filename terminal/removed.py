@@ -9,6 +9,7 @@ REMOVED = {
     ),
     "--tgi-metrics": "the vllm:* metrics of GET /metrics, which have the same figures",
     "--no-requests": "'fleet --replicas 1', which forgets each request that has its answer",
+    "--no-open": "the command without it, as no report is opened",
     "--original": "docs/results/comparison.md, which has the original's figures",
     "--readme": "table.md and plots/ in the folder of the results",
     "--server-flag": "the flag itself, such as --model bard",

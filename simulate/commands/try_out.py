@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime
@@ -44,10 +42,7 @@ def options() -> Sections:
             Option("--max-batch-size", "slots", Number(1), default=8),
             Option("--seed", "random seed", Number(0), default=0),
         ],
-        "result": [
-            Option("--out", "folder for the report (default: a new one in results/)", FOLDER),
-            Option("--no-open", "on a terminal with a display, do not open the report in a browser", None),
-        ],
+        "result": [Option("--out", "folder for the report (default: a new one in results/)", FOLDER)],
     }
 
 
@@ -99,8 +94,6 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     page = folder / "report.html"
     if page.is_file():
         told["report"] = str(page)
-        if not args.no_open and console.is_terminal and has_display():
-            webbrowser.open(page.resolve().as_uri())
     say(
         console,
         f"next: other requests with ./eb simulate run {base} {name} --workload NAME, or a server with ./eb serve {name}",
@@ -156,8 +149,3 @@ def printed(path: Path, console: Console) -> Iterator[None]:
         say(console, f"note: what hooks printed is in {path}")
     else:
         path.unlink()
-
-
-def has_display() -> bool:
-    """Whether a browser can show something here."""
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -140,7 +140,7 @@ CASES: dict[str, Cases] = {
         **beside(FIT, policy_option="overlap=off", held_out="25", out="OUT/b.json"),
         **beside(f"{FIT} --url http://here", api_key="secret"),
     },
-    "try": beside("try MINE", workload="orca", rate="5", num="20", max_batch_size="3", seed="1", out="OUT/a", no_open=""),
+    "try": beside("try MINE", workload="orca", rate="5", num="20", max_batch_size="3", seed="1", out="OUT/a"),
     "arena": {
         **beside(
             "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1", by="p99", workloads="orca", seeds="2", seed="5",
@@ -306,7 +306,6 @@ PAIRS = [
     )
     for command, cases in CASES.items()
     for option, (base, value) in cases.items()
-    if option != "--no-open"  # of a browser, which is none of the figures
 ]
 
 

@@ -28,16 +28,12 @@ def mine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the pages that a browser opens; there is a display, few cases, and a page without plots."""
-    pages: list[str] = []
-    monkeypatch.setenv("DISPLAY", ":0")
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try few cases, and draw a page without plots."""
     monkeypatch.setattr(try_out, "CASES", 20)
     monkeypatch.setattr(try_out, "LARGE_CASES", 0)
     monkeypatch.setattr(try_out, "ARENA", [*try_out.ARENA, "--num", "10", "--workloads", "uniform"])
     monkeypatch.setattr(run.ending, "draw_page", lambda folder, console: (folder / "report.html").write_text("plots"))
-    monkeypatch.setattr(try_out.webbrowser, "open", pages.append)
-    return pages
 
 
 @pytest.mark.parametrize(
@@ -104,8 +100,9 @@ def test_a_name_that_no_policy_file_can_have_is_refused(
     assert remedy in words
 
 
+@pytest.mark.usefixtures("_quick")
 def test_a_policy_is_tried_beside_the_loop_that_it_derives_from(
-    mine: Path, opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     told, words = run_command(capsys, "try", str(mine), *SMALL, "--out", str(out))
@@ -118,21 +115,11 @@ def test_a_policy_is_tried_beside_the_loop_that_it_derives_from(
     assert all(" waiting may join " in line for line in (out / "printed.txt").read_text().splitlines())
     assert f"what hooks printed is in {out / 'printed.txt'}" in words
     assert " waiting may join " not in words
-    assert opened == []  # stderr is no terminal
 
 
-def test_on_a_terminal_the_report_opens_unless_it_shall_not(
-    mine: Path, opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["try", str(mine), *SMALL, "--out", str(tmp_path / "a"), "--no-open"]) == 0
-    assert opened == []
-    assert main(["try", str(mine), *SMALL, "--out", str(tmp_path / "b")]) == 0
-    assert opened == [(tmp_path / "b" / "report.html").as_uri()]
-
-
+@pytest.mark.usefixtures("_quick")
 def test_a_broken_law_ends_the_trial_with_the_smallest_case_and_what_is_printed_in_it(
-    tmp_path: Path, opened: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "careless.py"
     path.write_text(new.TEMPLATE.read_text().replace("        return n\n", "        return n + 1\n"))
