@@ -109,18 +109,12 @@ def test_a_log_from_which_no_law_follows_is_refused(requests: list[Request], why
         fitted(requests)
 
 
-def test_few_requests_are_doubted() -> None:
+def test_few_requests_more_at_once_than_slots_and_another_scheduler_are_doubted() -> None:
     assert "3 requests" in " ".join(fitted(served(count=3)).doubts)
-
-
-def test_another_scheduler_is_doubted() -> None:
+    assert "--slots" in fitted(served(count=40, rate=1e6), slots=30).doubts[0]
     requests = served(count=50, rate=40, slots=4)
     assert not fitted(requests, slots=4).doubts
     assert "--engine" in " ".join(fitted(requests, "tgi", slots=32).doubts)
-
-
-def test_more_requests_at_once_than_slots_name_the_slots() -> None:
-    assert "--slots" in fitted(served(count=40, rate=1e6), slots=30).doubts[0]
 
 
 def test_where_no_law_is_found_the_log_is_refused_in_one_line(

@@ -63,15 +63,12 @@ def test_streams_give_the_times_of_their_chunks(name: str) -> None:
     assert tokens.tolist() == [1, 1, 1, 1]
 
 
-def test_a_format_is_known_by_its_content(tmp_path: Path) -> None:
+def test_a_format_is_known_by_its_content_and_the_error_lists_all_of_them(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes((DATA / "spans.jsonl").read_bytes())
     assert read(tmp_path / "log").server == {"engine": "vllm"}
-
-
-def test_a_file_without_a_known_format_lists_all_of_them(tmp_path: Path) -> None:
-    (tmp_path / "log.json").write_text('{"a": 1}')
+    (tmp_path / "log").write_text('{"a": 1}')
     with pytest.raises(ValueError, match="unknown") as error:
-        read(tmp_path / "log.json")
+        read(tmp_path / "log")
     assert all(format.made_by in str(error.value) for format in FORMATS)
 
 
@@ -149,8 +146,9 @@ def test_arrivals_of_another_clock_are_moved_by_the_least_difference() -> None:
     np.testing.assert_allclose(checked(late).at, [r.sent for r in steady()], atol=1e-5)
 
 
-def test_a_log_in_order_of_finish_is_sorted_by_arrival() -> None:
+def test_a_log_in_order_of_finish_is_sorted_by_arrival_and_has_no_notes() -> None:
     log = checked(steady()[::-1])
+    assert (log.notes, log.widening) == ((), 1)
     assert (np.diff(log.at) > 0).all()
     assert log.prompt[0] == 10
 
@@ -210,12 +208,6 @@ def test_a_flaw_is_a_sentence_and_widens_the_intervals(requests: list[Request], 
     assert log.widening > 1
 
 
-def test_a_flawless_log_has_no_notes() -> None:
-    log = checked(steady())
-    assert not log.notes
-    assert log.widening == 1
-
-
 def test_missing_token_counts_are_the_number_of_chunks() -> None:
     streams = [r._replace(output=0, chunks=[r.first, r.last], counts=[1, 3]) for r in steady()]
     assert set(checked(streams).output) == {4}
@@ -260,13 +252,12 @@ def test_a_damaged_file_is_refused(data: bytes, tmp_path: Path) -> None:
         read(tmp_path / "log")
 
 
-def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
-    for path, why in (
-        (tmp_path / "nothing", "No such file or directory. Check the path"),
-        (tmp_path, "a folder without a log"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            read(path)
+@pytest.mark.parametrize(
+    ("name", "why"), [("nothing", "No such file or directory. Check the path"), (".", "a folder without a log")]
+)
+def test_a_missing_file_and_an_empty_folder_are_refused(name: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=why):
+        read(tmp_path / name)
 
 
 def test_a_result_without_send_times_is_refused_unless_all_were_sent_at_once(tmp_path: Path) -> None:

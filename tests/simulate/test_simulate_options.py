@@ -260,14 +260,11 @@ def outcome(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Outc
 
 def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
     out.mkdir()
-    if "RUN" in line:
-        main(f"run dynamic {SMALL} --no-plots --out {out / 'run'}".split())
-        capsys.readouterr()
     files = {
         "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl", "RECORD": "record.jsonl",
         "SHAREGPT": "sharegpt.json",
     }  # fmt: skip
-    places = {name: folder / path for name, path in files.items()} | {"OUT": out, "RUN": out / "run"}
+    places = {name: folder / path for name, path in files.items()} | {"OUT": out}
     parts = [word.partition("/") for word in line.split()]
     code = main([f"{places.get(first, first)}{slash}{rest}" for first, slash, rest in parts])
     captured = capsys.readouterr()

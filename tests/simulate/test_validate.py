@@ -230,26 +230,6 @@ def test_without_cost_the_engine_of_the_model_is_timed_first(flags: list[str], m
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--modle bard", "Did you mean '--model'?"),
-        ("--model bard --dtype f32", "Use one of: auto, float32"),
-        ("", "--cost is missing"),
-        ("--model bard --cost-option base=1", "has no effect without --cost. Add it"),
-    ],
-)
-def test_a_wrong_command_line_is_answered_with_the_remedy(
-    line: str, words: str, flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        code = main(["validate", "dynamic", *line.split()])
-    except SystemExit as error:
-        code = error.code
-    assert code == 2
-    assert words in capsys.readouterr().err
-
-
 def test_programs_are_simulated_in_a_closed_loop_and_their_times_compared() -> None:
     planned = catalog.draw("agents", 12, Arrivals("poisson", 2.0), 1, corpus.load()).planned
     asked_once = replace(asked("dynamic", planned), calls=[p.call for p in planned if p.call])
