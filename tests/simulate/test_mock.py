@@ -58,6 +58,8 @@ def test_it_takes_the_time_that_the_cost_says_and_gives_a_token_to_each_that_is_
     assert clock.now == 1.25
     assert [token is None for token in tokens] == [False, False, True]
     assert all(token in model.ids for token in tokens if token is not None)
+    MockModel(Constant(0.5, 0.25), speed=10, sleep=clock.sleep, clock=clock).forward(decoding(2))
+    assert clock.now == pytest.approx(1.25 + 0.1)
 
 
 @pytest.mark.parametrize(
@@ -80,13 +82,6 @@ def test_steps_of_one_second_end_on_time(oversleep: float, between: float, goes_
         found.append(clock.now)
         clock.sleep(between)
     assert found == ends
-
-
-def test_at_ten_times_the_speed_a_step_takes_a_tenth() -> None:
-    clock = VirtualClock()
-    model = MockModel(Constant(0.5, 0.25), speed=10, sleep=clock.sleep, clock=clock)
-    model.forward(decoding(2))
-    assert clock.now == pytest.approx(0.1)
 
 
 def test_a_token_depends_on_its_own_sequence_alone() -> None:

@@ -238,19 +238,16 @@ def test_ctrl_c_keeps_the_log(server: Slotted, monkeypatch: pytest.MonkeyPatch, 
     assert not fitted
 
 
-def test_no_server_and_no_key_are_said_before_anything_is_announced(
+def test_no_server_no_key_and_no_known_engine_are_said_before_anything_is_sent(
     server: Slotted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["probe", "http://127.0.0.1:1"]) == 1
     assert "no server answers" in capsys.readouterr().err
+    assert main(["probe", server.url]) == 1
+    assert "--engine" in capsys.readouterr().err
     server.models = (401, {})
     assert probe(server) == 1
     assert "--api-key" in capsys.readouterr().err
-
-
-def test_an_engine_that_is_not_known_is_asked_for(server: Slotted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["probe", server.url]) == 1
-    assert "--engine" in capsys.readouterr().err
     assert not server.asked
 
 
