@@ -52,10 +52,7 @@ def options() -> Sections:
                 "--learn", "add the errors of this run to the file of --cost, to set the width of later intervals", None,
             ),
         ],
-        "server": [
-            # The server's own flags, which are passed on to it.
-            *(Option(config.flag(name), "", hidden=True) for name in validate.SERVER),
-        ],
+        "server": [Option(config.flag(name), "", hidden=True) for name in validate.SERVER],  # which gets them
     }  # fmt: skip
 
 

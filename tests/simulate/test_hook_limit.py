@@ -14,8 +14,7 @@ from scheduling.hook_limit import HookTimeout
 from simulate import __main__ as command_line
 from simulate.hook_limit import limited
 from simulate.laws.check import check
-from tests.support import ROOT
-from tests.support.simulate import run_command
+from tests.support import ROOT, points
 
 HEAD = "from scheduling import policy\n\n\nclass Policy(policy.Policy):\n"
 ORDER = HEAD + "    def order(self, waiting, now):\n"
@@ -49,9 +48,10 @@ def test_an_endless_loop_is_stopped_with_its_hook_file_and_line(kind: str, tmp_p
     assert ENDLESS[kind][1] in str(stopped.value)
 
 
-@pytest.mark.parametrize(
-    "command", ["check", "check --exhaustive", "run", "plan", "fleet", "adversary", "arena --jobs 1 --only"]
-)
+COMMANDS = ["check", "check --exhaustive", "run", "plan", "fleet", "adversary", "arena --jobs 1 --only"]
+
+
+@pytest.mark.parametrize("command", points(len(COMMANDS), *COMMANDS, "arena --jobs 2 --num 30 --only"))
 def test_each_command_ends_with_status_1(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,12 +74,6 @@ def test_a_loop_that_catches_everything_ends_the_process_with_the_sentence(tmp_p
     )
     assert ended.returncode == 1
     assert "error: order() of loop.py, line" in ended.stderr
-
-
-@pytest.mark.full
-def test_a_worker_of_the_arena_is_stopped_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, words = run_command(capsys, "arena", written(tmp_path, "hook"), "--only", "--jobs", "2", "--num", "30", code=1)
-    assert "order() of loop.py" in words
 
 
 def test_many_short_calls_are_not_one_long_one() -> None:

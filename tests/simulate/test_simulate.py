@@ -12,11 +12,10 @@ import pytest
 from client import compare
 from client.report import store
 from simulate.__main__ import COMMANDS, main
-from tests.support import points
+from tests.support import ROOT, points
 from tests.support.mock_server import mock_server
 from tests.support.simulate import run_command
 
-ROOT = Path(__file__).parents[2]
 SMALL = ["--num", "40", "--rate", "3"]
 
 

@@ -38,6 +38,8 @@ MISTAKES = [
     ("run static --acceptance 0.5", "--acceptance", "Use dynamic"),
     ("run dynamic --copies 2", "--copies 2", "requires --trace"),
     ("run dynamic --trace HERE/good.csv --page-size 512", "--page-size 512", "Use --kv-tokens"),
+    ("run dynamic --no-requests", "--no-requests", "fleet --replicas 1"),
+    ("try mine.py --no-open", "--no-open", "was removed in 0.2.0"),
     ("run dynamic --preemption swap", "--preemption", "was removed in 0.2.0"),
     ("run dynamic --engine aligned", "oracle-a", "Use another --cost"),
     ("run dynamic --evict belady", "--evict belady", "--kv-tokens 4096"),
