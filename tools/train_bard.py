@@ -14,6 +14,9 @@ have been made from the same text, so that the held-out part stays held out. `--
 weights and those of other bards: runs that began with the same one overfit each in its own way, and their mean
 generalizes better (Wortsman et al. 2022, arXiv 2203.05482). With `--steps 0` only the mean is computed.
 
+The network computes in bfloat16 and is updated in float32. bard itself was trained by commit ebf0027c, which drew
+dropout and computed short attention faster on a CPU; the method is the same.
+
 Needs `tokenizers`, a development dependency; the server does not.
 """
 
@@ -22,8 +25,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -31,12 +36,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models import weights
 from models.gpt2 import GPT, GPTConfig
 from models.sources import catalog
-from tools.bard_training import average, bits_per_byte, encode, train
 
 EOT = "<|endoftext|>"
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # stored (in, out)
@@ -54,6 +59,131 @@ def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     tokenizer.add_special_tokens([EOT])
     return tokenizer
+
+
+class Progress:
+    """The completed share of the training, in steps or in minutes."""
+
+    def __init__(self, steps: int, minutes: float | None) -> None:
+        self.step = 0
+        self.began = time.perf_counter()
+        self._steps = steps
+        self._seconds = minutes and minutes * 60
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    @property
+    def share(self) -> float:
+        if self._seconds:
+            return self.seconds / self._seconds
+        return self.step / self._steps if self._steps else 1.0
+
+
+def encode(tokenizer: Tokenizer, text: str, dropout: float | None = None) -> Tensor:
+    """Encode `text`; each merge is skipped with probability `dropout`."""
+    tokenizer.model.dropout = dropout
+    ids = tokenizer.encode(text).ids
+    tokenizer.model.dropout = None
+    return torch.tensor(ids)
+
+
+def batches(
+    tokenizer: Tokenizer, text: str, args: argparse.Namespace, progress: Progress
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield (ids, targets, position) of `--tokens-per-step` tokens for each step until the end of the training.
+
+    One step in four has the whole context of 1,024; the others have windows of 256, half of them at a
+    random position, so that late positions are learned as well as early ones.
+    """
+    rng = random.Random(args.seed)
+    data = torch.empty(0, dtype=torch.long)
+    used = 0
+    while progress.share < 1:
+        if used >= len(data) - 1:
+            share = min(1.0, max(0.0, (0.95 - progress.share) / 0.25))
+            data = encode(tokenizer, text, args.bpe_dropout * share or None)
+            used = 0
+        T = 1024 if progress.step % 4 == 3 else 256
+        starts = [rng.randrange(len(data) - T - 1) for _ in range(args.tokens_per_step // T)]
+        window = torch.stack([data[s : s + T + 1] for s in starts])
+        used += args.tokens_per_step
+        position = rng.randrange(1024 - T + 1) if T < 1024 and progress.step % 2 else 0
+        yield window[:, :-1], window[:, 1:], position
+        progress.step += 1
+
+
+@torch.no_grad()
+def bits_per_byte(model: GPT, ids: Tensor, n_bytes: int, stride: int) -> float:
+    """Return the loss of `ids` in bits per byte; each token sees at least the `1024 - stride` before it, if there are."""
+    model.eval()
+    nats, done = 0.0, 0
+    while done < len(ids) - 1:
+        end = min(done + stride if done else 1024, len(ids) - 1)
+        start = max(0, end - 1024)
+        targets = ids[start + 1 : end + 1].clone()
+        targets[: done - start] = -1  # counted in an earlier window
+        with torch.autocast(ids.device.type, torch.bfloat16):
+            _, loss = model(ids[None, start:end], targets[None])
+        nats += float(loss) * (end - done)
+        done = end
+    return nats / math.log(2) / n_bytes
+
+
+def learning_rate(progress: Progress, args: argparse.Namespace) -> float:
+    """Rise over 50 steps, stay until 40 % of the run, then fall in a straight line."""
+    peak: float = args.lr
+    return peak * min((progress.step + 1) / 50, 1.0, 0.01 + 0.99 * (1 - progress.share) / 0.6)
+
+
+def optimizers(model: GPT, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
+    matrices = [p for n, p in model.named_parameters() if ".h." in n and p.dim() == 2]
+    tables = [model.transformer.wte.weight, model.transformer.wpe.weight]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return [
+        torch.optim.Muon(matrices, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=True),
+    ]
+
+
+def backward(model: torch.nn.Module, x: Tensor, y: Tensor, position: int) -> float:
+    """Add the gradients of (B, T) ids and targets, computed in bfloat16; return the mean loss in nats per token."""
+    with torch.autocast(x.device.type, torch.bfloat16):
+        _, loss = model(x, y, position)
+    loss.backward()
+    return float(loss.detach())
+
+
+def train(model: GPT, tokenizer: Tokenizer, text: str, held_out: str, args: argparse.Namespace) -> Progress:
+    """Train until the steps or the minutes are over; return the progress."""
+    progress = Progress(args.steps, args.minutes)
+    both = optimizers(model, args)
+    ids = encode(tokenizer, held_out).to(args.device)
+    sample = ids[: len(ids) // 4]
+    sample_bytes = len(tokenizer.decode(sample.tolist()).encode())
+    for x, y, position in batches(tokenizer, text, args, progress):
+        for group in (group for optimizer in both for group in optimizer.param_groups):
+            group["lr"] = learning_rate(progress, args)
+        loss = backward(model.train(), x.to(args.device), y.to(args.device), position)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in both:
+            optimizer.step()
+            optimizer.zero_grad()
+        if progress.step % 100 == 99:
+            print(f"step {progress.step + 1:,}, {progress.share:.1%}, loss {loss:.3f}", file=sys.stderr)
+        if progress.step % 300 == 299:
+            held = bits_per_byte(model, sample, sample_bytes, 512)
+            print(f"step {progress.step + 1:,}, held-out sample {held:.4f} bits/byte", file=sys.stderr)
+    return progress
+
+
+def average(model: GPT, others: list[dict[str, Tensor]]) -> None:
+    """Set each weight of `model` to the mean of its own and those of the `others`."""
+    for name, parameter in model.named_parameters():
+        same = [parameter.data, *(other[name].to(parameter) for other in others)]
+        parameter.data = torch.stack(same).mean(0)
 
 
 def save(model: GPT, tokenizer: Tokenizer, out: Path) -> None:

@@ -6,8 +6,7 @@ Each adapter learns plays of its kind but for a part at their end, on which it a
 bits per byte. The last fortieth of the text, comedies, is new to both. All tragedies of the text are in what bard was
 trained on, so there only the adapter is tested on new text, and its gain is a lower bound.
 
-The weights W of the model stay as they are. A step computes the loss with W + s B A, and from the gradient G of that sum
-those of its factors: s B^T G and s G A^T. The files are in PEFT's format, in float16.
+The weights W of the model stay as they are; a layer computes W x + s B A x. The files are in PEFT's format, in float16.
 
 Needs `tokenizers`, a development dependency; the server does not.
 """
@@ -30,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models import weights
 from models.gpt2 import GPT
 from models.sources import catalog
-from tools.bard_training import Progress, batches, bits_per_byte, encode, for_training, loss_and_gradients
-from tools.train_bard import write_sample
+from tools.train_bard import Progress, backward, batches, bits_per_byte, encode, write_sample
 
 MODULES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 # Characters of tiny shakespeare, by thousandths: plays to learn, and what is held out of them.
@@ -50,39 +48,31 @@ KINDS = {
 }  # fmt: skip
 
 
-class Factors:
-    """A and B of one linear layer with the weight W (out, in); B begins with zeros, so that nothing is changed at first."""
+class Adapted(torch.nn.Module):
+    """A linear layer with low-rank factors A and B; B begins with zeros, so that nothing is changed at first."""
 
-    def __init__(self, weight: Tensor, rank: int, scale: float) -> None:
-        out, into = weight.shape
-        self.base, self.scale = weight.detach().clone(), scale
-        self.a = torch.nn.Parameter(torch.randn(rank, into) / into**0.5)
-        self.b = torch.nn.Parameter(torch.zeros(out, rank))
+    def __init__(self, layer: torch.nn.Linear, rank: int, scale: float) -> None:
+        super().__init__()
+        self.layer, self.scale = layer.requires_grad_(False), scale
+        self.a = torch.nn.Parameter(torch.randn(rank, layer.in_features) / layer.in_features**0.5)
+        self.b = torch.nn.Parameter(torch.zeros(layer.out_features, rank))
 
-    @torch.no_grad()
-    def sum(self) -> Tensor:
-        """Return W + s B A."""
-        return self.base + self.scale * self.b @ self.a
-
-    @torch.no_grad()
-    def take(self, gradient: Tensor) -> None:
-        """Set the gradients of A and B from that of W + s B A."""
-        self.a.grad = self.scale * self.b.T @ gradient.float()
-        self.b.grad = self.scale * gradient.float() @ self.a.T
+    def forward(self, x: Tensor) -> Tensor:
+        """Return W x + s B A x for x (..., in)."""
+        y: Tensor = self.layer(x) + self.scale * (x @ self.a.T) @ self.b.T
+        return y
 
 
-def factors_of(model: GPT, rank: int, scale: float) -> dict[str, Factors]:
-    """Return new factors for the linear layers of all blocks, by their names in PEFT's files."""
-    named = ((name, module) for name, module in model.named_modules() if name.endswith(MODULES))
-    return {name: Factors(module.weight, rank, scale) for name, module in named}
+def adapt(model: GPT, rank: int, scale: float) -> dict[str, Adapted]:
+    """Put factors into the linear layers of all blocks; return them by the layers' names in PEFT's files."""
+    found = {name: Adapted(layer, rank, scale) for name, layer in model.named_modules() if name.endswith(MODULES)}
+    for name, adapted in found.items():
+        model.set_submodule(name, adapted)
+    return found
 
 
-def train(model: GPT, factors: dict[str, Factors], tokenizer: Tokenizer, text: str, args: argparse.Namespace) -> None:
-    """Train the factors; the model gets their sum with its weights at the end."""
-    twin = for_training(model)
-    for name, parameter in twin.named_parameters():
-        parameter.requires_grad_(name.removesuffix(".weight") in factors)
-    layers = {name: twin.get_parameter(f"{name}.weight") for name in factors}
+def train(model: GPT, factors: dict[str, Adapted], tokenizer: Tokenizer, text: str, args: argparse.Namespace) -> None:
+    """Train the factors; the other weights stay."""
     optimizer = torch.optim.AdamW(
         [p for f in factors.values() for p in (f.a, f.b)], lr=args.lr, weight_decay=args.weight_decay
     )
@@ -90,20 +80,14 @@ def train(model: GPT, factors: dict[str, Factors], tokenizer: Tokenizer, text: s
     for x, y, position in batches(tokenizer, text, args, progress):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min((progress.step + 1) / 20, 1.0, 1.5 * (1 - progress.share))
-        loss = loss_and_gradients(twin, x, y, position)
-        for name, one in factors.items():
-            gradient = layers[name].grad
-            assert gradient is not None
-            one.take(gradient)
-        twin.zero_grad(set_to_none=True)
+        loss = backward(model.train(), x, y, position)
         optimizer.step()
-        for name, one in factors.items():
-            layers[name].data.copy_(one.sum())
+        optimizer.zero_grad()
         if progress.step % 20 == 19:
             print(f"step {progress.step + 1}, loss {loss:.3f}, {progress.seconds:.0f} s", file=sys.stderr)
 
 
-def save(factors: dict[str, Factors], rank: int, alpha: int, out: Path) -> None:
+def save(factors: dict[str, Adapted], rank: int, alpha: int, out: Path) -> None:
     """Write the adapter as PEFT does."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -159,14 +143,13 @@ def make(kind: str, text: str, args: argparse.Namespace) -> dict[str, float]:
     learn, held = (parts_of(text, KINDS[kind][part]) for part in ("learn", "held"))  # type: ignore[arg-type]
     ids, size = encode(tokenizer, held), len(held.encode())
     without = bits_per_byte(model, ids, size, 512)
-    factors = factors_of(model, args.rank, args.alpha / args.rank)
+    factors = adapt(model, args.rank, args.alpha / args.rank)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = args.dropout
     train(model, factors, tokenizer, learn, args)
-    for name, one in factors.items():  # evaluate the numbers as they are stored
+    for one in factors.values():  # evaluate the numbers as they are stored
         one.a.data, one.b.data = one.a.data.half().float(), one.b.data.half().float()
-        model.get_parameter(f"{name}.weight").data.copy_(one.sum())
     model.eval()
     facts = {
         "with": bits_per_byte(model, ids, size, 512), "without": without, "learned": len(learn),
