@@ -59,9 +59,9 @@ class Client:
         return int(self._received[9:12]) if len(self._received) >= self._length else None
 
 
-def request(path: str, body: bytes | None = None, headers: str = "", method: str = "") -> bytes:
-    """Return a request as it goes over the wire: a POST if there is a body and no other method is named."""
-    method = method or ("GET" if body is None else "POST")
+def request(path: str, body: bytes | None = None, headers: str = "") -> bytes:
+    """Return a request as it goes over the wire: a POST if there is a body."""
+    method = "GET" if body is None else "POST"
     length = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{length}{headers}\r\n".encode() + (body or b"")
 

@@ -8,7 +8,6 @@ interfaces; `--no-namespace` runs it in this one.
 * cost: a mock model behind one replica; rounds directly at its server and through the ingress take turns.
 * failures: requests at a steady rate while an actor is killed, then a server, and then all replicas are replaced. A client
   that does not retry is the first attempt of one that does.
-* routers: measured latencies, prefix hits and balance of each router, beside `simulate fleet` with the same arrivals.
 * texts: sampled texts of `bard` and `smollm2` by two replicas in turn, and by one of their servers alone.
 """
 
@@ -29,7 +28,6 @@ import aiohttp
 from benchmarks import report
 from benchmarks.closed_loop import cpu_seconds
 from benchmarks.fleet_process import ACTOR, SERVER, descendants, isolate, running
-from benchmarks.fleet_routers import LOADS, NAMES, measure_routers
 
 MOCK = ["dynamic", "--model", "mock:llm-mock@20"]
 PAUSE, TRIES = 0.5, 40  # of a client that retries
@@ -212,9 +210,7 @@ async def compare_texts(model: str, count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = report.parser("fleet", __doc__)
-    parser.add_argument(
-        "parts", nargs="*", default=["cost", "failures", "texts"], help="cost, failures, texts, routers"
-    )
+    parser.add_argument("parts", nargs="*", default=["cost", "failures", "texts"], help="cost, failures, texts")
     parser.add_argument("--rounds", type=int, default=3, help="of each way in cost (default %(default)s)")
     parser.add_argument("--rate", type=float, default=200, help="requests per second in cost (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=10, help="of a round of cost (default %(default)s)")
@@ -224,16 +220,11 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=int, default=64, help="of texts (default %(default)s)")
     parser.add_argument("--model", nargs="*", default=["bard", "smollm2"], help="of texts (default: bard smollm2)")
-    parser.add_argument(
-        "--loads", nargs="*", default=list(LOADS), choices=list(LOADS), help="of routers (default: both)"
-    )
-    parser.add_argument("--routers", nargs="*", default=list(NAMES), choices=list(NAMES), help="(default: all)")
-    parser.add_argument("--count", type=int, default=300, help="requests of a run of routers (default %(default)s)")
     parser.add_argument("--no-namespace", action="store_true", help="run in this network namespace")
     args = parser.parse_args()
     if not args.no_namespace:
         isolate()
-    measures = {"cost": measure_cost, "failures": measure_failures, "texts": measure_texts, "routers": measure_routers}
+    measures = {"cost": measure_cost, "failures": measure_failures, "texts": measure_texts}
     if unknown := set(args.parts) - set(measures):
         parser.error(f"unknown part {', '.join(unknown)}. Use {', '.join(measures)}")
     report.finish("fleet", {part: asyncio.run(measures[part](args)) for part in args.parts}, args.json)

@@ -97,11 +97,9 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def running(
-    replicas: int, *arguments: str, most: int = 0
-) -> AsyncIterator[tuple[Fleet, aiohttp.ClientSession, float]]:
-    """Start a fleet, which grows to `most` if that is given; yield it with a session, and the seconds of its start."""
-    fleet = Fleet(*arguments, "--replicas", f"{replicas}..{most}" if most else str(replicas))
+async def running(replicas: int, *arguments: str) -> AsyncIterator[tuple[Fleet, aiohttp.ClientSession, float]]:
+    """Start a fleet; yield it with a session, and the seconds of its start."""
+    fleet = Fleet(*arguments, "--replicas", str(replicas))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(120)) as session:
         try:

@@ -116,7 +116,7 @@ async def run(args: Namespace, pool: Executor) -> dict[str, dict[str, float]]:
     found = {}
     async with aiohttp.ClientSession() as session:
         bench = Bench(args, session)
-        async with bench.queue("dynamic+vtc", 8, args.url) as (url, pid):
+        async with bench.queue("dynamic+vtc", 8) as (url, pid):
             for name in ["usual", *BODIES, *ANSWERS]:
                 attacks = [pool.submit(send, int(url.rpartition(":")[2]), name) for _ in range(CLIENTS)]
                 found[name] = await measure(bench, url, pid, attacks)

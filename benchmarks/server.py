@@ -21,13 +21,6 @@ class Served(NamedTuple):
     port: int
     pid: int
 
-    @property
-    def memory(self) -> float:
-        """The MB that the process that serves has in memory."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        text = Path(f"/proc/{children[0]}/status").read_text()
-        return int(text.partition("VmRSS:")[2].split()[0]) / 1024
-
 
 @contextlib.contextmanager
 def started(policy: str, *flags: str) -> Iterator[Served]:

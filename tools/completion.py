@@ -6,6 +6,7 @@ not know any option: it takes them from the commands.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -48,58 +49,21 @@ def serve() -> click.Command:
     return config.command(dict.fromkeys([*policies.names(), *catalog.NAMES], ""))
 
 
-def fleet() -> click.Command:
-    from fleet import options
+def made_by(module: str) -> Callable[[], click.Command]:
+    """Return a function that makes the command of a module, or takes it from there."""
 
-    return options.build_command()
+    def make() -> click.Command:
+        found = importlib.import_module(module)
+        command: click.Command = found.COMMAND if hasattr(found, "COMMAND") else found.build_command()
+        return command
 
-
-def queue() -> click.Command:
-    from front import options
-
-    return options.build_command()
-
-
-def load() -> click.Command:
-    from client import client
-
-    return client.build_command()
-
-
-def batch() -> click.Command:
-    from client import batch
-
-    return batch.COMMAND
-
-
-def chat() -> click.Command:
-    from client import chat
-
-    return chat.COMMAND
-
-
-def compare() -> click.Command:
-    from client import compare
-
-    return compare.build_command()
-
-
-def sweep() -> click.Command:
-    from client import sweep
-
-    return sweep.build_command()
-
-
-def top() -> click.Command:
-    from client import top
-
-    return top.COMMAND
+    return make
 
 
 def simulate() -> click.Command:
     import simulate.__main__ as simulator
 
-    return Group("simulate", {name: partial(simulator.build_command, name) for name in simulator.COMMANDS})
+    return Group("simulate", {name: partial(simulated, name) for name in simulator.COMMANDS})
 
 
 def simulated(name: str) -> click.Command:
@@ -109,7 +73,8 @@ def simulated(name: str) -> click.Command:
 
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "serve": serve, "chat": chat, "fleet": fleet, "queue": queue, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top,
+    "serve": serve, "fleet": made_by("fleet.options"), "queue": made_by("front.options"), "load": made_by("client.client"),
+    **{name: made_by(f"client.{name}") for name in ("chat", "batch", "compare", "sweep", "top")},
     "simulate": simulate, **{name: partial(simulated, name) for name in ("probe", "fit", "advise", "new", "try")}, "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip

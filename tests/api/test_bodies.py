@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import app as application
 from api.http.errors import ApiError, shown
 from api.schemas import body
-from benchmarks.bodies import KINDS, fields_of, hostile, put
 from config import Config
 from tests.support import wait_until
+from tests.support.bodies import KINDS, fields_of, hostile, put
 from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 ROUTES = ("/inference", "/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream",
@@ -99,7 +99,7 @@ def test_no_kind_of_value_costs_much_to_check_in_any_field(app: Flask, kind: str
 @pytest.mark.parametrize("route", ROUTES)
 def test_no_value_in_any_field_makes_a_request_slow(app: Flask, route: str, yardstick: float) -> None:
     client = app.test_client()
-    for sent in hostile(app.extensions["service"].operations, (route,)):
+    for sent in hostile(app.extensions["service"].operations, route):
 
         def send(sent: Any = sent) -> None:
             client.open(sent.path, method=sent.method, data=sent.body, content_type="application/json").close()
