@@ -1,7 +1,7 @@
-"""Writes the tables of the documentation that repeat what the code declares: flags, policies, routes, metrics.
+"""Writes the tables of the documentation that repeat what the code declares: flags, policies, routes.
 
 A page names such a table between two lines: `<!-- table: routes -->` and `<!-- end -->`. The texts are those that
-`--help`, `/openapi.json` and `/metrics` show, so this module must not have any of its own.
+`--help` and `/openapi.json` show, so this module must not have any of its own.
 
 usage: python -m tools.tables [--check]     --check: write nothing; exit with 1 and name the pages that are stale
 """
@@ -19,7 +19,6 @@ import click
 import config
 import policies
 import simulate.__main__ as simulator
-from api.admin.metrics import Exposition
 from app import create_app
 from client.workloads import arrivals, catalog
 from fleet.options import FLEET
@@ -125,15 +124,6 @@ def routes(operations: Iterable[Any]) -> str:
     return table(("route", "purpose"), ((", ".join(names), plain(summary)) for summary, names in rows.items()))
 
 
-def metrics(service: Any) -> str:
-    """Return a table of the metrics: a row has those of the same meaning and type."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for family in Exposition(service).collect():
-        name = family.name + ("_total" if family.type == "counter" else "")
-        rows.setdefault((family.type, plain(family.documentation)), []).append(code(name))
-    return table(("metric", "type", "meaning"), ((", ".join(names), *key) for key, names in rows.items()))
-
-
 def tables() -> dict[str, str]:
     """Return all tables by name."""
     service = create_app(config.Config(policy="dynamic")).extensions["service"]
@@ -155,7 +145,6 @@ def tables() -> dict[str, str]:
         "orders": kinds("order", policies.order_names(), policies.order_summary, is_order=True),
         "predictions": predictions(),
         "routes": routes(service.operations),
-        "metrics": metrics(service),
     }
 
 
