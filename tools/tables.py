@@ -18,7 +18,6 @@ import click
 
 import config
 import policies
-import simulate.__main__ as simulator
 from app import create_app
 from client.workloads import arrivals, catalog
 from fleet.options import FLEET
@@ -136,9 +135,6 @@ def tables() -> dict[str, str]:
         "queue loops": sentences(menu.LOOPS),
         "queue orders": sentences(menu.ORDERS),
         "commands": commands(),
-        "simulate commands": table(
-            ("command", "purpose"), ((code(name), plain(text)) for name, text in simulator.COMMANDS.items())
-        ),
         "loads": table(("`--load`", "when requests are sent"), loads),
         "workloads": table(("`--workload`", "requests"), ((code(name), plain(t)) for name, t in catalog.describe())),
         "loops": kinds("loop", policies.names(), policies.summary, is_order=False),
