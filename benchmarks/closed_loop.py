@@ -23,7 +23,6 @@ class Load:
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)
-    dropped: int = 0  # connections that ended without an answer
     client_cpu: float = 0.0
 
     def percentile_ms(self, q: int) -> float:
@@ -93,7 +92,6 @@ def run(port: int, clients: int, message: bytes, seconds: float) -> Load:
                 load.latencies.append(now - client.sent_at)
                 client.send()
             except OSError:
-                load.dropped += 1
                 client.socket.close()  # which also takes it out of the poll
                 del by_number[number]
                 connect()

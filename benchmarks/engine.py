@@ -176,14 +176,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         seconds = statistics.median(time_prefill(runner, tokens, args.chunk) for _ in range(4))
         prompts = (pieces(runner, tokens, args.chunk) for _ in range(4 if isinstance(runner.blocks, CBlocks) else 0))
         found = [parts.total(parts.of_steps(runner, prompt)) for prompt in prompts]
-        prefill.append(
-            {
-                "tokens": tokens,
-                "ms": seconds * 1e3,
-                "tokens_per_s": tokens / seconds,
-                **split(runner, found, tokens, machine_limits(runner)),
-            }
-        )
+        more = split(runner, found, tokens, machine_limits(runner))
+        prefill.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds, **more})
     return {
         "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."),

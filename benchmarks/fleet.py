@@ -211,14 +211,12 @@ async def compare_texts(model: str, count: int) -> dict[str, Any]:
 def main() -> None:
     parser = report.parser("fleet", __doc__)
     parser.add_argument("parts", nargs="*", default=["cost", "failures", "texts"], help="cost, failures, texts")
-    parser.add_argument("--rounds", type=int, default=3, help="of each way in cost (default %(default)s)")
-    parser.add_argument("--rate", type=float, default=200, help="requests per second in cost (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=10, help="of a round of cost (default %(default)s)")
-    parser.add_argument("--requests", type=int, default=1000, help="of failures (default %(default)s)")
-    parser.add_argument(
-        "--failure-rate", type=float, default=20, help="requests per second in failures (default %(default)s)"
-    )
-    parser.add_argument("--texts", type=int, default=64, help="of texts (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each way in cost")
+    parser.add_argument("--rate", type=float, default=200, help="requests per second in cost")
+    parser.add_argument("--seconds", type=float, default=10, help="of a round of cost")
+    parser.add_argument("--requests", type=int, default=1000, help="of failures")
+    parser.add_argument("--failure-rate", type=float, default=20, help="requests per second in failures")
+    parser.add_argument("--texts", type=int, default=64, help="of texts")
     parser.add_argument("--model", nargs="*", default=["bard", "smollm2"], help="of texts (default: bard smollm2)")
     parser.add_argument("--no-namespace", action="store_true", help="run in this network namespace")
     args = parser.parse_args()

@@ -47,11 +47,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
-def add_server(parser: argparse.ArgumentParser, threads: int = 0) -> None:
+def add_server(parser: argparse.ArgumentParser) -> None:
     """Add the options of the server under test."""
     parser.add_argument("--policy", default="dynamic", help="policy of the server")
     parser.add_argument("--model", default="bard", help="model of the server")
-    parser.add_argument("--compute-threads", type=int, default=threads, help="compute threads; 0: one per core")
+    parser.add_argument("--compute-threads", type=int, default=0, help="compute threads; 0: one per core")
 
 
 def add_model(parser: argparse.ArgumentParser, *dtypes: str) -> None:

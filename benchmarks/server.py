@@ -8,29 +8,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import requests
 
 from client.send import servers
 
 
-class Served(NamedTuple):
-    """A server that runs: its port, and the pid of its master."""
-
-    port: int
-    pid: int
-
-
 @contextlib.contextmanager
-def started(policy: str, *flags: str) -> Iterator[Served]:
-    """Run a server with a policy and these flags."""
+def started(policy: str, *flags: str) -> Iterator[tuple[int, int]]:
+    """Run a server with a policy and these flags; yield its port and the pid of its master."""
     with tempfile.TemporaryDirectory() as folder, servers.launched(policy, flags, Path(folder) / "log") as (url, pid):
-        yield Served(int(url.rpartition(":")[2]), pid)
+        yield int(url.rpartition(":")[2]), pid
 
 
 @contextlib.contextmanager
-def served(args: argparse.Namespace, *flags: str) -> Iterator[Served]:
+def served(args: argparse.Namespace, *flags: str) -> Iterator[tuple[int, int]]:
     """Run a server with the options of `report.add_server` and these flags."""
     own = ("--model", args.model, "--compute-threads", str(args.compute_threads))
     with started(args.policy, *own, *flags) as server:

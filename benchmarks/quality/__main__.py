@@ -33,7 +33,7 @@ def judge(args: argparse.Namespace, judged: text.Judged) -> list[dict[str, Any]]
     results = []
     expected: list[list[int]] = []
     for name in args.formats:
-        engine = formats.load_or_name_others(name, args.model, args.load_format, args.device, args.threads)
+        engine = formats.load(name, args.model, args.load_format, args.device, args.threads)
         runner, ids = formats.runner_of(engine), engine.tokenizer.encode(judged.text)
         first = list(engine.tokenizer.bos_ids)
         window = min(args.window, engine.context - 1 - len(first))
@@ -88,13 +88,8 @@ def table(results: list[dict[str, Any]], title: str) -> Table:
     return table_of(title, heads, rows, 1, heads[-1:], title_justify="left", box=box.SIMPLE, pad_edge=False)
 
 
-def was_four_bits(model: str) -> bool:
-    """Return whether the model comes in a GGUF file, whose weights may have been rounded to a few bits before."""
-    return model == "smollm2" or model.endswith(".gguf")
-
-
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of all formats. FormatError names one that is not known or cannot run, and those that can."""
+    """Return the figures of all formats. FormatError names one that is not known or cannot run."""
     formats.check(args.formats)
     judged = text.read(args.model, args.text)
     judged = judged._replace(text=judged.text[: args.chars or None])
@@ -116,8 +111,6 @@ def show(result: dict[str, Any]) -> None:
         "worst layer: the largest relative error against float32, with block and part. !: beyond its bound.",
         highlight=False,
     )
-    if was_four_bits(result["model"]) and any("int4" in r["format"] for r in result["formats"]):
-        console.print("The weights of this GGUF file may have been rounded to 4 bits before, at which int4 costs less.")
 
 
 def arguments() -> argparse.Namespace:

@@ -7,7 +7,6 @@ format here either. It must not know what is measured.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import cast
@@ -27,7 +26,7 @@ BOUNDS = {"as-stored": 0.005, "int8": 0.005, "int4": 0.03, "int8-kv": 0.003}  # 
 
 
 class FormatError(ValueError):
-    """A format that does not exist or that cannot run here; the message names those that can."""
+    """A format that does not exist or that cannot run here."""
 
 
 def known() -> dict[str, tuple[str, str]]:
@@ -87,17 +86,3 @@ def check(names: Sequence[str]) -> None:
     """Raise FormatError for a name that is not a format, before anything is loaded."""
     for name in names:
         settings(name)
-
-
-def load_or_name_others(name: str, model: str, load_format: str, device: str, threads: int) -> Engine:
-    """Return the engine as `load` does. Its FormatError names the formats in which `model` can run here."""
-    try:
-        return load(name, model, load_format, device, threads)
-    except FormatError as error:
-        others = []
-        for other in known():
-            with contextlib.suppress(FormatError):
-                if other != name:
-                    load(other, model, load_format, device, threads)
-                    others.append(other)
-        raise FormatError(f"{error}. Formats that run: {', '.join(others) or 'none'}") from error
