@@ -15,17 +15,12 @@ MARK = "@here@"
 
 
 class Hostile(NamedTuple):
-    """A body, and which field of which route has which kind of value."""
+    """A body of a route, and which field has which kind of value."""
 
     path: str
-    field: str
-    kind: str
+    method: str
+    name: str
     body: bytes
-    method: str = "POST"
-
-    @property
-    def name(self) -> str:
-        return f"{self.field}: {self.kind}"
 
 
 def repeated(item: str, room: int, most: int = LIMIT) -> str:
@@ -77,13 +72,11 @@ def fields_of(operations: Any) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
 def hostile(operations: Any, route: str) -> Iterator[Hostile]:
     """Yield for each field of a route the largest body with each kind of value in it."""
     for operation, place in fields_of(operations):
-        if operation.path != route:
-            continue
-        marked = json.dumps(put(copy.deepcopy(operation.example), place, MARK))
-        for kind, make in KINDS.items():
-            body = marked.replace(f'"{MARK}"', make(LIMIT - len(marked))).encode()
-            field = ".".join(map(str, place))
-            yield Hostile(operation.path, field, kind, body, operation.method.upper())
+        if operation.path == route:
+            marked = json.dumps(put(copy.deepcopy(operation.example), place, MARK))
+            for kind, make in KINDS.items():
+                body = marked.replace(f'"{MARK}"', make(LIMIT - len(marked))).encode()
+                yield Hostile(route, operation.method.upper(), f"{'.'.join(map(str, place))}: {kind}", body)
 
 
 def places(schema: type[BaseModel]) -> Iterator[tuple[str | int, ...]]:
