@@ -38,12 +38,11 @@ MAX_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture: the name of its files, its title, how to read it or "", and the number of observations."""
+    """A drawn picture: the name of its files, its title, and how to read it or ""."""
 
     name: str
     title: str
     says: str
-    count: str
 
 
 @dataclass(slots=True)
@@ -78,7 +77,7 @@ class Album:
         with drawn(self.results.folder / "plots", name, title, self.caption(number), across) as (grid, rows):
             rows.append(columns)
             yield grid, rows
-        self.pictures.append(Picture(name, title, says, number))
+        self.pictures.append(Picture(name, title, says))
 
     def caption(self, count: str) -> str:
         """Return the line below a picture: n, model, machine, seed and date."""
@@ -117,8 +116,8 @@ def drawn(
     rows: list[list[Any]] = []
     try:
         yield list(grid[0]), rows
-        figure.text(0.5, 1 - TOP / 4, title, fontsize=11, ha="center", va="top", gid="title")
-        figure.text(0.01, 0.005, caption, fontsize=6.5, color="#555555", gid="caption")
+        figure.text(0.5, 1 - TOP / 4, title, fontsize=11, ha="center", va="top")
+        figure.text(0.01, 0.005, caption, fontsize=6.5, color="#555555")
         figure.tight_layout(rect=(0, BOTTOM + (LEGEND if figure.legends else 0), 1, 1 - TOP))
         save(figure, folder, name, rows)
     finally:

@@ -10,29 +10,16 @@ from __future__ import annotations
 
 import base64
 import html
-import re
 from pathlib import Path
 from typing import Any
 
-from . import plots, race, store, summary, waste
-from .album import BOTTOM, TOP, Album, Picture
+from . import plots, race, store, summary
+from .album import Album, Picture
 from .tables import shown
 
 STYLE = Path(__file__).with_name("page.css")
 KEY_PLOTS = 8
-# A picture as part of the page takes its colors, light or dark, instead of these.
-INK, PAPER = "#000000", "#ffffff"
-# The page has the title as text, and one line for all pictures instead of the caption.
-OUTSIDE = re.compile(r'<g id="(?:title|caption)">.*?</g>', re.DOTALL)
-NOT_FOR_A_PAGE = (
-    re.compile(r"^.*?(?=<svg )", re.DOTALL),
-    re.compile(r"<metadata>.*?</metadata>", re.DOTALL),
-    re.compile(r' xmlns(:\w+)?="[^"]*"'),
-    re.compile(r'(?<=<g) id="[^"]*"'),  # the same in every picture; nothing refers to a group
-    re.compile(r'(?<=<svg) width="[^"]*" height="[^"]*"'),
-)
-BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
-MAX_INLINE = 400_000  # characters; a larger picture is embedded as PNG
+MAX_INLINE = 400_000  # characters; of a larger picture, the page has the PNG
 BY = {"rate": "rate", "users": "number of users", "batch": "number of slots", "variance": "spread of the output lengths",
       "cache": "size of the cache", "pinned": "number of pinned pages"}  # fmt: skip
 
@@ -111,23 +98,12 @@ def chosen(results: store.Results, pictures: list[Picture]) -> tuple[list[Pictur
     if results.summary.get("sweep") or not results.loads:
         return pictures[:KEY_PLOTS], pictures[KEY_PLOTS:]
     light, heavy = store.slug(results.lightest), store.slug(results.heaviest)
-    lanes = [f"slots.{store.slug(policy)}.{heavy}" for policy in opposites(results, results.heaviest)]
+    lanes = [f"slots.{store.slug(policy)}.{heavy}" for policy in (results.policies[0], results.policies[-1])]
     wanted = [f"program-times.{heavy}", "latency-cdf", f"latency-over-tokens.{light}", *lanes, "waste", f"batch-sizes.{heavy}",
-              f"queue-over-time.{heavy}", f"percentiles.{light}"]  # fmt: skip
+              f"queue-over-time.{heavy}", f"ttft-itl.{light}"]  # fmt: skip
     by_name = {picture.name: picture for picture in pictures}
-    first = [by_name[name] for name in wanted if name in by_name]
+    first = [by_name[name] for name in dict.fromkeys(wanted) if name in by_name]
     return first, [picture for picture in pictures if picture not in first]
-
-
-def opposites(results: store.Results, load: str) -> list[str]:
-    """Return the policy that wasted the most rows and the one with the most tokens per second; two, where there are two."""
-
-    def figure(policy: str, key: str) -> float:
-        return summary.average(results.of(policy, load), key) or 0.0
-
-    worst = max(results.policies, key=lambda policy: figure(policy, "rows_in_vain"))
-    others = [policy for policy in results.policies if policy != worst]
-    return [worst, *sorted(others, key=lambda policy: -figure(policy, "output_throughput"))[:1]]
 
 
 def grid(results: store.Results, pictures: list[Picture]) -> str:
@@ -144,38 +120,16 @@ def folded(results: store.Results, pictures: list[Picture]) -> str:
 
 
 def figure(results: store.Results, picture: Picture) -> str:
-    """Return a picture as HTML, with its title, how to read it, and its data."""
+    """Return a picture as HTML, with how to read it, and its files."""
     path = results.folder / "plots" / picture.name
-    drawn = path.with_name(f"{picture.name}.svg").read_text("utf-8")
-    if len(drawn) <= MAX_INLINE:
-        shown = part_of_page(drawn, picture.title, TOP, BOTTOM)
-    else:
-        data = base64.b64encode(path.with_name(f"{picture.name}.png").read_bytes()).decode()
-        shown = f'<img src="data:image/png;base64,{data}" alt="{text(picture.title)}">'
-    says = f"<p>{text(picture.says)}</p>" if picture.says else ""
+    kind, drawn = "svg+xml", path.with_name(f"{picture.name}.svg").read_bytes()
+    if len(drawn) > MAX_INLINE:
+        kind, drawn = "png", path.with_name(f"{picture.name}.png").read_bytes()
+    says = f"{picture.says} " if picture.says else ""
     return (
-        f"<figure><figcaption><h3>{text(picture.title)}</h3>{says}</figcaption>"
-        f'<div class="drawn">{shown}</div><figcaption><small>n = {text(picture.count)} · '
-        f"plots/{text(picture.name)}.csv, .svg, .png</small></figcaption></figure>"
+        f'<figure><img src="data:image/{kind};base64,{base64.b64encode(drawn).decode()}" alt="{text(picture.title)}">'
+        f"<figcaption>{text(says)}<small>plots/{text(picture.name)}.csv, .svg, .png</small></figcaption></figure>"
     )
-
-
-def part_of_page(drawn: str, title: str, top: float, bottom: float) -> str:
-    """Return a picture as an element of a page, without the shares of its height that title and caption take."""
-    text = OUTSIDE.sub("", drawn)
-    for pattern in NOT_FOR_A_PAGE:
-        text = pattern.sub("", text)
-    text = text.replace("xlink:href", "href")
-    colors = {INK: "currentColor", PAPER: "var(--panel)"} | {c: f"var(--{kind})" for kind, c in waste.COLORS.items()}
-    for color, variable in colors.items():
-        text = text.replace(color, variable)
-
-    def cropped(box: re.Match[str]) -> str:
-        width, height = map(float, box.groups())
-        return f'viewBox="0 {top * height:.1f} {width:g} {(1 - top - bottom) * height:.1f}"'
-
-    label = html.escape(title)
-    return BOX.sub(cropped, text, count=1).replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()
 
 
 def text(value: Any) -> str:

@@ -12,104 +12,25 @@ import numpy as np
 from . import figures, plots_requests, plots_steps, plots_sweep
 from .album import BOTTOM, Album, Picture, finish
 from .store import Results
-from .summary import average, spread
 from .waste import COLORS
 
 MAX_BARS = 16
 
 
 def latency_over_tokens(album: Album, load: str) -> None:
-    """Draw latency over requested tokens: the original's plot."""
-    policies = album.policies(load)
-    if not policies:
+    """Draw latency over requested tokens, and the lines that fit it: the original's plot."""
+    points = {p: album.results.pairs(p, load, "asked_tokens", "latency_s") for p in album.policies(load)}
+    if not points:
         return
     columns = ["policy", "asked_tokens", "latency_s"]
-    points = {p: album.results.pairs(p, load, "asked_tokens", "latency_s") for p in policies}
     with album.draw("latency-over-tokens", "Latency over requested tokens", columns, load=load) as ((axes,), rows):
         for policy, pairs in points.items():
-            x, y = zip(*pairs)
-            look = album.look(policy)
-            if line := figures.fit(x, y):
-                slope, intercept, _ = line
-                ends = np.array([min(x), max(x)])
-                axes.plot(ends, intercept + slope * ends, color=look["color"], linestyle=look["linestyle"])
-            axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=policy)
+            lengths = np.array([min(pairs)[0], max(pairs)[0]])
+            if line := figures.fit(*zip(*pairs)):
+                axes.plot(lengths, line[1] + line[0] * lengths, **album.line(policy))
+            plots_requests.scatter(axes, album, policy, pairs, policy)
             rows += [[policy, *pair] for pair in pairs]
         finish(axes, "requested tokens", "latency (s)")
-
-
-def latency_cdf(album: Album) -> None:
-    """Draw the share of requests answered within a time, for each load side by side: Anyscale's plot."""
-    loads = [load for load in album.results.loads if album.policies(load)]
-    if len(loads) > 2:
-        loads = [loads[0], loads[-1]]
-    if not loads:
-        return
-    count, columns = sum(map(album.requests, loads)), ["load", "policy", "latency_s", "share"]
-    title = "Share of requests answered within a time"
-    with album.draw("latency-cdf", title, columns, count=count, across=len(loads)) as (grid, rows):
-        for axes, load in zip(grid, loads):
-            for policy in album.policies(load):
-                values = sorted(album.results.column(policy, load, "latency_s"))
-                share = np.arange(1, len(values) + 1) / len(values)
-                axes.step(values, share * 100, where="post", label=policy, **album.line(policy))
-                rows += [[load, policy, v, s] for v, s in zip(values, share)]
-            axes.set_title(load, fontsize=9)
-            axes.set_xscale("log")
-            finish(axes, "latency (s)", "requests (%)" if axes is grid[0] else "")
-
-
-def distributions(album: Album, load: str) -> None:
-    """Draw TTFT and ITL as cumulative curves; only for streamed answers."""
-    series: dict[str, dict[str, list[float]]] = {"TTFT": {}, "ITL": {}}
-    for policy in album.policies(load):
-        series["TTFT"][policy] = album.results.column(policy, load, "ttft_s")
-        gaps = album.results.arrays(policy, load, "itls")
-        series["ITL"][policy] = [gap for request in gaps for gap in request]
-    if not any(series["TTFT"].values()):
-        return
-    count, columns = sum(map(len, series["TTFT"].values())), ["measure", "policy", "percentile", "seconds"]
-    title = "Time to first token, and between tokens"
-    with album.draw("ttft-itl", title, columns, load=load, count=count, across=2) as (grid, rows):
-        share = np.linspace(0, 100, 201)
-        for axes, (measure, by_policy) in zip(grid, series.items()):
-            for policy, values in by_policy.items():
-                if not values:
-                    continue
-                points = np.maximum(np.percentile(values, share), 1e-4)
-                axes.plot(points, share, label=policy, **album.line(policy))
-                rows += [[measure, policy, s, p] for s, p in zip(share, points)]
-            axes.set_xscale("log")
-            finish(axes, f"{measure} (s)", "share (%)" if axes is grid[0] else "")
-
-
-def percentiles(album: Album, load: str) -> None:
-    """Draw p50 and p99 of E2E, TTFT, TPOT and ITL as bars, with the interval if there is one."""
-    policies = album.policies(load)
-    measures = [
-        (name, key)
-        for name, key in (("E2E", "e2el"), ("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"))
-        if any(average(album.results.of(p, load), f"p99_{key}_ms") is not None for p in policies)
-    ]
-    if not measures:
-        return
-    columns = ["policy", "measure", "p50_ms", "p99_ms"]
-    with album.draw("percentiles", "p50 and p99 of the times", columns, load=load) as ((axes,), rows):
-        width = 0.8 / len(policies)
-        for i, policy in enumerate(policies):
-            runs, color = album.results.of(policy, load), album.look(policy)["color"]
-            for j, (measure, key) in enumerate(measures):
-                p50, p99 = (average(runs, f"p{q}_{key}_ms") for q in (50, 99))
-                x = j + (i - (len(policies) - 1) / 2) * width
-                axes.bar(x, p99 or 0, width * 0.9, color=color, alpha=0.35)
-                axes.bar(x, p50 or 0, width * 0.9, color=color, label=policy if j == 0 else None)
-                if span := spread(runs, f"p99_{key}_ms"):
-                    axes.vlines(x, *span, color="#000000", linewidth=1)
-                rows.append([policy, measure, p50, p99])
-        axes.set_xticks(range(len(measures)), [measure for measure, _ in measures])
-        axes.set_yscale("log")
-        lines = "; black line: its 95 % interval" if axes.collections else ""
-        finish(axes, f"solid: p50, pale: p99{lines}", "ms", zero=False)
 
 
 def in_system(album: Album, load: str) -> None:
@@ -205,13 +126,18 @@ def draw_all(results: Results) -> list[Picture]:
     """Draw every plot that the data allow; return the pictures."""
     album = Album(results)
     comparison: list[Callable[[Album], None]] = [
-        _by_load(latency_over_tokens), latency_cdf, _by_load(plots_steps.slots), _by_load(plots_steps.over_time), waste,
-        _by_load(distributions), _by_load(plots_requests.ttft_over_prompt),
-        _by_load(plots_requests.simulated_over_measured), _by_load(plots_requests.blame), _by_load(plots_requests.program_times),
-        _by_load(percentiles), _by_load(in_system),
+        _by_load(latency_over_tokens), plots_requests.latency_cdf, _by_load(plots_steps.slots),
+        _by_load(plots_steps.over_time), waste, _by_load(plots_requests.distributions),
+        _by_load(plots_requests.ttft_over_prompt), _by_load(plots_requests.simulated_over_measured),
+        _by_load(plots_requests.blame), _by_load(plots_requests.program_times), _by_load(in_system),
         _by_load(batch_histogram),
     ]  # fmt: skip
-    sweep = [plots_sweep.throughput_latency, plots_sweep.curves, plots_sweep.curves_over_slots, latency_cdf]
+    sweep = [
+        plots_sweep.throughput_latency,
+        plots_sweep.curves,
+        plots_sweep.curves_over_slots,
+        plots_requests.latency_cdf,
+    ]
     if results.runs:
         for plot in sweep if results.summary.get("sweep") else comparison:
             plot(album)

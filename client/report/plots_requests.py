@@ -1,6 +1,9 @@
-"""Plots about single requests and programs: first tokens over prompt lengths, simulated over measured times, who made whom wait."""
+"""Plots about single requests and programs: shares done within a time, times over lengths, simulated times, who made whom wait."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,6 +11,65 @@ from matplotlib.axes import Axes
 from .album import Album, finish
 
 Pairs = list[tuple[float, float]]
+SHARES = np.linspace(0, 1, 201)
+LEAST_SECONDS = 1e-4  # on a logarithmic axis
+
+
+def latency_cdf(album: Album) -> None:
+    """Draw the share of requests answered within a time, for each load side by side: Anyscale's plot."""
+    loads = [load for load in album.results.loads if album.policies(load)]
+    if len(loads) > 2:
+        loads = [loads[0], loads[-1]]
+    if not loads:
+        return
+    count, columns = sum(map(album.requests, loads)), ["load", "policy", "share", "latency_s"]
+    title = "Share of requests answered within a time"
+    with album.draw("latency-cdf", title, columns, count=count, across=len(loads)) as (grid, rows):
+        for axes, load in zip(grid, loads):
+            times = {p: album.results.column(p, load, "latency_s") for p in album.policies(load)}
+            rows += [[load, *row] for row in shares(axes, album, times)]
+            axes.set_title(load, fontsize=9)
+            finish(axes, "latency (s)", "requests (%)" if axes is grid[0] else "")
+
+
+def distributions(album: Album, load: str) -> None:
+    """Draw the share of first tokens, and of gaps between tokens, within a time; only for streamed answers."""
+    policies = album.policies(load)
+    firsts = {p: album.results.column(p, load, "ttft_s") for p in policies}
+    gaps = {p: [gap for request in album.results.arrays(p, load, "itls") for gap in request] for p in policies}
+    if not any(firsts.values()):
+        return
+    title, columns = "Time to first token, and between tokens", ["measure", "policy", "share", "seconds"]
+    count = sum(map(len, firsts.values()))
+    with album.draw("ttft-itl", title, columns, load=load, count=count, across=2) as (grid, rows):
+        for axes, measure, times in zip(grid, ("TTFT", "ITL"), (firsts, gaps)):
+            rows += [[measure, *row] for row in shares(axes, album, times)]
+            finish(axes, f"{measure} (s)", "share (%)" if axes is grid[0] else "")
+
+
+def program_times(album: Album, load: str) -> None:
+    """Draw the share of programs that were done within a time; only where some were."""
+    each = {p: album.results.arrays(p, load, "program_times") for p in album.results.policies}
+    times = {p: [one["took_s"] for one in some if one["took_s"] is not None] for p, some in each.items()}
+    if not any(times.values()):
+        return
+    title, columns = "Share of programs done within a time", ["policy", "share", "program_s"]
+    count = sum(map(len, times.values()))
+    with album.draw("program-times", title, columns, load=load, count=count, unit="programs") as ((axes,), rows):
+        rows += shares(axes, album, times)
+        finish(axes, "from the first call to the last answer, with tools (s)", "programs (%)")
+
+
+def shares(axes: Axes, album: Album, times: Mapping[str, Sequence[float]]) -> list[list[Any]]:
+    """Draw the share of each policy's times up to each time; return policy, share and seconds at `SHARES`."""
+    rows: list[list[Any]] = []
+    for policy, values in times.items():
+        if values:
+            reached = np.maximum(np.quantile(values, SHARES, method="inverted_cdf"), LEAST_SECONDS)
+            axes.step(reached, 100 * SHARES, where="post", label=policy, **album.line(policy))
+            rows += [[policy, *point] for point in zip(SHARES.tolist(), reached.tolist())]
+    axes.set_xscale("log")
+    return rows
 
 
 def ttft_over_prompt(album: Album, load: str) -> None:
@@ -50,23 +112,6 @@ def simulated_over_measured(album: Album, load: str) -> None:
             axes.set_yscale("log")
             measure = "TTFT" if kind == "ttft_s" else "latency"
             finish(axes, f"{measure} measured (s)", "simulated (s)" if axes is grid[0] else "", zero=False)
-
-
-def program_times(album: Album, load: str) -> None:
-    """Draw the share of programs that were done within a time; only where some were."""
-    each = {p: album.results.arrays(p, load, "program_times") for p in album.results.policies}
-    took = {p: sorted(one["took_s"] for one in some if one["took_s"] is not None) for p, some in each.items()}
-    if not any(took.values()):
-        return
-    title, columns = "Share of programs done within a time", ["policy", "program_s", "share"]
-    count = sum(map(len, took.values()))
-    with album.draw("program-times", title, columns, load=load, count=count, unit="programs") as ((axes,), rows):
-        for policy, times in took.items():
-            shares = [(i + 1) / len(times) for i in range(len(times))]
-            axes.step(times, [100 * share for share in shares], where="post", label=policy, **album.line(policy))
-            rows += [[policy, *pair] for pair in zip(times, shares)]
-        axes.set_xscale("log")
-        finish(axes, "from the first call to the last answer, with tools (s)", "programs (%)")
 
 
 def blame(album: Album, load: str) -> None:

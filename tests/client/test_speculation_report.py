@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client import sweep
-from client.report import plots, store, summary
+from client.report import plots_requests, store, summary
 from client.report.album import Album
 from client.top import Watched
 from simulate.__main__ import main
@@ -63,7 +63,7 @@ def test_a_comparison_has_what_speculation_did_where_there_was_some(more: list[s
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
     album = Album(store.read(tmp_path / "run"), [])
     assert ("tokens per step" in summary.markdown(album.results)) == bool(more)
-    plots.latency_cdf(album)
+    plots_requests.latency_cdf(album)
     for name in [picture.name for picture in album.pictures]:
         assert (tmp_path / "run" / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in (tmp_path / "run" / "plots" / f"{name}.svg").read_text()
