@@ -150,10 +150,7 @@ def plans_of(args: Values, pace: Arrivals, place: int) -> list[catalog.Plan]:
 
 
 def send(experiment: Experiment, what: Sequence[str], loads: Sequence[Sequence[catalog.Plan]]) -> None:
-    """Write the plans and send them to each policy or server."""
-    for plans in loads:
-        for repeat, plan in enumerate(plans):
-            experiment.store.arrivals(plan.arrivals.text, repeat, plan.planned)
+    """Send the plans to each policy or server."""
 
     def measure(word: str, progress: str) -> None:
         with experiment.reached(word) as target:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -43,12 +45,8 @@ def name_of(word: str) -> str:
 
 def without_key(module: str, arguments: Sequence[str]) -> str:
     """Return the command without its key, for the page."""
-    shown = list(arguments)
-    for i, word in enumerate(shown):
-        if word.startswith("--api-key="):
-            shown[i] = "--api-key=KEY"
-        elif word == "--api-key" and i + 1 < len(shown):
-            shown[i + 1] = "KEY"
+    pairs = pairwise(["", *arguments])
+    shown = ["KEY" if before == "--api-key" else re.sub("^(--api-key=).*", r"\1KEY", word) for before, word in pairs]
     return shlex.join(["python", "-m", module, *shown])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..data import Planned
 from . import waste
 from .measure import Outcome
 
@@ -90,16 +88,6 @@ class Store:
         """Return the function that writes the outcomes of this run."""
         self._record.labels = [labels[name] for name in LABELS]
         return self._record.write
-
-    def arrivals(self, load: str, repeat: int, planned: Sequence[Planned]) -> None:
-        """Write the plan of a run; prompts are hashed."""
-        path = self.folder / f"arrivals.{slug(load)}.{repeat}.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["index", "arrival_s", "num_tokens", "characters", "user", "prompt_sha256"])
-            for p in planned:
-                digest = hashlib.sha256(p.prompt.encode()).hexdigest()
-                writer.writerow([p.index, f"{p.at:.9f}", p.num_tokens, len(p.prompt), p.user, digest])
 
     def add(self, labels: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
         """Write a run's figures."""
