@@ -14,11 +14,6 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    __package__ = Path(__file__).resolve().parent.name
-    from terminal import packages as packages
-
 from rich.console import Console
 
 from batch_files.lines import ForeignFile, Pending

@@ -17,11 +17,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    __package__ = Path(__file__).resolve().parent.name
-    from terminal import packages as packages
-
 import aiohttp
 import requests
 from rich.console import Console

@@ -18,11 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    __package__ = Path(__file__).resolve().parent.name
-    from terminal import packages as packages
-
 from rich.console import Console
 
 from terminal.console import FINE, emit_json, leave, say

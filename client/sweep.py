@@ -16,13 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    __package__ = Path(__file__).resolve().parent.name
-    from terminal import packages as packages
 
 import numpy as np
 from rich.console import Console

@@ -12,13 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    __package__ = Path(__file__).resolve().parent.name
-    from terminal import packages as packages
 
 import aiohttp
 from rich.console import Console, Group
