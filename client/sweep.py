@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from terminal.console import leave, say
@@ -58,12 +57,12 @@ class Swept(Type):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A swept value: its usual values, and the load, the workload and the server's flags for a value."""
+    """A swept value: its usual values, and the load, the workload and the server's flags for one."""
 
     help: str
     values: tuple[float, ...]
     pace: Callable[[float], Arrivals]
-    workload: Callable[[float], str | None] = lambda value: None
+    workload: str | None = None
     server: Callable[[float], list[str]] = lambda value: []
 
 
@@ -82,14 +81,9 @@ AXES: dict[str, Axis] = {
         "--max-batch-size of the server, in a burst", (1, 2, 4, 8, 16, 32, 64),
         lambda _: BURST, server=lambda n: ["--max-batch-size", f"{n:.0f}"],
     ),
-    "variance": Axis(
-        "cap of Anyscale's output lengths, in a burst", (16, 32, 128, 512),
-        lambda _: BURST, lambda cap: f"anyscale:{cap:.0f}",
-    ),
     "cache": Axis(
         "MiB of KV pages, with shared prefixes at two requests per second", (8, 16, 32, 64, 128, 256),
-        lambda _: Arrivals("poisson", 2.0), lambda _: "shared-prefix:20:256",
-        lambda mib: ["--kv-memory", f"{mib:.0f}M"],
+        lambda _: Arrivals("poisson", 2.0), "shared-prefix:20:256", lambda mib: ["--kv-memory", f"{mib:.0f}M"],
     ),
     "pinned": Axis(
         "--pinned-pages of a server whose --pinned-prefixes is in --server, in a burst", (0, 16, 64, 256),
@@ -102,7 +96,6 @@ AXES: dict[str, Axis] = {
     ),
 }  # fmt: skip
 STARTING = ("batch", "cache", "pinned", "speculate")  # need a server for each value
-SHOWN = {"variance": "anyscale:CAP", "cache": "shared-prefix:20:256"}
 EXAMPLES = (
     "python -m client.sweep static dynamic --over rate",
     "python -m client.sweep dynamic --over users --values 24 64 128 256",
@@ -135,8 +128,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     args.what = args.what or ["static", "dynamic"]
     check_names(args.what)
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
-    args.workload = args.workload or "original"
     axis = AXES[args.over]
+    args.workload = axis.workload or args.workload or "original"
     if args.over in STARTING and any("=http" in word for word in args.what):
         raise UsageError(f"--over {args.over} starts its own servers. Use policies instead of addresses")
     args.sweep_values = sorted(args.values) if args.values else list(axis.values)
@@ -200,12 +193,9 @@ class Sweep(Experiment):
         history: list[dict[str, Any]] = []
         limit: float | None = None
         for place, value in enumerate(values):
-            workload = AXES[over].workload(value) or flags.workload
             # Another seed for each run on a server, or a run would find the prompts of those before it in the cache.
-            plan = draw(flags, workload, self.count(value), pace(flags, value), flags.seed + place, USUAL_CONTEXT)
+            plan = draw(flags, flags.workload, self.count(value), pace(flags, value), flags.seed + place, USUAL_CONTEXT)
             labels = {"policy": name, "load": f"{over}:{swept(over, value)}", "repeat": 0, "value": value}
-            if over == "variance":
-                labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
             say(self.console, f"{progress}{name}, {over} {swept(over, value)}: {len(plan.planned)} requests")
             warmup = 0 if history else self.warm_up(target, plan)
             numbers = self.one(labels, target, plan, warmup)
@@ -252,7 +242,6 @@ def run(args: Values, console: Console, command: str) -> int:
         if "=http" not in word
     )
     sweep = Sweep(args, console, command)
-    sweep.store.summary["workload"] = SHOWN.get(args.over, args.workload)
     sweep.store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
     say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")
     try:

@@ -20,7 +20,7 @@ from .tables import shown
 STYLE = Path(__file__).with_name("page.css")
 KEY_PLOTS = 8
 MAX_INLINE = 400_000  # characters; of a larger picture, the page has the PNG
-BY = {"rate": "rate", "users": "number of users", "batch": "number of slots", "variance": "spread of the output lengths",
+BY = {"rate": "rate", "users": "number of users", "batch": "number of slots",
       "cache": "size of the cache", "pinned": "number of pinned pages"}  # fmt: skip
 
 

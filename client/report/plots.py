@@ -5,8 +5,6 @@ They draw what the data allow and leave out the rest. Each also writes its point
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from . import figures, plots_requests, plots_steps, plots_sweep
@@ -122,31 +120,21 @@ def waste(album: Album) -> None:
         )
 
 
+OF_SWEEPS = (plots_sweep.throughput_latency, plots_sweep.curves, plots_requests.latency_cdf)
+OF_COMPARISONS = (plots_requests.latency_cdf, waste)
+OF_LOADS = (
+    latency_over_tokens, plots_steps.slots, plots_steps.over_time, plots_requests.distributions,
+    plots_requests.ttft_over_prompt, plots_requests.simulated_over_measured, plots_requests.blame,
+    plots_requests.program_times, in_system, batch_histogram,
+)  # fmt: skip
+
+
 def draw_all(results: Results) -> list[Picture]:
     """Draw every plot that the data allow; return the pictures."""
-    album = Album(results)
-    comparison: list[Callable[[Album], None]] = [
-        _by_load(latency_over_tokens), plots_requests.latency_cdf, _by_load(plots_steps.slots),
-        _by_load(plots_steps.over_time), waste, _by_load(plots_requests.distributions),
-        _by_load(plots_requests.ttft_over_prompt), _by_load(plots_requests.simulated_over_measured),
-        _by_load(plots_requests.blame), _by_load(plots_requests.program_times), _by_load(in_system),
-        _by_load(batch_histogram),
-    ]  # fmt: skip
-    sweep = [
-        plots_sweep.throughput_latency,
-        plots_sweep.curves,
-        plots_sweep.curves_over_slots,
-        plots_requests.latency_cdf,
-    ]
-    if results.runs:
-        for plot in sweep if results.summary.get("sweep") else comparison:
-            plot(album)
+    album, is_sweep = Album(results), "sweep" in results.summary
+    for draw in OF_SWEEPS if is_sweep else OF_COMPARISONS:
+        draw(album)
+    for draw_load in () if is_sweep else OF_LOADS:
+        for load in results.loads:
+            draw_load(album, load)
     return album.pictures
-
-
-def _by_load(plot: Callable[[Album, str], None]) -> Callable[[Album], None]:
-    def draw(album: Album) -> None:
-        for load in album.results.loads:
-            plot(album, load)
-
-    return draw

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from .album import Album, finish
@@ -12,7 +11,6 @@ AXES = {
     "rate": "offered requests per second",
     "users": "concurrent users (closed loop)",
     "batch": "slots (--max-batch-size)",
-    "variance": "standard deviation of the output lengths (tokens)",
     "cache": "memory for KV pages (MiB)",
     "pinned": "pinned pages of the prefix cache",
     "speculate": "draft tokens in a step for each request",
@@ -29,7 +27,7 @@ FIGURES = [
 ]
 
 
-def curves(album: Album, prefix: str = "sweep") -> None:
+def curves(album: Album) -> None:
     """Draw each figure over the swept values, times as p50 and p99; saturation is marked."""
     sweep = album.results.summary["sweep"]
     over, axis = sweep["over"], AXES[sweep["over"]]
@@ -41,7 +39,7 @@ def curves(album: Album, prefix: str = "sweep") -> None:
         if not points:
             continue
         columns = ["policy", over, *keys]
-        with album.draw(f"{prefix}-{name}", f"{title} over {axis}", columns, count=count) as ((axes,), rows):
+        with album.draw(f"sweep-{name}", f"{title} over {axis}", columns, count=count) as ((axes,), rows):
             for policy, line in points.items():
                 places = [place(sweep, row[0]) for row in line]
                 for i, (part, style) in enumerate(zip(keys, ("-", "--")), 1):
@@ -54,22 +52,11 @@ def curves(album: Album, prefix: str = "sweep") -> None:
                     axes.axvline(limit, color=album.look(policy)["color"], linewidth=0.8, linestyle=":")
             if over == "speculate":
                 axes.set_xticks(range(len(sweep["values"])), [swept(over, value) for value in sweep["values"]])
-            elif over not in ("variance", "pinned"):
+            elif over != "pinned":
                 axes.set_xscale("log", base=2)
             if len(keys) > 1:
                 axes.set_yscale("log")
             finish(axes, axis + ("; dotted: saturated" if sweep.get("saturation") else ""), label, zero=len(keys) == 1)
-
-
-def curves_over_slots(album: Album) -> None:
-    """Draw the figures of a sweep over the cache over its servers' slots, too, if these differ."""
-    summary = album.results.summary
-    over = summary["sweep"]["over"]
-    known = [run for run in summary["runs"] if over in ("cache", "pinned") and run.get("slots")]
-    runs = [run | {"policy": f"{over} {run['value']:g}", "value": run["slots"]} for run in known]
-    if len({run["value"] for run in runs}) > 1:
-        turned = {**summary, "runs": runs, "sweep": {"over": "batch"}}
-        curves(Album(replace(album.results, summary=turned), album.pictures), "slots")
 
 
 def place(sweep: dict[str, Any], value: float) -> float:

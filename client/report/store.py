@@ -102,7 +102,7 @@ class Store:
         derived = {
             "hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers), **speculation(numbers),
             "slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {}),
-            "batch_stats": batches, "slots": readings(numbers)[1].get("max_batch_size"),
+            "batch_stats": batches,
         }  # fmt: skip
         short = {key: value for key, value in numbers.items() if key not in ARRAYS}
         self.summary["runs"].append({**short, **labels, **derived})

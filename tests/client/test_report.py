@@ -176,19 +176,6 @@ def test_a_sweep_has_its_curves_and_the_saturation(folder: Path) -> None:
     assert names == {"throughput-latency", *(f"sweep-{figure}" for figure in figures)}
 
 
-def test_a_sweep_over_the_cache_is_also_drawn_over_the_slots_of_its_servers(folder: Path) -> None:
-    results = store.read(folder)
-    results.summary["sweep"] = {"over": "pinned", "values": [0, 64], "saturation": {}}
-    for i, run in enumerate(results.runs):
-        run.update(value=64 * (i % 2), slots=5 if run["policy"] == "static" else 10)
-    drawn = Album(results, [])
-    plots_sweep.curves_over_slots(drawn)
-    assert {"slots-ttft", "slots-e2el"} <= {picture.name for picture in drawn.pictures}
-    lines = (folder / "plots/slots-ttft.csv").read_text().splitlines()
-    assert {tuple(line.split(",")[:2]) for line in lines[1:]} == {("pinned 0", "5.0"), ("pinned 0", "10.0"),
-                                                                   ("pinned 64", "5.0"), ("pinned 64", "10.0")}  # fmt: skip
-
-
 def test_an_interrupted_run_has_a_page(tmp_path: Path) -> None:
     kept = store.Store(tmp_path / "x", {"seed": 1, "name": "cut"})
     kept.close()
