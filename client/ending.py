@@ -21,8 +21,7 @@ def finish(folder: Path, console: Console, plots: bool) -> None:
         else:
             say(console, text)
         say(console, summary.headline(results))
-        late = tables.late_runs(results.runs)
-        if late:
+        if late := tables.lateness(results.runs):
             say(console, f"warning: {late}")
         if plots:
             draw_page(folder, console)

@@ -150,7 +150,7 @@ class Experiment:
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")
-            if text not in tables.lateness(numbers):  # said once, at the end of the comparison
+            if text != tables.lateness([numbers]):  # said once, at the end of the comparison
                 say(self.console, f"warning: {text}")
         self.failed += numbers["failed"] + numbers["unsent"]
         self.interrupted |= sent.interrupted

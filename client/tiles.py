@@ -21,84 +21,67 @@ class Request:
     arrived: float | None = None
     phase: str = ""  # of its last step with a row: prefill or decode
     prefilled: float = 0.0  # end of the last step of its prompt
-    first: float | None = None  # the time of its first token
-    last: float | None = None  # the time of its last one
+    last: float | None = None  # the time of its last token
 
 
 @dataclass(slots=True)
 class Step:
-    """What one step adds to the figures."""
+    """A step's record, and the tokens of answers, times to first tokens and gaps between tokens that it adds."""
 
-    n: int
-    t: float
-    seconds: float
-    slots: int
-    spent: Mapping[str, float]
-    drafted: int
-    accepted: int
-    output: int = 0  # tokens of answers
-    gaps: list[float] = field(default_factory=list)
+    record: Mapping[str, Any]
+    output: int = 0
     firsts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
 
     @property
     def end(self) -> float:
-        return self.t + self.seconds
+        return float(self.record["t"] + self.record["seconds"])
 
 
 class Tiles:
-    """The steps of the last `WINDOW` seconds, and the requests that they show."""
+    """The steps of the last `WINDOW` seconds, and the requests that have not left."""
 
     def __init__(self) -> None:
         self.steps: deque[Step] = deque()
         self.requests: dict[str, Request] = {}
-        self.gone: deque[tuple[int, str]] = deque()  # the last step of a request that left, and its id
 
     def arrival(self, event: Mapping[str, Any]) -> None:
         """Count a request's first token from here."""
         self._request(event["id"]).arrived = event["t"]
 
     def departure(self, event: Mapping[str, Any]) -> None:
-        """Take note of a request that left outside a step."""
-        self.gone.append((self.steps[-1].n if self.steps else 0, event["id"]))
+        """Forget a request that left outside a step."""
+        self.requests.pop(event["id"], None)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count a step; one that was counted before is ignored."""
-        if self.steps and record["n"] <= self.steps[-1].n:
+        if self.steps and record["n"] <= self.steps[-1].record["n"]:
             return
-        spent, drafts = record["slot_steps"], record.get("drafts", ())
-        slots = max([round(sum(spent.values())), *(member["slot"] + 1 for member in record["members"])])
-        drafted, accepted = (sum(own[name] for own in drafts) for name in ("drafted", "accepted"))
-        step = Step(record["n"], record["t"], record["seconds"], slots, spent, drafted, accepted)
-        wrong = {own["id"]: own["drafted"] - own["accepted"] for own in drafts}
+        step = Step(record)
+        wrong = {own["id"]: own["drafted"] - own["accepted"] for own in record.get("drafts", ())}
         for member in record["members"]:
             self._advance(member, step, wrong.get(member["id"], 0))
         for left in record["left"]:
-            request = self._request(left["id"])
-            if request.phase == "prefill":
+            if (request := self.requests.pop(left["id"], None)) and request.phase == "prefill":
                 _first_token(request, step)
-            self.gone.append((step.n, left["id"]))
         self.steps.append(step)
         while self.steps[0].end <= step.end - WINDOW:
             self.steps.popleft()
-        while self.gone and self.gone[0][0] < self.steps[0].n:
-            self.requests.pop(self.gone.popleft()[1], None)
 
     def figures(self, now: float) -> dict[str, Any]:
         """Return the figures of the last seconds before `now` on the server's clock; None where nothing was measured."""
         steps = list(self.steps)
         at = max(now, steps[-1].end) if steps else now
         recent = [step for step in steps if step.end > at - WINDOW]
-        spent = {kind: sum(step.spent.get(kind, 0.0) for step in recent) for kind in waste.COLORS}
-        slots = sum(step.slots for step in recent)
-        drafted = sum(step.drafted for step in recent)
+        spent = {kind: sum(step.record["slot_steps"].get(kind, 0.0) for step in recent) for kind in waste.COLORS}
+        drafts = [own for step in recent for own in step.record.get("drafts", ())]
+        drafted, accepted = (sum(own[name] for own in drafts) for name in ("drafted", "accepted"))
         ttft50, ttft99 = _p50_p99([first for step in recent for first in step.firsts])
         itl50, itl99 = _p50_p99([gap for step in recent for gap in step.gaps])
         return {
-            "tokens/s": sum(step.output for step in recent) / max(at - recent[0].t, 1e-9) if recent else 0.0,
-            "step": sum(step.seconds for step in recent) / len(recent) if recent else None,
-            "fill": 1 - spent["idle"] / slots if slots else None,
-            "wasted": waste.wasted(spent),
-            "accepted": sum(step.accepted for step in recent) / drafted if drafted else None,
+            "tokens/s": sum(step.output for step in recent) / max(at - recent[0].record["t"], 1e-9) if recent else 0.0,
+            "step": sum(step.record["seconds"] for step in recent) / len(recent) if recent else None,
+            "fill": waste.fill(spent), "wasted": waste.wasted(spent), "accepted": accepted / drafted if drafted else None,
             "TTFT p50": ttft50, "TTFT p99": ttft99, "ITL p50": itl50, "ITL p99": itl99,
             "waste": spent, "steps": len(recent),
         }  # fmt: skip
@@ -109,11 +92,9 @@ class Tiles:
     def _advance(self, member: Mapping[str, Any], step: Step, wrong: int) -> None:
         """Count a request's new tokens: one with the last step of its prompt, then those of each decode that are not wrong."""
         request, phase = self._request(member["id"]), member["phase"]
-        if phase not in ("prefill", "decode"):
-            return
         if phase == "prefill":
             request.prefilled = step.end
-        else:
+        elif phase == "decode":
             if request.phase == "prefill":
                 _first_token(request, step)
             tokens = max(1, member["tokens"] - wrong)
@@ -121,6 +102,8 @@ class Tiles:
             if request.last is not None:
                 step.gaps += [(step.end - request.last) / tokens] * tokens
             request.last = step.end
+        else:
+            return
         request.phase = phase
 
 
@@ -129,14 +112,11 @@ def _first_token(request: Request, step: Step) -> None:
 
     Recomputing after a preemption ends with the next token, not with the first.
     """
-    request.phase = "decode"
     step.output += 1
-    if request.first is not None and request.last is not None:
+    if request.last is not None:
         step.gaps.append(request.prefilled - request.last)
-    else:
-        request.first = request.prefilled
-        if request.arrived is not None:
-            step.firsts.append(request.first - request.arrived)
+    elif request.arrived is not None:
+        step.firsts.append(request.prefilled - request.arrived)
     request.last = request.prefilled
 
 

@@ -75,8 +75,7 @@ class Watched:
     def figures(self, now: float) -> dict[str, Any]:
         """Return the figures of the last seconds before `now` on the server's clock."""
         last = self.steps[-1] if self.steps else None
-        left = {id for _, id in list(self.tiles.gone)}
-        running = sum(m["id"] not in left for m in last["members"]) if last else 0
+        running = sum(m["id"] in self.tiles.requests for m in last["members"]) if last else 0
         pages = last["pages"] if last else {"used": 0, "total": self.state.get("pages_total", 0)}
         if not running:  # the last step was recorded before its pages were freed
             pages = {**pages, "used": 0}

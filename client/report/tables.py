@@ -15,8 +15,6 @@ from .measure import Outcome
 AUTO = 99.0  # draft tokens that a server chooses: more than any number of them, so that it is the last of a sweep
 LAG_BOUND_MS = 10.0
 STALL_BOUND_MS = 50.0
-# A lag beyond this share of the median latency is named in the warning.
-LAG_SHARE = 0.05
 LEFT: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
 PLAIN: dict[str, Any] = {**LEFT, "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}  # no more lines than it needs
 
@@ -174,7 +172,7 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
         detail = next((o.detail for o in outcomes if o.error == kind and o.detail), "")
         verb = "refused" if is_refusal(kind) else "failed"
         warnings.append(f"{count} {verb}: {kind}" + (f": {detail}" if detail else ""))
-    warnings += lateness(numbers)
+    warnings += filter(None, [lateness([numbers])])
     if numbers["unsent"]:
         waits = numbers.get("turns") or numbers.get("programs")
         why = "a request that they waited for failed, or the run was stopped" if waits else "the run was stopped"
@@ -182,36 +180,15 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
     return warnings
 
 
-def lateness(numbers: Mapping[str, Any]) -> list[str]:
-    """Warn if the client itself added too much to the measured times."""
-    warnings = []
-    lag = numbers["client_lag"]
-    if lag["p99_ms"] is not None and lag["p99_ms"] > LAG_BOUND_MS:
-        median = numbers["median_e2el_ms"]
-        worse = median and lag["p99_ms"] > LAG_SHARE * median
-        share = f", and {lag['p99_ms'] / median:.0%} of the median latency" if worse else ""
-        warnings.append(
-            f"this client sent late: lag p99 {lag['p99_ms']:.1f} ms, above {LAG_BOUND_MS:g} ms{share}. "
-            "Latencies count from the intended send time, so they include the lag. Use fewer concurrent "
-            "requests or a less busy machine for the client"
-        )
-    stall = lag.get("stall_max_ms")
-    if stall is not None and stall > STALL_BOUND_MS:
-        warnings.append(
-            f"this client stalled for up to {stall:.0f} ms, which delayed sends and token arrivals "
-            "by as much. Use a less busy machine for the client"
-        )
-    return warnings
-
-
-def late_runs(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lateness of several runs in one line; "" if the client was in time."""
-    late = [run["client_lag"] for run in runs if lateness(run)]
+def lateness(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return a warning if the client itself added too much to the times of some of these runs; "" if it was in time."""
+    worst = [[run["client_lag"].get(key) or 0.0 for key in ("p99_ms", "stall_max_ms")] for run in runs]
+    late = [(sent, stalled) for sent, stalled in worst if sent > LAG_BOUND_MS or stalled > STALL_BOUND_MS]
     if not late:
         return ""
-    sent, stalled = (max(lag.get(key) or 0.0 for lag in late) for key in ("p99_ms", "stall_max_ms"))
+    sent, stalled = map(max, zip(*late))
+    which = f" in {len(late)} of {len(runs)} runs, at worst" if len(runs) > 1 else ""
     return (
-        f"the client sent late or stalled in {len(late)} of {len(runs)} runs, at worst with a lag p99 of {sent:.0f} ms and "
-        f"a stall of {stalled:.0f} ms. Latencies include both. Use fewer concurrent requests or a less busy machine for "
-        "the client"
+        f"this client sent late or stalled{which} with a lag p99 of {sent:.1f} ms and a stall of {stalled:.0f} ms. "
+        "Latencies include both. Use fewer concurrent requests or a less busy machine for the client"
     )

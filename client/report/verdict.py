@@ -48,16 +48,6 @@ class Line:
     def difference(self) -> float | None:
         return None if self.a is None or self.b is None else self.b - self.a
 
-    @property
-    def short(self) -> str:
-        """The verdict in a few words, for the table."""
-        if self.low is None or self.high is None:
-            return "-"
-        if self.low <= 0 <= self.high:
-            return "unclear"
-        share = f", ≥{min(abs(self.low), abs(self.high)) / self.a:.0%}" if self.a else ""
-        return f"B {'slower' if self.low > 0 else 'faster'}{share}"
-
 
 def columns(run: Mapping[str, Any]) -> dict[str, Column]:
     """Return each request's value in ms by measure, None if unknown; for ITL the list of its gaps, and each program's time."""
@@ -147,7 +137,7 @@ def table(lines: Sequence[Line], a: str, b: str) -> Table:
         span = "-" if line.low is None else f"{shown(line.low, 1)} to {shown(line.high, 1)}"
         digits = 0 if isinstance(line.a, int) else 1
         cells = [shown(value, digits) for value in (line.a, line.b, line.difference)]
-        rows.append((_label(line.measure), *cells, span, line.short))
+        rows.append((_label(line.measure), *cells, span, "-" if line.low is None else line.verdict))
     heads, caption = (
         ("times in ms", "A", "B", "B - A", "interval", "verdict"),
         "intervals: 95 %, over the requests of one run each",

@@ -124,7 +124,7 @@ def test_first_tokens_and_gaps_are_counted_when_they_are_known() -> None:
     for kind, value in handmade()[:-2]:
         if kind != "show":
             getattr(tiles, "add" if kind == "step" else kind)(value)
-    counted = [(one.n, one.output, one.firsts, one.gaps) for one in tiles.steps]
+    counted = [(one.record["n"], one.output, one.firsts, one.gaps) for one in tiles.steps]
     assert counted == [
         (1, 0, [], []),
         (2, 1, [2.25], []),  # b leaves with the step of its prompt
@@ -139,7 +139,7 @@ def test_first_tokens_and_gaps_are_counted_when_they_are_known() -> None:
     assert (later["TTFT p50"], later["ITL p50"], later["ITL p99"]) == (1.25, 1.0, pytest.approx(1.98))
 
 
-def test_requests_that_left_are_forgotten_with_their_steps() -> None:
+def test_requests_that_left_are_forgotten() -> None:
     tiles = Tiles()
     for kind, value in handmade():
         if kind != "show":
