@@ -82,16 +82,15 @@ class Experiment:
                 break
 
     @contextlib.contextmanager
-    def reached(self, word: str, more: Sequence[str] = ()) -> Iterator[Target]:
-        """Yield the target of `name=URL`, or of a server with `more` flags that runs until the end of the block."""
+    def reached(self, word: str) -> Iterator[Target]:
+        """Yield the target of `name=URL`, or of a server that runs until the end of the block."""
         flags = self.flags
         with contextlib.ExitStack() as stack:
             if "=http" in word:
                 url = base_url(word.partition("=")[2])
             else:
                 log = self.store.folder / f"server-{slug(word)}.log"
-                arguments = [*server_flags(flags), *more]
-                url = stack.enter_context(servers.started(word, arguments, log, flags.api_key))
+                url = stack.enter_context(servers.started(word, server_flags(flags), log, flags.api_key))
             dialect = Dialect(flags.api, flags.stream, temperature=flags.temperature)
             target = Target(url, flags.timeout, api_key=flags.api_key, dialect=dialect)
             yield known(target) if flags.api == "openai" or catalog.is_chat(flags.workload) else target

@@ -1,4 +1,4 @@
-"""Sweep one value until the server is saturated: rates, users, slots, lengths, cache size, or draft tokens.
+"""Raise the rate, or the number of users, until the server is saturated.
 
     python -m client.sweep static dynamic --over rate
     python -m client.sweep dynamic --over users --values 24 64 128 256
@@ -14,21 +14,18 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from terminal.console import leave, say
-from terminal.option_types import Type
-from terminal.options import POSITIVE, Argument, Choice, Command, Number, Option, Parameter, UsageError, Values
+from terminal.options import POSITIVE, Argument, Choice, Command, Option, Parameter, Values
 
 from . import ending, flags
 from .display import guarded
 from .experiment import Experiment, check_names, name_of, server_flags, without_key
 from .report.figures import is_overloaded
-from .report.tables import AUTO, swept
 from .runs import draw
 from .send import servers
 from .send.target import Target
@@ -39,75 +36,18 @@ GAIN = 1.05
 MAX_STEPS = 12
 SECONDS = 20.0
 MIN_REQUESTS = 30
-MOST_DRAFTS = 8  # that a server takes
-
-
-class Swept(Type):
-    """A number, or `auto` draft tokens."""
-
-    name = "X"
-    wanted = "a number of at least 0, or auto"
-
-    def parse(self, value: Any) -> float:
-        number = AUTO if value == "auto" else float(value)
-        if not 0 <= number < math.inf:
-            raise ValueError
-        return number
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A swept value: its usual values, and the load, the workload and the server's flags for one."""
-
-    help: str
-    values: tuple[float, ...]
-    pace: Callable[[float], Arrivals]
-    workload: str | None = None
-    server: Callable[[float], list[str]] = lambda value: []
-
-
-BURST = Arrivals("burst")
-AXES: dict[str, Axis] = {
-    "rate": Axis(
-        "requests per second, doubled until saturation",
-        tuple(2.0**i for i in range(MAX_STEPS)),
-        lambda rate: Arrivals("poisson", rate),
-    ),
-    "users": Axis(
-        "users of a closed loop", (1, 2, 4, 8, 16, 24, 32, 64, 128, 256),
-        lambda users: Arrivals("closed", users),
-    ),
-    "batch": Axis(
-        "--max-batch-size of the server, in a burst", (1, 2, 4, 8, 16, 32, 64),
-        lambda _: BURST, server=lambda n: ["--max-batch-size", f"{n:.0f}"],
-    ),
-    "cache": Axis(
-        "MiB of KV pages, with shared prefixes at two requests per second", (8, 16, 32, 64, 128, 256),
-        lambda _: Arrivals("poisson", 2.0), "shared-prefix:20:256", lambda mib: ["--kv-memory", f"{mib:.0f}M"],
-    ),
-    "pinned": Axis(
-        "--pinned-pages of a server whose --pinned-prefixes is in --server, in a burst", (0, 16, 64, 256),
-        lambda _: BURST, server=lambda n: ["--pinned-pages", f"{n:.0f}"],
-    ),
-    "speculate": Axis(
-        "draft tokens of a request in a step, 0 to 8 or auto, for the users of a closed loop (--users)", (0, 2, 8, AUTO),
-        lambda _: Arrivals("closed", 1),
-        server=lambda n: ["--speculate", "auto", "--drafts", swept("speculate", n)] if n else ["--speculate", "off"],
-    ),
+OVER = {"rate": "requests per second, doubled until saturation", "users": "users of a closed loop"}
+VALUES: dict[str, list[float]] = {
+    "rate": [2.0**i for i in range(MAX_STEPS)], "users": [1, 2, 4, 8, 16, 24, 32, 64, 128, 256]
 }  # fmt: skip
-STARTING = ("batch", "cache", "pinned", "speculate")  # need a server for each value
 EXAMPLES = (
     "python -m client.sweep static dynamic --over rate",
     "python -m client.sweep dynamic --over users --values 24 64 128 256",
     "python -m client.sweep ours=http://10.0.0.5:8500 --over rate",
 )
 SWEPT = [
-    Option(
-        "--over", "; ".join(f"{name}: {axis.help}" for name, axis in AXES.items()), Choice(AXES, "WHAT"),
-        default="rate",
-    ),
-    Option("--values", "values to use instead of the usual ones", Swept(), metavar="X", several=True),
-    Option("--users", "with --over speculate: users of the closed loop", Number(1), default=1),
+    Option("--over", "; ".join(f"{name}: {text}" for name, text in OVER.items()), Choice(OVER, "WHAT"), default="rate"),
+    Option("--values", "values to use instead of the usual ones", POSITIVE, metavar="X", several=True),
     Option("--seconds", "duration of each rate", POSITIVE, metavar="S", default=SECONDS),
 ]  # fmt: skip
 
@@ -128,38 +68,16 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     args.what = args.what or ["static", "dynamic"]
     check_names(args.what)
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
-    axis = AXES[args.over]
-    args.workload = axis.workload or args.workload or "original"
-    if args.over in STARTING and any("=http" in word for word in args.what):
-        raise UsageError(f"--over {args.over} starts its own servers. Use policies instead of addresses")
-    args.sweep_values = sorted(args.values) if args.values else list(axis.values)
-    check_values(args)
-    args.load, args.repeats = [pace(args, value) for value in args.sweep_values], 1
+    args.workload = args.workload or "original"
+    args.sweep_values = sorted(args.values or VALUES[args.over])
+    args.load, args.repeats = [pace(args.over, value) for value in args.sweep_values], 1
     flags.check_limits(args)
     return args
 
 
-def check_values(args: Values) -> None:
-    """Reject values that the swept setting cannot have."""
-    if args.over == "speculate":
-        wrong = [
-            value for value in args.sweep_values if value != AUTO and not (value <= MOST_DRAFTS and value.is_integer())
-        ]
-        remedy = f"a whole number from 0 to {MOST_DRAFTS}, or auto"
-    else:
-        wrong = [value for value in args.sweep_values if value <= 0 and args.over != "pinned"]
-        remedy = "a number above 0"
-        if args.is_given("users"):
-            raise UsageError(
-                f"--users {args.users} has no effect. Use --over speculate, or --over users --values {args.users}"
-            )
-    if wrong:
-        raise UsageError(f"--values {swept(args.over, wrong[0])} with --over {args.over}. Use {remedy}")
-
-
-def pace(args: Values, value: float) -> Arrivals:
+def pace(over: str, value: float) -> Arrivals:
     """Return the load of a value."""
-    return Arrivals("closed", args.users) if args.over == "speculate" else AXES[args.over].pace(value)
+    return Arrivals("poisson" if over == "rate" else "closed", value)
 
 
 def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]) -> bool:
@@ -178,25 +96,19 @@ class Sweep(Experiment):
 
     def policy(self, word: str, progress: str) -> None:
         """Run one policy with the values until it is saturated; raise ServerUnreachable if it does not start."""
-        values: list[float] = self.flags.sweep_values
-        # A value that is a flag of the server needs a server of its own.
-        groups = [[value] for value in values] if self.flags.over in STARTING else [values]
-        for group in groups:
-            with self.reached(word, AXES[self.flags.over].server(group[0])) as target:
-                self.steps(name_of(word), target, group, progress)
-            if self.interrupted:
-                return
+        with self.reached(word) as target:
+            self.steps(name_of(word), target, progress)
 
-    def steps(self, name: str, target: Target, values: Sequence[float], progress: str) -> None:
+    def steps(self, name: str, target: Target, progress: str) -> None:
         """Run the values on one server."""
         flags, over = self.flags, self.flags.over
         history: list[dict[str, Any]] = []
         limit: float | None = None
-        for place, value in enumerate(values):
+        for place, value in enumerate(flags.sweep_values):
             # Another seed for each run on a server, or a run would find the prompts of those before it in the cache.
-            plan = draw(flags, flags.workload, self.count(value), pace(flags, value), flags.seed + place, USUAL_CONTEXT)
-            labels = {"policy": name, "load": f"{over}:{swept(over, value)}", "repeat": 0, "value": value}
-            say(self.console, f"{progress}{name}, {over} {swept(over, value)}: {len(plan.planned)} requests")
+            plan = draw(flags, flags.workload, self.count(value), pace(over, value), flags.seed + place, USUAL_CONTEXT)
+            labels = {"policy": name, "load": f"{over}:{value:g}", "repeat": 0, "value": value}
+            say(self.console, f"{progress}{name}, {over} {value:g}: {len(plan.planned)} requests")
             warmup = 0 if history else self.warm_up(target, plan)
             numbers = self.one(labels, target, plan, warmup)
             history.append(numbers)
@@ -227,20 +139,12 @@ class Sweep(Experiment):
         if flags.over == "rate":
             seconds: float = flags.seconds
             return max(MIN_REQUESTS, math.ceil(value * seconds))
-        if flags.over == "speculate":
-            return max(MIN_REQUESTS, 2 * int(flags.users))
-        return max(MIN_REQUESTS, math.ceil(2 * value)) if flags.over == "users" else 64
+        return max(MIN_REQUESTS, math.ceil(2 * value))
 
 
 def run(args: Values, console: Console, command: str) -> int:
     """Sweep every policy; print and write the results."""
-    values = args.sweep_values if args.over in STARTING else args.sweep_values[:1]
-    servers.check(
-        [word, *server_flags(args), *AXES[args.over].server(value)]
-        for word in args.what
-        for value in values
-        if "=http" not in word
-    )
+    servers.check([word, *server_flags(args)] for word in args.what if "=http" not in word)
     sweep = Sweep(args, console, command)
     sweep.store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
     say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")

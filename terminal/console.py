@@ -30,7 +30,7 @@ def say(console: Console, text: str) -> None:
 
 
 class FittedTable(Table):
-    """A table that gives up its lines, and then its margins, before it breaks a word on a narrow terminal."""
+    """A table that gives up its lines, and then its margins, before it breaks a cell or a word on a narrow terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._spare(console, options) < 0:
@@ -38,29 +38,36 @@ class FittedTable(Table):
         yield from super().__rich_console__(console, options)
 
     def _fit(self, console: Console, options: ConsoleOptions) -> None:
-        """Make room for the longest word of each column, then for whole cells, and then for whole heads."""
-        self.box, self.show_edge, self.padding = box.SIMPLE_HEAD, False, (0, 1, 0, 0)
-        heads, cells = [[column.header] for column in self.columns], [[*column.cells] for column in self.columns]
-        widths = [max(map(_longest_word, [*head, *own])) for head, own in zip(heads, cells)]
-        for column, width in zip(self.columns, widths):
-            column.width = width
-        spare = self._spare(console, options)
-        if spare < 0:
-            self.padding = (0, 0, 0, 0)
+        """Choose the widths of the columns: whole cells in some style if that is possible, and whole words otherwise."""
+        lined = (self.box, self.show_edge, self.padding)
+        plain, tight = ((box.SIMPLE_HEAD, False, (0, margin, 0, 0)) for margin in (1, 0))
+        heads = [_longest_word(column.header) for column in self.columns]
+        cells = [[*map(str, column.cells)] for column in self.columns]
+        whole = [max([head, *map(cell_len, texts)]) for head, texts in zip(heads, cells)]
+        words = [max([head, *map(_longest_word, texts)]) for head, texts in zip(heads, cells)]
+        for widths, style in ((whole, lined), (whole, plain), (words, lined), (words, plain), (words, tight)):
+            self.box, self.show_edge, self.padding = style
+            for column, width in zip(self.columns, widths):
+                column.width = width
             spare = self._spare(console, options)
-        for texts in (cells, heads):
-            lacks = [max((cell_len(str(text)) for text in own), default=0) - n for own, n in zip(texts, widths)]
-            while spare > 0 and (most := max(lacks)) > 0:
-                place = lacks.index(most)
-                widths[place], lacks[place], spare = widths[place] + 1, most - 1, spare - 1
-        widest = widths.index(max(widths))
-        widths[widest] = max(1, widths[widest] + min(spare, 0))
-        for column, width in zip(self.columns, widths):
-            column.width = width
+            if spare >= 0:
+                self._widen(whole, spare)
+                self._widen([cell_len(str(column.header)) for column in self.columns], self._spare(console, options))
+                return
+        widest = max(self.columns, key=lambda column: column.width or 0)
+        widest.width = max(1, (widest.width or 0) + spare)
 
     def _spare(self, console: Console, options: ConsoleOptions) -> int:
         """Return how many more characters a line has; negative if it has too few."""
         return options.max_width - console.measure(self, options=options.update(width=10_000)).maximum
+
+    def _widen(self, wanted: Sequence[int], spare: int) -> None:
+        """Give each spare character to the column that lacks most."""
+        lacks = [most - (column.width or 0) for most, column in zip(wanted, self.columns)]
+        while spare and (most := max(lacks)) > 0:
+            place = lacks.index(most)
+            self.columns[place].width = (self.columns[place].width or 0) + 1
+            lacks[place], spare = most - 1, spare - 1
 
 
 def _longest_word(text: object) -> int:

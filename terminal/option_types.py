@@ -16,6 +16,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from .removed import removed
+
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
@@ -95,6 +97,8 @@ class Type(click.ParamType):  # type: ignore[type-arg]
         try:
             return self.parse(value)
         except (ValueError, OverflowError) as error:
+            if gone := removed(f"{name} {value}"):
+                raise UsageError(gone) from None
             raise UsageError(f"{name}{self.explain(value, error)}") from None
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Flags and commands that 0.2.0 removed, each with its replacement."""
+"""Flags, their values, and commands that 0.2.0 removed, each with its replacement."""
 
 REMOVED = {
     "--shadow": "POST /what-if, or the what-if card of the live page",
@@ -16,6 +16,11 @@ REMOVED = {
     **dict.fromkeys(("plan --out", "fleet --out", "prefix --out"), "the JSON on stdout, which has all figures"),
     "prefix --trace": "'run dynamic --trace FILE --kv-tokens 65536', which reports the hits",
     "validate --url": "the lanes of POST /what-if, or for other servers './eb fit LOG --held-out 50'",
+    **dict.fromkeys(
+        ("--over batch", "--over cache", "--over pinned", "--over speculate", "--over variance"),
+        "compare, in which flags may follow a policy: compare 'dynamic --max-batch-size 8' 'dynamic --max-batch-size 16'",
+    ),
+    "--users": "sweep --over users --values N",
     "predict": "'compare', which writes its predictions beside the measurements",
 }
 

@@ -20,8 +20,6 @@ from .tables import shown
 STYLE = Path(__file__).with_name("page.css")
 KEY_PLOTS = 8
 MAX_INLINE = 400_000  # characters; of a larger picture, the page has the PNG
-BY = {"rate": "rate", "users": "number of users", "batch": "number of slots",
-      "cache": "size of the cache", "pinned": "number of pinned pages"}  # fmt: skip
 
 
 def write(folder: Path) -> Path:
@@ -77,7 +75,7 @@ def title(results: store.Results) -> str:
     names = ", ".join(results.policies) if results.policies else str(results.summary.get("name"))
     sweep = results.summary.get("sweep")
     if sweep:
-        return f"{names} by {BY.get(sweep['over'], sweep['over'])}"
+        return f"{names} by {sweep['over']}"
     return f"{names} compared" if len(results.policies) > 1 else names
 
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .album import Album, finish
-from .tables import swept
 
-AXES = {
-    "rate": "offered requests per second",
-    "users": "concurrent users (closed loop)",
-    "batch": "slots (--max-batch-size)",
-    "cache": "memory for KV pages (MiB)",
-    "pinned": "pinned pages of the prefix cache",
-    "speculate": "draft tokens in a step for each request",
-}
+AXES = {"rate": "offered requests per second", "users": "concurrent users (closed loop)"}
 # Name, key in a run, title, label of the axis and scale of each figure.
 FIGURES = [
     ("throughput", "output_throughput", "Throughput", "output tokens/s", 1.0),
@@ -41,27 +33,19 @@ def curves(album: Album) -> None:
         columns = ["policy", over, *keys]
         with album.draw(f"sweep-{name}", f"{title} over {axis}", columns, count=count) as ((axes,), rows):
             for policy, line in points.items():
-                places = [place(sweep, row[0]) for row in line]
+                swept = [row[0] for row in line]
                 for i, (part, style) in enumerate(zip(keys, ("-", "--")), 1):
                     values = [scale * row[i] for row in line]
                     curve = f"{policy} {part[:3]}" if len(keys) > 1 else policy
-                    axes.plot(places, values, label=curve, markersize=4, **album.look(policy) | {"linestyle": style})
+                    axes.plot(swept, values, label=curve, markersize=4, **album.look(policy) | {"linestyle": style})
                 rows += [[policy, *row] for row in line]
                 limit = sweep.get("saturation", {}).get(policy)
                 if limit is not None:
                     axes.axvline(limit, color=album.look(policy)["color"], linewidth=0.8, linestyle=":")
-            if over == "speculate":
-                axes.set_xticks(range(len(sweep["values"])), [swept(over, value) for value in sweep["values"]])
-            elif over != "pinned":
-                axes.set_xscale("log", base=2)
+            axes.set_xscale("log", base=2)
             if len(keys) > 1:
                 axes.set_yscale("log")
             finish(axes, axis + ("; dotted: saturated" if sweep.get("saturation") else ""), label, zero=len(keys) == 1)
-
-
-def place(sweep: dict[str, Any], value: float) -> float:
-    """Return where a value is on the axis; numbers of draft tokens are as far apart as `auto` is from them."""
-    return float(sweep["values"].index(value)) if sweep["over"] == "speculate" else value
 
 
 def series(album: Album, policy: str, keys: list[str]) -> list[tuple[float, ...]]:

@@ -58,9 +58,9 @@ class Column:
     better: str = ""
 
     def is_known(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
-        """Return whether any policy has the figure; preemptions only if there were some."""
+        """Return whether any policy has the figure; one of `IF_ANY` only if it is above 0 somewhere."""
         values = [average(runs, *self.path) for runs in groups]
-        return any(value is not None and (value or self.head != "preemptions") for value in values)
+        return any(value is not None and (value or self.head not in IF_ANY) for value in values)
 
     def cell(self, runs: Sequence[Mapping[str, Any]]) -> str:
         """Return the mean of the figure over repeats, as text."""
@@ -82,11 +82,13 @@ COLUMNS = [
     Column("batch fill, %", ("batch_fill",), 100, 0),
     Column("wasted rows, %", ("rows_in_vain",), 100, 0),
     Column("preemptions", ("preemptions",), 1, 0),
+    Column("cached prompt tokens, %", ("hit_tokens",), 100, 0),
     Column("tokens per step", ("tokens_per_step",), 1, 2),
     Column("accepted drafts, %", ("acceptance",), 100, 0),
     Column("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4),
     Column("r", ("fairness", "r"), 1, 3),
 ]
+IF_ANY = ("preemptions", "cached prompt tokens, %")
 SHORT = ("output tokens/s", "ms per token, mean", "E2E p50, s", "E2E p99, s", "TTFT p50, s", "TTFT p99, s",
          "ITL p99, ms")  # fmt: skip
 
@@ -188,10 +190,9 @@ def under(load: str) -> str:
         return "in the burst"
     if kind in ("poisson", "rate"):
         return f"at {value} request{'' if value == '1' else 's'} per second"
-    unit = {"closed": "user", "users": "user", "batch": "slot"}.get(kind)
-    if unit and ":" not in value:
-        return f"with {value} {unit}{'' if value == '1' else 's'}"
-    return f"with {value} MiB of KV pages" if kind == "cache" else f"under {load}"
+    if kind in ("closed", "users") and ":" not in value:
+        return f"with {value} user{'' if value == '1' else 's'}"
+    return f"under {load}"
 
 
 SAME = 0.05  # single runs that differ by less count as equal

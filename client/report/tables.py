@@ -12,7 +12,6 @@ from terminal.console import table_of
 
 from .measure import Outcome
 
-AUTO = 99.0  # draft tokens that a server chooses: more than any number of them, so that it is the last of a sweep
 LAG_BOUND_MS = 10.0
 STALL_BOUND_MS = 50.0
 LEFT: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
@@ -144,11 +143,6 @@ def shown(value: float | None, digits: int = 2) -> str:
     if value is None:
         return "-"
     return f"{value:,.{0 if abs(value) >= 1000 else digits}f}"
-
-
-def swept(over: str, value: float) -> str:
-    """Format a value of a sweep as it is typed."""
-    return "auto" if over == "speculate" and value == AUTO else f"{value:g}"
 
 
 def ended(reasons: Mapping[str, int]) -> str:

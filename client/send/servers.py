@@ -70,11 +70,11 @@ def check(commands: Iterable[Sequence[str]]) -> None:
 
 
 def _program(*arguments: str) -> list[str]:
-    """Return the command of a server; flags may follow its policy. UsageError if the server is not installed here."""
+    """Return the command of a server; flags that follow its policy win. UsageError if the server is not installed here."""
     if not APP.is_file():
         raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
     policy, dashes, flags = arguments[0].partition(" --")
-    return [sys.executable, str(APP), policy, *shlex.split(dashes + flags), *arguments[1:]]
+    return [sys.executable, str(APP), policy, *arguments[1:], *shlex.split(dashes + flags)]
 
 
 def _environment() -> dict[str, str]:
@@ -102,13 +102,13 @@ def launched(policy: str, arguments: Sequence[str], log: Path, key: str | None =
     Raise UsageError if the server is not installed here, ServerFailed if it does not become ready.
     """
     port = free_port()
-    command = _program(policy, "--host", "127.0.0.1", "--port", str(port))
+    command = _program(policy, "--host", "127.0.0.1", "--port", str(port), *arguments)
     # Not an argument: every user of the machine can read those.
     environment = _environment() | ({"EB_API_KEY": key} if key else {})
     with log.open("w") as file:
         # In a new session, so that Ctrl-C reaches only the client, which lets requests finish.
         process = subprocess.Popen(
-            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=environment, start_new_session=True
+            command, stdout=subprocess.DEVNULL, stderr=file, env=environment, start_new_session=True
         )
     with signals_raise():
         try:

@@ -15,6 +15,7 @@ import pytest
 
 from client import compare, experiment, graph, sweep
 from client.report import figures, store, summary
+from client.send import servers
 from client.send.servers import ServerFailed, free_port, started
 from tests.support.mock_server import MockServer, mock_server
 
@@ -172,13 +173,13 @@ def test_a_policy_that_cannot_keep_up_is_not_compared_by_its_latency() -> None:
 def test_the_highest_throughput_of_a_sweep_says_where_it_still_rises() -> None:
     rates = {"flat": (100, 190, 195), "rising": (100, 190, 380), "full": (100, 190, 380)}
     runs = [
-        {"policy": policy, "load": f"batch:{4**i}", "output_throughput": rate, "completed": 9}
+        {"policy": policy, "load": f"users:{4**i}", "output_throughput": rate, "completed": 9}
         for policy, each in rates.items()
         for i, rate in enumerate(each)
     ]
-    sweep = {"over": "batch", "saturation": {"full": 16}}
+    sweep = {"over": "users", "saturation": {"full": 16}}
     flat, rising, full = summary.headline(store.Results(Path(), {"runs": runs, "sweep": sweep}, [])).split(",")
-    assert ["rising" in part.partition("slots")[2] for part in (flat, rising, full)] == [False, True, False]
+    assert ["rising" in part.partition("users")[2] for part in (flat, rising, full)] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_a_wrong_address_is_rejected_before_anything_is_written(
     [
         (compare.main, "dynamic edf", "'edf' is an order"),
         (compare.main, "a=http://127.0.0.1:1 dinamic", "Did you mean 'dynamic'"),
-        (sweep.main, "static --over batch --values 4 5000", "--max-batch-size"),
+        (sweep.main, "static dinamic", "Did you mean 'dynamic'"),
     ],
 )
 def test_all_policies_are_checked_before_a_server_starts_or_a_folder_is_made(
@@ -231,11 +232,9 @@ def test_a_policy_may_have_flags_of_its_server_behind_it(tmp_path: Path, capsys:
     assert "--max-batch-size is '5000'" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_a_sweep_over_pinned_pages_begins_with_an_empty_cache() -> None:
-    args = sweep.read(["dynamic", "--over", "pinned", "--values", "64", "0"], {})
-    assert [sweep.AXES["pinned"].server(value) for value in args.sweep_values] == [
-        ["--pinned-pages", "0"], ["--pinned-pages", "64"]
-    ]  # fmt: skip
+def test_the_flags_of_a_policy_win_over_those_of_all_servers() -> None:
+    words = servers._program("dynamic --speculate auto", "--speculate", "off")
+    assert words[2:] == ["dynamic", "--speculate", "off", "--speculate", "auto"]
 
 
 def test_a_trace_is_replayed_at_its_own_times(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
@@ -299,9 +298,15 @@ def test_a_server_is_saturated_by_a_rate_it_cannot_serve_or_users_without_gain()
     assert not sweep.saturated("users", [at(0, 5), at(0, 9), at(0, 9.1)], [])
 
 
-@pytest.mark.parametrize("flags", ["--over speed", "--over batch x=http://h:1", "--load burst", "--repeats 3"])
+@pytest.mark.parametrize("flags", ["--over speed", "--load burst", "--repeats 3", "--values 0"])
 def test_an_impossible_sweep_is_rejected(flags: str, tmp_path: Path) -> None:
     assert sweep.main([*flags.split(), "--out", str(tmp_path)], {}) == 2
+
+
+@pytest.mark.parametrize("flags", ["--over batch", "--over speculate", "--users 2"])
+def test_what_was_swept_before_is_answered_with_its_replacement(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(flags.split(), {}) == 2
+    assert f"{flags.removesuffix(' 2')} was removed in 0.2.0. Use " in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_server_that_does_not_start_is_reported_with_its_own_message(tmp_path: Path) -> None:

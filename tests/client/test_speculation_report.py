@@ -1,4 +1,4 @@
-"""Speculative decoding in the client: sweeps over the number of draft tokens, and the figures of a server with some."""
+"""Speculative decoding in the client: the figures of a server with draft tokens."""
 
 from __future__ import annotations
 
@@ -7,38 +7,10 @@ from typing import Any
 
 import pytest
 
-from client import sweep
 from client.report import plots_requests, store, summary
 from client.report.album import Album
 from client.top import Watched
 from simulate.__main__ import main
-from terminal.options import UsageError
-
-
-def read(*words: str) -> Any:
-    return sweep.read(["dynamic", *words], {})
-
-
-def test_a_sweep_over_draft_tokens_starts_a_server_for_each_number() -> None:
-    args = read("--over", "speculate", "--values", "auto", "8", "0", "2", "--users", "3")
-    flags = [sweep.AXES["speculate"].server(value) for value in args.sweep_values]
-    assert flags == [
-        ["--speculate", "off"], ["--speculate", "auto", "--drafts", "2"], ["--speculate", "auto", "--drafts", "8"],
-        ["--speculate", "auto", "--drafts", "auto"],
-    ]  # fmt: skip
-    assert [load.text for load in args.load] == ["closed:3"] * 4
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--over", "speculate", "--values", "9"), ("--over", "speculate", "--values", "1.5"), ("--values", "0"),
-        ("--values", "many"), ("--users", "2"), ("--over", "rate", "--values", "-1"),
-    ],
-)  # fmt: skip
-def test_values_that_a_setting_cannot_have_are_refused(words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="Use"):
-        read(*words)
 
 
 def readings(before: int, drafted: int, accepted: int) -> dict[str, Any]:

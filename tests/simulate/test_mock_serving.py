@@ -15,7 +15,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app, start
-from client import sweep
+from client import compare
 from client.workloads import corpus
 from config import Config
 from costs import mock
@@ -199,12 +199,14 @@ def test_a_calibrated_file_is_served_at_its_pace(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.process
-def test_llm_mocks_benchmark_is_reproduced_by_a_sweep(tmp_path: Path) -> None:
+def test_llm_mocks_benchmark_is_reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More slots, more throughput and an earlier first token: real clients, a real server, a fiftieth of the time."""
-    line = "dynamic --over batch --values 1 8 --numsamples 12 --seed 1 --stream --no-plots"
+    monkeypatch.setattr(compare, "SIMULATOR", Path("not here"))
+    what = [f"dynamic --max-batch-size {slots}" for slots in (1, 8)]
+    load = ["--load", "burst", "--numsamples", "12", "--seed", "1", "--no-plots"]
     model = ["--model", "mock:llm-mock@50", "--name", "small", "--out", str(tmp_path)]
-    assert sweep.main([*line.split(), *model]) == 0
+    assert compare.main([*what, *load, *model]) == 0
     runs = json.loads((tmp_path / "small" / "summary.json").read_text())["runs"]
-    one, eight = sorted(runs, key=lambda run: run["value"])
+    one, eight = runs
     assert eight["output_throughput"] > one["output_throughput"]
     assert eight["p99_ttft_ms"] < one["p99_ttft_ms"]
