@@ -27,20 +27,19 @@ from .display import guarded
 from .report import figures
 
 TABLES = Argument("tables", "lines of tokens,seconds; a file's name is the policy's", FILE, nargs=-1, required=True)
-OUT = Option("--out", "picture to write, as PNG, SVG and CSV", FILE, default=Path("graph.png"))
+OUT = Option("--out", "picture to write, as PNG and SVG", FILE, default=Path("graph.png"))
 
 
 def draw(tables: Sequence[Path], out: Path) -> None:
     """Draw each table with the line that fits it."""
     from .report.album import another, drawn, finish
 
-    with drawn(out.parent, out.stem, "Mean latency over requested tokens", "") as ((axes,), rows):
+    with drawn(out.parent, out.stem, "Mean latency over requested tokens", "") as ((axes,), _):
         for i, path in enumerate(tables):
             tokens, latency = np.loadtxt(path, delimiter=",", ndmin=2, encoding="utf-8-sig").T
             line = figures.fit(tokens, latency)
             label = path.stem + (f": {line[1]:.2f} s + {line[0]:.4f} s/token, r = {line[2]:.2f}" if line else "")
             axes.plot(tokens, latency, markersize=3, label=label, **another(i))
-            rows += [[path.stem, *row] for row in zip(tokens, latency)]
         finish(axes, "requested tokens", "mean latency (s)")
 
 

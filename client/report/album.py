@@ -33,7 +33,6 @@ TOP, BOTTOM = 0.07, 0.04  # the shares of the height for title and caption
 LEGEND = 0.08  # the same of a legend of the whole picture, below its axes
 DPI = 150
 NARROW = 30
-MAX_ROWS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +63,18 @@ class Album:
 
     @contextmanager
     def draw(
-        self, name: str, title: str, columns: list[str], says: str = "", *, load: str = "", count: int | None = None,
+        self, name: str, title: str, says: str = "", *, load: str = "", count: int | None = None,
         unit: str = "requests", across: int = 1,
-    ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:  # fmt: skip
-        """Yield axes to draw on, and rows for a CSV with these columns; save the picture at the end.
+    ) -> Iterator[list[Axes]]:  # fmt: skip
+        """Yield axes to draw on; save the picture at the end.
 
         A picture of one load is named after it, and is of its completed requests unless `count` says of how many.
         """
         if load:
             name, title = f"{name}.{slug(load)}", f"{title}, {load}"
         number = f"{self.requests(load) if count is None else count:,} {unit}"
-        with drawn(self.results.folder / "plots", name, title, self.caption(number), across) as (grid, rows):
-            rows.append(columns)
-            yield grid, rows
+        with drawn(self.results.folder / "plots", name, title, self.caption(number), across) as (grid, _):
+            yield grid
         self.pictures.append(Picture(name, title, says))
 
     def caption(self, count: str) -> str:
@@ -110,7 +108,7 @@ def another(place: int) -> dict[str, Any]:
 def drawn(
     folder: Path, name: str, title: str, caption: str, across: int = 1
 ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
-    """Yield axes to draw on, and rows for the CSV; at the end write PNG, SVG and CSV into the folder."""
+    """Yield axes to draw on, and rows for a CSV; at the end write PNG, SVG and the rows into the folder."""
     wide = max(WIDTH, 3.2 * across)
     figure, grid = plt.subplots(1, across, figsize=(wide, HEIGHT), squeeze=False, sharey=across > 1)
     rows: list[list[Any]] = []
@@ -125,14 +123,15 @@ def drawn(
 
 
 def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None:
-    """Write PNG, SVG (the same bytes for the same data) and CSV."""
+    """Write PNG, SVG (the same bytes for the same data), and CSV if there are rows."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})
     figure.dpi = DPI
     FigureCanvasAgg(figure).print_png(folder / f"{name}.png")  # `savefig` would draw each file twice
-    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows[:MAX_ROWS])
+    if rows:
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def finish(axes: Axes, x: str, y: str, zero: bool = True) -> None:

@@ -126,7 +126,7 @@ def figure(results: store.Results, picture: Picture) -> str:
     says = f"{picture.says} " if picture.says else ""
     return (
         f'<figure><img src="data:image/{kind};base64,{base64.b64encode(drawn).decode()}" alt="{text(picture.title)}">'
-        f"<figcaption>{text(says)}<small>plots/{text(picture.name)}.csv, .svg, .png</small></figcaption></figure>"
+        f"<figcaption>{text(says)}<small>plots/{text(picture.name)}.svg, .png</small></figcaption></figure>"
     )
 
 

@@ -20,14 +20,12 @@ def latency_over_tokens(album: Album, load: str) -> None:
     points = {p: album.results.pairs(p, load, "asked_tokens", "latency_s") for p in album.policies(load)}
     if not points:
         return
-    columns = ["policy", "asked_tokens", "latency_s"]
-    with album.draw("latency-over-tokens", "Latency over requested tokens", columns, load=load) as ((axes,), rows):
+    with album.draw("latency-over-tokens", "Latency over requested tokens", load=load) as (axes,):
         for policy, pairs in points.items():
             lengths = np.array([min(pairs)[0], max(pairs)[0]])
             if line := figures.fit(*zip(*pairs)):
                 axes.plot(lengths, line[1] + line[0] * lengths, **album.line(policy))
             plots_requests.scatter(axes, album, policy, pairs, policy)
-            rows += [[policy, *pair] for pair in pairs]
         finish(axes, "requested tokens", "latency (s)")
 
 
@@ -36,11 +34,9 @@ def in_system(album: Album, load: str) -> None:
     levels = {p: level(album.results.lines(p, load)) for p in album.policies(load)}
     if not levels:
         return
-    title, columns = "Requests in the system (waiting or running)", ["policy", "seconds", "requests"]
-    with album.draw("in-system", title, columns, load=load) as ((axes,), rows):
+    with album.draw("in-system", "Requests in the system (waiting or running)", load=load) as (axes,):
         for policy, steps in levels.items():
             axes.step(*zip(*steps), where="post", label=policy, **album.line(policy))
-            rows += [[policy, *step] for step in steps]
         finish(axes, "time since the first arrival (s)", "requests")
 
 
@@ -62,15 +58,13 @@ def batch_histogram(album: Album, load: str) -> None:
         return
     steps = sum(sum(b.values()) for b in batches.values())
     groups = ranges(max(int(size) for sizes in batches.values() for size in sizes))
-    title, columns = "Steps by batch size", ["policy", "batch_size", "steps"]
-    with album.draw("batch-sizes", title, columns, load=load, count=steps, unit="steps") as ((axes,), rows):
+    with album.draw("batch-sizes", "Steps by batch size", load=load, count=steps, unit="steps") as (axes,):
         width = 0.84 / len(batches)
         for i, (policy, sizes) in enumerate(batches.items()):
             counts = [sum(n for size, n in sizes.items() if int(size) in group) for group in groups]
             x = np.arange(len(groups)) + (i - (len(batches) - 1) / 2) * width
             share = 100 * np.array(counts) / sum(counts)
             axes.bar(x, share, width, label=policy, color=album.look(policy)["color"])
-            rows += [[policy, size, sizes[str(size)]] for size in sorted(map(int, sizes))]
         names = [f"{g[0]}" if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
         axes.set_xticks(range(len(groups)), names, fontsize=8 if len(names[-1]) < 3 else 7)
         finish(axes, "requests in the batch", "steps of the policy (%)")
@@ -93,19 +87,15 @@ def waste(album: Album) -> None:
     if not spent:
         return
     total = round(sum(sum(steps.values()) for _, steps in spent))
-    columns = ["of", "run", *COLORS]
     title, unit = "Use of the slots", "slot-steps"
-    with album.draw("waste", title, columns, count=total, unit=unit, across=2) as (grid, rows):
-        parts: list[tuple[str, list[str]]] = [("slots", list(COLORS)), ("rows", [k for k in COLORS if k != "idle"])]
-        for axes, (whole, kinds) in zip(grid, parts):
+    with album.draw("waste", title, count=total, unit=unit, across=2) as grid:
+        for axes, kinds in zip(grid, ([*COLORS], [kind for kind in COLORS if kind != "idle"])):
             totals = np.array([sum(s.get(kind, 0) for kind in kinds) or 1 for _, s in spent])
             base = np.zeros(len(spent))
             for kind in kinds:
                 share = 100 * np.array([s.get(kind, 0) for _, s in spent]) / totals
                 axes.barh(range(len(spent)), share, left=base, color=COLORS[kind], label=kind, height=0.7)
                 base += share
-            for (name, s), all in zip(spent, totals):
-                rows.append([whole, name, *(s.get(k, 0) / all if k in kinds else "" for k in COLORS)])
             axes.xaxis.set_major_formatter("{x:g} %")
             axes.set_xlim(0, 100)
             axes.set_xticks([0, 50, 100])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,12 +21,12 @@ def latency_cdf(album: Album) -> None:
         loads = [loads[0], loads[-1]]
     if not loads:
         return
-    count, columns = sum(map(album.requests, loads)), ["load", "policy", "share", "latency_s"]
+    count = sum(map(album.requests, loads))
     title = "Share of requests answered within a time"
-    with album.draw("latency-cdf", title, columns, count=count, across=len(loads)) as (grid, rows):
+    with album.draw("latency-cdf", title, count=count, across=len(loads)) as grid:
         for axes, load in zip(grid, loads):
             times = {p: album.results.column(p, load, "latency_s") for p in album.policies(load)}
-            rows += [[load, *row] for row in shares(axes, album, times)]
+            shares(axes, album, times)
             axes.set_title(load, fontsize=9)
             finish(axes, "latency (s)", "requests (%)" if axes is grid[0] else "")
 
@@ -39,11 +38,11 @@ def distributions(album: Album, load: str) -> None:
     gaps = {p: [gap for request in album.results.arrays(p, load, "itls") for gap in request] for p in policies}
     if not any(firsts.values()):
         return
-    title, columns = "Time to first token, and between tokens", ["measure", "policy", "share", "seconds"]
+    title = "Time to first token, and between tokens"
     count = sum(map(len, firsts.values()))
-    with album.draw("ttft-itl", title, columns, load=load, count=count, across=2) as (grid, rows):
+    with album.draw("ttft-itl", title, load=load, count=count, across=2) as grid:
         for axes, measure, times in zip(grid, ("TTFT", "ITL"), (firsts, gaps)):
-            rows += [[measure, *row] for row in shares(axes, album, times)]
+            shares(axes, album, times)
             finish(axes, f"{measure} (s)", "share (%)" if axes is grid[0] else "")
 
 
@@ -53,23 +52,20 @@ def program_times(album: Album, load: str) -> None:
     times = {p: [one["took_s"] for one in some if one["took_s"] is not None] for p, some in each.items()}
     if not any(times.values()):
         return
-    title, columns = "Share of programs done within a time", ["policy", "share", "program_s"]
+    title = "Share of programs done within a time"
     count = sum(map(len, times.values()))
-    with album.draw("program-times", title, columns, load=load, count=count, unit="programs") as ((axes,), rows):
-        rows += shares(axes, album, times)
+    with album.draw("program-times", title, load=load, count=count, unit="programs") as (axes,):
+        shares(axes, album, times)
         finish(axes, "from the first call to the last answer, with tools (s)", "programs (%)")
 
 
-def shares(axes: Axes, album: Album, times: Mapping[str, Sequence[float]]) -> list[list[Any]]:
-    """Draw the share of each policy's times up to each time; return policy, share and seconds at `SHARES`."""
-    rows: list[list[Any]] = []
+def shares(axes: Axes, album: Album, times: Mapping[str, Sequence[float]]) -> None:
+    """Draw the share of each policy's times up to each time."""
     for policy, values in times.items():
         if values:
             reached = np.maximum(np.quantile(values, SHARES, method="inverted_cdf"), LEAST_SECONDS)
             axes.step(reached, 100 * SHARES, where="post", label=policy, **album.line(policy))
-            rows += [[policy, *point] for point in zip(SHARES.tolist(), reached.tolist())]
     axes.set_xscale("log")
-    return rows
 
 
 def ttft_over_prompt(album: Album, load: str) -> None:
@@ -79,11 +75,10 @@ def ttft_over_prompt(album: Album, load: str) -> None:
     if len({length for pairs in points.values() for length, _ in pairs}) < 2:
         return
     title = "Time to first token over the prompt's length"
-    count, columns = sum(map(len, points.values())), ["policy", "prompt_tokens", "ttft_s"]
-    with album.draw("ttft-over-prompt", title, columns, load=load, count=count) as ((axes,), rows):
+    count = sum(map(len, points.values()))
+    with album.draw("ttft-over-prompt", title, load=load, count=count) as (axes,):
         for policy, pairs in points.items():
             scatter(axes, album, policy, pairs, policy)
-            rows += [[policy, *pair] for pair in pairs]
         finish(axes, "tokens of the prompt", "TTFT (s)")
 
 
@@ -93,16 +88,16 @@ def simulated_over_measured(album: Album, load: str) -> None:
     if not lines:
         return
     kinds = [k for k in ("latency_s", "ttft_s") if any(line[k] for line in lines)]
-    title, columns = "Simulated over measured", ["measure", "policy", "measured_s", "simulated_s"]
     says = "On the line both are equal. The legend shows the mean's error; bars are 90 % intervals."
     count, across = len(lines), len(kinds)
-    with album.draw("simulated-measured", title, columns, says, load=load, count=count, across=across) as (grid, rows):
+    with album.draw(
+        "simulated-measured", "Simulated over measured", says, load=load, count=count, across=across
+    ) as grid:
         for axes, kind in zip(grid, kinds):
             for policy in album.results.policies:
                 if pairs := pairs_of(lines, policy, kind):
                     label = f"{policy}: {error(pairs):+.1%}" if kind == "latency_s" else policy
                     scatter(axes, album, policy, pairs, label)
-                    rows += [[kind, policy, *pair] for pair in pairs]
             for policy, _, bar in album.results.intervals(load) if kind == "latency_s" else ():
                 measured, simulated, low, high = bar
                 sides = [[simulated - low], [high - simulated]]
@@ -119,20 +114,18 @@ def blame(album: Album, load: str) -> None:
     known = {policy: found for policy in album.results.policies if (found := album.results.blame(policy, load))}
     if not known:
         return
-    title, columns = "Who made whom wait, simulated", ["policy", "client", "because_of", "wait_ms", "run_ms"]
     says = "How much longer a request of the row's client waited and ran because of the column's, on average."
-    with album.draw("blame", title, columns, says, load=load, across=len(known)) as (grid, rows):
+    with album.draw("blame", "Who made whom wait, simulated", says, load=load, across=len(known)) as grid:
         for axes, (policy, figures) in zip(grid, known.items()):
             clients = figures["clients"]
-            wait, run = ([[*row, rest] for row, rest in zip(part["by"], part["residual"])]
-                         for part in (figures["wait_ms"], figures["run_ms"]))  # fmt: skip
-            both = np.array(wait) + np.array(run)
+            both = sum(
+                np.column_stack([figures[part]["by"], figures[part]["residual"]]) for part in ("wait_ms", "run_ms")
+            )
             most = np.abs(both).max() or 1.0
             axes.imshow(both, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
             for (k, j), value in np.ndenumerate(both):
                 color = "white" if abs(value) > 0.6 * most else "black"
                 axes.text(j, k, f"{value:,.0f}", ha="center", va="center", fontsize=8, color=color)
-                rows.append([policy, clients[k], [*clients, "residual"][j], wait[k][j], run[k][j]])
             axes.set_title(f"{policy}: ms per request", fontsize=9)
             axes.set_xticks(range(len(clients) + 1), [*clients, "residual"], fontsize=7, rotation=30, ha="right")
             axes.set_yticks(range(len(clients)), clients, fontsize=7)

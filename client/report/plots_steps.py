@@ -29,13 +29,12 @@ def over_time(album: Album, load: str) -> None:
         ("batch-over-time", "requests in the batch", batch_size),
         ("queue-over-time", "requests waiting", lambda step: step["queue"]),
     ):
-        title, columns = f"{label.capitalize()} over time", ["policy", "seconds", name.partition("-")[0]]
+        title = f"{label.capitalize()} over time"
         series = {policy: [read(step) for step in steps] for policy, steps in by_policy.items()}
-        with album.draw(name, title, columns, load=load, count=count, unit="steps") as ((axes,), rows):
+        with album.draw(name, title, load=load, count=count, unit="steps") as (axes,):
             for policy, values in series.items():
                 times = [step["t"] - by_policy[policy][0]["t"] for step in by_policy[policy]]
                 axes.step(times, values, where="post", label=policy, linewidth=1, **album.line(policy))
-                rows += [[policy, t, v] for t, v in zip(times, values)]
             finish(axes, "time since the first step (s)", label)
 
 
@@ -52,9 +51,9 @@ def slots(album: Album, load: str) -> None:
         if not steps:
             continue
         name, title, count = f"slots.{slug(policy)}", f"Slots of {policy}", len(steps)
-        columns, says = ["step", "slot", "request", "phase"], "Pale slots are held for requests that have finished."
-        with album.draw(name, title, columns, says, load=load, count=count, unit="steps") as ((axes,), rows):
-            image = picture(steps, rows, numbers)
+        says = "Pale slots are held for requests that have finished."
+        with album.draw(name, title, says, load=load, count=count, unit="steps") as (axes,):
+            image = picture(steps, numbers)
             extent = (steps[0]["n"] - 0.5, steps[-1]["n"] + 0.5, len(image) - 0.5, -0.5)
             axes.imshow(image, aspect="auto", interpolation="nearest", extent=extent)
             axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -75,8 +74,8 @@ def busiest(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return steps[start : start + MAX_STEPS]
 
 
-def picture(steps: list[dict[str, Any]], rows: list[list[Any]], known: Mapping[str, int]) -> np.ndarray:
-    """Color each slot of each step by its request, opaque by its phase, and add them to `rows`.
+def picture(steps: list[dict[str, Any]], known: Mapping[str, int]) -> np.ndarray:
+    """Color each slot of each step by its request, opaque by its phase.
 
     Requests of `known` have these numbers, and all others the next ones.
     """
@@ -91,5 +90,4 @@ def picture(steps: list[dict[str, Any]], rows: list[list[Any]], known: Mapping[s
                 continue
             number = numbers.setdefault(member["id"], len(numbers))
             image[member["slot"], x] = *palette[number % COLORS], shade
-            rows.append([step["n"], member["slot"], number, member["phase"]])
     return image

@@ -22,7 +22,7 @@ FIGURES = [
 def curves(album: Album) -> None:
     """Draw each figure over the swept values, times as p50 and p99; saturation is marked."""
     sweep = album.results.summary["sweep"]
-    over, axis = sweep["over"], AXES[sweep["over"]]
+    axis = AXES[sweep["over"]]
     count = sum(r["num_prompts"] for r in album.results.runs)
     for name, key, title, label, scale in FIGURES:
         keys = [key] if not key.endswith("_ms") else [f"p50_{key}", f"p99_{key}"]
@@ -30,15 +30,13 @@ def curves(album: Album) -> None:
         points = {p: rows for p, rows in points.items() if rows}
         if not points:
             continue
-        columns = ["policy", over, *keys]
-        with album.draw(f"sweep-{name}", f"{title} over {axis}", columns, count=count) as ((axes,), rows):
+        with album.draw(f"sweep-{name}", f"{title} over {axis}", count=count) as (axes,):
             for policy, line in points.items():
                 swept = [row[0] for row in line]
                 for i, (part, style) in enumerate(zip(keys, ("-", "--")), 1):
                     values = [scale * row[i] for row in line]
                     curve = f"{policy} {part[:3]}" if len(keys) > 1 else policy
                     axes.plot(swept, values, label=curve, markersize=4, **album.look(policy) | {"linestyle": style})
-                rows += [[policy, *row] for row in line]
                 limit = sweep.get("saturation", {}).get(policy)
                 if limit is not None:
                     axes.axvline(limit, color=album.look(policy)["color"], linewidth=0.8, linestyle=":")
@@ -66,8 +64,7 @@ def throughput_latency(album: Album) -> None:
     if not any(points.values()):
         return
     count = sum(run["num_prompts"] for run in album.results.runs)
-    columns = ["policy", sweep["over"], *keys]
-    with album.draw("throughput-latency", "Latency over throughput", columns, count=count) as ((axes,), rows):
+    with album.draw("throughput-latency", "Latency over throughput", count=count) as (axes,):
         for policy, line in points.items():
             look = album.look(policy)
             for i, style in ((2, "-"), (3, "--")):
@@ -75,7 +72,6 @@ def throughput_latency(album: Album) -> None:
                     [row[1] for row in line], [row[i] / 1000 for row in line], markersize=4,
                     label=f"{policy} {'p50' if i == 2 else 'p99'}", **{**look, "linestyle": style},
                 )  # fmt: skip
-            rows += [[policy, *row] for row in line]
             limit = sweep.get("saturation", {}).get(policy)
             for row in line:
                 if row[0] == limit:

@@ -95,8 +95,11 @@ def test_a_comparison_shows_which_clients_made_which_wait(tmp_path: Path) -> Non
         assert mean == pytest.approx(1000 * wait, rel=0.02)
     album = Album(results, [])
     plots_requests.blame(album, "poisson:8")
-    lines = (tmp_path / "x" / "plots" / "blame.poisson-8.csv").read_text().splitlines()
-    assert len(lines) == 1 + 2 * 2 * 3  # policies, clients, and clients with the residual
+    drawn = (tmp_path / "x" / "plots" / "blame.poisson-8.svg").read_text()
+    found = results.blame("dynamic", "poisson:8")
+    assert found is not None
+    for waits_by, runs_by in zip(found["wait_ms"]["by"], found["run_ms"]["by"]):
+        assert all(f">{wait + run:,.0f}</text>" in drawn for wait, run in zip(waits_by, runs_by))
 
 
 def test_another_order_of_steps_is_seen(folder: Path) -> None:
@@ -130,8 +133,7 @@ def test_simulated_and_first_tokens_are_drawn_for_each_request(folder: Path) -> 
     for draw in (plots_requests.ttft_over_prompt, plots_requests.simulated_over_measured):
         draw(album, "poisson:6")
     assert [p.name for p in album.pictures] == ["ttft-over-prompt.poisson-6", "simulated-measured.poisson-6"]
-    table = (folder / "plots" / "simulated-measured.poisson-6.csv").read_text().splitlines()
-    assert len(table) == 1 + 2 * 80
+    assert "n = 80 requests" in (folder / "plots" / "simulated-measured.poisson-6.svg").read_text()
 
 
 def test_a_cost_file_that_is_not_there_is_refused_before_anything_is_measured(
