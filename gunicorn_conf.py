@@ -64,17 +64,11 @@ def on_starting(server: Any) -> None:
     """Reject gunicorn flags and GUNICORN_CMD_ARGS that cannot work."""
     logging.getLogger("gunicorn.error").addFilter(_is_worth_logging)
     cfg = server.cfg
-    if cfg.workers != 1 or cfg.preload_app or cfg.worker_class_str != worker_class:
+    own = cfg.workers == 1 and not cfg.preload_app and cfg.worker_class_str == worker_class
+    if not own or cfg.threads < threads or cfg.worker_connections < worker_connections:
         banner.fail(
-            f"gunicorn is configured with {cfg.workers} worker(s) of class {cfg.worker_class_str}, preload "
-            f"{'on' if cfg.preload_app else 'off'}, but the server needs 1 worker of class {worker_class} "
-            "without preload. Remove these flags from GUNICORN_CMD_ARGS"
-        )
-        sys.exit(2)
-    if cfg.threads < threads or cfg.worker_connections < worker_connections:
-        banner.fail(
-            f"gunicorn is configured with {cfg.threads} threads and {cfg.worker_connections} connections, but the settings "
-            f"need {threads} and {worker_connections}. Remove these flags; use --max-queue and --max-connections"
+            f"GUNICORN_CMD_ARGS changes the worker, or leaves fewer than {threads} threads or {worker_connections} "
+            "connections, which the settings need. Unset it; use --max-queue and --max-connections"
         )
         sys.exit(2)
 

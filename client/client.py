@@ -28,6 +28,7 @@ if not __package__:
 from rich.console import Console
 
 from terminal.console import FINE, SOME_FAILED, emit, emit_json, leave, say, table_of
+from terminal.option_types import HOST
 from terminal.options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
 
 from . import data, flags, runs
@@ -93,12 +94,7 @@ WHEN = [
 ]  # fmt: skip
 WHERE = [
     Option("--port", "port of the server", Number(1, 65535), default=8500),
-    Option(
-        "--ip",
-        "host of the server (default 127.0.0.1); client/.env may set the variable too",
-        envvar="IP",
-        metavar="ADDRESS",
-    ),
+    Option("--ip", "host of the server (default 127.0.0.1); client/.env may set the variable too", HOST, envvar="IP"),
     Option("--url", "base URL of the server, such as http://10.0.0.5:8000", Read(flags.base_url, "URL")),
     Option(
         "--model",

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from terminal import options
 from terminal.console import EXIT_CODES, writable
+from terminal.option_types import address
 from terminal.options import FOLDER, KEY, POSITIVE, Choice, Number, Option, Parameter, Read, UsageError, Values
 
 from . import data
@@ -138,19 +139,7 @@ def parse(command: options.Command, argv: Sequence[str], environ: Mapping[str, s
 
 def make_target(flags: Values) -> Target:
     """Return the target of --url, or of --ip and --port."""
-    url = flags.url
-    if not url:
-        host = (flags.ip or "").strip() or "127.0.0.1"
-        is_bare = ":" in host and not host.startswith("[")
-        try:
-            url = base_url(f"http://{f'[{host}]' if is_bare else host}:{flags.port}")
-        except ValueError:
-            url = ""
-        if "/" in host or not url:
-            raise UsageError(
-                f"{'--ip' if flags.is_given('ip') else 'IP'} is {host!r}, but must be a host name or an address. "
-                "Set IP=10.0.0.5 in client/.env and use --port for the port"
-            )
+    url = flags.url or f"http://{address(flags.ip or '127.0.0.1', flags.port)}"
     dialect = dialects.Dialect(flags.api, flags.stream, flags.model, flags.temperature)
     return Target(url, flags.timeout, api_key=flags.api_key, dialect=dialect)
 
@@ -162,12 +151,9 @@ def check(flags: Values) -> None:
         raise UsageError(f"{' and '.join(paces)} exclude each other. Use only one of them")
     if flags.prompt == "":
         raise UsageError("--prompt is empty. Use at least one character")
-    if flags.prompt is not None and flags.numtokens is None:
-        raise UsageError("--prompt requires --numtokens. Use --prompt TEXT --numtokens 40")
-    if flags.numtokens is not None and flags.prompt is None:
+    if (flags.prompt is None) != (flags.numtokens is None):
         raise UsageError(
-            f"--numtokens {flags.numtokens} requires --prompt. Use --numtokens_range "
-            f"{flags.numtokens} to fix the length in a load run"
+            "--prompt and --numtokens go together. Use --prompt TEXT --numtokens 40, or --numtokens_range for a load run"
         )
     if flags.prompt is not None and (flags.burst or flags.rate or flags.load):
         raise UsageError(f"--prompt sends a single request. Remove {paces[0]}")

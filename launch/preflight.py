@@ -54,11 +54,9 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
 def check_drafts(config: Config) -> None:
     """Raise ConfigError if the settings for drafts cannot work."""
     mode, draft = config.speculate, config.draft_model
-    if mode == "off" and draft:
-        raise ConfigError(f"--draft-model is {draft!r}, but --speculate is off. Add --speculate model, or leave it out")
-    if mode == "ngram" and draft:
+    if mode in ("off", "ngram") and draft:
         raise ConfigError(
-            f"--draft-model is {draft!r}, but --speculate ngram needs none. Use --speculate model or auto"
+            f"--draft-model is {draft!r}, but --speculate {mode} uses none. Use --speculate model or auto"
         )
     if mode == "model" and not draft:
         raise ConfigError("--speculate model needs a model: add --draft-model NAME, or use --speculate ngram")

@@ -20,6 +20,7 @@ REMOVED = {
         ("--over batch", "--over cache", "--over pinned", "--over speculate", "--over variance"),
         "compare, in which flags may follow a policy: compare 'dynamic --max-batch-size 8' 'dynamic --max-batch-size 16'",
     ),
+    "--workload original-normal": "--workload original, whose lengths are cut to 1 to 200",
     "--users": "sweep --over users --values N",
     "predict": "'compare', which writes its predictions beside the measurements",
 }

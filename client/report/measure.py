@@ -215,27 +215,15 @@ def steady(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
 
 
 def fairness(done: Sequence[Outcome]) -> dict[str, float | None]:
-    """Return measures of fairness: latency over requested tokens, Jain's index, short against long requests."""
+    """Return measures of fairness: latency over requested tokens, and Jain's index."""
     line = figures.fit([o.asked_tokens for o in done], [o.latency * 1000 for o in done])
     slope, intercept, r = line or (None, None, None)
-    users: dict[str, float] = defaultdict(float)
-    for o in done:
-        if o.user:
-            users[o.user] += o.tokens
-    result: dict[str, float | None] = {
+    return {
         "slope_ms_per_token": slope,
         "intercept_ms": intercept,
         "r": r,
         "jain_requests": figures.jain([o.tokens / o.latency for o in done if o.latency > 0]),
-        "jain_users": figures.jain(list(users.values())) if len(users) > 1 else None,
-        "p99_short_over_long": None,
     }
-    if len(done) >= 8:
-        ranked = [o.normalized or 0.0 for o in sorted(done, key=lambda o: o.asked_tokens)]
-        quarter = len(ranked) // 4
-        short, long = np.percentile(ranked[:quarter], 99), np.percentile(ranked[-quarter:], 99)
-        result["p99_short_over_long"] = float(short / long) if long else None
-    return result
 
 
 def meets(outcome: Outcome, slos: Mapping[str, float]) -> bool:

@@ -39,14 +39,12 @@ def originals(stats: Mapping[str, Any]) -> list[Table]:
 
 def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
     """Return the turns of conversations as a table."""
-    caption = "expected: if the text of an answer tokenizes back to the tokens that the model generated"
     columns = {
         "turn": "turn", "answered": "completed", "TTFT ms, mean": "mean_ttft_ms", "p99": "p99_ttft_ms",
         "E2E ms, mean": "mean_e2el_ms", "prompt tokens": "prompt_tokens", "cached": "cached_tokens",
-        "expected": "expected_cached_tokens",
     }  # fmt: skip
     lines = [[shown(turn[key], 1 if key.endswith("_ms") else 0) for key in columns.values()] for turn in turns]
-    return table_of("Turns of the conversations", columns, lines, left=0, caption=caption, **PLAIN)
+    return table_of("Turns of the conversations", columns, lines, left=0, **PLAIN)
 
 
 def blame(name: str, figures: Mapping[str, Any]) -> Table:

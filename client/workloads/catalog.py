@@ -38,12 +38,6 @@ def original_code(draw: Draw) -> list[Sample]:
     return draw.samples(np.full(draw.count, 4), outputs)
 
 
-def original_normal(draw: Draw) -> list[Sample]:
-    """The original's other normal: outputs |N(100, 100)| rounded up, prompts |N(10, 10)|."""
-    prompts, outputs = (np.abs(np.ceil(draw.rng.normal(m, m, draw.count))) for m in (10, 100))
-    return draw.samples(np.maximum(1, prompts), np.clip(outputs, 1, SCALED // 2))
-
-
 def clipped_normal(draw: Draw) -> list[Sample]:
     """Outputs N(100.5, 33.2) conditioned on 1..200, prompts U{10..80} tokens."""
     outputs = redrawn(lambda n: draw.rng.normal(100.5, 33.2, n), draw.count, 1, 200)
@@ -144,7 +138,6 @@ WORKLOADS = {
         Workload(original, "original"),
         Workload(original_buckets, "original-buckets"),
         Workload(original_code, "original-code"),
-        Workload(original_normal, "original-normal"),
         Workload(clipped_normal, "clipped-normal"),
         Workload(uniform, "uniform"),
         Workload(short_long, "short-long"),

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from client import client
-from client.report import conversations
-from client.report.measure import Outcome
 from client.workloads import catalog, chats, corpus
 from client.workloads.arrivals import Arrivals
 from client.workloads.sample import Draw
 from terminal.console import USAGE
-from tests.support.mock_server import CHAT, STATS, MockServer
+from tests.support.mock_server import CHAT, MockServer
 
 BURST = Arrivals("burst")
 TEXT = corpus.load()
@@ -63,8 +61,6 @@ def test_a_cap_limits_the_answers_of_chats_and_is_written_down(
 def test_each_turn_follows_the_real_answer_to_the_one_before(
     server: MockServer, capsys: pytest.CaptureFixture[str], load: list[str]
 ) -> None:
-    pages = {"kv": {"page_size": 4}}
-    server.stats = (200, {**STATS, "engine": {"model": "bard", **pages}})
     assert run(server, "--workload", "multi-turn:3", "--numsamples", "7", *load) == 0
     by_length: dict[int, list[list[dict[str, str]]]] = {1: [], 3: [], 5: []}
     for body in server.asked:
@@ -77,7 +73,6 @@ def test_each_turn_follows_the_real_answer_to_the_one_before(
     turns = result_of(capsys)["turns"]
     assert [turn["completed"] for turn in turns] == [3, 2, 2]
     assert [turn["cached_tokens"] for turn in turns] == [0, 28, 56]
-    assert turns[0]["expected_cached_tokens"] is None
     assert all(turn["mean_ttft_ms"] > 0 for turn in turns)
 
 
@@ -141,19 +136,6 @@ def test_all_turns_of_a_conversation_fit_the_context() -> None:
 def test_no_message_comes_twice_before_all_have_come() -> None:
     drawn = [p.prompt for p in catalog.draw("chat", 300, BURST, 1, TEXT).planned]
     assert len(set(drawn)) == 300
-
-
-def outcome(turn: int, prompt: int, tokens: int, cached: int) -> Outcome:
-    return Outcome(turn, tokens, 0, 0, 1, tokens, prompt_tokens=prompt, cached_tokens=cached, user="a", turn=turn)
-
-
-def test_a_turn_finds_the_whole_pages_of_the_one_before() -> None:
-    outcomes = [outcome(1, 20, 13, 0), outcome(2, 40, 8, 32), outcome(3, 60, 5, 32)]
-    turns = conversations.turns(outcomes, 16) or []
-    # 20 + 13 - 1 computed tokens are two pages; 40 + 8 - 1 are also two.
-    assert [turn["expected_cached_tokens"] for turn in turns] == [None, 32, 32]
-    assert [turn["expected_cached_tokens"] for turn in conversations.turns(outcomes, 8) or []] == [None, 32, 40]
-    assert conversations.turns(outcomes[:1], 16) is None
 
 
 SHAREGPT: list[Any] = [

@@ -247,8 +247,6 @@ def test_fairness_is_a_line_and_jains_index() -> None:
     assert figures.jain([3, 3, 3]) == pytest.approx(1)
     assert figures.jain([1, 0, 0, 0]) == pytest.approx(0.25)
     assert figures.fit([5, 5], [1, 2]) is None
-    users = [outcome(0, user="a", tokens=30), outcome(1, user="b", tokens=10)]
-    assert measure.fairness(users)["jain_users"] == pytest.approx(0.8)
 
 
 @pytest.mark.full

@@ -138,10 +138,10 @@ def test_a_full_disk_is_refused(
     ("arguments", "environ", "words"),
     points(
         1,
-        (MOCK, {"GUNICORN_CMD_ARGS": "--preload"}, "preload on"),
-        (MOCK, {"GUNICORN_CMD_ARGS": "--workers 2"}, "2 worker"),
-        (MOCK, {"GUNICORN_CMD_ARGS": "-k sync"}, "of class gthread"),
-        (MOCK, {"GUNICORN_CMD_ARGS": "--threads 4"}, "4 threads"),
+        *(
+            (MOCK, {"GUNICORN_CMD_ARGS": args}, "GUNICORN_CMD_ARGS")
+            for args in ("--preload", "--workers 2", "-k sync", "--threads 4")
+        ),
         (["--kv-memory", "1K"], {}, "--kv-memory"),
         (["--dtype", "float16", "--device", "cpu"], {}, "float16 is for GPUs"),
         (["--device", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, "--device cuda"),

@@ -20,7 +20,7 @@ def refusal(**settings: Any) -> str:
 
 
 def test_a_draft_model_and_the_mode_must_fit_each_other() -> None:
-    assert "--speculate is off" in refusal(draft_model="gpt2", speculate="off")
+    assert "--speculate off uses none" in refusal(draft_model="gpt2", speculate="off")
     assert "--speculate model" in refusal(draft_model="gpt2", speculate="ngram")
     assert "--draft-model" in refusal(speculate="model")
     assert "mock:llm-mock" in refusal(speculate="model", draft_model="gpt2", model="mock:llm-mock")
