@@ -44,6 +44,7 @@ class Tab:
             self.page.add_init_script(CALMLY)
         self.url = f"http://127.0.0.1:{server.port}"
         self.complaints: list[str] = []
+        self.expected: list[str] = []  # parts of complaints that a test brings about
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", self._asked)
@@ -55,6 +56,10 @@ class Tab:
     def _asked(self, request: Any) -> None:
         if not request.url.startswith((self.url + "/", "data:", "blob:")):
             self.complaints.append(f"asked {request.url}")
+
+    def check(self) -> None:
+        """Fail if there was a complaint that no test expected."""
+        assert [said for said in self.complaints if not any(part in said for part in self.expected)] == []
 
     def close(self) -> None:
         """Close the page, and forget what it has stored."""

@@ -60,14 +60,16 @@ def chromium() -> Any:
 
 
 @pytest.fixture
-def live(server: Server) -> Tab:
+def live(server: Server) -> Iterator[Tab]:
     """Return the page that tests share, live again; who changes more of it than the run shown uses `tab`."""
     tab = shown(server)
     tab.until("globalThis.EB && EB.page")
     tab.page.evaluate("EB.page.show(EB.page.live, '')")
     tab.until("document.querySelector('#status-text').textContent === 'live'")
     tab.complaints.clear()
-    return tab
+    tab.expected.clear()
+    yield tab
+    tab.check()
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +86,4 @@ def tab(chromium: Any, server: Server) -> Iterator[Tab]:
     tab = Tab(chromium, server, viewport=WINDOW)
     yield tab
     tab.close()
+    tab.check()
