@@ -243,7 +243,7 @@ def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Conso
         say(console, f"warning: {warning}")
     if numbers["server_after"] is None:
         say(console, "warning: cannot read /stats from the server after the run")
-    spent, _ = store.engine(numbers)
+    spent = store.slot_steps(numbers)
     if spent and sum(spent.values()):
         fill, wasted = waste.fill(spent) or 0.0, waste.wasted(spent) or 0.0
         say(console, f"How the slots were spent: batch fill {fill:.0%}, wasted rows {wasted:.0%}")

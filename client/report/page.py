@@ -97,7 +97,7 @@ def chosen(results: store.Results, pictures: list[Picture]) -> tuple[list[Pictur
         return pictures[:KEY_PLOTS], pictures[KEY_PLOTS:]
     light, heavy = store.slug(results.lightest), store.slug(results.heaviest)
     lanes = [f"slots.{store.slug(policy)}.{heavy}" for policy in (results.policies[0], results.policies[-1])]
-    wanted = [f"program-times.{heavy}", "latency-cdf", f"latency-over-tokens.{light}", *lanes, "waste", f"batch-sizes.{heavy}",
+    wanted = [f"program-times.{heavy}", "latency-cdf", f"latency-over-tokens.{light}", *lanes, "waste", f"batch-over-time.{heavy}",
               f"queue-over-time.{heavy}", f"ttft-itl.{light}"]  # fmt: skip
     by_name = {picture.name: picture for picture in pictures}
     first = [by_name[name] for name in dict.fromkeys(wanted) if name in by_name]

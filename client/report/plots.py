@@ -12,8 +12,6 @@ from .album import BOTTOM, Album, Picture, finish
 from .store import Results
 from .waste import COLORS
 
-MAX_BARS = 16
-
 
 def latency_over_tokens(album: Album, load: str) -> None:
     """Draw latency over requested tokens, and the lines that fit it: the original's plot."""
@@ -45,35 +43,6 @@ def level(lines: list[dict[str, str]]) -> list[tuple[float, int]]:
     first = [(float(r["arrival_s"]), float(r["latency_s"])) for r in lines if r["repeat"] == "0"]
     steps = sorted([(at, 1) for at, _ in first] + [(at + latency, -1) for at, latency in first])
     return list(zip([t for t, _ in steps], np.cumsum([d for _, d in steps]).tolist()))
-
-
-def batch_histogram(album: Album, load: str) -> None:
-    """Draw the share of steps by batch size, as counted by the server."""
-    batches = {
-        p: runs[0]["batch_stats"]
-        for p in album.results.policies
-        if (runs := album.results.of(p, load)) and runs[0].get("batch_stats")
-    }
-    if not batches:
-        return
-    steps = sum(sum(b.values()) for b in batches.values())
-    groups = ranges(max(int(size) for sizes in batches.values() for size in sizes))
-    with album.draw("batch-sizes", "Steps by batch size", load=load, count=steps, unit="steps") as (axes,):
-        width = 0.84 / len(batches)
-        for i, (policy, sizes) in enumerate(batches.items()):
-            counts = [sum(n for size, n in sizes.items() if int(size) in group) for group in groups]
-            x = np.arange(len(groups)) + (i - (len(batches) - 1) / 2) * width
-            share = 100 * np.array(counts) / sum(counts)
-            axes.bar(x, share, width, label=policy, color=album.look(policy)["color"])
-        names = [f"{g[0]}" if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
-        axes.set_xticks(range(len(groups)), names, fontsize=8 if len(names[-1]) < 3 else 7)
-        finish(axes, "requests in the batch", "steps of the policy (%)")
-
-
-def ranges(most: int) -> list[range]:
-    """Return at most `MAX_BARS` ranges of equal width that cover 1 to `most`."""
-    width = -(-most // MAX_BARS)
-    return [range(first, min(first + width, most + 1)) for first in range(1, most + 1, width)]
 
 
 def waste(album: Album) -> None:
@@ -115,7 +84,7 @@ OF_COMPARISONS = (plots_requests.latency_cdf, waste)
 OF_LOADS = (
     latency_over_tokens, plots_steps.slots, plots_steps.over_time, plots_requests.distributions,
     plots_requests.ttft_over_prompt, plots_requests.simulated_over_measured, plots_requests.blame,
-    plots_requests.program_times, in_system, batch_histogram,
+    plots_requests.program_times, in_system,
 )  # fmt: skip
 
 

@@ -97,12 +97,11 @@ class Store:
                 lines = [(*LABELS, *each[0])] * (not file.tell())
                 lines += [(*(labels[name] for name in LABELS), *one.values()) for one in each]
                 csv.writer(file, lineterminator="\n").writerows(lines)
-        spent, batches = engine(numbers)
+        spent = slot_steps(numbers)
         # What the tables show, computed once and here, so that they need neither arrays nor readings of `/stats`.
         derived = {
             "hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers), **speculation(numbers),
             "slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {}),
-            "batch_stats": batches,
         }  # fmt: skip
         short = {key: value for key, value in numbers.items() if key not in ARRAYS}
         self.summary["runs"].append({**short, **labels, **derived})
@@ -170,19 +169,10 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_+-]+", "-", text).strip("-") or "x"
 
 
-def engine(numbers: Mapping[str, Any]) -> tuple[dict[str, float] | None, dict[str, int] | None]:
-    """Return the slot-steps by use and the steps by batch size during a run; None if the server does not count them."""
-    before, after = readings(numbers)
-    steps, earlier = after.get("slot_steps"), before.get("slot_steps") or {}
-    spent = None
-    if isinstance(steps, Mapping):
-        spent = {kind: float(n) - float(earlier.get(kind, 0)) for kind, n in steps.items()}
-    batches = None
-    if isinstance(after.get("batch_stats"), list):
-        first = {b["batch_size"]: b["count"] for b in before.get("batch_stats") or []}
-        counts = {str(b["batch_size"]): b["count"] - first.get(b["batch_size"], 0) for b in after["batch_stats"]}
-        batches = {size: count for size, count in counts.items() if count > 0}
-    return spent, batches
+def slot_steps(numbers: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the slot-steps by use during a run; None if the server does not count them."""
+    before, after = (reading.get("slot_steps") or {} for reading in readings(numbers))
+    return {kind: float(n) - float(before.get(kind, 0)) for kind, n in after.items()} or None
 
 
 @dataclass(slots=True)

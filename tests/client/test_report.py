@@ -34,7 +34,6 @@ def step(n: int) -> dict[str, Any]:
 def facts(load: str) -> measure.RunFacts:
     engine = {
         "model": "bard", "slot_steps": {"useful": 30, "held": 10, "idle": 60}, "drafts": {"tokens": 8, "accepted": 4},
-        "batch_stats": [{"batch_size": 2, "count": 5}, {"batch_size": 4, "count": 9}],
     }  # fmt: skip
     return measure.RunFacts(
         "", {}, 1, "t", 1.0, 1.0, 12, None, {"engine": engine}, {"cpus": 2, "processor": "a CPU"}, {}
@@ -83,7 +82,7 @@ def test_the_page_has_every_plot_and_needs_no_network(folder: Path) -> None:
     names = {path.stem for path in (folder / "plots").glob("*.png")}
     wanted = {
         "latency-cdf", "waste", "latency-over-tokens.burst", "ttft-itl.burst",
-        "in-system.burst", "batch-sizes.burst", "batch-over-time.burst", "queue-over-time.burst",
+        "in-system.burst", "batch-over-time.burst", "queue-over-time.burst",
         "slots.static.burst", "slots.vllm.poisson-1",
     }  # fmt: skip
     assert wanted <= names
@@ -98,7 +97,7 @@ def test_the_page_has_every_plot_and_needs_no_network(folder: Path) -> None:
 def test_at_most_eight_pictures_come_before_the_others(folder: Path) -> None:
     shown, folded = (folder / "report.html").read_text().split('<details class="more">')
     assert 4 <= shown.count("<figure>") <= 8
-    assert folded.count("<figure>") > 8
+    assert folded.count("<figure>") >= 8
     assert "Slots of static, burst" in shown
 
 
@@ -133,14 +132,13 @@ def test_a_policy_has_the_same_color_everywhere(folder: Path) -> None:
 
 
 def test_waste_is_the_difference_of_two_readings() -> None:
-    before = {"engine": {"slot_steps": {"useful": 10}, "batch_stats": [{"batch_size": 1, "count": 4}]}}
+    before = {"engine": {"slot_steps": {"useful": 10}}}
     after = {"engine": {"slot_steps": {"useful": 25, "idle": 5},
-                        "batch_stats": [{"batch_size": 1, "count": 4}, {"batch_size": 2, "count": 3}],
                         "kv": {"query_tokens": 50, "hit_tokens": 20}}}  # fmt: skip
     numbers = {"server_before": before, "server_after": after}
-    assert store.engine(numbers) == ({"useful": 15, "idle": 5}, {"2": 3})
+    assert store.slot_steps(numbers) == {"useful": 15, "idle": 5}
     assert store.hit_share(numbers) == 0.4
-    assert store.engine({"server_before": None, "server_after": None}) == (None, None)
+    assert store.slot_steps({"server_before": None, "server_after": None}) is None
 
 
 def test_preemptions_are_in_the_table_only_if_there_were_any(folder: Path) -> None:
