@@ -145,10 +145,7 @@ class Settings:
         return {
             "numsamples": len(plan.planned),
             "workload": self.flags.workload or f"selection {self.selection}",
-            "selection": self.selection,
             "numtokens_range": self.flags.numtokens_range,
-            "arrivals": plan.arrivals.kind,
-            "value": plan.arrivals.value,
             "load": plan.arrivals.text,
             "url": self.target.url,
             "api": dialect.api,

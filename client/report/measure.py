@@ -197,23 +197,6 @@ def peak(done: Sequence[Outcome]) -> float | None:
     return float(max(seconds.values(), default=0.0))
 
 
-def steady(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    """Return output tokens per second between the first tenth of the arrivals and the last arrival.
-
-    This leaves out the time in which the server fills and drains. A request's tokens count evenly over its stay.
-    """
-    done = [o for o in outcomes if not o.error]
-    arrivals = sorted(o.intended for o in outcomes)
-    if len(arrivals) < 20 or arrivals[0] == arrivals[-1]:
-        return {"from_s": None, "to_s": None, "output_throughput": None}
-    low, high = arrivals[len(arrivals) // 10], arrivals[-1]
-    tokens = sum(
-        o.tokens * max(0.0, min(o.ended, high) - max(o.intended, low)) / o.latency for o in done if o.latency > 0
-    )
-    rate = tokens / (high - low) if high > low else None
-    return {"from_s": low, "to_s": high, "output_throughput": rate}
-
-
 def fairness(done: Sequence[Outcome]) -> dict[str, float | None]:
     """Return measures of fairness: latency over requested tokens, and Jain's index."""
     line = figures.fit([o.asked_tokens for o in done], [o.latency * 1000 for o in done])
@@ -271,7 +254,6 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
         "unsent": facts.num_prompts - len(outcomes),
         "finish_reasons": dict(Counter(o.finish_reason for o in done if o.finish_reason).most_common()),
         "warmup_requests": facts.warmup,
-        "steady": steady(outcomes),
         "fairness": fairness(done),
         "slos_ms": dict(facts.slos),
         "intervals": intervals(done),

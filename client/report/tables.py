@@ -94,7 +94,6 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Output tokens", shown(numbers["total_output_tokens"], 0)),
         ("Answers ended by the model", ended(numbers.get("finish_reasons") or {})),
         ("Output tokens/s (wall clock)", shown(numbers["output_throughput"])),
-        ("Output tokens/s (steady part)", shown(numbers["steady"]["output_throughput"])),
         ("Total tokens/s", shown(numbers["total_token_throughput"])),
         ("Peak concurrent requests", shown(numbers["max_concurrent_requests"], 0)),
         ("Requests/s within all limits", shown(numbers["request_goodput"])),

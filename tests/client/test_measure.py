@@ -218,13 +218,6 @@ def test_the_throughputs_are_those_of_the_definitions() -> None:
     assert numbers["total_token_throughput"] == pytest.approx(62 / 5)
 
 
-def test_the_steady_part_leaves_filling_and_draining_out() -> None:
-    # Each token takes 0.1 s; 10 requests a second of 10 tokens stay 1 s: 100 tokens/s throughout.
-    even = [outcome(i, intended=i / 10, sent=i / 10, ended=i / 10 + 1) for i in range(200)]
-    assert measure.steady(even)["output_throughput"] == pytest.approx(100, rel=0.03)
-    assert measure.steady(even[:5])["output_throughput"] is None
-
-
 def test_goodput_counts_requests_within_all_limits() -> None:
     good = outcome(0, first=0.1, ended=1.0, tokens=10)
     late = replace(good, first=0.6)

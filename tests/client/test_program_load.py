@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,11 +51,6 @@ def served(
     assert run.wait(60)
     run.close()
     return {outcome.index: outcome for outcome in run.outcomes()}
-
-
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return result
 
 
 @pytest.mark.parametrize("users", [None, 1])
