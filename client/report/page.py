@@ -106,15 +106,13 @@ def chosen(results: store.Results, pictures: list[Picture]) -> tuple[list[Pictur
 
 def grid(results: store.Results, pictures: list[Picture]) -> str:
     """Return pictures, two a row."""
-    figures = "".join(figure(results, picture) for picture in pictures)
-    return f'<div class="plots">{figures}</div>' if figures else ""
+    return f'<div class="plots">{"".join(figure(results, picture) for picture in pictures)}</div>' if pictures else ""
 
 
 def folded(results: store.Results, pictures: list[Picture]) -> str:
     """Return pictures behind a line that opens them."""
-    if not pictures:
-        return ""
-    return f'<details class="more"><summary>{len(pictures)} more plots</summary>{grid(results, pictures)}</details>'
+    shown = f'<details class="more"><summary>{len(pictures)} more plots</summary>{grid(results, pictures)}</details>'
+    return shown if pictures else ""
 
 
 def figure(results: store.Results, picture: Picture) -> str:
@@ -159,9 +157,8 @@ def method(results: store.Results) -> str:
     s = results.summary
     command = str(s.get("command"))
     command += "" if "--seed" in command else f" --seed {s.get('seed')}"
-    command += (
-        f" --load {' '.join(s['loads'])}" if "capacity" in s else ""
-    )  # otherwise a repeat would measure another rate
+    if "capacity" in s:  # otherwise a repeat would measure another rate
+        command += f" --load {' '.join(s['loads'])}"
     warmup = max((run.get("warmup_requests") or 0 for run in results.runs), default=0)
     lags = [run["client_lag"]["p99_ms"] for run in results.runs if run["client_lag"]["p99_ms"]]
     facts = [

@@ -160,12 +160,8 @@ def _lines(file: Any) -> Iterator[tuple[int, Callable[[], Row]]]:
             elif line.strip():
                 yield later, partial(_from_json, line)
         return
-    if first.lstrip().startswith("["):
-        raise _NotLines(
-            f"line {number}: it is a JSON array. Write each of its objects on a line of its own, without commas"
-        )
-    if "\0" in first:
-        raise _NotLines(f"line {number}: it is not text in UTF-8. Save it as UTF-8. {USE}")
+    if first.lstrip().startswith("[") or "\0" in first:
+        raise _NotLines(f"line {number}: it is a JSON array, or not text in UTF-8. {USE}")
     try:
         names = [name.strip() for name in _cells(first)]
         for name in names:

@@ -348,8 +348,8 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(tmp_path: Path, row: str
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'[{"at": 0, "prompt_tokens": 10, "num_tokens": 5}]', "line 1: it is a JSON array"),
-        (f"{HEAD}\n0,1,1".encode("utf-16"), "Save it as UTF-8"),
+        (b'[{"at": 0, "prompt_tokens": 10, "num_tokens": 5}]', "line 1: it is a JSON array, or"),
+        (f"{HEAD}\n0,1,1".encode("utf-16"), "not text in UTF-8"),
         (b'"' + b"x" * 200_000, "line 1: "),
         (HEAD.encode(), "no line with one"),
     ],
