@@ -192,7 +192,6 @@ def test_the_highest_throughput_of_a_sweep_says_where_it_still_rises() -> None:
         ("x=http://u:p@h dynamic", "is not a server address"),
         ("one.json", "Use A.json B.json"),
         ("nothing.json none.json", "nothing.json"),
-        ("dynamic --quik", "Did you mean '--quick'"),
     ],
 )
 def test_usage_errors_end_with_2_and_a_remedy(
