@@ -15,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -82,13 +83,10 @@ def pace(over: str, value: float) -> Arrivals:
 
 def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]) -> bool:
     """Return whether the server is saturated; `e2els` are the latencies of the last run, in order of arrival."""
-    last = history[-1]
     if over == "rate":
-        return is_overloaded(last, e2els)
-    if over == "users" and len(history) > 2:
-        three = [run["output_throughput"] or 0.0 for run in history[-3:]]
-        return three[1] < GAIN * three[0] and three[2] < GAIN * three[1]
-    return False
+        return is_overloaded(history[-1], e2els)
+    rates = [run["output_throughput"] or 0.0 for run in history[-3:]]
+    return len(rates) == 3 and all(later < GAIN * rate for rate, later in pairwise(rates))
 
 
 class Sweep(Experiment):
