@@ -99,6 +99,7 @@ def test_the_latest_requests_are_simulated_under_any_policy(tab: Tab) -> None:
 
 def test_an_error_of_the_simulation_is_shown_as_one(live: Tab) -> None:
     page = live.page
+    live.expected = ["429"]
     page.evaluate("EB.page.card.box.hidden = false")
     page.route("**/what-if", lambda route: route.fulfill(
         status=429, content_type="application/json", body='{"error": {"message": "another simulation is running"}}'
