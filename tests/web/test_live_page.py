@@ -220,6 +220,7 @@ def test_an_area_of_the_picture_is_summed_up_and_a_request_is_found_by_number(li
         page.mouse.move(box["x"] + x, box["y"] + y)
         act()
     tokens = sum(member["tokens"] for record in run.records() for member in record["members"])
+    live.until("document.querySelector('#inspect').textContent.startsWith('iterations')")
     said = str(page.text_content("#inspect"))
     assert f"{tokens} tokens computed for 3 requests: #1 #2 #3" in said, said
     assert said.startswith("iterations 1 to 8 ")
