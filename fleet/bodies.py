@@ -1,11 +1,7 @@
-"""What a queue reads from a request (the dialect, the prompt's blocks) and what it adds (a seed).
-
-Everything else of a body passes byte for byte, so that the servers find its faults and name them.
-"""
+"""What a queue reads from a request: its dialect, and what routers may know of its prompt."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +14,7 @@ PROMPTS = {
     "/generate": "inputs", "/generate_stream": "inputs", "/": "inputs",
 }  # fmt: skip
 LARGEST = 1 << 20  # bytes of a body that the servers take
-SPARE = 64  # bytes that a seed takes
 BLOCK = 256  # characters of a prompt in one block
-PARAMETERS = re.compile(rb'"parameters"\s*:\s*\{')
 
 
 def dialect(method: str, path: str) -> str:
@@ -46,36 +40,3 @@ def blocks(prompt: str) -> list[int]:
     for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
         hashes.append(hash((hashes[-1], prompt[start : start + BLOCK])))
     return hashes[1:]
-
-
-def seeded(path: str, body: bytes, fields: Mapping[str, Any], seed: int) -> bytes:
-    """Return the body with this seed, so that a second attempt at another replica gives the same text.
-
-    Unchanged are bodies that name a seed, embeddings, which draw nothing, and those to which one seed means something
-    else: several prompts or TGI's `best_of`, of which each answer draws its own.
-    """
-    start = len(body) - len(body.lstrip())
-    if (
-        path not in PROMPTS
-        or path == "/v1/embeddings"
-        or not fields
-        or body[start : start + 1] != b"{"
-        or len(body) + SPARE > LARGEST
-    ):
-        return body
-    if PROMPTS[path] != "inputs":
-        prompt = fields.get(PROMPTS[path])
-        several = path == "/v1/completions" and isinstance(prompt, list) and not all(type(t) is int for t in prompt)
-        return body if "seed" in fields or several else _with(body, start + 1, b'"seed": %d' % seed, True)
-    parameters = fields.get("parameters")
-    if "parameters" not in fields:  # without any, TGI samples; with some, only if one of them says so
-        return _with(body, start + 1, b'"parameters": {"do_sample": true, "seed": %d}' % seed, True)
-    places = [match.end() for match in PARAMETERS.finditer(body)]
-    if not isinstance(parameters, dict) or len(places) != 1 or "seed" in parameters or "best_of" in parameters:
-        return body
-    return _with(body, places[0], b'"seed": %d' % seed, bool(parameters))
-
-
-def _with(body: bytes, at: int, member: bytes, others: bool) -> bytes:
-    """Return the body with one more member of an object, as its first."""
-    return body[:at] + member + (b", " if others else b"") + body[at:]

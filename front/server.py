@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -53,7 +52,6 @@ from serving.places import Places
 
 LARGEST = 32 << 20  # bytes of a body: prompts with pictures
 PLACE = 8  # bytes of a token in a list
-SEED_BITS = 63
 MOST_BEYOND = 1 << 16  # tokens of a prompt beyond its text that an upstream's count is believed to show
 
 
@@ -219,14 +217,12 @@ class Queue(Door):
             text = "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             raise Failed(401, text, "authentication_error")
 
-    def _understand(self, request: web.Request, body: bytes) -> tuple[bytes, Asked, Routed]:
-        """Return the body for an upstream, what it asks for, and what routers may know of it."""
+    def _understand(self, request: web.Request, body: bytes) -> tuple[Asked, Routed]:
+        """Return what a request asks for, and what routers may know of it."""
         with large.serialize_large(len(body)):
             fields = parse(body)
-            if self.settings.own:
-                body = bodies.seeded(request.path, body, fields, secrets.randbits(SEED_BITS))
             asked = asking.asked(fields, request.headers, request.remote or "", self.settings.client_by)
-            return body, asked, bodies.asked(request.path, fields, asked.session)
+            return asked, bodies.asked(request.path, fields, asked.session)
 
     async def _queue(self, request: web.Request) -> web.StreamResponse:
         """Hold a request until its turn, and answer it by an upstream."""
@@ -235,9 +231,9 @@ class Queue(Door):
         largest = min(bodies.LARGEST if is_own else LARGEST, self._room.limit)
         body = await receive(request, self.limits, largest, encoded=not is_own, take=room.take)
         if len(body) <= large.LARGE:
-            body, asked, routed = self._understand(request, body)
+            asked, routed = self._understand(request, body)
         else:
-            body, asked, routed = await asyncio.to_thread(self._understand, request, body)
+            asked, routed = await asyncio.to_thread(self._understand, request, body)
         room.take(PLACE * len(asked.prompt))
         if asked.choices > (slots := self.sites.most) and not is_own:
             raise Failed(

@@ -13,7 +13,6 @@ from aiohttp import web
 from made_up import ASK, GOOD, LIMITS, Front, behind, breaks, says, streams, waits
 
 from fleet import bodies
-from fleet.bodies import PROMPTS
 from front import sites, upstreams
 from tests.support import SOON
 
@@ -33,7 +32,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sites, "REST_SECONDS", 0.05)
 
 
-def test_a_request_and_its_answer_pass_unchanged_but_for_host_id_and_seed() -> None:
+def test_a_request_and_its_answer_pass_unchanged_but_for_host_and_id() -> None:
     seen: list[Any] = []
 
     async def echo(request: web.Request) -> web.Response:
@@ -109,19 +108,6 @@ def test_a_request_without_a_token_is_repeated_elsewhere(first: Any) -> None:
         await front.until(lambda: [site.open for site in front.sites] == [0, 0])
 
     behind(test, first, streams(TOKEN, LAST))
-
-
-@pytest.mark.parametrize("path", [path for path in PROMPTS if path != "/v1/embeddings"])
-def test_both_attempts_have_the_same_seed(path: str) -> None:
-    seen: list[dict[str, Any]] = []
-
-    async def test(front: Front) -> None:
-        assert (await front.post(path, {PROMPTS[path]: "hello"}))[0] == 200
-
-    behind(test, breaks(seen=seen), says(GOOD, seen=seen))
-    seeds = [body.get("parameters", body)["seed"] for body in seen]
-    assert len(seeds) == 2
-    assert seeds[0] == seeds[1]
 
 
 def test_a_stream_that_has_begun_ends_with_one_error() -> None:
