@@ -1,7 +1,7 @@
 """What a replica of our own server answers before the first token, when another replica can still take its place.
 
-It has computed nothing that may not be repeated, so an attempt that is refused or breaks leaves no trace: its stream passes
-in whole events. This module must not know queues, or which replica is next.
+Until then nothing passes, so an attempt that is refused or breaks leaves no trace. This module must not know queues, or which
+replica is next.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ def is_refusal(body: bytes) -> bool:
     return inner.get("type") in kinds
 
 
-def first_event(data: bytes) -> bytes:
-    """Return the first event that is no comment; comments keep a connection alive."""
-    return next((event for event in data.split(b"\n\n") if event and not event.startswith(b":")), b"")
-
-
 async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield a replica's answer as it comes, a stream in whole events; Refused if it ends without one, or begins with a refusal."""
+    """Yield a replica's answer as it comes; Refused if it is a stream that ends without an event, or begins with a refusal.
+
+    A stream passes in whole events, from the first that is no comment.
+    """
     if answer.content_type != STREAM:
         if answer.status in REFUSALS:
             yield await answer.read()  # which may have been read before
@@ -47,13 +45,14 @@ async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     rest, has_begun = b"", False
     async for chunk in answer.content.iter_any():
         ready, end, rest = (rest + chunk).rpartition(b"\n\n")
-        if ready and not has_begun:
-            first = first_event(ready)
+        if not has_begun:
+            # Comments keep a connection alive.
+            first = next((event for event in ready.split(b"\n\n") if event and not event.startswith(b":")), b"")
             is_error = first.startswith((b'data: {"error"', b'data:{"error"', b"event: error"))
             if is_error and is_refusal(first.partition(b"data:")[2]):
                 raise Refused
             has_begun = bool(first)
-        if ready:
+        if ready and has_begun:
             yield ready + end
     if not has_begun:
         raise Refused

@@ -27,7 +27,6 @@ from front import asked as asking
 from front.asked import Asked, Means
 from front.counted import Counter
 from front.errors import Failed
-from front.parsing import parse
 from front.receiving import Room
 from front.sites import EVERYONE, Rest, Site, Sites
 from front.upstream import Turn
@@ -119,8 +118,6 @@ class Relay:
         self._answer: aiohttp.ClientResponse | None = None
         self._attempting: asyncio.Task[None] | None = None
         self._doubted: tuple[Site, Rest | None, str] | None = None  # whose error may be this request's fault
-        self._stream: web.StreamResponse | None = None  # of a replica, whose head has been sent
-        self._begun = False  # something was sent that another upstream cannot send again
         self.turn: Turn
 
     def expect(self, inference: Inference) -> None:
@@ -165,10 +162,6 @@ class Relay:
                     self._let_through = False
                     if (answer := await self._attempt()) is not None:
                         return answer
-        except Failed as error:
-            if self._stream is None:
-                raise
-            return await self._end_stream(self._stream, errors.content(error, self._dialect))
         finally:  # also when the client has left: this task is cancelled then
             self.body = b""
             if self.turn.ended is None:
@@ -198,7 +191,7 @@ class Relay:
             if is_closed:
                 site.down_since = site.down_since or time.time()
             # Nothing has reached it, or it is a replica of ours: nothing is done twice.
-            may_stay = is_closed or (site.own and not self._begun)
+            may_stay = is_closed or site.own
             if self._blame(site, error, is_closed=is_closed) and self._put_back(site, may_stay):
                 return None
             other = NO_REPLICA if site.own else BROKE
@@ -217,8 +210,7 @@ class Relay:
             return False
         if site.own:
             site.failures += 1
-            if not self._begun:
-                self._refuse({})
+            self._refuse({})
         else:
             why = "refuses connections" if is_closed else "is silent" if is_silent else "breaks connections"
             is_cut = self._answer is not None
@@ -283,12 +275,7 @@ class Relay:
         is_plain = answer.headers.get("Content-Encoding", "identity").lower() == "identity"
         lengths, model = self._wires.token_lengths, self.asked.model
         counter = Counter(answer.content_type if is_plain else "", answer.status, lengths.of(model))
-        if self._stream is not None and answer.content_type != answers.STREAM:  # its head has been sent
-            self._wires.upstream.end(self.turn, "abort", PASSED_ON)
-            return await self._end_stream(self._stream, parse(await answer.read()))
-        response = self._stream or web.StreamResponse(
-            status=answer.status, reason=answer.reason, headers=self._head(answer, site)
-        )
+        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=self._head(answer, site))
         if "Content-Length" in answer.headers:
             response.content_length = int(answer.headers["Content-Length"])
         if self.request.version < HttpVersion11:
@@ -301,18 +288,14 @@ class Relay:
                     await asyncio.sleep(0)
                 if not response.prepared:
                     await to_client(response.prepare(self.request))
-                if site.own and answer.content_type == answers.STREAM and not self._begun:
-                    self._stream = response
-                self._begun = self._begun or self._stream is None or bool(answers.first_event(chunk))
-                if self._begun:  # no upstream needs the body any more
-                    self.body = b""
+                    self.body = b""  # no upstream needs it any more
                     self._room.give_back()
                 if count := counter.feed(chunk):
                     self.output_tokens = counter.tokens
                     upstream.tokens(turn, count)
                 await to_client(response.write(chunk))
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            if not response.prepared or (site.own and not self._begun):
+            if not response.prepared:
                 raise
             self._blame(site, error)
             other = CUT if site.own else BROKEN
@@ -342,26 +325,16 @@ class Relay:
         headers.update({"X-Request-Id": seq.id, "X-Upstream": site.name, "X-Queue-Wait": f"{waited:.4f}"})
         return headers
 
-    @property
-    def _dialect(self) -> str:
-        return bodies.dialect(self.request.method, self.request.path)
-
-    async def _end_stream(self, response: web.StreamResponse, content: Mapping[str, Any]) -> web.StreamResponse:
-        """End a stream of events with an error."""
-        await to_client(response.write(errors.event(content, self._dialect)))
-        await to_client(response.write_eof())
-        return response
-
     async def _break(self, response: web.StreamResponse, counter: Counter, error: InferenceError) -> web.StreamResponse:
         """End an answer whose upstream failed: a stream with an error event, any other by breaking the connection."""
         self._wires.upstream.end(self.turn, "abort", error)
         if counter.is_stream and response.content_length is None:
-            content = errors.content(failed(error), self._dialect)
-            if response.content_type == answers.STREAM:
-                if self._stream is None:  # half an event may have passed
-                    await to_client(response.write(b"\n\n"))
-                return await self._end_stream(response, content)
-            await to_client(response.write(b"\n" + json.dumps(content).encode() + b"\n"))
+            dialect = bodies.dialect(self.request.method, self.request.path)
+            content = errors.content(failed(error), dialect)
+            last = b"\n" + json.dumps(content).encode() + b"\n"
+            if response.content_type == answers.STREAM:  # of ours, no half event has passed
+                last = b"\n\n" * (not self.turn.at.site.own) + errors.event(content, dialect)
+            await to_client(response.write(last))
             await to_client(response.write_eof())
         elif self.request.transport is not None:
             self.request.transport.abort()  # so that the client cannot mistake the answer for a complete one

@@ -188,20 +188,13 @@ def test_a_request_waits_for_a_replica() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_request_that_breaks_every_replica_gets_503() -> None:
+@pytest.mark.parametrize("pieces", [[], [b": ping\n\n"]])
+def test_a_request_that_breaks_every_replica_gets_503(pieces: list[bytes]) -> None:
     async def test(front: Front) -> None:
         status, body = await front.post("/inference", ASK)
         assert (status, json.loads(body)["error"]["type"]) == (503, "unavailable_error")
-        status, body = await front.post("/v1/completions", {"prompt": "x", "stream": True})
-        assert status == 200
-        assert json.loads(body.rpartition(b"data: ")[2])["error"]["type"] == "unavailable_error"
 
-    behind(test, breaks_after_a_ping_if_streamed)
-
-
-async def breaks_after_a_ping_if_streamed(request: web.Request) -> web.StreamResponse:
-    pieces = [b": ping\n\n"] if "stream" in await request.json() else []
-    return await breaks(*pieces)(request)
+    behind(test, breaks(*pieces))
 
 
 @pytest.mark.parametrize("begins", [True, False])
