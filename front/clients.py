@@ -95,11 +95,7 @@ class Client(web.RequestHandler):
         self._clients = clients
         self._connection: asyncio.Transport
         self._request: web.BaseRequest | None = None  # that is being answered
-        self._handler: asyncio.Task[Any] | None = None
-        self._generates = False
-        self._cancel: asyncio.TimerHandle | None = None
         self._is_silent = True  # since the last request
-        self.is_half_closed = False
         self._unsent = 0
         self.notes: dict[str, Any] = {}  # on the present request, for the access log
         self._restart(clients.limits.receive)
@@ -132,43 +128,21 @@ class Client(web.RequestHandler):
         if self._request is not None:
             self._cut_body(self._request)
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Still answer a client that has closed its sending half. It cannot be told from one that has left."""
-        if self._is_silent:
-            return False
-        self.is_half_closed = True
-        self.close()  # after the present request
-        if self._request is None:  # it has a part of one, or aiohttp is about to call the handler
-            self._restart(self._clients.limits.half_closed)
-        else:
-            self._cut_body(self._request)
-            self._cancel_soon()
-        return True
-
-    def begin(self, request: web.BaseRequest, generates: bool) -> None:
-        """Give a request the time that its handler takes, which is called in this task."""
-        self._request, self._generates, self._handler = request, generates, asyncio.current_task()
-        self.notes = {}
+    def begin(self, request: web.BaseRequest) -> None:
+        """Give a request the time that its handler takes."""
+        self._request, self.notes = request, {}
         self._is_silent, self._limit = False, math.inf
         self._clients.wait(self, False)
         self._cut_body(request)
-        if self.is_half_closed:
-            self._cancel_soon()
 
     def _cut_body(self, request: web.BaseRequest) -> None:
         """End a body of which no more can come: behind half a body, aiohttp queues only a fault that it found there."""
-        if (self.is_half_closed or self._messages) and not request.content.is_eof():
+        if self._messages and not request.content.is_eof():
             request.content.set_exception(web.RequestPayloadError("a part of the body is missing"))
-
-    def _cancel_soon(self) -> None:
-        if self._generates and self._handler is not None:
-            self._cancel = self._loop.call_later(self._clients.limits.half_closed, self._handler.cancel)
 
     def end(self) -> None:
         """Wait for the next request."""
-        self._request, self._handler, self._is_silent = None, None, True
-        if self._cancel is not None:
-            self._cancel.cancel()
+        self._request, self._is_silent = None, True
         self._restart(self._clients.limits.idle)
         self._clients.wait(self, True)
 

@@ -59,7 +59,7 @@ class Door:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         generates = self.generates(request)
         client = cast(Client, request.protocol)
-        client.begin(request, generates or not self.limits.half_closed)
+        client.begin(request)
         self.open += 1
         try:
             if self.draining and generates:
@@ -69,11 +69,6 @@ class Door:
             return await handler(request)
         except ClientLeft:
             return web.Response(status=GONE)
-        except asyncio.CancelledError:
-            # Only a client that closed its sending half may still read an answer, and only if none has begun.
-            if not client.is_half_closed or request.writer.output_size:
-                raise
-            failed = Failed(GONE, "the client disconnected", "cancelled")
         except web.HTTPException as error:
             if error.status < 400:  # a redirection
                 raise

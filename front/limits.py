@@ -13,4 +13,3 @@ class Limits(NamedTuple):
     connections: int
     idle: float = 75.0  # between two requests, as in gunicorn_conf.py
     body: float = 60.0  # for a whole body
-    half_closed: float = 1.0  # for which text is generated for a client that has closed its sending half, or has left

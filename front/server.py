@@ -96,7 +96,7 @@ class Queue(Door):
         self, config: Config, sites: Sites, settings: Settings, on_death: Callable[[str], None] = lambda reason: None,
         limits: Limits | None = None,
     ) -> None:  # fmt: skip
-        usual = Limits(config.receive_timeout, config.send_timeout, config.connections, half_closed=0.0)
+        usual = Limits(config.receive_timeout, config.send_timeout, config.connections)
         super().__init__(limits or usual, config.api_key)
         self.sites, self.settings, self.menu = sites, settings, Shared() if settings.own else Menu()
         slots = sites.most

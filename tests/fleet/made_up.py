@@ -22,7 +22,7 @@ from front.limits import Limits
 from front.sites import Site
 from tests.support import SOON, run_async
 
-LIMITS = Limits(receive=SOON, send=SOON, connections=64, half_closed=SOON)
+LIMITS = Limits(receive=SOON, send=SOON, connections=64)
 GOOD = {"completion": "good"}
 ASK = {"prompt": "hello", "num_tokens": 4}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -93,12 +93,10 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
     return head, await reader.readexactly(int(lengths[0])) if lengths else b""
 
 
-async def send(front: Front, data: bytes, *, ends: bool = False) -> tuple[str, dict[str, Any]]:
-    """Send these bytes, and the end of the sending half if it `ends`; return status line and JSON of the answer."""
+async def send(front: Front, data: bytes) -> tuple[str, dict[str, Any]]:
+    """Send these bytes; return status line and JSON of the answer."""
     async with connected(front) as (reader, writer):
         writer.write(data)
-        if ends:
-            writer.write_eof()
         head, body = await read_answer(reader)
         return head.partition("\r\n")[0], json.loads(body)
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from made_up import ASK, GOOD, LIMITS, Front, behind, breaks, says, streams, waits
+from made_up import ASK, GOOD, Front, behind, breaks, says, streams, waits
 
 from fleet import bodies
 from front import sites, upstreams
@@ -228,7 +228,7 @@ def test_a_client_that_leaves_is_gone_at_the_replica_too(begins: bool) -> None:
         await asyncio.wait_for(left.wait(), SOON)
         await front.until(lambda: not front.sites[0].open)
 
-    behind(test, endless, limits=LIMITS._replace(half_closed=0.1))
+    behind(test, endless)
 
 
 def test_a_draining_queue_refuses_requests_and_finishes_open_ones() -> None:
