@@ -1,14 +1,15 @@
-"""`./eb vllm COMMAND`: run a policy inside vLLM, hold vLLM's scheduler to laws, or decide a recorded run again; `eb` itself starts `watch`."""
+"""`./eb vllm COMMAND`: run a policy inside vLLM, or hold vLLM's scheduler to laws; `eb` itself starts `watch`."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
 
+from terminal.removed import removed
+
 COMMANDS = {
     "serve": "run vLLM with a policy: ./eb vllm serve MODEL --policy dynamic+vtc",
     "watch": "show a recorded vLLM on the live page: ./eb vllm watch RECORD",  # by front/watch.py, where ./eb goes
-    "replay": "decide a recorded run again, and count the steps that are equal",
     "check": "hold vLLM's scheduler to the laws that policies keep",
 }
 
@@ -18,6 +19,7 @@ if __name__ == "__main__":
         lines = [f"  {command:8}{does}" for command, does in COMMANDS.items()]
         print("usage: ./eb vllm COMMAND [arguments]", "", *lines, sep="\n")  # noqa: T201
     elif name == "watch" or name not in COMMANDS:
-        raise SystemExit(f"error: unknown command {name!r}. Use ./eb vllm with one of: {', '.join(COMMANDS)}")
+        unknown = f"unknown command {name!r}. Use ./eb vllm with one of: {', '.join(COMMANDS)}"
+        raise SystemExit(f"error: {removed(f'vllm {name}') or unknown}")
     else:
         import_module(f"engines.{name}").main(sys.argv[2:])

@@ -73,7 +73,7 @@ class Failsafe:
         for seq in self.plans.switch(make_policy(name, self._sizes["slots"], options), now):
             self.views.pop(seq.id, None)
         self._name, self._options = name, dict(options)
-        self.record.write({"switch": self._head(), "before": self.plans.number + 1, "now": now})
+        self.record.write({"switch": self._head(), "now": now})
 
     def _note(self, error: BaseException, then: str) -> None:
         """Count an error, and write it to the log if it is the first of its hook."""

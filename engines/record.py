@@ -48,10 +48,10 @@ class Record:
                 return found if isinstance(found, dict) else None
         return None
 
-    def arrival(self, seq: Sequence, before: int, now: float) -> None:
-        """Write that a request arrived before this step."""
+    def arrival(self, seq: Sequence) -> None:
+        """Write that a request arrived."""
         names = ("max_tokens", "client", "priority", "deadline", "open_ended", "adapter", "session", "constrained")
         self.write(
-            {"arrive": seq.id, "before": before, "now": now, "at": seq.arrived_at, "prompt": len(seq.prompt_ids),
+            {"arrive": seq.id, "at": seq.arrived_at, "prompt": len(seq.prompt_ids),
              "program": seq.program, "pages": [crc32(page) for page in seq.hashes], **{name: getattr(seq, name) for name in names}}
         )  # fmt: skip

@@ -54,11 +54,10 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         self._blocked: list[Any] = []  # new requests whose grammar is being compiled: the policy does not see them yet
         self._plan: Plan | None = None
         self._counts = dict[str, int]()  # what it computes
-        self._planned = deque[tuple[Any, Plan | None, dict[str, Any]]]()  # vLLM's steps that are not computed yet
+        self._planned = deque[tuple[Any, Plan | None]]()  # vLLM's steps that are not computed yet
         self._refused: list[Any] = []
         self._ending: dict[Sequence, str] = {}
         self._is_updating = False
-        self._differs: dict[str, Any] = {}  # what was planned, if vLLM did something else
         self.waiting = Queue(self, self.waiting)
         sizes = {
             "slots": self.max_num_running_reqs, "page_size": self.block_size, "tokens": self.max_num_scheduled_tokens,
@@ -89,7 +88,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
                 continue
             self.deferred_waiting.discard(request)
             seq = self.views[request.request_id] = self._view(request)
-            self.record.arrival(seq, self.plans.number + 1, now)
+            self.record.arrival(seq)
             if not self.add(seq, now):
                 self._turn_away([seq])
 
@@ -132,7 +131,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
     def _remove(self, seq: Sequence, reason: str, now: float) -> None:
         for one in self.plans.remove_all([seq], now, reason) or [seq]:
             self.views.pop(one.id, None)
-        self.record.write({"cancel": seq.id, "before": self.plans.number + 1, "now": now, "reason": seq.finish_reason})
+        self.record.write({"cancel": seq.id, "now": now, "reason": seq.finish_reason})
 
     # A step
 
@@ -143,7 +142,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         self.safely(self._follow, output.num_scheduled_tokens, now)
         self.waiting.line = None
         if self.plans is not None:
-            self._planned.append((output, self._plan, self._differs))
+            self._planned.append((output, self._plan))
         return output
 
     def _prepare(self, now: float) -> None:
@@ -205,8 +204,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         if (plan := self._plan) is None:
             return
         self._give_back(plan, now)
-        self._differs = {} if self._counts == counts else {"planned": self._counts}
-        if plan.repeats and not self._differs:
+        if plan.repeats and self._counts == counts:
             return
         plan.repeats = False
         members = [seq for seq in (*plan.sequences, *plan.paused) if seq.state == "running"]
@@ -224,7 +222,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
     # What came out
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        plan, differs = self._planned_for(scheduler_output)
+        plan = self._planned_for(scheduler_output)
         self._is_updating = True
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._is_updating = False
@@ -239,18 +237,18 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
             )  # fmt: skip
             outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(refusal)
         self._refused = []
-        self.safely(self._commit, plan, differs, time.time())
+        self.safely(self._commit, plan, time.time())
         return outputs
 
-    def _planned_for(self, output: Any) -> tuple[Plan | None, dict[str, Any]]:
+    def _planned_for(self, output: Any) -> Plan | None:
         """Return what was planned for a step of vLLM, which computes them in order; those before it never come."""
-        while any(own is output for own, *_ in self._planned):
-            own, plan, differs = self._planned.popleft()
+        while any(own is output for own, _ in self._planned):
+            own, plan = self._planned.popleft()
             if own is output:
-                return plan, differs
-        return None, {}
+                return plan
+        return None
 
-    def _commit(self, plan: Plan | None, differs: dict[str, Any], now: float) -> None:
+    def _commit(self, plan: Plan | None, now: float) -> None:
         plan = plan or Plan(0, now, [], [])
         repeats = plan.repeats and self.plans.is_current(plan)
         if not repeats:  # another step may have ended some since this one was planned
@@ -276,7 +274,7 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
             left = [self.views.pop(id) for id, _ in iteration.left]
             if self.plans.record:
                 lengths = {"outputs": {seq.id: len(seq.output_ids) for seq in left}}
-                self.record.write(iteration.to_dict() | lengths | differs)
+                self.record.write(iteration.to_dict() | lengths)
         for seq, reason in self._ending.items():
             if seq.finish_reason is None:
                 self._remove(seq, reason, now)

@@ -41,7 +41,7 @@ CORE: dict[str, set[str]] = {
 }  # fmt: skip
 LABORATORY: dict[str, set[str]] = {
     "client": {"aiohttp", "batch_files", "click", "dotenv", "matplotlib", "numpy", "requests", "rich", "terminal"},
-    "engines": {"policies", "scheduling", "simulate", "vllm"},
+    "engines": {"policies", "scheduling", "simulate", "terminal", "vllm"},
     "fleet": {"aiohttp", "client", "config", "front", "generate", "multidict", "ray", "terminal", "yarl"},
     "front": {"aiohttp", "api", "batching", "client", "config", "fleet", "multidict", "observe", "policies", "scheduling", "serving",
               "terminal", "werkzeug", "yarl"},

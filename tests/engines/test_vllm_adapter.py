@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 from engines import failsafe
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
 from tests.engines.small_vllm import Status, request, small_vllm
 
 
@@ -66,6 +70,31 @@ def test_prompts_are_cut_to_the_policys_tokens(make: Any) -> None:
     scheduler = make("chunked", tokens=64, options={"max_batched_tokens": 8})
     scheduler.add_request(request("a", prompt=20, tokens=2))
     assert [counts["a"] for counts in run(scheduler)] == [8, 8, 4, 1]
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "dynamic+sjf", "static", "nobatch", "chunked"])
+@pytest.mark.parametrize("blocks", [100, 9])
+def test_each_policy_decides_alike_outside_of_the_engine(make: Any, policy: str, blocks: int) -> None:
+    inside = make(policy, slots=3, tokens=12, blocks=blocks)
+    outside = Scheduler(failsafe.make_policy(policy, 3, {}), PagePool(blocks, 4, prefix_cache=False), 12, record=False)
+    for i in range(9):
+        prompt, tokens = 3 + i % 4, 1 + i % 3
+        inside.add_request(request(f"r{i}", prompt=prompt, tokens=tokens))
+        outside.add(Sequence([0] * prompt, tokens, id=f"r{i}", arrived_at=i))
+        assert step(inside) == own_step(outside, now=i)
+    while inside.requests:
+        assert step(inside) == own_step(outside, now=9)
+    assert outside.is_idle
+
+
+def own_step(scheduler: Scheduler, now: float) -> dict[str, int]:
+    """Let this project's scheduler take a step without an engine."""
+    plan = scheduler.plan(now) or Plan(0, now, [], [])
+    ends = [seq.computed + count >= seq.length for seq, count in zip(plan.sequences, plan.counts)]
+    counts = {seq.id: count for seq, count in zip(plan.sequences, plan.counts)}
+    if counts:
+        scheduler.commit(plan, [7 if end else None for end in ends], now)
+    return counts
 
 
 def test_those_that_lose_their_blocks_are_served_to_the_end(make: Any) -> None:

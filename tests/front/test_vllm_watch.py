@@ -159,7 +159,7 @@ def test_a_switch_is_written_for_vllm_and_answered_when_the_record_has_it(record
         wanted = json.loads(wish.read_text("utf-8"))
         assert (wanted["policy"], wanted["options"]["w_q"], answers) == ("dynamic+vtc", 3, [])
         with record.open("ab") as file:
-            file.write(json.dumps({"switch": HEAD | wanted, "before": 3, "now": 0.0}).encode() + b"\n")
+            file.write(json.dumps({"switch": HEAD | wanted, "now": 0.0}).encode() + b"\n")
         thread.join(60)
     assert answers[0].json["policy"] == "dynamic+vtc"
     assert ("policy", "dynamic+vtc") in [(kind, value.get("policy")) for kind, value in events(watch)]
