@@ -7,7 +7,6 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import config as settings
@@ -77,7 +76,6 @@ FLEET = [
     Option("--address", "address of a Ray cluster, or auto; unset: start Ray on this machine", default=""),
     Option("--cpus", "CPU cores that Ray reserves for a replica; on one machine none", Number(0, kind=float), default=0.0),
     Option("--gpus", "GPUs that Ray reserves for a replica", Number(0, kind=float), default=0.0),
-    Option("--config-out", "write a configuration for 'serve deploy' to this file, and do not serve", Read(Path, "FILE")),
 ]  # fmt: skip
 
 
@@ -111,7 +109,6 @@ class Plan:
     address: str
     cpus: float
     gpus: float
-    config_out: Path | None
     config: Config
     limits: Limits
     environment: dict[str, str]

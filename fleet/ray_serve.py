@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import re
-import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -31,10 +30,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from ray.serve.request_router import RequestRouter  # noqa: E402
 
 from fleet.autoscalers import Bounds, Load  # noqa: E402
-from fleet.door import FleetQueue, Found  # noqa: E402
+from fleet.door import Found  # noqa: E402
 from fleet.options import Plan  # noqa: E402
 from fleet.server_process import ServerProcess  # noqa: E402
-from front.door import serve as serve_http  # noqa: E402
 
 APP = "fleet"
 FIND_SECONDS = 1.0
@@ -167,25 +165,6 @@ class Scaler:
         return {name: getattr(Load(*load), name) for name in fields} if time.time() - at < FRESH_SECONDS else {}
 
 
-class IngressActor:
-    """The queue as an actor, for `serve deploy`, which leaves no process of ours behind."""
-
-    def __init__(self, handle: Any, plan: Plan) -> None:
-        self._stop = asyncio.Event()
-        queue = FleetQueue(plan, RayReplicas(handle), lambda reason: os._exit(1))
-        sock = options.bind(plan.config.host, plan.config.port)
-        self._serving = asyncio.create_task(serve_http(queue, sock, self._stop, plan.config.request_timeout))
-
-    async def check_health(self) -> None:
-        """Raise when it serves no more, for example because another process has the port."""
-        if self._serving.done():
-            await self._serving
-
-    async def __del__(self) -> None:
-        self._stop.set()
-        await self._serving
-
-
 def replicas(plan: Plan) -> Any:
     """Return the deployment of the replicas."""
     least, most = plan.replicas
@@ -206,16 +185,6 @@ def replicas(plan: Plan) -> Any:
     )  # fmt: skip
     host = "127.0.0.1" if plan.is_local else ""
     return deployment.bind(plan.environment, host, plan.config.request_timeout + DRAIN_SPARE / 2)
-
-
-def application(args: dict[str, str]) -> Any:
-    """Return replicas and queue for `serve deploy`; `arguments` is a command line of `python -m fleet.serve`."""
-    plan = options.parse(shlex.split(args["arguments"]))
-    deployment = serve.deployment(
-        IngressActor, name="ingress", ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=plan.config.request_timeout + DRAIN_SPARE,
-    )  # fmt: skip
-    return deployment.bind(replicas(plan), plan)
 
 
 def start(plan: Plan) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shlex
 import signal
@@ -27,10 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     try:
         plan = options.parse(argv)
-        if plan.config_out:
-            plan.config_out.write_text(configuration(argv))
-            return
-    except (UsageError, ValueError, OSError) as error:
+    except (UsageError, ValueError) as error:
         fail(str(error))
     if shlex.quote(sys.executable) != sys.executable:  # Ray would wait forever for its processes
         fail(
@@ -103,21 +99,6 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
         log.flush()
     finally:  # the handle's router needs this loop for its own end
         await loop.run_in_executor(None, ray_serve.stop, plan)
-
-
-def configuration(argv: Sequence[str]) -> str:
-    """Return what `serve deploy` needs to bring up this command line on a cluster, as JSON, which is YAML too."""
-    words = [word for word in argv if not word.startswith("--config-out=")]
-    if "--config-out" in words:
-        at = words.index("--config-out")
-        del words[at : at + 2]
-    if any(word.partition("=")[0] == "--api-key" for word in words):
-        raise UsageError("--api-key would be readable in the file. Set EB_API_KEY on the machines instead")
-    application = {
-        "name": "fleet", "route_prefix": None, "import_path": "fleet.ray_serve:application",
-        "runtime_env": options.runtime(), "args": {"arguments": shlex.join([*words, "--address", "auto"])},
-    }  # fmt: skip
-    return json.dumps({"proxy_location": "Disabled", "applications": [application]}, indent=2) + "\n"
 
 
 def note(text: str) -> None:

@@ -22,6 +22,7 @@ REMOVED = {
     ),
     "--workload original-normal": "--workload original, whose lengths are cut to 1 to 200",
     "--users": "sweep --over users --values N",
+    "--config-out": "--address auto, which uses a running Ray cluster",
     "vllm replay": "'vllm watch', whose page shows the recorded steps and simulates their requests",
     "predict": "'compare', which writes its predictions beside the measurements",
 }

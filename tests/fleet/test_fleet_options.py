@@ -1,9 +1,8 @@
-"""The command line of a fleet: what each replica's server gets, and the configuration for `serve deploy`."""
+"""The command line of a fleet, and what each replica's server gets."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -90,17 +89,6 @@ def test_the_queue_writes_the_access_log_and_no_replica() -> None:
 def test_a_wrong_command_line_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError):
         options.parse(["dynamic", *words])
-
-
-def test_a_configuration_for_a_cluster_has_the_command_line_and_no_key(tmp_path: Path) -> None:
-    file = tmp_path / "fleet.yaml"
-    serve.main(["dynamic", "--model", "a b", "--config-out", str(file), "--replicas", "3"])
-    application = json.loads(file.read_text())["applications"][0]
-    arguments = application["args"]["arguments"]
-    assert arguments == "dynamic --model 'a b' --replicas 3 --address auto"
-    assert application["import_path"] == "fleet.ray_serve:application"
-    with pytest.raises(SystemExit):
-        serve.main(["dynamic", "--api-key", "secret", f"--config-out={file}"])
 
 
 STARTER = """
