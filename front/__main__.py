@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves, Ctrl-C ends it at once and without a traceback
+
 import asyncio
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence

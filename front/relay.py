@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import aiohttp
@@ -28,7 +29,7 @@ from front.asked import Asked, Means
 from front.counted import Counter
 from front.errors import Failed
 from front.receiving import Room
-from front.sites import EVERYONE, Rest, Site, Sites
+from front.sites import EVERYONE, Site, Sites
 from front.upstream import Turn
 from front.upstreams import Upstreams
 from front.wire import CONNECT_SECONDS, REUSED, passed, to_client
@@ -40,7 +41,7 @@ PIECE = 1 << 14  # bytes of an answer that pass before others get a turn
 STALE_SECONDS = 0.5  # a connection that breaks sooner was closed before it was used
 GATEWAY = (502, 504)  # statuses that never are a request's fault
 UNABLE = (501, 505)  # statuses that say nothing of other requests
-LOCKED = (401, 403)  # statuses of a wrong key, which is no client's fault if the queue replaces theirs
+LOCKED = (401, 403)  # statuses of a wrong key, which another upstream may take
 STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
 LEFT = InferenceError("cancelled", "the client disconnected")
 BROKE = InferenceError("server_error", "the upstream broke the connection, or sent no valid answer. Try again")
@@ -82,10 +83,6 @@ class Wires:
         key = "" if self.key or self.own_key else asking.hashed_key(request.headers)
         return EVERYONE if self.sites.usual else f"{key}:{model}"
 
-    def may_blame(self, status: int) -> bool:
-        """Return whether an answer with this status may be an upstream's fault."""
-        return status not in UNABLE if status >= 500 else bool(self.key) and status in LOCKED
-
     def ask(
         self, method: str, url: str, headers: CIMultiDict[str], body: bytes | None = None, notes: set[str] | None = None
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
@@ -95,6 +92,11 @@ class Wires:
             method, URL(url, encoded=True), data=data, headers=headers, allow_redirects=False, trace_request_ctx=notes,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self.idle),
         )  # fmt: skip
+
+
+def may_blame(status: int) -> bool:
+    """Return whether an answer with this status may be an upstream's fault."""
+    return status in LOCKED or (status >= 500 and status not in UNABLE)
 
 
 def failed(error: InferenceError) -> Failed:
@@ -117,7 +119,7 @@ class Relay:
         self._let_through = False
         self._answer: aiohttp.ClientResponse | None = None
         self._attempting: asyncio.Task[None] | None = None
-        self._doubted: tuple[Site, Rest | None, str] | None = None  # whose error may be this request's fault
+        self._blame_doubted: Callable[[], None] | None = None  # after an error that may be this request's fault
         self.turn: Turn
 
     def expect(self, inference: Inference) -> None:
@@ -256,17 +258,21 @@ class Relay:
                 self._refuse({} if site.own else answer.headers)
                 if self._put_back(site, may_stay=True):
                     return None
-            elif self._wires.may_blame(answer.status) and not site.own:
+            elif may_blame(answer.status) and not site.own:
+                sites, rest = self._wires.sites, self.turn.rest
+                blame = partial(sites.fail, site, rest, f"answers {answer.status}")
+                if answer.status in LOCKED and not self._wires.key:  # it may be wrong for this key alone
+                    blame = partial(sites.refuse, site, self.turn.whose, rest, {})
                 if answer.status in GATEWAY:
-                    self._wires.sites.fail(site, self.turn.rest, f"answers {answer.status}")
-                elif self._doubted is None:
-                    self._doubted = site, self.turn.rest, f"answers {answer.status}"
+                    blame()
+                elif self._blame_doubted is None:
+                    self._blame_doubted = blame
                 if self._put_back(site, may_stay=False):
                     return None
             else:
                 self._wires.upstream.accept(self.turn)
-                if self._doubted is not None:  # which was wrong, as this one answers the same request
-                    self._wires.sites.fail(*self._doubted)
+                if self._blame_doubted is not None:  # it was at fault, as this one answers the same request
+                    self._blame_doubted()
             self._answer = answer
             return await self._copy(answer, site)
 
@@ -294,6 +300,8 @@ class Relay:
                     self.output_tokens = counter.tokens
                     upstream.tokens(turn, count)
                 await to_client(response.write(chunk))
+            if answer.status == 200 and not response.prepared:  # no route that is queued answers with nothing
+                raise aiohttp.ClientPayloadError
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             if not response.prepared:
                 raise
@@ -310,7 +318,7 @@ class Relay:
             self.prompt_tokens = prompt
         if counter.token_length is not None:
             lengths.learn(model, counter.token_length)
-        if answer.status < 500 and answer.status != 429 and not self._wires.may_blame(answer.status):
+        if answer.status < 500 and answer.status != 429 and not may_blame(answer.status):
             upstream.accept(turn, is_whole=True)
         if counter.is_error and not counter.tokens:
             upstream.end(turn, "abort", PASSED_ON)

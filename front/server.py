@@ -42,7 +42,7 @@ from front.relay import Relay, Wires, failed
 from front.sites import Sites
 from front.steps import StepsOfEach
 from front.upstreams import Upstreams
-from front.wire import OF_OWN, QUEUED, STATES, TOLD
+from front.wire import OF_OWN, PASS_THROUGH, POSTS_THROUGH, QUEUED, STATES
 from observe.replay.question import Server as Asking
 from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
@@ -136,6 +136,7 @@ class Queue(Door):
         if config.policy != "dynamic" or config.policy_options:
             self.manager.inbox.switch(chosen)
         self._bridge = Bridge(app)
+        self._largest = bodies.LARGEST if settings.own else LARGEST
         self._room = Places(settings.waiting_bytes)  # for the bytes of bodies and prompts
         self._overhead = Means()  # tokens of prompts beyond their text, such as those of a chat template
         self._allowance = Allowance(settings.client_tokens, time.monotonic)
@@ -171,10 +172,11 @@ class Queue(Door):
         """Return whether a request is queued."""
         return request.method == "POST" and (request.path in QUEUED or (self.settings.own and request.path == "/"))
 
-    def _is_told(self, method: str, path: str) -> bool:
+    def _passes_through(self, method: str, path: str) -> bool:
         """Return whether an upstream answers a request without the queue."""
-        is_of_all = method in ("GET", "HEAD") and (path in TOLD or path.startswith("/v1/models/"))
-        return is_of_all or (self.settings.own and f"{method} {path}" in OF_OWN)
+        if method in ("GET", "HEAD") and (path in PASS_THROUGH or path.startswith("/v1/models/")):
+            return True
+        return f"{method} {path}" in (POSTS_THROUGH | OF_OWN if self.settings.own else POSTS_THROUGH)
 
     async def on_page(self, request: web.Request, body: bytes) -> None:
         """Do what must happen before one of the server's own routes answers."""
@@ -187,10 +189,10 @@ class Queue(Door):
         if self.generates(request):
             self._check(request)
             return await self._queue(request)
-        if self._is_told(request.method, path):
+        if self._passes_through(request.method, path):
             self._check(request)
-            told = await receive(request, self.limits)
-            return await looks.look(self.wires, request, told, self.sites.all, request.rel_url.raw_path_qs)
+            body = await receive(request, self.limits, self._largest, encoded=not self.settings.own)
+            return await looks.look(self.wires, request, body, self.sites.all, request.rel_url.raw_path_qs)
         if f"{request.method} {path}" in self.service.generating or (path == "/load" and request.method == "POST"):
             raise Failed(
                 404, f"a queue does not serve {request.method} {path}. Send load with ./eb load", "not_found_error"
@@ -228,7 +230,7 @@ class Queue(Door):
         """Hold a request until its turn, and answer it by an upstream."""
         is_own, notes = self.settings.own, cast(Client, request.protocol).notes
         room = notes["room"] = Room(self._room, 0)
-        largest = min(bodies.LARGEST if is_own else LARGEST, self._room.limit)
+        largest = min(self._largest, self._room.limit)
         body = await receive(request, self.limits, largest, encoded=not is_own, take=room.take)
         if len(body) <= large.LARGE:
             asked, routed = self._understand(request, body)
@@ -332,8 +334,8 @@ class Queue(Door):
             raise Failed(404, text, "not_found_error")
         path = "/" + request.match_info["path"]
         # The key of another's upstream also reads what clients must not see.
-        if self.settings.key and not self.settings.own and path not in TOLD | STATES:
-            text = f"{path[:100]} is not read with the upstream's key. Use one of: {', '.join(sorted(TOLD | STATES))}"
+        if self.settings.key and not self.settings.own and path not in PASS_THROUGH | STATES:
+            text = f"{path[:100]} is not read with the upstream's key. Use one of: {', '.join(sorted(PASS_THROUGH | STATES))}"
             raise Failed(404, text, "not_found_error")
         self.open -= 1  # as an open page of the queue itself
         try:

@@ -105,9 +105,9 @@ class Site:
         """Return the rest from the requests of this client, if there is one."""
         return self.rest or self.rests.get(whose)
 
-    def accept(self, rest: Rest | None, is_whole: bool = False) -> None:
+    def accept(self, now: float, rest: Rest | None, is_whole: bool = False) -> None:
         """Note that it took a request, which tried after a rest if there was one, and whether its answer is whole."""
-        self.taken_at = time.monotonic()
+        self.taken_at = now
         if is_whole:
             self.strikes = 0
         if rest is not None and (is_whole or not rest.is_cut):

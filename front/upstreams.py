@@ -147,7 +147,7 @@ class Upstreams(BatchingManager):
     def accept(self, turn: Turn, is_whole: bool = False) -> None:
         """Note that the upstream takes a request, or has answered it; after a rest, the waiting ones may follow."""
         with self.inbox.changed:
-            turn.at.site.accept(turn.rest, is_whole)
+            turn.at.site.accept(self.sites.clock(), turn.rest, is_whole)
             if turn.rest is not None:
                 self._tell(turn)
 

@@ -22,11 +22,10 @@ QUEUED = frozenset({
     "/completion", "/infill", "/embedding", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/generate",
     "/generate_stream", "/inference",
 })  # fmt: skip
-TOLD = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
+PASS_THROUGH = frozenset({"/v1/models", "/api/tags", "/api/version", "/api/ps", "/props", "/info", "/version"})
+POSTS_THROUGH = frozenset({"POST /v1/messages/count_tokens", "POST /api/show"})
 # What a server of this project reports, too.
-OF_OWN = frozenset({
-    "POST /tokenize", "POST /detokenize", "POST /v1/messages/count_tokens", "POST /api/show", "GET /docs", "GET /openapi.json",
-})  # fmt: skip
+OF_OWN = frozenset({"POST /tokenize", "POST /detokenize", "GET /docs", "GET /openapi.json"})
 STATES = frozenset({"/health", "/metrics", "/slots"})  # of one upstream
 # What is about one connection, or about the body as it passes there.
 HOP = frozenset({

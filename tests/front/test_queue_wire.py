@@ -172,6 +172,8 @@ def test_looks_at_the_upstream_pass_at_once() -> None:
         assert (await front.send("GET", "/v1/models")).json["data"] == [{"id": "fake"}]
         assert (await front.send("GET", "/upstream/u0/slots?x=1")).status == 200
         assert front.upstream.seen[-1][3] == "/slots?x=1"
+        for path in ("/v1/messages/count_tokens", "/api/show"):
+            assert (await front.send("POST", path, None, b'{"fault": "500"}')).text == '{"error": "boom"}'
         assert not first.done()
         await first
 
