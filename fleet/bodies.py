@@ -1,4 +1,4 @@
-"""What a queue reads from a request: its dialect, and what routers may know of its prompt."""
+"""What routers may know of a request, read from its body."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ PROMPTS = {
 }  # fmt: skip
 LARGEST = 1 << 20  # bytes of a body that the servers take
 BLOCK = 256  # characters of a prompt in one block
-
-
-def dialect(method: str, path: str) -> str:
-    """Return the dialect in which the errors of a request of this kind are."""
-    if path.startswith("/v1/messages"):
-        return "messages"
-    if path.startswith("/api/") and not path.startswith("/api/v1/"):
-        return "ollama"
-    return "tgi" if method == "POST" and PROMPTS.get(path) == "inputs" else "openai"
 
 
 def asked(path: str, fields: Mapping[str, Any], session: str) -> Asked:

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from front.errors import unavailable
+from api.http.errors import ApiError
 from front.wire import HOP, to_client
 
 THREADS = 64  # for open pages and questions
@@ -34,7 +34,7 @@ class Bridge:
     async def handle(self, request: web.Request, body: bytes) -> web.StreamResponse:
         """Return the app's answer, sent to the client as it comes."""
         if self._open >= THREADS:
-            raise unavailable(FULL)
+            raise ApiError(FULL, type="unavailable_error")
         self._open += 1
         call = _Call(self._app, _environ(request, body))
         try:

@@ -19,8 +19,8 @@ from typing import Any, cast
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
+from api.http.errors import ApiError
 from front import errors
-from front.errors import Failed
 from front.limits import Limits
 
 BACKLOG = 2048
@@ -31,8 +31,8 @@ SWEEP_SECONDS = 1.0  # between two looks at all connections
 RESERVED_FILES = 256  # open files in addition to connections of clients, and to replicas for their requests
 LINE_BYTES, FIELD_BYTES, FIELDS = 4094, 8190, 100  # of a head, as gunicorn limits them for the replicas
 LONGEST_REASON = 200  # characters of the parser's message
-INTERNAL = Failed(500, "internal error on this request. Try another request", "server_error")
-FULL = errors.unavailable("all connections of this server are in use. Try again later")
+INTERNAL = ApiError("internal error on this request. Try another request", type="server_error")
+FULL = ApiError("all connections of this server are in use. Try again later", type="unavailable_error")
 
 
 class Clients:
@@ -109,7 +109,7 @@ class Client(web.RequestHandler):
         if self._clients.admit(self):
             super().connection_made(transport)
             return
-        body = json.dumps(errors.content(FULL)).encode()
+        body = json.dumps(errors.content(FULL)[1]).encode()
         head = "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self._connection.write(head.encode() + body)
@@ -179,16 +179,16 @@ class Client(web.RequestHandler):
         return answer
 
 
-def _malformed(error: HttpProcessingError) -> Failed:
+def _malformed(error: HttpProcessingError) -> ApiError:
     """Return the error for what aiohttp's parser found, with gunicorn's status."""
     if isinstance(error, LineTooLong):
         if error.args[1] == LINE_BYTES:
-            return Failed(414, f"the path is longer than {LINE_BYTES:,} bytes. Send a shorter one")
-        return Failed(431, f"a header is longer than {FIELD_BYTES:,} bytes. Send a shorter one")
+            return ApiError(f"the path is longer than {LINE_BYTES:,} bytes. Send a shorter one", status=414)
+        return ApiError(f"a header is longer than {FIELD_BYTES:,} bytes. Send a shorter one", status=431)
     if error.message.startswith("Too many headers"):
-        return Failed(431, f"the request has more than {FIELDS} headers. Send fewer")
+        return ApiError(f"the request has more than {FIELDS} headers. Send fewer", status=431)
     reason = " ".join(error.message.partition("\n\n")[0].split()).rstrip(".:")
-    return Failed(400, f"{reason[:LONGEST_REASON] or 'Bad Request'}. Send a plain HTTP/1.1 request")
+    return ApiError(f"{reason[:LONGEST_REASON] or 'Bad Request'}. Send a plain HTTP/1.1 request")
 
 
 def within_open_files(limits: Limits) -> Limits:

@@ -12,10 +12,9 @@ from typing import Any, cast
 from aiohttp import web
 
 from api.hooks import cors
-from api.http.errors import shown
+from api.http.errors import ApiError, shown
 from front import errors
 from front.clients import Client, listening, within_open_files
-from front.errors import Failed, unavailable
 from front.limits import Limits
 from front.receiving import ClientLeft
 
@@ -63,7 +62,7 @@ class Door:
         self.open += 1
         try:
             if self.draining and generates:
-                raise unavailable("the server is shutting down. Try another one")
+                raise ApiError("the server is shutting down. Try another one", type="unavailable_error")
             if request.headers.get("Expect", "100-continue").lower() != "100-continue":
                 raise web.HTTPExpectationFailed
             return await handler(request)
@@ -72,8 +71,8 @@ class Door:
         except web.HTTPException as error:
             if error.status < 400:  # a redirection
                 raise
-            failed = Failed(error.status, f"{error.reason}. Send a plain HTTP/1.1 request")
-        except Failed as error:
+            failed = ApiError(f"{error.reason}. Send a plain HTTP/1.1 request", status=error.status)
+        except ApiError as error:
             failed = error.with_traceback(None)  # its frames hold what the request held
         finally:
             self.open -= 1
@@ -99,15 +98,17 @@ class Door:
 
 
 def check_origin(request: web.Request, hosts: list[str] | None, origins: frozenset[str]) -> None:
-    """Raise Failed for what a page of another site may send from a browser that can reach this address."""
+    """Raise ApiError for what a page of another site may send from a browser that can reach this address."""
     if not cors.is_trusted(request.headers.get("Host"), hosts):
-        raise Failed(403, cors.UNTRUSTED.format(shown(request.host)), "permission_error")
+        raise ApiError(cors.UNTRUSTED.format(shown(request.host)), type="permission_error")
     if request.method == "POST" and cors.crosses(request.headers, origins):
         text = "requests of other sites are not allowed. Use a client other than a browser, or add the site to --cors-origins"
-        raise Failed(403, text, "permission_error")
+        raise ApiError(text, type="permission_error")
     # As for our servers, to which clients of the other routes name no type.
     if (kind := request.content_type) in SIMPLE and not request.path.startswith(("/api/", "/inference")):
-        raise Failed(415, f"the content type is {kind}, but must be JSON. Send 'Content-Type: application/json'")
+        raise ApiError(
+            f"the content type is {kind}, but must be JSON. Send 'Content-Type: application/json'", status=415
+        )
 
 
 async def expect(request: web.Request) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import aiohttp
 from aiohttp import web
 
+from api.http.errors import ApiError
 from front.answers import STREAM
-from front.errors import unavailable
 from front.relay import Wires
 from front.sites import Site
 from front.wire import passed, to_client
@@ -27,7 +27,7 @@ async def look(wires: Wires, request: web.Request, body: bytes, sites: Sequence[
                 answer = await asyncio.wait_for(stack.enter_async_context(asked), ASK_SECONDS)
                 return await _copy(answer, request, wires.key)
     names = " nor ".join(site.name for site in sites) or "any upstream: there is none"
-    raise unavailable(f"no answer from {names}. Start the upstream, or try again later")
+    raise ApiError(f"no answer from {names}. Start the upstream, or try again later", type="unavailable_error")
 
 
 async def _copy(answer: aiohttp.ClientResponse, request: web.Request, secret: str) -> web.StreamResponse:

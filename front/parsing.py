@@ -8,7 +8,6 @@ from typing import Any
 
 from api.http.errors import ApiError
 from api.schemas.body import check_structure
-from front.errors import Failed
 
 MOST_TEXT = 8 << 20  # bytes of a body beside its pictures: more than any model reads
 OBJECT = re.compile(rb"\s*\{")
@@ -17,18 +16,16 @@ BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body, without its pictures; {} for what is none, and Failed if there is too much in it."""
+    """Return the JSON object in a body, without its pictures; {} for what is none, and ApiError if there is too much in it."""
     if not OBJECT.match(body):
         return {}
     text = without_pictures(body)
     if len(text) > MOST_TEXT:
         size = f"{len(text):,} bytes beside its pictures"
-        raise Failed(413, f"the body has {size} (limit {MOST_TEXT:,}). Send a shorter prompt")
+        raise ApiError(f"the body has {size} (limit {MOST_TEXT:,}). Send a shorter prompt", status=413)
     try:
         check_structure(text)  # before anything is built
         fields = json.loads(text.decode("utf-8"))
-    except ApiError as error:
-        raise Failed(400, str(error)) from None
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from api.http.errors import ApiError, shown
 from fleet import bodies
-from front.errors import Failed
 from front.limits import Limits
 from serving.places import Place
 
 RETRY_SECONDS = 5  # for other requests to end
-LONGEST_VALUE = 100  # characters of a header that an error shows
 
 
 class ClientLeft(Exception):
@@ -25,17 +24,17 @@ class Room(Place):
     """The bytes that one request holds, of those that all may hold together."""
 
     def take(self, count: int) -> None:
-        """Hold so many more bytes; Failed if there are not as many."""
+        """Hold so many more bytes; ApiError if there are not as many."""
         if not self.take_more(count):
             text = f"the waiting requests hold too many bytes (limit {self._places.limit:,}). Try again later, or raise --max-queue-bytes"
-            raise Failed(429, text, "overloaded", RETRY_SECONDS)
+            raise ApiError(text, type="overloaded", retry_after=RETRY_SECONDS)
 
 
 async def receive(
     request: web.BaseRequest, limits: Limits, most: int = bodies.LARGEST, *, encoded: bool = False,
     take: Callable[[int], object] = int,
 ) -> bytes:  # fmt: skip
-    """Return the body as it was sent; Failed if it is larger than `most`, too slow, truncated, or compressed.
+    """Return the body as it was sent; ApiError if it is larger than `most`, too slow, truncated, or compressed.
 
     With `encoded` it may be compressed. `take` is told the bytes of each piece, and may refuse them.
     """
@@ -52,26 +51,26 @@ async def receive(
             f"timed out while reading the body, which may take {limits.body:g} s, and {limits.receive:g} s between two "
             "reads. Send it without pauses, or raise --receive-timeout"
         )
-        raise Failed(408, text, "timeout_error") from None
+        raise ApiError(text, type="timeout_error", status=408) from None
     except (web.RequestPayloadError, HttpProcessingError):
         request.content.feed_eof()  # aiohttp would read on
         text = "the body is truncated, or its chunks are malformed. Send the complete body with its Content-Length"
-        raise Failed(400, text) from None
+        raise ApiError(text) from None
     except ConnectionError:
         raise ClientLeft from None
 
 
 def _check(request: web.BaseRequest, most: int, encoded: bool) -> None:
-    """Raise Failed for a body that the head alone rules out."""
+    """Raise ApiError for a body that the head alone rules out."""
     coding = ",".join(request.headers.getall("Transfer-Encoding", ())).strip()
     if coding and coding.lower() != "chunked":
-        raise Failed(501, f"Unsupported transfer coding: {_shown(coding)}. Send a plain HTTP/1.1 request")
+        raise ApiError(f"Unsupported transfer coding: {shown(coding)}. Send a plain HTTP/1.1 request", status=501)
     if coding and request.version < HttpVersion11:  # whose recipients may ignore it
-        raise Failed(400, "HTTP/1.0 has no chunks. Send a Content-Length, or HTTP/1.1")
+        raise ApiError("HTTP/1.0 has no chunks. Send a Content-Length, or HTTP/1.1")
     encoding = ",".join(request.headers.getall("Content-Encoding", ())).strip()
     if encoding.lower() not in ("", "identity") and not encoded:
-        text = f"Content-Encoding {_shown(encoding)} is not supported. Send the body as plain, uncompressed JSON"
-        raise Failed(415, text)
+        text = f"Content-Encoding {shown(encoding)} is not supported. Send the body as plain, uncompressed JSON"
+        raise ApiError(text, status=415)
     if (request.content_length or 0) > most:
         raise _too_large(most)
 
@@ -91,9 +90,5 @@ async def _read(request: web.BaseRequest, limits: Limits, most: int, take: Calla
     return bytes(body)
 
 
-def _too_large(most: int) -> Failed:
-    return Failed(413, f"the body is larger than {most:,} bytes. Send a shorter prompt")
-
-
-def _shown(value: str) -> str:
-    return repr(value if len(value) <= LONGEST_VALUE else f"{value[: LONGEST_VALUE - 1]}…")
+def _too_large(most: int) -> ApiError:
+    return ApiError(f"the body is larger than {most:,} bytes. Send a shorter prompt", status=413)

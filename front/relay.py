@@ -21,13 +21,13 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 from yarl import URL
 
+from api.http.errors import ApiError
 from fleet import bodies
 from fleet.routers import Asked as Routed
 from front import answers, errors
 from front import asked as asking
 from front.asked import Asked, Means
 from front.counted import Counter
-from front.errors import Failed
 from front.receiving import Room
 from front.sites import EVERYONE, Site, Sites
 from front.upstream import Turn
@@ -42,7 +42,6 @@ STALE_SECONDS = 0.5  # a connection that breaks sooner was closed before it was 
 GATEWAY = (502, 504)  # statuses that never are a request's fault
 UNABLE = (501, 505)  # statuses that say nothing of other requests
 LOCKED = (401, 403)  # statuses of a wrong key, which another upstream may take
-STATUSES = {"overloaded": 429, "timeout_error": 504, "unavailable_error": 503, "cancelled": 499, "server_error": 502}
 LEFT = InferenceError("cancelled", "the client disconnected")
 BROKE = InferenceError("server_error", "the upstream broke the connection, or sent no valid answer. Try again")
 BROKEN = InferenceError("server_error", "the upstream failed in the middle of this answer. Send the request again")
@@ -99,13 +98,14 @@ def may_blame(status: int) -> bool:
     return status in LOCKED or (status >= 500 and status not in UNABLE)
 
 
-def failed(error: InferenceError) -> Failed:
-    """Return the answer to a request that ended with an error."""
-    return Failed(STATUSES.get(error.kind, 400), str(error), error.kind, error.retry_after)
+def failed(error: InferenceError) -> ApiError:
+    """Return the answer to a request that ended with an error; if the server failed, that was the upstream."""
+    status = 502 if error.kind == "server_error" else None
+    return ApiError(str(error), type=error.kind, status=status, retry_after=error.retry_after)
 
 
 class Relay:
-    """A request that is being queued, with its turn; raises Failed where the front answers itself."""
+    """A request that is being queued, with its turn; raises ApiError where the front answers itself."""
 
     def __init__(self, request: web.Request, body: bytes, room: Room, asked: Asked, routed: Routed, wires: Wires):
         self.request, self.body, self.asked, self._routed = request, body, asked, routed
@@ -337,11 +337,11 @@ class Relay:
         """End an answer whose upstream failed: a stream with an error event, any other by breaking the connection."""
         self._wires.upstream.end(self.turn, "abort", error)
         if counter.is_stream and response.content_length is None:
-            dialect = bodies.dialect(self.request.method, self.request.path)
-            content = errors.content(failed(error), dialect)
-            last = b"\n" + json.dumps(content).encode() + b"\n"
+            asked = failed(error), self.request.method, self.request.path
             if response.content_type == answers.STREAM:  # of ours, no half event has passed
-                last = b"\n\n" * (not self.turn.at.site.own) + errors.event(content, dialect)
+                last = b"\n\n" * (not self.turn.at.site.own) + errors.event(*asked)
+            else:
+                last = b"\n" + json.dumps(errors.content(*asked)[1]).encode() + b"\n"
             await to_client(response.write(last))
             await to_client(response.write_eof())
         elif self.request.transport is not None:

@@ -22,6 +22,7 @@ from api.dialects import native
 from api.hooks.middleware import ID
 from api.http import large
 from api.http.deferral import App
+from api.http.errors import ApiError
 from api.pages import dashboard, events
 from api.service import Engine, Service
 from config import Config
@@ -33,7 +34,6 @@ from front.asked import Allowance, Asked, Means
 from front.bridge import Bridge
 from front.clients import Client
 from front.door import Door, check_origin, expect
-from front.errors import Failed
 from front.limits import Limits
 from front.menu import Menu, Shared
 from front.parsing import parse
@@ -185,7 +185,7 @@ class Queue(Door):
         """Queue a request, read from an upstream, or answer as the server of this project does."""
         path = request.rel_url.path
         if request.rel_url.raw_path != path or ".." in path:
-            raise Failed(404, "this path is not plain. Send it without escapes and dots", "not_found_error")
+            raise ApiError("this path is not plain. Send it without escapes and dots", type="not_found_error")
         if self.generates(request):
             self._check(request)
             return await self._queue(request)
@@ -194,12 +194,11 @@ class Queue(Door):
             body = await receive(request, self.limits, self._largest, encoded=not self.settings.own)
             return await looks.look(self.wires, request, body, self.sites.all, request.rel_url.raw_path_qs)
         if f"{request.method} {path}" in self.service.generating or (path == "/load" and request.method == "POST"):
-            raise Failed(
-                404, f"a queue does not serve {request.method} {path}. Send load with ./eb load", "not_found_error"
-            )
+            text = f"a queue does not serve {request.method} {path}. Send load with ./eb load"
+            raise ApiError(text, type="not_found_error")
         if path.startswith(("/v1/", "/api/")):
             text = f"{request.method} {path} is not passed on. Use POST with one of: {', '.join(sorted(QUEUED))}"
-            raise Failed(404, text, "not_found_error")
+            raise ApiError(text, type="not_found_error")
         if path in (*operations.HEALTH, *operations.READY, "/"):
             await health.look(self.sites.all)
         body = await receive(request, self.limits)
@@ -217,7 +216,7 @@ class Queue(Door):
         check_origin(request, self._hosts, self.service.config.origins)
         if not self.may_ask(request):
             text = "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
-            raise Failed(401, text, "authentication_error")
+            raise ApiError(text, type="authentication_error")
 
     def _understand(self, request: web.Request, body: bytes) -> tuple[Asked, Routed]:
         """Return what a request asks for, and what routers may know of it."""
@@ -238,8 +237,8 @@ class Queue(Door):
             asked, routed = await asyncio.to_thread(self._understand, request, body)
         room.take(PLACE * len(asked.prompt))
         if asked.choices > (slots := self.sites.most) and not is_own:
-            raise Failed(
-                400, f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
+            raise ApiError(
+                f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
             )
         meters, inference = self.service.meters, None
         notes["asked"] = asked._replace(prompt=[])
@@ -268,7 +267,7 @@ class Queue(Door):
                 self.manager.forget(relay.turn)
             status, rejected = failed(error).status, "queue_full" if error.kind == "overloaded" else None
             raise failed(error) from None
-        except Failed as error:
+        except ApiError as error:
             status = error.status
             raise
         finally:
@@ -312,7 +311,7 @@ class Queue(Door):
         known = {"state": "waiting"} if seq is not None else self.service.registry.find(id)
         if known is None:
             text = f"request {id[:100]!r} is unknown. Use the X-Request-Id with which it was sent"
-            raise Failed(404, text, "not_found_error")
+            raise ApiError(text, type="not_found_error")
         return web.json_response(
             {"id": id, "state": known["state"], "before": None if seq is None else len(before), "waiting": len(waiting), "policy": self.manager.policy_name,
              "expected_wait_s": None if seconds is None else round(seconds, 3)}
@@ -331,12 +330,12 @@ class Queue(Door):
         if site is None or request.method not in ("GET", "HEAD") or ".." in request.path:
             names = ", ".join(site.name for site in self.sites.all)
             text = f"only GET /upstream/NAME/PATH is passed on. Use one of these names: {names}"
-            raise Failed(404, text, "not_found_error")
+            raise ApiError(text, type="not_found_error")
         path = "/" + request.match_info["path"]
         # The key of another's upstream also reads what clients must not see.
         if self.settings.key and not self.settings.own and path not in PASS_THROUGH | STATES:
             text = f"{path[:100]} is not read with the upstream's key. Use one of: {', '.join(sorted(PASS_THROUGH | STATES))}"
-            raise Failed(404, text, "not_found_error")
+            raise ApiError(text, type="not_found_error")
         self.open -= 1  # as an open page of the queue itself
         try:
             body = await receive(request, self.limits)

@@ -170,8 +170,11 @@ def test_refusals_of_several_models_of_one_key_rest_no_other_request(
 
 @pytest.mark.parametrize(("key", "fault"), [("", None), ("sk-expired", "u0 answers 401")])
 def test_a_key_that_one_upstream_rejects_is_answered_by_the_other_and_rests_for_all_only_if_it_is_the_queues(
-    key: str, fault: str | None
+    key: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sites, "REST_SECONDS", 60.0)
+    monkeypatch.setattr(sites, "FIRST_REST", 60.0)
+
     async def test(front: Front) -> None:
         async with broken(says(HEAD % (b"401 No", b"text/html") + b"x" * 100)) as (url, seen):
             front.queue.sites.all[0].url = url
