@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
+from werkzeug.test import create_environ
 
 from api.http.errors import ApiError
 from front.wire import HOP, to_client
@@ -99,15 +98,11 @@ class _Call:
 
 
 def _environ(request: web.Request, body: bytes) -> dict[str, Any]:
-    environ: dict[str, Any] = {
-        "REQUEST_METHOD": request.method, "SCRIPT_NAME": "", "PATH_INFO": request.rel_url.path.encode().decode("latin-1"),
-        "QUERY_STRING": request.rel_url.raw_query_string, "SERVER_NAME": "queue", "SERVER_PORT": "0",
-        "SERVER_PROTOCOL": "HTTP/1.1", "REMOTE_ADDR": request.remote or "", "CONTENT_LENGTH": str(len(body)),
-        "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(body), "wsgi.errors": sys.stderr, "wsgi.multithread": True,
-        "wsgi.multiprocess": False, "wsgi.run_once": False, "wsgi.version": (1, 0),
-    }  # fmt: skip
-    for name, value in request.headers.items():
-        key = name.upper().replace("-", "_")
-        if key not in ("CONTENT_LENGTH", "TRANSFER_ENCODING") and "_" not in name:
-            environ[key if key == "CONTENT_TYPE" else f"HTTP_{key}"] = value
-    return environ
+    framing = ("content-length", "transfer-encoding")
+    headers = [
+        (name, value) for name, value in request.headers.items() if name.lower() not in framing and "_" not in name
+    ]
+    return create_environ(
+        request.rel_url.path, query_string=request.rel_url.raw_query_string, method=request.method, headers=headers,
+        data=body, environ_overrides={"REMOTE_ADDR": request.remote or ""}, multithread=True,
+    )  # fmt: skip

@@ -56,6 +56,7 @@ class Menu:
 
     form_of, is_closed = staticmethod(policies.form_of), staticmethod(policies.is_closed)
     start = "./eb queue"  # the command that loads a policy's file
+    loops: Mapping[str, str] = LOOPS  # those that mean something, or something else, in front of an upstream
 
     def check_name(self, name: str, *, own: bool = True) -> None:
         """Raise ValueError if there is no such policy, or if it means something else in front of an upstream."""
@@ -65,7 +66,7 @@ class Menu:
 
     def names(self) -> list[str]:
         """Return the names of the loops, those that mean something first."""
-        return [*LOOPS, *(name for name in policies.names() if name not in LOOPS)]
+        return [*self.loops, *(name for name in policies.names() if name not in self.loops)]
 
     def order_names(self) -> list[str]:
         """Return the names of the orders, without those that are refused."""
@@ -73,7 +74,7 @@ class Menu:
 
     def summary(self, name: str) -> str:
         """Return what a loop does in front of an upstream."""
-        return LOOPS.get(name) or policies.summary(name)
+        return self.loops.get(name) or policies.summary(name)
 
     def order_summary(self, name: str) -> str:
         """Return what an order does in front of an upstream."""
@@ -91,14 +92,7 @@ class Shared(Menu):
     """For a queue in front of servers of this project: they run the loop of a policy, and the queue runs its order."""
 
     start = "./eb fleet"
-
-    def names(self) -> list[str]:
-        """Return the names of the loops."""
-        return policies.names()
-
-    def summary(self, name: str) -> str:
-        """Return what a loop does."""
-        return policies.summary(name)
+    loops: Mapping[str, str] = {}
 
     def get_policy(
         self, name: str, max_batch_size: int = 32, options: Mapping[str, object] | None = None, **more: Any

@@ -253,6 +253,8 @@ class Relay:
         url = site.url + self.request.rel_url.raw_path_qs
         async with self._wires.ask(self.request.method, url, headers, self.body, notes) as answer:
             site.down_since, site.heard_at = None, self._loop.time()
+            if answer.status < 200:
+                raise aiohttp.ClientPayloadError("no answer")
             refusals = answers.REFUSALS if site.own else (429, 503)
             if answer.status in refusals and (not site.own or answers.is_refusal(await answer.read())):
                 self._refuse({} if site.own else answer.headers)

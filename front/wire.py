@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Iterable
-from itertools import count
 from typing import Any, TypeVar
 
 import aiohttp
@@ -37,7 +36,6 @@ HOP = frozenset({
 IDLE, EVERY, PROBES = 10, 5, 3  # seconds until the first probe, seconds between probes, and their number
 CONNECT_SECONDS = 5.0
 KEPT_SECONDS = 2.0  # for an idle connection to an upstream: llama.cpp closes them after 5 s
-MOST_HEADS = 16  # before that of an answer
 REUSED = "reused"
 SHORTEST_SECRET = 8  # characters: a shorter key is in other headers by chance
 
@@ -61,25 +59,6 @@ async def to_client(sending: Awaitable[T]) -> T:
         raise ClientLeft from None
 
 
-class Answer(aiohttp.ClientResponse):
-    async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        """Read the head of an answer behind a few others, such as `100 Continue`."""
-        protocol, heads = connection.protocol, count(1)
-        read = protocol.read
-
-        async def read_head() -> Any:
-            head = await read()
-            if next(heads) > MOST_HEADS or head[0].code < 100 or head[0].code == 101:
-                raise aiohttp.ClientPayloadError("no answer")
-            return head
-
-        protocol.read = read_head
-        try:
-            return await super().start(connection)
-        finally:
-            del protocol.read
-
-
 def session() -> aiohttp.ClientSession:
     """Return a session that passes requests and answers as they are, and keeps idle connections for KEPT_SECONDS.
 
@@ -93,7 +72,6 @@ def session() -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         auto_decompress=False,
         trace_configs=[trace],
-        response_class=Answer,
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
     )
 

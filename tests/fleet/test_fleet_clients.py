@@ -220,9 +220,10 @@ def test_a_stream_to_a_client_of_http_1_0_ends_with_its_connection() -> None:
 
 
 def test_a_client_that_half_closes_its_connection_has_left() -> None:
-    left = asyncio.Event()
+    came, left = asyncio.Event(), asyncio.Event()
 
     async def slow(request: web.Request) -> web.Response:
+        came.set()
         try:
             await asyncio.sleep(30)
         finally:
@@ -232,7 +233,7 @@ def test_a_client_that_half_closes_its_connection_has_left() -> None:
     async def test(front: Front) -> None:
         async with connected(front) as (reader, writer):
             writer.write(posted("/inference", body=ASKED))
-            await front.until(lambda: front.queue.open)
+            await asyncio.wait_for(came.wait(), SOON)
             writer.write_eof()
             assert await asyncio.wait_for(reader.read(), SOON) == b""
             await asyncio.wait_for(left.wait(), SOON)

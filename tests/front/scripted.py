@@ -92,7 +92,7 @@ class Scripted:
             return web.Response(status=401, headers={"X-Echo": request.headers.get("Authorization", "")})
         if fault == "raw":
             assert request.transport is not None
-            request.transport.write(asks["bytes"].encode() * asks.get("times", 1))
+            request.transport.write(asks["bytes"].encode())
             request.transport.close()
         if fault == "close" or self.closes_next:
             self.closes_next = False
