@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import io
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -342,3 +344,18 @@ def before(
             await test(await stack.enter_async_context(queueing(upstreams, policy, slots, settings, options)))
 
     run_async(asyncio.wait_for(run(), 180))
+
+
+def queued(*how: Any, **more: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Make a test of a function of `front` and pytest's arguments, as `before` does with these options."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            before(partial(test, **given), *how, **more)
+
+        names = inspect.signature(test).parameters
+        run.__signature__ = inspect.Signature([names[name] for name in names if name != "front"])  # type: ignore[attr-defined]
+        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+        return run
+
+    return decorate

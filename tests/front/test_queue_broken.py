@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
-from scripted import Answer, Front, before
+from scripted import Answer, Front, before, queued
 
 from front import sites
 from front.server import Settings
@@ -114,40 +114,36 @@ def test_one_request_at_a_time_tries_a_silent_upstream_until_it_takes_one(monkey
     before(test, count=2, slots=4)
 
 
-def test_an_error_that_every_upstream_answers_is_the_requests_own_and_rests_none() -> None:
-    async def test(front: Front) -> None:
-        answers = await front.all(*({"tag": i, "fault": "500"} for i in range(8)))
-        assert {(answer.status, answer.text) for answer in answers} == {(500, '{"error": "boom"}')}
-        assert [len(set(one.tags)) for one in front.upstreams] == [8, 8]
-        assert [one["failing"] for one in await named(front, "/upstreams")] == [None, None]
-
-    before(test, count=2)
+@queued(count=2)
+async def test_an_error_that_every_upstream_answers_is_the_requests_own_and_rests_none(front: Front) -> None:
+    answers = await front.all(*({"tag": i, "fault": "500"} for i in range(8)))
+    assert {(answer.status, answer.text) for answer in answers} == {(500, '{"error": "boom"}')}
+    assert [len(set(one.tags)) for one in front.upstreams] == [8, 8]
+    assert [one["failing"] for one in await named(front, "/upstreams")] == [None, None]
 
 
 @pytest.mark.parametrize(
     ("others", "statuses"), [(["bob"], {"bob": 200}), (["bob", "carol"], {"bob": 429, "carol": 503})]
 )
-def test_a_refusal_rests_one_key_until_another_is_refused_and_nobody_waits_for_long(
-    others: list[str], statuses: dict[str, int]
+@queued()
+async def test_a_refusal_rests_one_key_until_another_is_refused_and_nobody_waits_for_long(
+    front: Front, others: list[str], statuses: dict[str, int]
 ) -> None:
-    async def test(front: Front) -> None:
-        async def ask(key: str, **body: Any) -> Answer:
-            return await front.ask({"Authorization": f"Bearer {key}"}, max_tokens=3, **body)
+    async def ask(key: str, **body: Any) -> Answer:
+        return await front.ask({"Authorization": f"Bearer {key}"}, max_tokens=3, **body)
 
-        front.hold()
-        first = asyncio.create_task(ask("alice"))
-        await front.until(lambda: front.upstream.running)
-        waiting = [asyncio.create_task(ask("alice", fault="429", after=3600, times=10)) for _ in range(5)]
-        await front.until(lambda: front.queue.manager.waiting == 5)
-        front.go()
-        assert (await first).status == 200
-        assert {answer.status for answer in await asyncio.gather(*waiting)} == {429}
-        assert len(front.upstream.seen) == 2  # the others of this key were not sent
-        fault = {"fault": "429", "after": 3600, "times": 10} if "carol" in others else {}
-        assert {key: (await ask(key, **fault)).status for key in others} == statuses
-        await front.until(lambda: front.idle)
-
-    before(test)
+    front.hold()
+    first = asyncio.create_task(ask("alice"))
+    await front.until(lambda: front.upstream.running)
+    waiting = [asyncio.create_task(ask("alice", fault="429", after=3600, times=10)) for _ in range(5)]
+    await front.until(lambda: front.queue.manager.waiting == 5)
+    front.go()
+    assert (await first).status == 200
+    assert {answer.status for answer in await asyncio.gather(*waiting)} == {429}
+    assert len(front.upstream.seen) == 2  # the others of this key were not sent
+    fault = {"fault": "429", "after": 3600, "times": 10} if "carol" in others else {}
+    assert {key: (await ask(key, **fault)).status for key in others} == statuses
+    await front.until(lambda: front.idle)
 
 
 @pytest.mark.parametrize("most", [1000, 1])

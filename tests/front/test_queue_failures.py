@@ -10,7 +10,7 @@ import tracemalloc
 
 import aiohttp
 import pytest
-from scripted import CHAT, Answer, Front, before, connected, queueing, scripted
+from scripted import CHAT, Answer, Front, before, connected, queued, queueing, scripted
 
 from front import relay, sites, upstreams
 from front.server import Settings
@@ -48,29 +48,27 @@ def test_requests_wait_for_an_upstream_that_comes_back() -> None:
 
 
 @pytest.mark.parametrize("status", ["429", "503"])
-def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(status: str) -> None:
-    async def test(front: Front) -> None:
-        asks = [{"tag": "refused", "fault": status, "times": 2, **ONE}, *({"tag": i, **ONE} for i in range(2))]
-        answers = await front.all(*asks, in_order=True)
-        assert [answer.status for answer in answers] == [200] * 3
-        assert front.upstream.tags == ["refused"] * 3 + ["0", "1"]
-        assert float(answers[0].headers["X-Queue-Wait"]) > 0.15  # until the upstream took it
-        assert front.queue.manager.slot_cap == 1
-
-    before(test)
+@queued()
+async def test_a_refusal_before_the_first_byte_goes_back_to_the_head_of_the_queue(front: Front, status: str) -> None:
+    asks = [{"tag": "refused", "fault": status, "times": 2, **ONE}, *({"tag": i, **ONE} for i in range(2))]
+    answers = await front.all(*asks, in_order=True)
+    assert [answer.status for answer in answers] == [200] * 3
+    assert front.upstream.tags == ["refused"] * 3 + ["0", "1"]
+    assert float(answers[0].headers["X-Queue-Wait"]) > 0.15  # until the upstream took it
+    assert front.queue.manager.slot_cap == 1
 
 
-def test_one_request_finds_out_whether_an_upstream_takes_requests_again_and_then_the_others_follow() -> None:
-    async def test(front: Front) -> None:
-        front.queue.sites.refuse(front.queue.sites.all[0], EVERYONE, None, {"Retry-After": "0.1"})
-        asks = ({"tag": i, "fault": "429", "times": 1, "after": 1, **ONE} for i in range(4))
-        asked = asyncio.create_task(front.all(*asks, in_order=True))
-        await front.until(lambda: front.upstream.refusals)
-        assert front.upstream.tags == ["0"]
-        assert {answer.status for answer in await asked} == {200}
-        assert not front.queue.sites.all[0].rests
-
-    before(test, slots=4)
+@queued(slots=4)
+async def test_one_request_finds_out_whether_an_upstream_takes_requests_again_and_then_the_others_follow(
+    front: Front,
+) -> None:
+    front.queue.sites.refuse(front.queue.sites.all[0], EVERYONE, None, {"Retry-After": "0.1"})
+    asks = ({"tag": i, "fault": "429", "times": 1, "after": 1, **ONE} for i in range(4))
+    asked = asyncio.create_task(front.all(*asks, in_order=True))
+    await front.until(lambda: front.upstream.refusals)
+    assert front.upstream.tags == ["0"]
+    assert {answer.status for answer in await asked} == {200}
+    assert not front.queue.sites.all[0].rests
 
 
 def test_a_request_that_alone_is_refused_does_not_keep_the_others_from_the_upstream(
@@ -128,27 +126,23 @@ def test_requests_that_waited_long_enough_for_an_upstream_end_together(monkeypat
     before(test, slots=2)
 
 
-def test_a_refusal_for_long_is_passed_on() -> None:
-    async def test(front: Front) -> None:
-        answer = await front.ask(fault="429", after=30, **ONE)
-        assert (answer.status, answer.headers["Retry-After"]) == (429, "30")
-        assert answer.json == {"error": {"message": "slow down"}}
-
-    before(test)
+@queued()
+async def test_a_refusal_for_long_is_passed_on(front: Front) -> None:
+    answer = await front.ask(fault="429", after=30, **ONE)
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "30")
+    assert answer.json == {"error": {"message": "slow down"}}
 
 
 @pytest.mark.parametrize(
     ("fault", "status", "text"),
     [("500", 500, '{"error": "boom"}'), ("html", 502, "<html>bad gateway</html>"), ("redirect", 307, "")],
 )
-def test_any_other_answer_is_passed_on_unchanged(fault: str, status: int, text: str) -> None:
-    async def test(front: Front) -> None:
-        answer = await front.ask(fault=fault, **ONE)
-        assert (answer.status, answer.text) == (status, text)
-        assert (await front.ask(**ONE)).status == 200
-        await front.until(lambda: front.idle)
-
-    before(test)
+@queued()
+async def test_any_other_answer_is_passed_on_unchanged(front: Front, fault: str, status: int, text: str) -> None:
+    answer = await front.ask(fault=fault, **ONE)
+    assert (answer.status, answer.text) == (status, text)
+    assert (await front.ask(**ONE)).status == 200
+    await front.until(lambda: front.idle)
 
 
 @pytest.mark.parametrize(("fault", "status"), [("close", 502), ("hang", 504)])
@@ -175,19 +169,17 @@ def test_a_stream_whose_upstream_fails_ends_with_one_error_event(fault: str) -> 
     before(test, settings=Settings(idle=3.0 if fault == "midhang" else 20.0))
 
 
-def test_an_answer_in_ollamas_dialect_is_counted_and_its_errors_are_lines_of_it() -> None:
-    async def test(front: Front) -> None:
-        whole = await front.ask(path="/api/chat", max_tokens=6)
-        broken = await front.ask(path="/api/chat", max_tokens=9, fault="midclose")
-        front.queue.draining = True
-        refused = await front.ask(path="/api/chat", max_tokens=2)
-        assert [json.loads(line)["done"] for line in whole.text.splitlines()] == [False] * 6 + [True]
-        assert isinstance(json.loads(broken.text.splitlines()[-1])["error"], str)
-        assert isinstance(refused.json["error"], str)
-        await front.until(lambda: front.idle)
-        assert (await front.send("GET", "/stats")).json["total-tokens-handled"] in (6, 9)
-
-    before(test)
+@queued()
+async def test_an_answer_in_ollamas_dialect_is_counted_and_its_errors_are_lines_of_it(front: Front) -> None:
+    whole = await front.ask(path="/api/chat", max_tokens=6)
+    broken = await front.ask(path="/api/chat", max_tokens=9, fault="midclose")
+    front.queue.draining = True
+    refused = await front.ask(path="/api/chat", max_tokens=2)
+    assert [json.loads(line)["done"] for line in whole.text.splitlines()] == [False] * 6 + [True]
+    assert isinstance(json.loads(broken.text.splitlines()[-1])["error"], str)
+    assert isinstance(refused.json["error"], str)
+    await front.until(lambda: front.idle)
+    assert (await front.send("GET", "/stats")).json["total-tokens-handled"] in (6, 9)
 
 
 @pytest.mark.parametrize("fault", ["cut", "cuthang"])
@@ -202,118 +194,100 @@ def test_a_body_with_a_length_that_breaks_or_stops_is_taken_for_whole_by_nobody(
 
 
 @pytest.mark.parametrize(("at", "cancelled"), [(0, 1), (3, 0)])
-def test_an_error_event_of_the_upstream_is_passed_on(at: int, cancelled: int) -> None:
-    async def test(front: Front) -> None:
-        answer = await front.ask(fault="miderror", at=at, max_tokens=9)
-        assert answer.text.endswith('data: {"error":{"message":"oom"}}\n\n')
-        await front.until(lambda: front.idle)
-        stats = (await front.send("GET", "/stats")).json
-        assert stats["requests"] == 1 - cancelled
-
-    before(test)
+@queued()
+async def test_an_error_event_of_the_upstream_is_passed_on(front: Front, at: int, cancelled: int) -> None:
+    answer = await front.ask(fault="miderror", at=at, max_tokens=9)
+    assert answer.text.endswith('data: {"error":{"message":"oom"}}\n\n')
+    await front.until(lambda: front.idle)
+    stats = (await front.send("GET", "/stats")).json
+    assert stats["requests"] == 1 - cancelled
 
 
-def test_a_client_that_leaves_while_it_waits_never_reaches_the_upstream() -> None:
-    async def test(front: Front) -> None:
-        (first,) = await front.occupied(1)
-        waits = asyncio.create_task(front.ask(tag="leaver", **ONE))
-        await front.until(lambda: front.queue.manager.waiting)
-        waits.cancel()
-        await front.until(lambda: not front.queue.manager.waiting)
-        front.go()
-        await first
-        await front.until(lambda: front.idle)
-        assert front.upstream.tags == ["first"]
-
-    before(test)
+@queued()
+async def test_a_client_that_leaves_while_it_waits_never_reaches_the_upstream(front: Front) -> None:
+    (first,) = await front.occupied(1)
+    waits = asyncio.create_task(front.ask(tag="leaver", **ONE))
+    await front.until(lambda: front.queue.manager.waiting)
+    waits.cancel()
+    await front.until(lambda: not front.queue.manager.waiting)
+    front.go()
+    await first
+    await front.until(lambda: front.idle)
+    assert front.upstream.tags == ["first"]
 
 
-def test_a_client_that_leaves_frees_its_slot_and_stops_the_upstream() -> None:
-    async def test(front: Front) -> None:
-        await front.ask(tag="leaver", max_tokens=4000, leaves_after=3)
-        await front.until(lambda: "leaver" in front.upstream.ended)
+@queued()
+async def test_a_client_that_leaves_frees_its_slot_and_stops_the_upstream(front: Front) -> None:
+    await front.ask(tag="leaver", max_tokens=4000, leaves_after=3)
+    await front.until(lambda: "leaver" in front.upstream.ended)
+    assert (await front.ask(**ONE)).status == 200
+    await front.until(lambda: front.idle)
+
+
+@queued(slots=2, send_timeout=0.4)
+async def test_clients_that_read_nothing_are_cut_and_do_not_stop_the_others(front: Front) -> None:
+    body = json.dumps({"fault": "big", "pieces": 64}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with connected(front) as (_, one), connected(front) as (_, two):
+        one.write(head + body)
+        two.write(head + body)
+        await front.until(lambda: len(front.upstream.seen) == 2)
         assert (await front.ask(**ONE)).status == 200
-        await front.until(lambda: front.idle)
-
-    before(test)
+    await front.until(lambda: front.idle)
 
 
-def test_clients_that_read_nothing_are_cut_and_do_not_stop_the_others() -> None:
-    async def test(front: Front) -> None:
-        body = json.dumps({"fault": "big", "pieces": 64}).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        async with connected(front) as (_, one), connected(front) as (_, two):
-            one.write(head + body)
-            two.write(head + body)
-            await front.until(lambda: len(front.upstream.seen) == 2)
-            assert (await front.ask(**ONE)).status == 200
-        await front.until(lambda: front.idle)
-
-    before(test, slots=2, send_timeout=0.4)
+@queued(max_queue=2)
+async def test_a_full_queue_refuses_with_an_estimate(front: Front) -> None:
+    first = await front.occupied(1)
+    asked = asyncio.create_task(front.all(*({"tag": i, "max_tokens": 10} for i in range(5))))
+    await front.until(lambda: front.arrived == 6)
+    front.go()
+    full = [answer for answer in [*await asked, *await asyncio.gather(*first)] if answer.status == 429]
+    assert len(full) == 3
+    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in full)
+    assert len(front.upstream.seen) == 3
 
 
-def test_a_full_queue_refuses_with_an_estimate() -> None:
-    async def test(front: Front) -> None:
-        first = await front.occupied(1)
-        asked = asyncio.create_task(front.all(*({"tag": i, "max_tokens": 10} for i in range(5))))
-        await front.until(lambda: front.arrived == 6)
-        front.go()
-        full = [answer for answer in [*await asked, *await asyncio.gather(*first)] if answer.status == 429]
-        assert len(full) == 3
-        assert all(int(answer.headers["Retry-After"]) >= 1 for answer in full)
-        assert len(front.upstream.seen) == 3
-
-    before(test, max_queue=2)
+@queued(queue_timeout=1.5, request_timeout=4.0)
+async def test_the_limits_on_time_hold_in_the_queue_and_in_the_middle_of_an_answer(front: Front) -> None:
+    first, waits = await front.all({"tag": "first", "max_tokens": 4000}, {"tag": "waits", **ONE}, in_order=True)
+    assert (first.status, waits.status) == (200, 504)
+    assert '"timeout_error"' in first.text.splitlines()[-2]
+    assert front.upstream.tags == ["first"]
+    await front.until(lambda: front.idle)
 
 
-def test_the_limits_on_time_hold_in_the_queue_and_in_the_middle_of_an_answer() -> None:
-    async def test(front: Front) -> None:
-        first, waits = await front.all({"tag": "first", "max_tokens": 4000}, {"tag": "waits", **ONE}, in_order=True)
-        assert (first.status, waits.status) == (200, 504)
-        assert '"timeout_error"' in first.text.splitlines()[-2]
-        assert front.upstream.tags == ["first"]
-        await front.until(lambda: front.idle)
-
-    before(test, queue_timeout=1.5, request_timeout=4.0)
+@queued(request_timeout=2.5)
+async def test_the_limit_on_time_holds_before_the_first_byte_and_stops_the_upstream(front: Front) -> None:
+    answer = await front.ask(stream=False, max_tokens=4000, tag="whole")
+    assert (answer.status, answer.json["error"]["type"]) == (504, "timeout_error")
+    await front.until(lambda: "whole" in front.upstream.ended)
+    await front.until(lambda: front.idle)
 
 
-def test_the_limit_on_time_holds_before_the_first_byte_and_stops_the_upstream() -> None:
-    async def test(front: Front) -> None:
-        answer = await front.ask(stream=False, max_tokens=4000, tag="whole")
-        assert (answer.status, answer.json["error"]["type"]) == (504, "timeout_error")
-        await front.until(lambda: "whole" in front.upstream.ended)
-        await front.until(lambda: front.idle)
-
-    before(test, request_timeout=2.5)
-
-
-def test_an_answer_of_100_mb_passes_in_pieces() -> None:
-    async def test(front: Front) -> None:
-        tracemalloc.start()
-        try:
-            async with front.session.post(front.url + CHAT, json={"fault": "big", "pieces": 100}) as answer:
-                size = sum([len(piece) async for piece in answer.content.iter_any()])
-            assert size == 100 << 20
-            assert tracemalloc.get_traced_memory()[1] < 24 << 20  # of upstream, queue and client
-        finally:
-            tracemalloc.stop()
-
-    before(test)
+@queued()
+async def test_an_answer_of_100_mb_passes_in_pieces(front: Front) -> None:
+    tracemalloc.start()
+    try:
+        async with front.session.post(front.url + CHAT, json={"fault": "big", "pieces": 100}) as answer:
+            size = sum([len(piece) async for piece in answer.content.iter_any()])
+        assert size == 100 << 20
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20  # of upstream, queue and client
+    finally:
+        tracemalloc.stop()
 
 
-def test_draining_refuses_new_requests_and_finishes_the_others() -> None:
-    async def test(front: Front) -> None:
-        (open,) = await front.occupied(1)
-        front.queue.draining = True
-        assert (await front.ask(**ONE)).status == 503
-        async with front.session.get(f"{front.url}/ready") as ready:
-            assert ready.status == 503
-        front.go()
-        answer = await open
-        assert answer.text.count('" t') == 40
-        assert front.queue.open == 0
-
-    before(test)
+@queued()
+async def test_draining_refuses_new_requests_and_finishes_the_others(front: Front) -> None:
+    (open,) = await front.occupied(1)
+    front.queue.draining = True
+    assert (await front.ask(**ONE)).status == 503
+    async with front.session.get(f"{front.url}/ready") as ready:
+        assert ready.status == 503
+    front.go()
+    answer = await open
+    assert answer.text.count('" t') == 40
+    assert front.queue.open == 0
 
 
 def test_a_kept_connection_that_the_upstream_has_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Front, before
+from scripted import Front, before, queued
 
 # Tag, max_tokens, priority, slo and client: sent in this order while a longer request runs.
 CASES = [(0, 12, 5, 900, "a"), (1, 3, 1, 800, "a"), (2, 9, 3, 100, "a"), (3, 6, 2, 700, "a"), (4, 4, 4, 300, "b"),
@@ -66,147 +66,123 @@ def test_two_clients_get_equal_numbers_of_tokens_under_vtc_alone(policy: str, le
     before(test, policy, slots=4, step=0.003)
 
 
-def test_the_program_that_began_first_goes_first() -> None:
-    async def test(front: Front) -> None:
-        first = await front.occupied(1)
-        names: list[Any] = [
-            {"program": "p"},
-            {"headers": {"X-Session-Id": "s"}},
-            {"headers": {"X-Parent-Session-Id": "p"}},
-        ]
-        asked = []
-        for tag, name in enumerate(names):
-            asked.append(asyncio.create_task(front.ask(tag=tag, max_tokens=2, **name)))
-            await front.until(lambda: front.queue.manager.waiting == len(asked))
-        front.go()
-        await asyncio.gather(*first, *asked)
-        assert front.upstream.tags == ["first", "0", "2", "1"]
-
-    before(test, "dynamic+program-fcfs")
+@queued("dynamic+program-fcfs")
+async def test_the_program_that_began_first_goes_first(front: Front) -> None:
+    first = await front.occupied(1)
+    names: list[Any] = [{"program": "p"}, {"headers": {"X-Session-Id": "s"}}, {"headers": {"X-Parent-Session-Id": "p"}}]
+    asked = []
+    for tag, name in enumerate(names):
+        asked.append(asyncio.create_task(front.ask(tag=tag, max_tokens=2, **name)))
+        await front.until(lambda: front.queue.manager.waiting == len(asked))
+    front.go()
+    await asyncio.gather(*first, *asked)
+    assert front.upstream.tags == ["first", "0", "2", "1"]
 
 
-def test_an_upstream_that_swaps_models_swaps_them_seldom() -> None:
-    async def test(front: Front) -> None:
-        asks = [{"model": ["llama", "qwen", "gemma"][i % 3], "tag": f"{i % 3}{i}", "max_tokens": 3} for i in range(18)]
-        first = await front.occupied(2, model="llama")
-        asked = asyncio.create_task(front.all(*asks))
-        await front.until(lambda: front.queue.manager.waiting == 18)
-        front.go()
-        await asyncio.gather(asked, *first)
-        order = [tag[0] for tag in front.upstream.tags if not tag.startswith("first")]
-        assert sum(a != b for a, b in itertools.pairwise(order)) < 10  # 17 in order of arrival
-
-    before(test, "dynamic+adapter-affinity", slots=2)
+@queued("dynamic+adapter-affinity", slots=2)
+async def test_an_upstream_that_swaps_models_swaps_them_seldom(front: Front) -> None:
+    asks = [{"model": ["llama", "qwen", "gemma"][i % 3], "tag": f"{i % 3}{i}", "max_tokens": 3} for i in range(18)]
+    first = await front.occupied(2, model="llama")
+    asked = asyncio.create_task(front.all(*asks))
+    await front.until(lambda: front.queue.manager.waiting == 18)
+    front.go()
+    await asyncio.gather(asked, *first)
+    order = [tag[0] for tag in front.upstream.tags if not tag.startswith("first")]
+    assert sum(a != b for a, b in itertools.pairwise(order)) < 10  # 17 in order of arrival
 
 
-def test_two_upstreams_share_one_queue() -> None:
-    async def test(front: Front) -> None:
-        answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(12)), in_order=True)
-        assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
-        assert {len(upstream.seen) for upstream in front.upstreams} <= {5, 6, 7}
-
-    before(test, count=2, slots=2)
+@queued(count=2, slots=2)
+async def test_two_upstreams_share_one_queue(front: Front) -> None:
+    answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(12)), in_order=True)
+    assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
+    assert {len(upstream.seen) for upstream in front.upstreams} <= {5, 6, 7}
 
 
-def test_an_upstream_that_refuses_rests_while_the_other_serves_and_comes_back() -> None:
-    async def test(front: Front) -> None:
-        assert (await front.ask(fault="429", after=0.3, max_tokens=3)).headers["X-Upstream"] in ("u0", "u1")
-        await front.until(lambda: all(rest.is_over for site in front.queue.sites.all for rest in site.rests.values()))
-        await front.until(lambda: front.queue.manager.slot_cap == 4)
-        answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(8)), in_order=True)
-        assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
-
-    before(test, count=2, slots=2)
+@queued(count=2, slots=2)
+async def test_an_upstream_that_refuses_rests_while_the_other_serves_and_comes_back(front: Front) -> None:
+    assert (await front.ask(fault="429", after=0.3, max_tokens=3)).headers["X-Upstream"] in ("u0", "u1")
+    await front.until(lambda: all(rest.is_over for site in front.queue.sites.all for rest in site.rests.values()))
+    await front.until(lambda: front.queue.manager.slot_cap == 4)
+    answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(8)), in_order=True)
+    assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
 
 
-def test_no_more_than_its_slots_run_at_an_upstream() -> None:
-    async def test(front: Front) -> None:
-        most = 0
+@queued(slots=3)
+async def test_no_more_than_its_slots_run_at_an_upstream(front: Front) -> None:
+    most = 0
 
-        async def watch() -> None:
-            nonlocal most
-            while True:
-                most = max(most, len(front.upstream.running))
-                await asyncio.sleep(0.001)
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, len(front.upstream.running))
+            await asyncio.sleep(0.001)
 
-        watching = asyncio.create_task(watch())
-        answers = await front.all(*({"max_tokens": 5, "tag": i} for i in range(12)))
-        watching.cancel()
-        assert most == 3
-        assert {answer.status for answer in answers} == {200}
-
-    before(test, slots=3)
+    watching = asyncio.create_task(watch())
+    answers = await front.all(*({"max_tokens": 5, "tag": i} for i in range(12)))
+    watching.cancel()
+    assert most == 3
+    assert {answer.status for answer in answers} == {200}
 
 
-def test_a_policy_is_switched_while_requests_wait() -> None:
-    async def test(front: Front) -> None:
-        (first,) = await front.occupied(1)
-        waiting = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6))))
-        await front.until(lambda: front.queue.manager.waiting == 3)
-        switched = await front.send(
-            "PUT", "/policy", {"Content-Type": "application/json"}, b'{"policy": "dynamic+sjf"}'
-        )
-        assert switched.json["policy"] == "dynamic+sjf"
-        front.go()
-        await asyncio.gather(first, waiting)
-        assert front.upstream.tags == ["first", "3", "6", "9"]
-
-    before(test)
+@queued()
+async def test_a_policy_is_switched_while_requests_wait(front: Front) -> None:
+    (first,) = await front.occupied(1)
+    waiting = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6))))
+    await front.until(lambda: front.queue.manager.waiting == 3)
+    switched = await front.send("PUT", "/policy", {"Content-Type": "application/json"}, b'{"policy": "dynamic+sjf"}')
+    assert switched.json["policy"] == "dynamic+sjf"
+    front.go()
+    await asyncio.gather(first, waiting)
+    assert front.upstream.tags == ["first", "3", "6", "9"]
 
 
 @pytest.mark.parametrize("order", ["srpt", "mlfq", "lpm"])
-def test_a_policy_that_means_something_else_there_is_refused_with_a_sentence(order: str) -> None:
-    async def test(front: Front) -> None:
-        body = f'{{"policy": "dynamic+{order}"}}'.encode()
-        answer = await front.send("PUT", "/policy", {"Content-Type": "application/json"}, body)
-        assert answer.status == 400
-        assert order in answer.json["error"]["message"]
-        known = (await front.send("GET", "/policy")).json
-        assert order not in known["orders"]
-        assert next(iter(known["policies"])) == "dynamic"
-
-    before(test)
+@queued()
+async def test_a_policy_that_means_something_else_there_is_refused_with_a_sentence(front: Front, order: str) -> None:
+    body = f'{{"policy": "dynamic+{order}"}}'.encode()
+    answer = await front.send("PUT", "/policy", {"Content-Type": "application/json"}, body)
+    assert answer.status == 400
+    assert order in answer.json["error"]["message"]
+    known = (await front.send("GET", "/policy")).json
+    assert order not in known["orders"]
+    assert next(iter(known["policies"])) == "dynamic"
 
 
 @pytest.mark.parametrize(
     ("policy", "named", "unnamed"),
     [("dynamic+srp", "vtc-pred", "srpt"), ("mine.py", "./eb queue mine.py", "./server.sh")],
 )
-def test_an_unknown_policy_is_refused_with_what_a_queue_offers(policy: str, named: str, unnamed: str) -> None:
-    async def test(front: Front) -> None:
-        body = f'{{"policy": "{policy}"}}'.encode()
-        answer = await front.send("PUT", "/policy", {"Content-Type": "application/json"}, body)
-        assert answer.status == 400
-        assert named in answer.text
-        assert unnamed not in answer.text
-
-    before(test)
-
-
-def test_more_answers_at_once_than_there_are_slots_are_refused() -> None:
-    async def test(front: Front) -> None:
-        answer = await front.ask(n=3, max_tokens=2)
-        assert (answer.status, front.upstream.seen) == (400, [])
-        assert "n up to 2" in answer.text
-        assert (await front.ask(n=2, max_tokens=2)).status == 200
-
-    before(test, slots=2)
+@queued()
+async def test_an_unknown_policy_is_refused_with_what_a_queue_offers(
+    front: Front, policy: str, named: str, unnamed: str
+) -> None:
+    body = f'{{"policy": "{policy}"}}'.encode()
+    answer = await front.send("PUT", "/policy", {"Content-Type": "application/json"}, body)
+    assert answer.status == 400
+    assert named in answer.text
+    assert unnamed not in answer.text
 
 
-def test_a_request_takes_a_slot_for_each_of_its_answers_and_nobody_overtakes_it() -> None:
-    async def test(front: Front) -> None:
-        asks = [
-            {"tag": i, "n": n, "max_tokens": tokens} for i, (n, tokens) in enumerate([(2, 10), (1, 40), (3, 5), (1, 5)])
-        ]
-        asked = asyncio.create_task(front.all(*asks, in_order=True))
-        await front.until(lambda: "0" in front.upstream.ended)
-        assert front.upstream.tags == ["0", "1"]
-        await asked
-        assert front.upstream.tags == ["0", "1", "2", "3"]
-        assert front.upstream.ended["1"] < front.upstream.ended["2"]
-        await front.until(lambda: front.idle)
+@queued(slots=2)
+async def test_more_answers_at_once_than_there_are_slots_are_refused(front: Front) -> None:
+    answer = await front.ask(n=3, max_tokens=2)
+    assert (answer.status, front.upstream.seen) == (400, [])
+    assert "n up to 2" in answer.text
+    assert (await front.ask(n=2, max_tokens=2)).status == 200
 
-    before(test, slots=3)
+
+@queued(slots=3)
+async def test_a_request_takes_a_slot_for_each_of_its_answers_and_nobody_overtakes_it(front: Front) -> None:
+    asks = [
+        {"tag": i, "n": n, "max_tokens": tokens} for i, (n, tokens) in enumerate([(2, 10), (1, 40), (3, 5), (1, 5)])
+    ]
+    asked = asyncio.create_task(front.all(*asks, in_order=True))
+    await front.until(lambda: "0" in front.upstream.ended)
+    assert front.upstream.tags == ["0", "1"]
+    await asked
+    assert front.upstream.tags == ["0", "1", "2", "3"]
+    assert front.upstream.ended["1"] < front.upstream.ended["2"]
+    await front.until(lambda: front.idle)
 
 
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic+vtc", "adaptive"])
@@ -221,21 +197,19 @@ def test_requests_for_several_answers_are_served_by_each_loop_where_there_is_roo
     before(test, policy, slots=(1, 3), count=2)
 
 
-def test_a_policy_that_raises_gives_way_to_dynamic_and_no_request_is_lost() -> None:
-    async def test(front: Front) -> None:
-        policy = front.queue.manager.policy
-        assert policy is not None
-        (first,) = await front.occupied(1)
-        asked = asyncio.create_task(front.all(*({"max_tokens": 4, "tag": i} for i in range(6))))
-        await front.until(lambda: front.queue.manager.waiting == 6)
-        policy.order = lambda waiting, now: sys.exit()  # type: ignore[assignment, method-assign, return-value]
-        front.go()
-        answers = [await first, *await asked]
-        assert {answer.status for answer in answers} == {200}
-        assert front.queue.manager.policy_name == "dynamic"
-        assert front.queue.manager.fallback.failures == 1
-
-    before(test, "dynamic+sjf")
+@queued("dynamic+sjf")
+async def test_a_policy_that_raises_gives_way_to_dynamic_and_no_request_is_lost(front: Front) -> None:
+    policy = front.queue.manager.policy
+    assert policy is not None
+    (first,) = await front.occupied(1)
+    asked = asyncio.create_task(front.all(*({"max_tokens": 4, "tag": i} for i in range(6))))
+    await front.until(lambda: front.queue.manager.waiting == 6)
+    policy.order = lambda waiting, now: sys.exit()  # type: ignore[assignment, method-assign, return-value]
+    front.go()
+    answers = [await first, *await asked]
+    assert {answer.status for answer in answers} == {200}
+    assert front.queue.manager.policy_name == "dynamic"
+    assert front.queue.manager.fallback.failures == 1
 
 
 def test_a_file_of_the_user_called_dynamic_is_no_built_in_policy(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from front.steps import Steps
 from scheduling.iteration import Iteration, Member, SlotSteps
 from serving.inference import Inference
-from tests.front.scripted import Front, before
+from tests.front.scripted import Front, queued
 
 PROMPT = 10
 
@@ -119,16 +119,14 @@ def test_a_request_without_an_answer_leaves_without_a_step() -> None:
     assert (told.steps, told.left) == ([], ["x"])
 
 
-def test_what_if_is_right_where_some_answers_are_streamed_and_others_are_not() -> None:
-    async def test(front: Front) -> None:
-        lengths, errors = (5, 30, 12, 8, 25, 3, 18, 10) * 2, []
-        while len(errors) < 5 and (not errors or errors[-1] > 0.25):  # the machine may pause in an attempt
-            await front.all(*({"max_tokens": n, "stream": i % 4 == 0, "tag": i} for i, n in enumerate(lengths)))
-            await front.until(lambda: front.idle)
-            told = await front.what_if(len(lengths))
-            members = [member for record in told["lanes"][0]["records"] for member in record["members"]]
-            assert {member["tokens"] for member in members if member["phase"] == "decode"} == {1}
-            errors.append(abs(told["error"]["latency_mean_s"]))
-        assert min(errors) < 0.25
-
-    before(test, slots=3, step=0.015)
+@queued(slots=3, step=0.015)
+async def test_what_if_is_right_where_some_answers_are_streamed_and_others_are_not(front: Front) -> None:
+    lengths, errors = (5, 30, 12, 8, 25, 3, 18, 10) * 2, []
+    while len(errors) < 5 and (not errors or errors[-1] > 0.25):  # the machine may pause in an attempt
+        await front.all(*({"max_tokens": n, "stream": i % 4 == 0, "tag": i} for i, n in enumerate(lengths)))
+        await front.until(lambda: front.idle)
+        told = await front.what_if(len(lengths))
+        members = [member for record in told["lanes"][0]["records"] for member in record["members"]]
+        assert {member["tokens"] for member in members if member["phase"] == "decode"} == {1}
+        errors.append(abs(told["error"]["latency_mean_s"]))
+    assert min(errors) < 0.25

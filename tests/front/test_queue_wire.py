@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import pytest
-from scripted import CHAT, OWN, SECRET, Answer, Front, before, connected
+from scripted import CHAT, OWN, SECRET, Answer, Front, before, connected, queued
 
 from front.server import Settings
 
@@ -114,14 +114,12 @@ def test_40_forms_of_smuggling_a_request_are_refused() -> None:
 
 
 @pytest.mark.parametrize("data", ODD.values(), ids=ODD)
-def test_an_odd_form_reaches_the_upstream_with_one_meaning(data: bytes) -> None:
-    async def test(front: Front) -> None:
-        assert (await raw(front, data)).count(b"HTTP/1.1 200 ") == 1
-        ((_, head, body, path),) = front.upstream.seen
-        framing = {name: value for name, value in head.items() if re.search("(?i)length|transfer|upgrade|conn", name)}
-        assert (framing, body, path) == ({"Content-Length": str(len(BODY))}, BODY, CHAT)
-
-    before(test, slots=4)
+@queued(slots=4)
+async def test_an_odd_form_reaches_the_upstream_with_one_meaning(front: Front, data: bytes) -> None:
+    assert (await raw(front, data)).count(b"HTTP/1.1 200 ") == 1
+    ((_, head, body, path),) = front.upstream.seen
+    framing = {name: value for name, value in head.items() if re.search("(?i)length|transfer|upgrade|conn", name)}
+    assert (framing, body, path) == ({"Content-Length": str(len(BODY))}, BODY, CHAT)
 
 
 @pytest.mark.parametrize(
@@ -129,18 +127,15 @@ def test_an_odd_form_reaches_the_upstream_with_one_meaning(data: bytes) -> None:
     ["http://10.0.0.1:99/v1/chat/completions", "//10.0.0.1/v1/chat/completions", "/@10.0.0.1/v1", "/v1/../../log",
      "/v1/%2e%2e/log", "/v1/chat%2Fcompletions", "/api/pull", "/v1/load_lora_adapter", "/slots/0?action=save", "/load"],
 )  # fmt: skip
-def test_only_known_paths_reach_the_upstream_that_the_command_line_names(target: str) -> None:
-    async def test(front: Front) -> None:
-        answer = await raw(
-            front,
-            f"POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode() + LENGTH + b"\r\n" + BODY,
-        )
-        # An absolute form has the path of a known route, so it goes to the upstream, whatever host it names.
-        is_known = target.startswith("http://")
-        assert answer.split(b" ")[1] == (b"200" if is_known else b"404")
-        assert [path for *_, path in front.upstream.seen] == ([CHAT] if is_known else [])
-
-    before(test)
+@queued()
+async def test_only_known_paths_reach_the_upstream_that_the_command_line_names(front: Front, target: str) -> None:
+    answer = await raw(
+        front, f"POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode() + LENGTH + b"\r\n" + BODY
+    )
+    # An absolute form has the path of a known route, so it goes to the upstream, whatever host it names.
+    is_known = target.startswith("http://")
+    assert answer.split(b" ")[1] == (b"200" if is_known else b"404")
+    assert [path for *_, path in front.upstream.seen] == ([CHAT] if is_known else [])
 
 
 @pytest.mark.parametrize(
@@ -153,59 +148,50 @@ def test_only_known_paths_reach_the_upstream_that_the_command_line_names(target:
         ("POST", "/upstream/u0/api/pull"),
     ],
 )
-def test_no_other_method_reaches_the_upstream(method: str, path: str) -> None:
-    async def test(front: Front) -> None:
-        answer = await raw(
-            front,
-            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode(),
-        )
-        assert answer.split(b" ")[1] in (b"404", b"405")
-        assert front.upstream.seen == []
-
-    before(test)
+@queued()
+async def test_no_other_method_reaches_the_upstream(front: Front, method: str, path: str) -> None:
+    answer = await raw(
+        front, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+    )
+    assert answer.split(b" ")[1] in (b"404", b"405")
+    assert front.upstream.seen == []
 
 
-def test_looks_at_the_upstream_pass_at_once() -> None:
-    async def test(front: Front) -> None:
-        first = asyncio.create_task(front.ask(max_tokens=50, tag="first"))
-        await front.until(lambda: front.upstream.running)
-        assert (await front.send("GET", "/v1/models")).json["data"] == [{"id": "fake"}]
-        assert (await front.send("GET", "/upstream/u0/slots?x=1")).status == 200
-        assert front.upstream.seen[-1][3] == "/slots?x=1"
-        for path in ("/v1/messages/count_tokens", "/api/show"):
-            assert (await front.send("POST", path, None, b'{"fault": "500"}')).text == '{"error": "boom"}'
-        assert not first.done()
-        await first
-
-    before(test)
+@queued()
+async def test_looks_at_the_upstream_pass_at_once(front: Front) -> None:
+    first = asyncio.create_task(front.ask(max_tokens=50, tag="first"))
+    await front.until(lambda: front.upstream.running)
+    assert (await front.send("GET", "/v1/models")).json["data"] == [{"id": "fake"}]
+    assert (await front.send("GET", "/upstream/u0/slots?x=1")).status == 200
+    assert front.upstream.seen[-1][3] == "/slots?x=1"
+    for path in ("/v1/messages/count_tokens", "/api/show"):
+        assert (await front.send("POST", path, None, b'{"fault": "500"}')).text == '{"error": "boom"}'
+    assert not first.done()
+    await first
 
 
-def test_the_upstreams_key_reads_nothing_of_its_owners_account() -> None:
-    async def test(front: Front) -> None:
-        assert (await front.send("GET", "/upstream/u0/slots")).status == 200
-        assert (await front.send("GET", "/upstream/u0/v1/files")).status == 404
-        assert all(path != "/v1/files" for *_, path in (seen[:4] for seen in front.upstream.seen))
-
-    before(test, settings=Settings(key=SECRET))
+@queued(settings=Settings(key=SECRET))
+async def test_the_upstreams_key_reads_nothing_of_its_owners_account(front: Front) -> None:
+    assert (await front.send("GET", "/upstream/u0/slots")).status == 200
+    assert (await front.send("GET", "/upstream/u0/v1/files")).status == 404
+    assert all(path != "/v1/files" for *_, path in (seen[:4] for seen in front.upstream.seen))
 
 
-def test_a_body_goes_on_byte_for_byte_compressed_or_in_chunks() -> None:
-    async def test(front: Front) -> None:
-        odd = b'{ "max_tokens" :2,\n"x": "\\u00e9", "tag": "odd" }'
-        await front.send("POST", f"{CHAT}?beta=true", {"Content-Type": "application/json"}, odd)
-        packed = gzip.compress(BODY)
-        await front.send("POST", CHAT, {"Content-Encoding": "gzip"}, packed)
-        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-        await raw(front, HEAD + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n" + chunks)
-        # The scripted upstream unpacks what is packed.
-        assert [body for _, _, body, _ in front.upstream.seen] == [odd, BODY, BODY]
-        heads = [{name.lower(): value for name, value in head.items()} for _, head, _, _ in front.upstream.seen]
-        assert front.upstream.seen[0][3] == f"{CHAT}?beta=true"
-        assert heads[1]["content-length"] == str(len(packed))
-        assert "transfer-encoding" not in heads[2]
-        assert "expect" not in heads[2]
-
-    before(test)
+@queued()
+async def test_a_body_goes_on_byte_for_byte_compressed_or_in_chunks(front: Front) -> None:
+    odd = b'{ "max_tokens" :2,\n"x": "\\u00e9", "tag": "odd" }'
+    await front.send("POST", f"{CHAT}?beta=true", {"Content-Type": "application/json"}, odd)
+    packed = gzip.compress(BODY)
+    await front.send("POST", CHAT, {"Content-Encoding": "gzip"}, packed)
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    await raw(front, HEAD + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n" + chunks)
+    # The scripted upstream unpacks what is packed.
+    assert [body for _, _, body, _ in front.upstream.seen] == [odd, BODY, BODY]
+    heads = [{name.lower(): value for name, value in head.items()} for _, head, _, _ in front.upstream.seen]
+    assert front.upstream.seen[0][3] == f"{CHAT}?beta=true"
+    assert heads[1]["content-length"] == str(len(packed))
+    assert "transfer-encoding" not in heads[2]
+    assert "expect" not in heads[2]
 
 
 def test_headers_about_one_connection_and_hints_end_at_the_queue() -> None:
@@ -268,20 +254,20 @@ def test_no_key_passes_whatever_is_asked_and_however_it_fails(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-Api-Key", "X-Other"])
-def test_the_key_of_the_queue_never_reaches_the_upstream_and_no_key_of_the_upstream_a_client(header: str) -> None:
-    async def test(front: Front) -> None:
-        value = f"Bearer {OWN}" if header == "Authorization" else OWN
-        keys = {"Authorization": f"Bearer {OWN}", header: value}
-        answer = await front.ask(keys, max_tokens=2)
-        told = await front.send("GET", "/v1/models", keys)
-        pages = [await front.send("GET", path, keys) for path in ("/stats", "/metrics", "/policy", "/slots")]
-        assert {one.status for one in (answer, told, *pages)} == {200}
-        for _, head, body, path in front.upstream.seen:
-            assert head["Authorization"] == f"Bearer {SECRET}"
-            assert OWN not in json.dumps(head) + path + body.decode()
-        assert SECRET not in "".join(one.text + str(one.headers) for one in (answer, *pages))
-
-    before(test, api_key=OWN, settings=Settings(key=SECRET))
+@queued(api_key=OWN, settings=Settings(key=SECRET))
+async def test_the_key_of_the_queue_never_reaches_the_upstream_and_no_key_of_the_upstream_a_client(
+    front: Front, header: str
+) -> None:
+    value = f"Bearer {OWN}" if header == "Authorization" else OWN
+    keys = {"Authorization": f"Bearer {OWN}", header: value}
+    answer = await front.ask(keys, max_tokens=2)
+    told = await front.send("GET", "/v1/models", keys)
+    pages = [await front.send("GET", path, keys) for path in ("/stats", "/metrics", "/policy", "/slots")]
+    assert {one.status for one in (answer, told, *pages)} == {200}
+    for _, head, body, path in front.upstream.seen:
+        assert head["Authorization"] == f"Bearer {SECRET}"
+        assert OWN not in json.dumps(head) + path + body.decode()
+    assert SECRET not in "".join(one.text + str(one.headers) for one in (answer, *pages))
 
 
 @pytest.mark.parametrize(
@@ -294,15 +280,13 @@ def test_the_key_of_the_queue_never_reaches_the_upstream_and_no_key_of_the_upstr
         ("GET", "/upstream/u0/slots"),
     ],
 )
-def test_a_client_without_the_key_gets_nothing(method: str, path: str) -> None:
-    async def test(front: Front) -> None:
-        assert (await front.send(method, path, None, BODY if method == "POST" else b"")).status == 401
-        assert (
-            await front.send(method, path, {"Authorization": "Bearer wrong"}, BODY if method == "POST" else b"")
-        ).status == 401
-        assert front.upstream.seen == []
-
-    before(test, api_key=OWN)
+@queued(api_key=OWN)
+async def test_a_client_without_the_key_gets_nothing(front: Front, method: str, path: str) -> None:
+    assert (await front.send(method, path, None, BODY if method == "POST" else b"")).status == 401
+    assert (
+        await front.send(method, path, {"Authorization": "Bearer wrong"}, BODY if method == "POST" else b"")
+    ).status == 401
+    assert front.upstream.seen == []
 
 
 @pytest.mark.parametrize("hosts", ["", "queue.example"])
@@ -333,55 +317,49 @@ def test_what_opens_another_account_stays_here_where_the_key_is_replaced() -> No
     before(test, settings=Settings(key=SECRET))
 
 
-def test_a_client_that_waits_learns_its_place() -> None:
-    async def test(front: Front) -> None:
-        await front.ask(max_tokens=9)  # so that the queue knows how long a token takes
-        (first,) = await front.occupied(1, headers={"X-Request-Id": "first"})
-        waiting = []
-        for i in range(3):
-            waiting.append(asyncio.create_task(front.ask({"X-Request-Id": f"w{i}"}, max_tokens=3)))
-            await front.until(lambda i=i: len(front.queue.manager.queued) > i)
-        places = [(await front.send("GET", f"/queue/position?id={id}")).json for id in ("first", "w0", "w2")]
-        assert [(place["state"], place["before"]) for place in places] == [
-            ("running", None),
-            ("waiting", 0),
-            ("waiting", 2),
-        ]
-        assert places[2]["expected_wait_s"] > 0
-        assert (await front.send("GET", "/queue/position?id=nobody")).status == 404
-        front.go()
-        await asyncio.gather(first, *waiting)
-
-    before(test)
+@queued()
+async def test_a_client_that_waits_learns_its_place(front: Front) -> None:
+    await front.ask(max_tokens=9)  # so that the queue knows how long a token takes
+    (first,) = await front.occupied(1, headers={"X-Request-Id": "first"})
+    waiting = []
+    for i in range(3):
+        waiting.append(asyncio.create_task(front.ask({"X-Request-Id": f"w{i}"}, max_tokens=3)))
+        await front.until(lambda i=i: len(front.queue.manager.queued) > i)
+    places = [(await front.send("GET", f"/queue/position?id={id}")).json for id in ("first", "w0", "w2")]
+    assert [(place["state"], place["before"]) for place in places] == [
+        ("running", None),
+        ("waiting", 0),
+        ("waiting", 2),
+    ]
+    assert places[2]["expected_wait_s"] > 0
+    assert (await front.send("GET", "/queue/position?id=nobody")).status == 404
+    front.go()
+    await asyncio.gather(first, *waiting)
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_has_used_its_tokens_of_a_minute_is_refused_and_others_are_not(streams: bool) -> None:
-    async def test(front: Front) -> None:
-        assert (await front.ask(user="alice", max_tokens=40, stream=streams)).status == 200
-        refused = await front.ask(user="alice", max_tokens=4)
-        assert refused.status == 429
-        assert 1 <= int(refused.headers["Retry-After"]) <= 60
-        assert (await front.ask(user="bob", max_tokens=4)).status == 200
-
-    before(test, settings=Settings(client_tokens=30))
-
-
-def test_the_counts_of_the_upstream_win() -> None:
-    async def test(front: Front) -> None:
-        await front.ask(max_tokens=6, stream_options={"include_usage": True})
-        await front.ask(max_tokens=5, stream=False)
-        await front.ask(max_tokens=3, real=12)
-        await front.until(lambda: front.idle)
-        assert (await front.send("GET", "/stats")).json["total-tokens-handled"] == 6 + 5 + 12
-
-    before(test)
+@queued(settings=Settings(client_tokens=30))
+async def test_a_client_that_has_used_its_tokens_of_a_minute_is_refused_and_others_are_not(
+    front: Front, streams: bool
+) -> None:
+    assert (await front.ask(user="alice", max_tokens=40, stream=streams)).status == 200
+    refused = await front.ask(user="alice", max_tokens=4)
+    assert refused.status == 429
+    assert 1 <= int(refused.headers["Retry-After"]) <= 60
+    assert (await front.ask(user="bob", max_tokens=4)).status == 200
 
 
-def test_the_pages_of_our_server_answer_on_the_queue() -> None:
-    async def test(front: Front) -> None:
-        for path in ("/", "/health", "/stats", "/metrics", "/policy", "/slots", "/race", "/load"):
-            assert (await front.send("GET", path)).status == 200, path
-        assert (await front.send("GET", "/events?detail=1", leaves_after=1)).status == 200
+@queued()
+async def test_the_counts_of_the_upstream_win(front: Front) -> None:
+    await front.ask(max_tokens=6, stream_options={"include_usage": True})
+    await front.ask(max_tokens=5, stream=False)
+    await front.ask(max_tokens=3, real=12)
+    await front.until(lambda: front.idle)
+    assert (await front.send("GET", "/stats")).json["total-tokens-handled"] == 6 + 5 + 12
 
-    before(test)
+
+@queued()
+async def test_the_pages_of_our_server_answer_on_the_queue(front: Front) -> None:
+    for path in ("/", "/health", "/stats", "/metrics", "/policy", "/slots", "/race", "/load"):
+        assert (await front.send("GET", path)).status == 200, path
+    assert (await front.send("GET", "/events?detail=1", leaves_after=1)).status == 200
