@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ from fleet.door import FleetQueue, Found
 from front import clients, health
 from front.limits import Limits
 from front.sites import Site
+from tests.front.scripted import connected, decorator
 from tests.support import SOON, run_async
 
 LIMITS = Limits(receive=SOON, send=SOON, connections=64)
@@ -72,18 +72,6 @@ class Front:
     async def get(self, path: str, **headers: str) -> tuple[int, bytes]:
         async with self.session.get(self.url + path, headers=headers, allow_redirects=False) as answer:
             return answer.status, await answer.read()
-
-
-@asynccontextmanager
-async def connected(front: Front) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Open a connection to an ingress."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]))
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
@@ -155,6 +143,9 @@ def behind(
             await test(await stack.enter_async_context(front(Fixed(*urls), policy, limits, *words)))
 
     run_async(asyncio.wait_for(run(), 3 * SOON))
+
+
+replicated = decorator(behind)
 
 
 def says(content: Any, status: int = 200, seen: list[Any] | None = None) -> Handler:

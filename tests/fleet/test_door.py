@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from made_up import ASK, GOOD, Front, behind, breaks, says, streams, waits
+from made_up import ASK, GOOD, Front, behind, breaks, replicated, says, streams, waits
 
 from fleet import bodies
 from front import sites, upstreams
@@ -75,19 +75,15 @@ def test_a_long_answer_passes_in_pieces_and_is_cut_where_its_replica_breaks() ->
     behind(test, half, says(GOOD))
 
 
-def test_only_trusted_hosts_are_answered() -> None:
-    async def test(front: Front) -> None:
-        assert (await front.post("/inference", ASK, Host="fleet.example"))[0] == 200
-        assert (await front.post("/inference", ASK, Host="evil.example"))[0] == 403
-
-    behind(test, says(GOOD), words=("--trusted-hosts", "fleet.example,127.0.0.1"))
+@replicated(says(GOOD), words=("--trusted-hosts", "fleet.example,127.0.0.1"))
+async def test_only_trusted_hosts_are_answered(front: Front) -> None:
+    assert (await front.post("/inference", ASK, Host="fleet.example"))[0] == 200
+    assert (await front.post("/inference", ASK, Host="evil.example"))[0] == 403
 
 
-def test_a_stream_passes_event_by_event() -> None:
-    async def test(front: Front) -> None:
-        assert await front.post("/inference", ASK | {"stream": True}) == (200, TOKEN + TOKEN + LAST)
-
-    behind(test, streams(TOKEN[:5], TOKEN[5:] + TOKEN[:9], TOKEN[9:], LAST))
+@replicated(streams(TOKEN[:5], TOKEN[5:] + TOKEN[:9], TOKEN[9:], LAST))
+async def test_a_stream_passes_event_by_event(front: Front) -> None:
+    assert await front.post("/inference", ASK | {"stream": True}) == (200, TOKEN + TOKEN + LAST)
 
 
 @pytest.mark.parametrize(
@@ -110,34 +106,25 @@ def test_a_request_without_a_token_is_repeated_elsewhere(first: Any) -> None:
     behind(test, first, streams(TOKEN, LAST))
 
 
-def test_a_stream_that_has_begun_ends_with_one_error() -> None:
-    async def test(front: Front) -> None:
-        _, body = await front.post("/v1/completions", {"prompt": "hello", "stream": True})
-        first, second, end = body.split(b"\n\n")
-        assert (first + b"\n\n", end) == (TOKEN, b"")
-        assert json.loads(second.removeprefix(b"data: "))["error"]["type"] == "unavailable_error"
-
-    behind(test, breaks(TOKEN + TOKEN[:7]), streams(TOKEN, LAST))
+@replicated(breaks(TOKEN + TOKEN[:7]), streams(TOKEN, LAST))
+async def test_a_stream_that_has_begun_ends_with_one_error(front: Front) -> None:
+    _, body = await front.post("/v1/completions", {"prompt": "hello", "stream": True})
+    first, second, end = body.split(b"\n\n")
+    assert (first + b"\n\n", end) == (TOKEN, b"")
+    assert json.loads(second.removeprefix(b"data: "))["error"]["type"] == "unavailable_error"
 
 
-def test_tgis_stream_ends_with_an_error_in_its_dialect() -> None:
-    async def test(front: Front) -> None:
-        _, body = await front.post("/generate_stream", {"inputs": "hello"})
-        assert json.loads(body.split(b"\n\n")[1].removeprefix(b"data:"))["error_type"] == "healthcheck"
-
-    behind(test, breaks(b'data:{"token":{}}\n\n'))
+@replicated(breaks(b'data:{"token":{}}\n\n'))
+async def test_tgis_stream_ends_with_an_error_in_its_dialect(front: Front) -> None:
+    _, body = await front.post("/generate_stream", {"inputs": "hello"})
+    assert json.loads(body.split(b"\n\n")[1].removeprefix(b"data:"))["error_type"] == "healthcheck"
 
 
-def test_anthropics_stream_ends_with_an_error_in_its_dialect() -> None:
-    async def test(front: Front) -> None:
-        _, body = await front.post("/v1/messages", {"messages": []})
-        name, content = body.split(b"\n\n")[1].split(b"\n")
-        assert (name, json.loads(content.removeprefix(b"data: "))["error"]["type"]) == (
-            b"event: error",
-            "overloaded_error",
-        )
-
-    behind(test, breaks(b'event: message_start\ndata: {"type":"message_start"}\n\n'))
+@replicated(breaks(b'event: message_start\ndata: {"type":"message_start"}\n\n'))
+async def test_anthropics_stream_ends_with_an_error_in_its_dialect(front: Front) -> None:
+    _, body = await front.post("/v1/messages", {"messages": []})
+    name, content = body.split(b"\n\n")[1].split(b"\n")
+    assert (name, json.loads(content.removeprefix(b"data: "))["error"]["type"]) == (b"event: error", "overloaded_error")
 
 
 @pytest.mark.parametrize(
@@ -153,12 +140,10 @@ def test_a_full_replica_gives_way_to_the_next(first: Any) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_when_all_are_full_the_answer_is_theirs() -> None:
-    async def test(front: Front) -> None:
-        status, body = await front.post("/inference", ASK)
-        assert (status, json.loads(body)) == (429, FULL)
-
-    behind(test, says(FULL, 429), says(FULL, 429))
+@replicated(says(FULL, 429), says(FULL, 429))
+async def test_when_all_are_full_the_answer_is_theirs(front: Front) -> None:
+    status, body = await front.post("/inference", ASK)
+    assert (status, json.loads(body)) == (429, FULL)
 
 
 @pytest.mark.parametrize(
@@ -173,18 +158,16 @@ def test_an_error_of_the_request_itself_is_not_repeated(status: int, content: An
     behind(test, says(content, status), says(GOOD))
 
 
-def test_a_request_waits_for_a_replica() -> None:
-    async def test(front: Front) -> None:
-        await front.only()
-        asked = asyncio.create_task(front.post("/inference", ASK))
-        await front.until(lambda: front.queue.manager.waiting)
-        await front.queue.refresh()
-        assert front.fleet.waiting.waiting == 1  # as the autoscaler learns
-        assert front.fleet.waiting.waiting_tokens >= 4
-        await front.only("a")
-        assert (await asked)[0] == 200
-
-    behind(test, says(GOOD))
+@replicated(says(GOOD))
+async def test_a_request_waits_for_a_replica(front: Front) -> None:
+    await front.only()
+    asked = asyncio.create_task(front.post("/inference", ASK))
+    await front.until(lambda: front.queue.manager.waiting)
+    await front.queue.refresh()
+    assert front.fleet.waiting.waiting == 1  # as the autoscaler learns
+    assert front.fleet.waiting.waiting_tokens >= 4
+    await front.only("a")
+    assert (await asked)[0] == 200
 
 
 @pytest.mark.usefixtures("impatient")
@@ -246,10 +229,8 @@ def test_a_draining_queue_refuses_requests_and_finishes_open_ones() -> None:
     behind(test, waits(release))
 
 
-def test_a_body_beyond_the_limit_is_refused() -> None:
-    async def test(front: Front) -> None:
-        async with front.session.post(front.url + "/inference", data=io.BytesIO(b"x" * (bodies.LARGEST + 1))) as answer:
-            status, body = answer.status, await answer.read()
-        assert (status, json.loads(body)["error"]["type"]) == (413, "invalid_request_error")
-
-    behind(test, says(GOOD))
+@replicated(says(GOOD))
+async def test_a_body_beyond_the_limit_is_refused(front: Front) -> None:
+    async with front.session.post(front.url + "/inference", data=io.BytesIO(b"x" * (bodies.LARGEST + 1))) as answer:
+        status, body = answer.status, await answer.read()
+    assert (status, json.loads(body)["error"]["type"]) == (413, "invalid_request_error")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from made_up import ASK, GOOD, Front, behind, says, waits
+from made_up import ASK, GOOD, Front, behind, replicated, says, waits
 
 from front import menu, wire
 from terminal.options import UsageError
@@ -35,35 +35,31 @@ async def switch(front: Front, policy: str, **options: Any) -> tuple[int, dict[s
         return answer.status, await answer.json()
 
 
-def test_health_is_that_of_the_replicas_together() -> None:
-    async def test(front: Front) -> None:
-        front.sites[1].url = "http://127.0.0.1:9"
-        status, body = await front.get("/health")
-        answer = json.loads(body)
-        assert (status, answer["status"]) == (200, "ok")
-        assert "b cannot be reached" in answer["reason"]
-        await front.only()
-        await front.until(lambda: not front.sites)
-        assert (await front.get("/ready"))[0] == 503
-        assert (await front.get("/health/live"))[0] == 200
-
-    behind(test, says({}), says({}))
+@replicated(says({}), says({}))
+async def test_health_is_that_of_the_replicas_together(front: Front) -> None:
+    front.sites[1].url = "http://127.0.0.1:9"
+    status, body = await front.get("/health")
+    answer = json.loads(body)
+    assert (status, answer["status"]) == (200, "ok")
+    assert "b cannot be reached" in answer["reason"]
+    await front.only()
+    await front.until(lambda: not front.sites)
+    assert (await front.get("/ready"))[0] == 503
+    assert (await front.get("/health/live"))[0] == 200
 
 
-def test_the_queue_tells_its_replicas_and_its_own_figures() -> None:
-    async def test(front: Front) -> None:
-        for _ in range(4):
-            await front.post("/inference", ASK)
-        await front.until(lambda: not front.queue.manager.inbox.open and not any(site.open for site in front.sites))
-        assert [(one["name"], one["open"]) for one in json.loads((await front.get("/upstreams"))[1])] == [
-            ("a", 0),
-            ("b", 0),
-        ]
-        assert json.loads((await front.get("/stats"))[1])["requests"] == 4
-        assert len(json.loads((await front.get("/slots"))[1])) == 2 * (8 + 1)
-        assert b"eb_http_requests" in (await front.get("/metrics"))[1]
-
-    behind(test, says(GOOD | {"num_tokens": 4}), says(GOOD | {"num_tokens": 4}))
+@replicated(says(GOOD | {"num_tokens": 4}), says(GOOD | {"num_tokens": 4}))
+async def test_the_queue_tells_its_replicas_and_its_own_figures(front: Front) -> None:
+    for _ in range(4):
+        await front.post("/inference", ASK)
+    await front.until(lambda: not front.queue.manager.inbox.open and not any(site.open for site in front.sites))
+    assert [(one["name"], one["open"]) for one in json.loads((await front.get("/upstreams"))[1])] == [
+        ("a", 0),
+        ("b", 0),
+    ]
+    assert json.loads((await front.get("/stats"))[1])["requests"] == 4
+    assert len(json.loads((await front.get("/slots"))[1])) == 2 * (8 + 1)
+    assert b"eb_http_requests" in (await front.get("/metrics"))[1]
 
 
 def test_the_replicas_get_the_loop_and_the_queue_the_order() -> None:
@@ -130,13 +126,11 @@ def test_a_replica_that_comes_back_is_told_the_policy_again() -> None:
     assert [fields for _, path, _, fields in seen if path == "/policy"] == [{"policy": "static", "options": {}}] * 2
 
 
-def test_a_replica_that_refuses_the_policy_gets_no_request() -> None:
-    async def test(front: Front) -> None:
-        assert (await switch(front, "static"))[0] == 200
-        assert [site.name for site in front.sites] == ["b"]
-        assert (await front.post("/inference", ASK))[0] == 200
-
-    behind(test, says({"error": {}}, 400), says(GOOD))
+@replicated(says({"error": {}}, 400), says(GOOD))
+async def test_a_replica_that_refuses_the_policy_gets_no_request(front: Front) -> None:
+    assert (await switch(front, "static"))[0] == 200
+    assert [site.name for site in front.sites] == ["b"]
+    assert (await front.post("/inference", ASK))[0] == 200
 
 
 def test_a_policy_of_the_users_own_goes_to_both_as_it_is(tmp_path: Any) -> None:

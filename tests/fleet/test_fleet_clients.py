@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from made_up import ASK, GOOD, LIMITS, Front, behind, connected, posted, read_answer, says, send, streams, waits
+from made_up import (
+    ASK,
+    GOOD,
+    LIMITS,
+    Front,
+    behind,
+    connected,
+    posted,
+    read_answer,
+    replicated,
+    says,
+    send,
+    streams,
+    waits,
+)
 
 from tests.support import SOON
 
@@ -37,13 +51,11 @@ def test_an_encoded_body_is_refused_by_its_head_alone(coding: str, path: str) ->
     assert seen == []
 
 
-def test_two_headers_of_codings_are_one_list() -> None:
-    async def test(front: Front) -> None:
-        codings = ["Content-Encoding: identity", "Content-Encoding: gzip"]
-        assert "415" in (await send(front, posted("/inference", *codings, body=b"corrupt")))[0]
-        assert "200" in (await send(front, posted("/inference", codings[0], body=ASKED)))[0]
-
-    behind(test, says(GOOD))
+@replicated(says(GOOD))
+async def test_two_headers_of_codings_are_one_list(front: Front) -> None:
+    codings = ["Content-Encoding: identity", "Content-Encoding: gzip"]
+    assert "415" in (await send(front, posted("/inference", *codings, body=b"corrupt")))[0]
+    assert "200" in (await send(front, posted("/inference", codings[0], body=ASKED)))[0]
 
 
 @pytest.mark.parametrize(
@@ -51,14 +63,12 @@ def test_two_headers_of_codings_are_one_list() -> None:
     ["/health", "/healthz", "/ping", "/ready", "/health/ready", "/health/live", "/", "/stats", "/slots", "/metrics",
      "/v1/models", "/replica/a/stats"],
 )  # fmt: skip
-def test_head_is_answered_as_get_without_a_body(path: str) -> None:
-    async def test(front: Front) -> None:
-        _, body = await front.get(path)
-        async with front.session.head(front.url + path) as answer:
-            assert (answer.status, await answer.read()) == (200, b"")
-        assert body
-
-    behind(test, says(GOOD))
+@replicated(says(GOOD))
+async def test_head_is_answered_as_get_without_a_body(front: Front, path: str) -> None:
+    _, body = await front.get(path)
+    async with front.session.head(front.url + path) as answer:
+        assert (answer.status, await answer.read()) == (200, b"")
+    assert body
 
 
 @pytest.mark.parametrize(
@@ -89,20 +99,18 @@ def test_a_malformed_request_gets_an_error_in_json(data: bytes, status: int, cap
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_a_body_that_is_too_large_is_refused_before_the_client_sends_it() -> None:
-    async def test(front: Front) -> None:
-        async with connected(front) as (reader, writer):
-            writer.write(posted("/inference", "Expect: 100-continue", length=100_000_000))
-            head, body = await read_answer(reader)
-            assert head.startswith("HTTP/1.1 413")
-            assert error_of(json.loads(body)) == "invalid_request_error"
-        async with connected(front) as (reader, writer):
-            writer.write(posted("/inference", "Expect: 100-continue", length=len(ASKED)))
-            assert (await read_answer(reader))[0].startswith("HTTP/1.1 100")
-            writer.write(ASKED)
-            assert (await read_answer(reader))[0].startswith("HTTP/1.1 200")
-
-    behind(test, says(GOOD))
+@replicated(says(GOOD))
+async def test_a_body_that_is_too_large_is_refused_before_the_client_sends_it(front: Front) -> None:
+    async with connected(front) as (reader, writer):
+        writer.write(posted("/inference", "Expect: 100-continue", length=100_000_000))
+        head, body = await read_answer(reader)
+        assert head.startswith("HTTP/1.1 413")
+        assert error_of(json.loads(body)) == "invalid_request_error"
+    async with connected(front) as (reader, writer):
+        writer.write(posted("/inference", "Expect: 100-continue", length=len(ASKED)))
+        assert (await read_answer(reader))[0].startswith("HTTP/1.1 100")
+        writer.write(ASKED)
+        assert (await read_answer(reader))[0].startswith("HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
@@ -116,59 +124,51 @@ def test_a_body_that_is_too_large_is_refused_before_the_client_sends_it() -> Non
     ],
     ids=["silent", "half a head", "a head that trickles", "idle", "half a second head"],
 )
-def test_a_connection_without_a_request_is_closed(pieces: list[bytes]) -> None:
-    async def test(front: Front) -> None:
-        async with connected(front) as (reader, writer):
-            for piece in pieces:
-                writer.write(piece)
-                await asyncio.sleep(0.04)
-            with contextlib.suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), SOON)
-
-    behind(test, says(GOOD), limits=QUICK)
+@replicated(says(GOOD), limits=QUICK)
+async def test_a_connection_without_a_request_is_closed(front: Front, pieces: list[bytes]) -> None:
+    async with connected(front) as (reader, writer):
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.04)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), SOON)
 
 
 @pytest.mark.parametrize("pause", [0.1, 1.0], ids=["a byte now and then", "nothing more"])
-def test_a_body_that_trickles_is_refused(pause: float) -> None:
-    async def test(front: Front) -> None:
-        async with connected(front) as (reader, writer):
-            writer.write(posted("/generate", length=100))
-            answer = asyncio.ensure_future(read_answer(reader))
-            while not answer.done():
-                writer.write(b"x")
-                await asyncio.wait([answer], timeout=pause)
-            head, body = await answer
-            assert head.startswith("HTTP/1.1 408")
-            assert json.loads(body)["error_type"] == "timeout"
-
-    behind(test, says(GOOD), limits=QUICK)
+@replicated(says(GOOD), limits=QUICK)
+async def test_a_body_that_trickles_is_refused(front: Front, pause: float) -> None:
+    async with connected(front) as (reader, writer):
+        writer.write(posted("/generate", length=100))
+        answer = asyncio.ensure_future(read_answer(reader))
+        while not answer.done():
+            writer.write(b"x")
+            await asyncio.wait([answer], timeout=pause)
+        head, body = await answer
+        assert head.startswith("HTTP/1.1 408")
+        assert json.loads(body)["error_type"] == "timeout"
 
 
-def test_a_malformed_chunk_is_refused_at_once() -> None:
-    async def test(front: Front) -> None:
-        async with connected(front) as (reader, writer):
-            writer.write(posted("/inference", "Transfer-Encoding: chunked", body=CHUNKED[:9]))
-            await asyncio.sleep(0.05)
-            writer.write(CHUNKED[9:-5] + b"zz\r\n")
-            head, body = await read_answer(reader)
-            assert head.startswith("HTTP/1.1 400")
-            assert error_of(json.loads(body)) == "invalid_request_error"
-
-    behind(test, says(GOOD))
+@replicated(says(GOOD))
+async def test_a_malformed_chunk_is_refused_at_once(front: Front) -> None:
+    async with connected(front) as (reader, writer):
+        writer.write(posted("/inference", "Transfer-Encoding: chunked", body=CHUNKED[:9]))
+        await asyncio.sleep(0.05)
+        writer.write(CHUNKED[9:-5] + b"zz\r\n")
+        head, body = await read_answer(reader)
+        assert head.startswith("HTTP/1.1 400")
+        assert error_of(json.loads(body)) == "invalid_request_error"
 
 
-def test_the_longest_idle_connection_makes_room_for_a_new_one() -> None:
-    async def test(front: Front) -> None:
-        async with connected(front) as (idle, _), connected(front) as (used, writer):
-            for _ in range(2):
-                writer.write(posted("/inference", body=ASKED))
-                assert (await read_answer(used))[0].startswith("HTTP/1.1 200")
-            assert "200" in (await send(front, posted("/inference", body=ASKED)))[0]
-            assert await idle.read() == b""
+@replicated(says(GOOD), limits=LIMITS._replace(connections=2))
+async def test_the_longest_idle_connection_makes_room_for_a_new_one(front: Front) -> None:
+    async with connected(front) as (idle, _), connected(front) as (used, writer):
+        for _ in range(2):
             writer.write(posted("/inference", body=ASKED))
             assert (await read_answer(used))[0].startswith("HTTP/1.1 200")
-
-    behind(test, says(GOOD), limits=LIMITS._replace(connections=2))
+        assert "200" in (await send(front, posted("/inference", body=ASKED)))[0]
+        assert await idle.read() == b""
+        writer.write(posted("/inference", body=ASKED))
+        assert (await read_answer(used))[0].startswith("HTTP/1.1 200")
 
 
 def test_a_connection_is_refused_where_all_have_a_request() -> None:
@@ -210,13 +210,11 @@ def test_a_client_that_reads_nothing_is_disconnected() -> None:
     behind(test, endless, limits=QUICK)
 
 
-def test_a_stream_to_a_client_of_http_1_0_ends_with_its_connection() -> None:
-    async def test(front: Front) -> None:
-        async with connected(front) as (reader, writer):
-            writer.write(posted("/inference", "Connection: keep-alive", body=ASKED, version="1.0"))
-            assert (await asyncio.wait_for(reader.read(), SOON)).endswith(b"data: [DONE]\n\n")
-
-    behind(test, streams(b"data: [DONE]\n\n"))
+@replicated(streams(b"data: [DONE]\n\n"))
+async def test_a_stream_to_a_client_of_http_1_0_ends_with_its_connection(front: Front) -> None:
+    async with connected(front) as (reader, writer):
+        writer.write(posted("/inference", "Connection: keep-alive", body=ASKED, version="1.0"))
+        assert (await asyncio.wait_for(reader.read(), SOON)).endswith(b"data: [DONE]\n\n")
 
 
 def test_a_client_that_half_closes_its_connection_has_left() -> None:
@@ -276,8 +274,6 @@ def test_headers_of_one_connection_go_no_further() -> None:
     assert {"x-own", "te", "connection"} & set(seen) == set()
 
 
-def test_a_stream_without_an_event_is_repeated_elsewhere() -> None:
-    async def test(front: Front) -> None:
-        assert (await front.post("/inference", ASK))[0] == 200
-
-    behind(test, streams(), says(GOOD))
+@replicated(streams(), says(GOOD))
+async def test_a_stream_without_an_event_is_repeated_elsewhere(front: Front) -> None:
+    assert (await front.post("/inference", ASK))[0] == 200

@@ -346,16 +346,19 @@ def before(
     run_async(asyncio.wait_for(run(), 180))
 
 
-def queued(*how: Any, **more: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Make a test of a function of `front` and pytest's arguments, as `before` does with these options."""
+def decorator(runner: Callable[..., None]) -> Callable[..., Any]:
+    """Return a decorator with the options of a runner of tests, such as `before`, for functions of `front` and pytest's arguments."""
+    return lambda *how, **more: partial(_as_test, lambda test: runner(test, *how, **more))
 
-    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-        def run(**given: Any) -> None:
-            before(partial(test, **given), *how, **more)
 
-        names = inspect.signature(test).parameters
-        run.__signature__ = inspect.Signature([names[name] for name in names if name != "front"])  # type: ignore[attr-defined]
-        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
-        return run
+def _as_test(runner: Callable[..., None], test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    def run(**given: Any) -> None:
+        runner(partial(test, **given))
 
-    return decorate
+    names = inspect.signature(test).parameters
+    run.__signature__ = inspect.Signature([names[name] for name in names if name != "front"])  # type: ignore[attr-defined]
+    run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+    return run
+
+
+queued = decorator(before)

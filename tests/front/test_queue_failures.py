@@ -20,17 +20,16 @@ from tests.support import run_async
 ONE = {"max_tokens": 5}
 
 
-def test_an_upstream_that_is_down_is_waited_for_and_then_503(monkeypatch: pytest.MonkeyPatch) -> None:
+@queued()
+async def test_an_upstream_that_is_down_is_waited_for_and_then_503(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 0.5)
-
-    async def test(front: Front) -> None:
-        front.queue.sites.all[0].url = "http://127.0.0.1:9"
-        answer = await front.ask(**ONE)
-        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
-        assert "refuses connections" in answer.json["error"]["message"]
-        await front.until(lambda: front.idle)
-
-    before(test)
+    front.queue.sites.all[0].url = "http://127.0.0.1:9"
+    answer = await front.ask(**ONE)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    assert "refuses connections" in answer.json["error"]["message"]
+    await front.until(lambda: front.idle)
 
 
 def test_requests_wait_for_an_upstream_that_comes_back() -> None:
@@ -71,59 +70,53 @@ async def test_one_request_finds_out_whether_an_upstream_takes_requests_again_an
     assert not front.queue.sites.all[0].rests
 
 
-def test_a_request_that_alone_is_refused_does_not_keep_the_others_from_the_upstream(
-    monkeypatch: pytest.MonkeyPatch,
+@queued(slots=3)
+async def test_a_request_that_alone_is_refused_does_not_keep_the_others_from_the_upstream(
+    front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 4.0)
-
-    async def test(front: Front) -> None:
-        refused = asyncio.create_task(front.ask(fault="429", after=0.05, times=10_000, **ONE))
-        await front.until(lambda: front.upstream.refusals)
-        answers = await front.all(*({"tag": i, **ONE} for i in range(6)))
-        assert {answer.status for answer in answers} == {200}
-        assert (await refused).status == 429
-
-    before(test, slots=3)
+    refused = asyncio.create_task(front.ask(fault="429", after=0.05, times=10_000, **ONE))
+    await front.until(lambda: front.upstream.refusals)
+    answers = await front.all(*({"tag": i, **ONE} for i in range(6)))
+    assert {answer.status for answer in answers} == {200}
+    assert (await refused).status == 429
 
 
-def test_an_answer_in_one_piece_that_is_not_refused_at_once_counts_as_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@queued(slots=2)
+async def test_an_answer_in_one_piece_that_is_not_refused_at_once_counts_as_taken(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sites, "REST_SECONDS", 0.02)
-
-    async def test(front: Front) -> None:
-        front.hold()
-        ask = {"fault": "429", "times": 2, "max_tokens": 5, "stream": False}
-        asked = asyncio.create_task(front.all(*({"tag": i, **ask} for i in range(2))))
-        await front.until(lambda: len(front.upstream.running) == 2)
-        front.go()
-        await asked
-
-    before(test, slots=2)
+    front.hold()
+    ask = {"fault": "429", "times": 2, "max_tokens": 5, "stream": False}
+    asked = asyncio.create_task(front.all(*({"tag": i, **ask} for i in range(2))))
+    await front.until(lambda: len(front.upstream.running) == 2)
+    front.go()
+    await asked
 
 
-def test_requests_wait_for_a_busy_upstream_however_long_another_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+@queued(count=2)
+async def test_requests_wait_for_a_busy_upstream_however_long_another_is_down(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(sites, "REST_SECONDS", 0.02)
-
-    async def test(front: Front) -> None:
-        front.queue.sites.all[1].url = "http://127.0.0.1:9"
-        answers = await front.all(*({"tag": i, "max_tokens": 60} for i in range(3)))
-        assert {answer.status for answer in answers} == {200}
-        await front.until(lambda: front.idle)
-
-    before(test, count=2)
+    front.queue.sites.all[1].url = "http://127.0.0.1:9"
+    answers = await front.all(*({"tag": i, "max_tokens": 60} for i in range(3)))
+    assert {answer.status for answer in answers} == {200}
+    await front.until(lambda: front.idle)
 
 
-def test_requests_that_waited_long_enough_for_an_upstream_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@queued(slots=2)
+async def test_requests_that_waited_long_enough_for_an_upstream_end_together(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 1.0)
-
-    async def test(front: Front) -> None:
-        front.queue.sites.all[0].url = "http://127.0.0.1:9"
-        answers = await front.all(*({"tag": i, **ONE} for i in range(40)))
-        assert {answer.status for answer in answers} == {503}
-        assert max(answer.seconds for answer in answers) < 15  # 20 if they waited in pairs
-        await front.until(lambda: front.idle)
-
-    before(test, slots=2)
+    front.queue.sites.all[0].url = "http://127.0.0.1:9"
+    answers = await front.all(*({"tag": i, **ONE} for i in range(40)))
+    assert {answer.status for answer in answers} == {503}
+    assert max(answer.seconds for answer in answers) < 15  # 20 if they waited in pairs
+    await front.until(lambda: front.idle)
 
 
 @queued()
