@@ -18,7 +18,7 @@ from fleet.routers import ROUTERS
 from front.asked import CLIENT_BY
 from front.menu import LOOPS, ORDERS
 from front.server import Settings
-from front.sites import LOCAL, Site, Sites, meaning, read_site
+from front.sites import LOCAL, Site, Sites, read_site
 from terminal.option_types import is_local
 from terminal.options import Choice, Command, Number, Option, Read, Size, UsageError, read
 
@@ -99,8 +99,8 @@ def parse(argv: Sequence[str]) -> Plan:
         raise UsageError(
             f"--host {config.host} can be reached by others, and there is no key. Set EB_API_KEY, or use --host 127.0.0.1"
         )
-    here = meaning(f"http://{config.address}")
-    if itself := next((site for site in sites.all if meaning(site.url)[:2] == here[:2]), None):
+    here = [f"{host}:{config.port}" for host in (config.host, *LOCAL)]
+    if itself := next((site for site in sites.all if site.name in here), None):
         raise UsageError(
             f"--upstream {itself.url} is this queue itself. Name the server behind it, or use another --port"
         )
@@ -111,9 +111,8 @@ def parse(argv: Sequence[str]) -> Plan:
 async def _find_slots(sites: list[Site], slots: int, key: str) -> list[str]:
     """Set the slots of the upstreams that name none; return what the user should know."""
     for number, site in enumerate(sites):
-        if same := next((one for one in sites[:number] if meaning(one.url) == meaning(site.url)), None):
-            other = "" if same.url == site.url else f", also as {same.url}"
-            raise UsageError(f"--upstream {site.url} is named twice{other}. Use it once, with its slots: {site.url}#8")
+        if any(one.url == site.url for one in sites[:number]):
+            raise UsageError(f"--upstream {site.url} is named twice. Use it once, with its slots: {site.url}#8")
         if any(site.name == other.name for other in sites[:number]):
             site.name = f"{site.name}-{number}"
     notes = []

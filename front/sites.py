@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from random import Random
 from urllib.parse import urlsplit
 
@@ -230,13 +228,3 @@ def read_site(text: str) -> Site:
     if own and (not own.isdecimal() or not 1 <= int(own) <= 4096):
         raise ValueError(f"{text!r} ends with {own!r}, but the number after # must be slots, 1 to 4096. Use {url}#4")
     return Site(address, url.rstrip("/"), int(own or 0))
-
-
-def meaning(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of a URL; different spellings of an address give the same result."""
-    parts = urlsplit(url)
-    host = str(parts.hostname).rstrip(".")
-    with contextlib.suppress(ValueError):
-        host = ip_address(host).compressed
-    host = LOCAL[0] if host in (*LOCAL, "0.0.0.0", "::") else host
-    return host, parts.port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/")

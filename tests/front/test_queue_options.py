@@ -47,11 +47,9 @@ def told(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
         (["--upstream", "http://x:port"], "http://127.0.0.1:11434"),
         (["--upstream", "http://x:1/v1/"], "Use http://x:1$"),
         ([*URL, *URL], "named twice. Use it once"),
-        (["--upstream", "http://localhost:1/", "--upstream", "http://[::1]:1#4"], "twice, also as http://localhost:1."),
-        (["--upstream", "https://X.org", "--upstream", "https://x.org:443/"], "also as https://X.org."),
         (["--upstream", "http://localhost:8600#2"], "is this queue itself"),
         (
-            ["--upstream", "http://10.0.0.5#2", "--host", "10.0.0.5", "--port", "80", "--api-key", "k"],
+            ["--upstream", "http://10.0.0.5:81#2", "--host", "10.0.0.5", "--port", "81", "--api-key", "k"],
             "this queue itself",
         ),
         ([*URL, "--slots", "2", "--host", "0.0.0.0"], "EB_API_KEY"),
