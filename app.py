@@ -26,6 +26,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     """Return the Flask app; without an `engine` it answers 503 until `start` has loaded one."""
     app = App("effective-batching", static_folder=None)
     service = Service(config, policies)
+    app.extensions["start"] = partial(start, app)  # for gunicorn's worker, whose configuration imports no app
     if config.batch_folder:
         service.batches = batch_runner(app, service)
     modules = (

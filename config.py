@@ -22,7 +22,7 @@ from terminal.shell import complete
 __all__ = ["KEY", "Config", "ConfigError", "Loaded", "flag", "load", "nearest", "text_of", "variable"]
 
 ROOT = Path(__file__).resolve().parent
-LAB_FOLDER = ROOT / "build" / "lab"  # where tools/build_lab.sh puts it
+LAB_FOLDER = ROOT / "build" / "lab"  # where dev/tools/build_lab.sh puts it
 VERSION = "0.2.0"
 GROUPS = {"policy_option": "batching", "model": "model", "host": "server"}  # the first setting of each
 LISTS = ("policy_option", "adapter", "adapter_folder")  # settings of which a command line may have several
@@ -176,7 +176,7 @@ class Config:
         "same as ./server.sh demo", OnOff(alone=True)
     )  # fmt: skip
     lab: bool = setting(
-        False, "also serve the lab at /lab/, a page for writing and racing policies, which tools/build_lab.sh builds. "
+        False, "also serve the lab at /lab/, a page for writing and racing policies, which dev/tools/build_lab.sh builds. "
         "Without --model it serves without weights", OnOff(alone=True)
     )  # fmt: skip
     api_key: str = setting("", "key that clients must send as a bearer token", KEY)

@@ -29,5 +29,5 @@ exit codes:
     esac
   done
 fi
-"$here/tools/setup.sh" requirements.txt "$@"
-exec "$here/.venv/bin/python" "$here/app.py" "$@"
+[ -n "${EB_PYTHON:-}" ] || "$here/dev/tools/setup.sh" server "$@"
+exec "${EB_PYTHON:-$here/.venv/bin/python}" "$here/app.py" "$@"

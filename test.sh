@@ -3,7 +3,7 @@
 # --all also runs what takes too long for every change, and draws more examples. --soak runs only the random mix of clients.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-tools/setup.sh requirements-dev.txt
+dev/tools/setup.sh dev
 unset PYTHONDONTWRITEBYTECODE  # or each of some hundred processes compiles the same files
 case "${1:-}" in
   --soak)
@@ -11,10 +11,10 @@ case "${1:-}" in
     exec .venv/bin/python -m pytest -s -m soak tests/faults/test_soak.py --soak-minutes "$minutes" \
       -o faulthandler_timeout=0 "${@:3}" ;;
   --all)
-    tools/setup.sh requirements-ray.txt
-    tools/setup_clients.sh || echo "warning: the tests of agents are skipped" >&2
-    tools/setup_vllm.sh || echo "warning: the tests of vLLM are skipped" >&2
-    if [ -n "$(type -P npm)" ]; then tools/build_lab.sh || echo "warning: the tests of the lab are skipped" >&2; fi
+    dev/tools/setup.sh ray
+    dev/tools/setup_clients.sh || echo "warning: the tests of agents are skipped" >&2
+    dev/tools/setup_vllm.sh || echo "warning: the tests of vLLM are skipped" >&2
+    if [ -n "$(type -P npm)" ]; then dev/tools/build_lab.sh || echo "warning: the tests of the lab are skipped" >&2; fi
     set -- -m "not soak" --hypothesis-profile full "${@:2}" ;;
 esac
 status=0

@@ -99,7 +99,7 @@ def _with_named_model(loaded: settings.Loaded) -> settings.Loaded:
 def _become_gunicorn(variables: Mapping[str, str]) -> None:
     """Replace this process by gunicorn, with these variables beside those of the environment."""
     os.chdir(settings.ROOT)
-    command = [sys.executable, "-m", "gunicorn", "--config", f"{settings.ROOT}/gunicorn_conf.py", "app:app"]
+    command = [sys.executable, "-m", "gunicorn", "--config", f"{settings.ROOT}/launch/gunicorn_conf.py", "app:app"]
     sys.stderr.flush()
     # A Ctrl-C while Python starts again waits until gunicorn handles it, in `when_ready`.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

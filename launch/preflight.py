@@ -94,7 +94,7 @@ def check_lab(config: Config, folder: Path = LAB_FOLDER) -> None:
     """Reject --lab where the lab has not been built."""
     if config.lab and not (folder / "index.html").is_file():
         raise ConfigError(
-            f"--lab is on, but there is no lab in {folder}. Build it with tools/build_lab.sh, which needs npm and about "
+            f"--lab is on, but there is no lab in {folder}. Build it with dev/tools/build_lab.sh, which needs npm and about "
             "14 MB from its registry"
         )
 

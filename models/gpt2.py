@@ -1,6 +1,6 @@
 """GPT-2 as nanoGPT writes it.
 
-`GPT` reads top to bottom and computes whole sequences with plain PyTorch. `tools/train_bard.py` trains it, and the
+`GPT` reads top to bottom and computes whole sequences with plain PyTorch. `dev/tools/train_bard.py` trains it, and the
 tests trust it. The serving engine (`generate/runner.py`) takes its weights and computes the same function over packed
 rows and KV pages. `models/weights.py` loads the weights.
 

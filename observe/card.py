@@ -1,4 +1,4 @@
-"""Gauges of an NVIDIA card, which NVML reads where `nvidia-ml-py` is installed (requirements-gpu.txt).
+"""Gauges of an NVIDIA card, which NVML reads where `nvidia-ml-py` is installed (the extra `gpu`).
 
 This module must not know Prometheus, HTTP or tensors.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -260,3 +261,18 @@ def read_dotenv(path: Path | None) -> Mapping[str, str]:
         return {name: text for name, text in dotenv_values(path, encoding="utf-8-sig").items() if text is not None}
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}. Use plain UTF-8 text") from None
+
+
+def split(argv: Sequence[str], options: Sequence[Option]) -> tuple[list[str], list[str]]:
+    """Return the words of a command line that belong to these options, which take a value, and the others."""
+    flags = {flag for option in options for flag in option.opts}
+    own: list[str] = []
+    others: list[str] = []
+    words = iter(argv)
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if flag in flags:
+            own += [word] if equals else [word, *islice(words, 1)]
+        else:
+            others.append(word)
+    return own, others

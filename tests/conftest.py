@@ -25,7 +25,7 @@ from tests.support.data import MORE
 from tests.support.fakes import FakeModel
 from tests.support.serving import Serve, serving
 
-collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh --all installs it
+collect_ignore = [] if find_spec("ray") else ["integrations/ray/test_ray.py"]  # ./test.sh --all installs it
 
 # The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
 # takes a multiple of `settings.default.max_examples`.

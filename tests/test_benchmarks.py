@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.full, pytest.mark.process]
 
 def measure(module: str, folder: Path, *argv: str) -> dict[str, Any]:
     model, result = write_checkpoint(folder / "model", layers=1), folder / "result.json"
-    command = [sys.executable, "-m", f"benchmarks.{module}", "--model", str(model), "--json", str(result), *argv]
+    command = [sys.executable, "-m", f"dev.benchmarks.{module}", "--model", str(model), "--json", str(result), *argv]
     environment = clean_environment(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

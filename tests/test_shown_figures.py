@@ -26,7 +26,7 @@ SHOWN = re.compile(
     r"^```bash\n((?:\./eb simulate run .*\n(?: .*\n)*)+)```\n\n((?:\|.*\n)+)(?:\n\[[^]]*\]\(\S+/lab/#([\w-]+)\))?",
     re.MULTILINE,
 )
-LOADS = {  # as tools/pack_lab.py draws them
+LOADS = {  # as dev/tools/pack_lab.py draws them
     "steady": ("uniform", "poisson"),
     "bursty": ("uniform", "gamma"),
     "all-at-once": ("uniform", "burst"),

@@ -11,9 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from dev.tools.figures import (
+    BLOCK,
+    DIGESTS,
+    FOLDER,
+    LESSONS,
+    PAGES,
+    SAVED,
+    Shown,
+    commands,
+    digests,
+    is_same,
+    save_files,
+)
 from simulate.__main__ import main
 from tests.support import ROOT
-from tools.figures import BLOCK, DIGESTS, FOLDER, LESSONS, PAGES, SAVED, Shown, commands, digests, is_same, save_files
 
 A_FIT = 0.03  # may differ by as much on another machine
 PICTURE = re.compile(r"`(results/[\w./-]+\.(?:svg|png))`")
@@ -71,7 +83,7 @@ def test_a_command_prints_what_its_lesson_shows(
 
 @pytest.mark.usefixtures("workplace")
 def test_the_figures_of_the_pages_are_those_of_this_simulator() -> None:
-    """Of all commands, with fewer requests; where this fails, `python -m tools.figures` writes the pages anew."""
+    """Of all commands, with fewer requests; where this fails, `python -m dev.tools.figures` writes the pages anew."""
     now, kept = digests(), json.loads(DIGESTS.read_text())
     for new, old in zip(now.pop("advise"), kept.pop("advise"), strict=True):
         assert len(new) == len(old)

@@ -1,5 +1,5 @@
 // Saves a result: a recording that /race reads, a page to share that needs no server, a trace for Perfetto, and a picture. The
-// trace is the one that tools/trace_export.py makes of the recording.
+// trace is the one that dev/tools/trace_export.py makes of the recording.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});

@@ -5,7 +5,7 @@ under a content policy that lets the page run nothing else and connect to no oth
 
 The lab runs a user's policy in a worker, and perhaps a stranger's, from a link. Its content policy allows WebAssembly but no
 JavaScript from text, and connects to no address but those of the lab: the routes of the server are not among them. Its
-files are where tools/build_lab.sh has put them.
+files are where dev/tools/build_lab.sh has put them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompts of text, cut to a length in tokens.
 
 The client has no tokenizer. `plays.txt` therefore holds only words of Shakespeare's plays that are one token each, for
-GPT-2's tokenizer and for bard's: as many words are as many tokens. tools/cut_plays.py makes it. The length of any other
+GPT-2's tokenizer and for bard's: as many words are as many tokens. dev/tools/cut_plays.py makes it. The length of any other
 text (--text, the prompts of a trace) is an estimate; the server's own count is in the result.
 """
 

@@ -61,7 +61,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     _paused_until = 0.0
     _was_exhausted = False
     _needs_room = False
-    handover: Handover  # set by `gunicorn_conf.py`
+    handover: Handover  # set by `launch/gunicorn_conf.py`
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -168,7 +168,7 @@ def _bard(requested: str | None, load_format: str) -> ResolvedModel:
     except (UnknownModel, CheckpointError, hub.HubError) as error:
         raise ModelUnavailable(
             f"the built-in model bard is incomplete ({str(error).partition('. ')[0]}). Run "
-            "'git checkout weights/bard', or make it again: python tools/train_bard.py --text FILE"
+            "'git checkout weights/bard', or make it again: python dev/tools/train_bard.py --text FILE"
         ) from error
 
 

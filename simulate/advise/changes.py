@@ -15,7 +15,7 @@ from typing import Any
 
 import policies
 from costs.cost import Cost
-from fleet.routers import ROUTERS
+from routing.routers import ROUTERS
 from scheduling.hooks import Hooks
 from simulate.fitting.fitted import Fitted
 from simulate.fleet.fleet import Fleet

@@ -2,7 +2,7 @@
 
 The page runs this file in a worker, and CPython gives the same answers, byte for byte. So it must not import numpy, `client`
 or whatever else only CPython has, nor call the C library's `log`, `exp` or `cos`, whose last bits differ between systems:
-arrivals come from files that `tools/pack_lab.py` made.
+arrivals come from files that `dev/tools/pack_lab.py` made.
 """
 
 from __future__ import annotations

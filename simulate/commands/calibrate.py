@@ -43,7 +43,7 @@ def options() -> Sections:
 
 
 def flags_of(settings: Any, **more: Any) -> list[str]:
-    """Return the flags of `benchmarks.probe` for the engine with these settings."""
+    """Return the flags of `dev.benchmarks.probe` for the engine with these settings."""
     engine = {name: getattr(settings, name) for name in ("model", "load_format", "dtype", "quantize", "kv_dtype")}
     pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in (engine | more).items())
     return [word for pair in pairs for word in pair]

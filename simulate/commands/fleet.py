@@ -13,9 +13,9 @@ import numpy as np
 from rich.console import Console
 
 from costs.cost import Sizes, Transfer
-from fleet import autoscalers, bodies
-from fleet.autoscalers import AUTOSCALERS, Bounds
-from fleet.routers import ROUTERS, Asked
+from routing import autoscalers, bodies
+from routing.autoscalers import AUTOSCALERS, Bounds
+from routing.routers import ROUTERS, Asked
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from simulate.commands.arguments import Sections, arrival_options, engine_options, policies_argument

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from costs.cost import Cost, Host, Transfer
-from fleet.routers import Router
+from routing.routers import Router
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence

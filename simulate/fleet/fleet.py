@@ -13,7 +13,7 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from costs.cost import Cost, Host
-from fleet.routers import Asked, Replicas, Router
+from routing.routers import Asked, Replicas, Router
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.fleet.fleet_run import FleetRun

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable
 
 from costs.cost import Cost, Host
-from fleet.routers import Router
+from routing.routers import Router
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.fleet.fleet import Asks, Fleet, Pool

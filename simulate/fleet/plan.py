@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from costs.cost import Scaled
-from fleet.routers import least_loaded
+from routing.routers import least_loaded
 from simulate import result
 from simulate.fleet.fleet import Fleet
 from simulate.measured.intervals import SHARES, Interval, Noise

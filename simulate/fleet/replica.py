@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 
 from costs.cost import Cost, Host
-from fleet.autoscalers import Load
+from routing.autoscalers import Load
 from scheduling.driver import tokens_due
 from scheduling.fast_forward import commit_equal_steps, fast_forward, identical_steps_ahead
 from scheduling.iteration import Iteration, Plan

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from costs.cost import Cost, Host
-from fleet.autoscalers import Autoscaler, Bounds, Load, Patience
+from routing.autoscalers import Autoscaler, Bounds, Load, Patience
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.fleet.fleet import Fleet

@@ -1,6 +1,6 @@
 """Calibration: from timings of single steps to a cost model, its error and its file.
 
-The engine is timed in a process of its own (`python -m benchmarks.probe`), because this package imports no torch. The fit
+The engine is timed in a process of its own (`python -m dev.benchmarks.probe`), because this package imports no torch. The fit
 is non-negative least squares on rows divided by the measured time, so that relative errors count. Its error is measured
 on points that are left out of it.
 """
@@ -188,7 +188,7 @@ def probe(arguments: Many[str], facts: dict[str, Any]) -> Measure:
     """Return a function that times the real engine in a process of its own, which also fills `facts`."""
 
     def measure(points: Many[Point]) -> Iterator[float]:
-        command = [sys.executable, "-m", "benchmarks.probe", *arguments]
+        command = [sys.executable, "-m", "dev.benchmarks.probe", *arguments]
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
             assert process.stdout is not None

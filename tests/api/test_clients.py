@@ -100,7 +100,7 @@ def accept(server: Server, script: str, **environment: str) -> str:
 )
 def test_an_official_client_is_content(server: Server, script: str, needs: str) -> None:
     if importlib.util.find_spec(needs) is None:
-        pytest.skip(f"{needs} is not installed: tools/setup.sh requirements-dev.txt installs it")
+        pytest.skip(f"{needs} is not installed: dev/tools/setup.sh dev installs it")
     known = {"TOKENIZER_DIR": str(BARD)} if "bard" in server.argv else {}
     assert " passed, " in accept(server, script, STRICT="1", EXAMPLES="100", **known)
 
@@ -115,7 +115,7 @@ def test_an_official_client_is_content(server: Server, script: str, needs: str) 
 def test_an_agent_ends_its_loop(server: Server, script: str) -> None:
     program = "node" if script.endswith(".cjs") else str(AGENTS / "bin" / "python")
     if shutil.which(program) is None or not (AGENTS / ".installed").exists():
-        pytest.skip(f"{Path(program).name} with the clients is not installed: tools/setup_clients.sh does it")
+        pytest.skip(f"{Path(program).name} with the clients is not installed: dev/tools/setup_clients.sh does it")
     strict = "1" if INSTANT in server.argv else ""  # a small model decides by itself whether it calls a tool
     run = subprocess.run(
         [program, str(CLIENTS / script), f"http://127.0.0.1:{server.port}"],
@@ -128,7 +128,7 @@ def test_an_agent_ends_its_loop(server: Server, script: str) -> None:
 @pytest.mark.full  # the quick run generates requests in tests/api/test_openapi.py
 def test_generated_requests_find_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("schemathesis") is None:
-        pytest.skip("schemathesis is not installed: tools/setup.sh requirements-dev.txt does it")
+        pytest.skip("schemathesis is not installed: dev/tools/setup.sh dev does it")
     examples = os.environ.get("MAX_EXAMPLES", "2")
     flags = ("--model", "bard", *FLAGS, "--kv-memory", "1MiB")
     with Server(tmp_path / "log", "dynamic", *flags, OMP_NUM_THREADS="1") as server:

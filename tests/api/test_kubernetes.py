@@ -119,7 +119,7 @@ def test_each_name_and_selector_finds_the_pods() -> None:
 def test_a_pod_is_killed_later_than_its_longest_request_ends(overlay: str) -> None:
     command, seconds = SERVER["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
-    drain = int(settings(overlay)["EB_REQUEST_TIMEOUT"]) + 10  # graceful_timeout of gunicorn_conf.py
+    drain = int(settings(overlay)["EB_REQUEST_TIMEOUT"]) + 10  # graceful_timeout of launch/gunicorn_conf.py
     assert POD["terminationGracePeriodSeconds"] > int(seconds) + drain
 
 

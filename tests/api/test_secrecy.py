@@ -22,7 +22,7 @@ from tests.support.fakes import FakeModel, fake_engine
 
 SECRET = "the-secret-of-the-prompt"
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-AWAY = {"tests", "benchmarks", "tools", "docs", "results"}
+AWAY = {"tests", "dev", "docs", "results"}
 
 
 def sources() -> Iterator[Path]:

@@ -31,7 +31,7 @@ from tests.support.mock_server import mock_server
 from tests.support.scheduling import drive, make_scheduler
 from tests.support.scheduling import requests as requests_at
 
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "dev/tools"))
 import trace_export
 
 

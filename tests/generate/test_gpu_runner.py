@@ -217,7 +217,7 @@ def test_the_thread_that_computes_has_a_whole_stack(monkeypatch: pytest.MonkeyPa
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", note)
-    before = threading.stack_size(512 * 1024)  # as gunicorn_conf.py has it for handlers
+    before = threading.stack_size(512 * 1024)  # as launch/gunicorn_conf.py has it for handlers
     try:
         made = engine.load_engine(Config(policy="dynamic", model="mock:llm-mock"))
         made.manager.stop(1)

@@ -142,7 +142,7 @@ def test_a_deep_form_does_not_overflow_the_stack_of_a_handler(form: tuple[Any, A
         except FormError as error:
             ended.append(error.reason)
 
-    before = threading.stack_size(512 * 1024)  # as gunicorn_conf.py has it for handlers
+    before = threading.stack_size(512 * 1024)  # as launch/gunicorn_conf.py has it for handlers
     try:
         thread = threading.Thread(target=handle)
         thread.start()

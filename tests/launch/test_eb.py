@@ -43,7 +43,7 @@ def test_help_and_errors_name_the_command_as_it_was_called(words: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "words", [["help", "doctor"], ["doctor", "dynamic", "-h"], ["help", "vllm"], ["vllm", "replay", "-h"], ["help"]]
+    "words", [["help", "doctor"], ["doctor", "dynamic", "-h"], ["help", "vllm"], ["vllm", "serve", "-h"], ["help"]]
 )
 def test_help_fits_a_terminal_and_is_no_error(words: list[str]) -> None:
     done = eb(*words)

@@ -56,7 +56,7 @@ def test_a_signal_ends_a_server_whose_hook_does_not_return(hang: str, number: si
 SHUTDOWN = """
 import json, queue, signal, time
 from types import SimpleNamespace
-import gunicorn_conf
+from launch import gunicorn_conf
 sent = {}
 for age in (1, 30):
     tmp = SimpleNamespace(last_update=lambda: time.monotonic() - age)

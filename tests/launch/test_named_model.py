@@ -45,6 +45,6 @@ def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
 
 
 def test_the_installer_knows_the_same_names() -> None:
-    line = re.search(r"^ +(gpt2 .*) \| mock:\*\)", (ROOT / "tools/setup.sh").read_text(), re.MULTILINE)
+    line = re.search(r"^ +(gpt2 .*) \| mock:\*\)", (ROOT / "dev/tools/setup.sh").read_text(), re.MULTILINE)
     assert line is not None
     assert set(line[1].split(" | ")) == set(catalog.NAMES)

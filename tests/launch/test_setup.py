@@ -1,7 +1,8 @@
-"""tools/setup.sh: it installs once, takes the smallest build that serves, and says what is missing."""
+"""dev/tools/setup.sh: it installs once, takes the smallest build that serves, and says what is missing."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,7 +23,6 @@ esac
 """
 PROGRAMS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "sed", "sh")
 NO_CUDA = {"PIP_CONFIG": ""}  # no index is configured
-MOCK = "requirements-mock.txt"
 
 
 def write_program(path: Path, text: str) -> None:
@@ -34,8 +34,8 @@ def write_program(path: Path, text: str) -> None:
 def folder(tmp_path: Path) -> Path:
     """Return a copy of what setup.sh needs, beside a Python that only records its calls and a system without drivers."""
     folder = tmp_path / "a folder"
-    scripts = (ROOT / "tools" / "setup.sh", ROOT / "eb", ROOT / "server.sh")
-    for path in (*scripts, *ROOT.glob("requirements*.txt"), ROOT / "client" / "requirements.txt"):
+    scripts = (ROOT / "dev/tools/setup.sh", ROOT / "eb", ROOT / "server.sh")
+    for path in (*scripts, ROOT / "pyproject.toml", ROOT / "client" / "requirements.txt"):
         copy = folder / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 def set_up(folder: Path, *arguments: str, **environ: str) -> tuple[int, str, list[str]]:
     """Run setup.sh from another directory; return its status, its messages, and its calls of Python."""
-    return ran(folder, "tools/setup.sh", *(arguments or ["requirements.txt"]), **environ)
+    return ran(folder, "dev/tools/setup.sh", *(arguments or ["server"]), **environ)
 
 
 def ran(folder: Path, script: str, *arguments: str, **environ: str) -> tuple[int, str, list[str]]:
@@ -69,10 +69,10 @@ def ran(folder: Path, script: str, *arguments: str, **environ: str) -> tuple[int
 
 
 def installed(calls: list[str]) -> list[str]:
-    """Return what each call of pip installs: a file, or PyTorch from the index of its CPU builds."""
+    """Return what each call of pip installs: the needs of a part, a package, or PyTorch from the index of its CPU builds."""
     return [
-        "CPU build" if "--index-url" in call else call.split()[-1] for call in calls if " install " in call
-    ]  # fmt: skip
+        "CPU build" if "--index-url" in call else Path(call.split()[-1]).stem for call in calls if " install " in call
+    ]
 
 
 def test_setup_installs_once_and_again_only_what_changed(folder: Path) -> None:
@@ -80,22 +80,22 @@ def test_setup_installs_once_and_again_only_what_changed(folder: Path) -> None:
     assert status == 0
     assert ".venv" in messages
     assert any(call.startswith("-m venv") for call in calls)
-    assert installed(calls) == ["requirements.txt"]
+    assert installed(calls) == ["server"]
     assert set_up(folder) == (0, "", [])
-    status, _, calls = set_up(folder, "requirements-dev.txt")
-    assert (status, installed(calls)) == (0, ["requirements-dev.txt", "requirements-dev-alone.txt"])
-    assert set_up(folder, "requirements-dev.txt") == (0, "", [])
+    status, _, calls = set_up(folder, "dev")
+    assert (status, installed(calls)) == (0, ["dev", "text-generation==0.7"])
+    assert set_up(folder, "dev") == (0, "", [])
     with (folder / "client" / "requirements.txt").open("a") as file:
         file.write("something\n")
-    assert installed(set_up(folder)[2]) == ["requirements.txt"]
+    assert installed(set_up(folder)[2]) == ["server"]
     shutil.rmtree(folder / ".venv" / "bin")
-    assert installed(set_up(folder)[2]) == ["requirements.txt"]
+    assert installed(set_up(folder)[2]) == ["server"]
 
 
 def test_setup_that_failed_is_tried_again(folder: Path) -> None:
     status, messages, _ = set_up(folder, PIP="1")
     assert status == 1
-    assert "error: cannot install requirements.txt" in messages
+    assert "error: cannot install what 'server' needs" in messages
     assert set_up(folder)[0] == 0
 
 
@@ -118,59 +118,58 @@ def test_a_server_without_weights_and_its_help_need_no_torch_and_another_install
     folder: Path, line: str
 ) -> None:
     arguments = line.split()
-    assert installed(set_up(folder, "requirements.txt", *arguments)[2]) == [MOCK]
-    assert set_up(folder, "requirements.txt", *arguments) == (0, "", [])
-    assert installed(set_up(folder, "requirements.txt", "dynamic")[2]) == ["requirements.txt"]
-    assert set_up(folder, "requirements.txt", *arguments) == (0, "", [])
+    assert installed(set_up(folder, "server", *arguments)[2]) == ["mock"]
+    assert set_up(folder, "server", *arguments) == (0, "", [])
+    assert installed(set_up(folder, "server", "dynamic")[2]) == ["server"]
+    assert set_up(folder, "server", *arguments) == (0, "", [])
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "fleet", "load", "compare", "sweep", "top", "simulate", "doctor"])
 def test_help_installs_no_more_than_a_mock_needs(folder: Path, command: str) -> None:
     calls = ran(folder, "eb", "help", command)[2] + ran(folder, "eb", command, "-h")[2]
-    assert set(installed(calls)) <= {MOCK, "client/requirements.txt"}
-    assert installed(ran(folder, "eb", "fleet", "dynamic")[2])[-1] == "requirements-ray.txt"
+    assert set(installed(calls)) <= {"mock", "client"}
+    assert installed(ran(folder, "eb", "fleet", "dynamic")[2])[-1] == "ray"
 
 
 @pytest.mark.parametrize(
     ("arguments", "variable", "line", "expected"),
     [
-        (("dynamic",), "mock:llm-mock", "", MOCK),
-        (("dynamic", "--model", "mock:llm-mock", "--model", "bard"), "mock:llm-mock", "", "requirements.txt"),
-        (("dynamic",), "", "EB_MODEL='mock:llm-mock'", MOCK),
-        (("demo",), "", "EB_MODEL=bard", "requirements.txt"),
-        (("demo", "--model", "bard"), "", "", "requirements.txt"),
-        (("dynamic", "--demo", "off"), "", "", "requirements.txt"),
-        (("--lab", "--model", "bard"), "", "", "requirements.txt"),
-        (("smollm2",), "mock:llm-mock", "", "requirements.txt"),
-        (("demo", "smollm2"), "", "", "requirements.txt"),
-        (("mock:llm-mock",), "bard", "", MOCK),
+        (("dynamic",), "mock:llm-mock", "", "mock"),
+        (("dynamic", "--model", "mock:llm-mock", "--model", "bard"), "mock:llm-mock", "", "server"),
+        (("dynamic",), "", "EB_MODEL='mock:llm-mock'", "mock"),
+        (("demo",), "", "EB_MODEL=bard", "server"),
+        (("demo", "--model", "bard"), "", "", "server"),
+        (("dynamic", "--demo", "off"), "", "", "server"),
+        (("--lab", "--model", "bard"), "", "", "server"),
+        (("smollm2",), "mock:llm-mock", "", "server"),
+        (("demo", "smollm2"), "", "", "server"),
+        (("mock:llm-mock",), "bard", "", "mock"),
     ],
 )
 def test_a_flag_names_the_model_before_the_variable_before_the_file(
     folder: Path, arguments: tuple[str, ...], variable: str, line: str, expected: str
 ) -> None:
     (folder / ".env").write_text(f"EB_PORT=1\n{line}\n")
-    assert installed(set_up(folder, "requirements.txt", *arguments, EB_MODEL=variable)[2]) == [expected]
+    assert installed(set_up(folder, "server", *arguments, EB_MODEL=variable)[2]) == [expected]
 
 
 def test_a_client_alone_installs_little_and_nothing_beside_a_server(folder: Path) -> None:
-    file = "client/requirements.txt"
+    file = "client"
     assert installed(set_up(folder, file, **NO_CUDA)[2]) == [file]
     assert set_up(folder, file) == (0, "", [])
-    assert installed(set_up(folder, "requirements.txt")[2]) == ["requirements.txt"]
+    assert installed(set_up(folder, "server")[2]) == ["server"]
     shutil.rmtree(folder / ".venv")
-    set_up(folder, "requirements.txt")
+    set_up(folder, "server")
     assert set_up(folder, file) == (0, "", [])
 
 
-def lines_of(name: str) -> set[str]:
-    return {line for line in (ROOT / name).read_text().splitlines() if line and line[0] != "#"}
-
-
-def test_the_requirements_hold_all_and_pin_torch_once() -> None:
-    assert lines_of("requirements.txt") == {f"-r {MOCK}", "torch==2.13.0"}
-    assert not any("torch" in line for line in lines_of(MOCK))
-    assert "-r requirements.txt" in lines_of("requirements-dev.txt")
+def test_requirements_txt_is_what_a_server_needs_and_the_clients_packages_are_part_of_it(folder: Path) -> None:
+    set_up(folder)
+    needed = (folder / ".venv/server.txt").read_text().split()
+    assert sorted((ROOT / "requirements.txt").read_text().split()) == sorted(needed)
+    assert "torch==2.13.0" in needed
+    names = [re.split("[<>=]", line)[0] for line in (ROOT / "client/requirements.txt").read_text().split()]
+    assert set(names) <= {re.split("[<>=]", line)[0] for line in needed}
 
 
 has_driver = pytest.mark.skipif(
@@ -183,16 +182,16 @@ def test_a_linux_without_a_driver_gets_the_cpu_build_of_torch_and_the_rest_from_
     folder: Path,
 ) -> None:
     _, _, calls = set_up(folder, **NO_CUDA)
-    assert installed(calls) == ["CPU build", "requirements.txt"]
+    assert installed(calls) == ["CPU build", "server"]
     (of_torch,) = (call.split() for call in calls if "--index-url" in call)
     assert {"--no-deps", "--timeout", "torch==2.13.0"} <= set(of_torch)
-    assert not any("index" in call for call in calls if "requirements.txt" in call)
+    assert not any("index" in call for call in calls if "server" in call)
 
 
 @has_driver
 def test_where_the_cpu_builds_cannot_be_reached_the_ordinary_index_takes_their_place(folder: Path) -> None:
     status, messages, calls = set_up(folder, CPU_BUILDS="1", **NO_CUDA)
-    assert (status, installed(calls)) == (0, ["CPU build", "requirements.txt"])
+    assert (status, installed(calls)) == (0, ["CPU build", "server"])
     assert "warning: cannot get the CPU build" in messages
 
 
@@ -206,18 +205,18 @@ def test_where_the_cpu_builds_cannot_be_reached_the_ordinary_index_takes_their_p
     ],
 )
 def test_an_index_of_the_users_own_is_the_only_one(folder: Path, configured: str) -> None:
-    assert installed(set_up(folder, PIP_CONFIG=configured)[2]) == ["requirements.txt"]
+    assert installed(set_up(folder, PIP_CONFIG=configured)[2]) == ["server"]
 
 
 def test_a_driver_and_a_mac_get_the_ordinary_build(folder: Path) -> None:
-    assert installed(set_up(folder, SYSTEM="Darwin arm64", **NO_CUDA)[2]) == ["requirements.txt"]
+    assert installed(set_up(folder, SYSTEM="Darwin arm64", **NO_CUDA)[2]) == ["server"]
     shutil.rmtree(folder / ".venv")
     write_program(folder.parent / "bin" / "nvidia-smi", "true")
-    assert installed(set_up(folder, **NO_CUDA)[2]) == ["requirements.txt"]
+    assert installed(set_up(folder, **NO_CUDA)[2]) == ["server"]
 
 
 def test_a_mac_with_an_intel_processor_serves_only_mocks(folder: Path) -> None:
     status, messages, calls = set_up(folder, SYSTEM="Darwin x86_64")
     assert (status, calls) == (1, [])
     assert (messages.count("\n"), "--model mock:" in messages) == (1, True)
-    assert set_up(folder, "requirements.txt", "demo", SYSTEM="Darwin x86_64")[0] == 0
+    assert set_up(folder, "server", "demo", SYSTEM="Darwin x86_64")[0] == 0

@@ -18,15 +18,15 @@ from models.gpt2 import GPT, GPTConfig
 from models.sources import catalog
 from tests.support import ROOT
 
-pytest.importorskip("tokenizers", reason="the trainer needs tokenizers, of requirements-dev.txt")
-from tools import train_bard
+pytest.importorskip("tokenizers", reason="the trainer needs tokenizers, of the extra `dev`")
+from dev.tools import train_bard
 
 SMALL = GPTConfig(vocab_size=300, n_layer=2, n_head=2, n_embd=128)
 
 
 @pytest.fixture(scope="module")
 def trainer() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "tools" / "train_bard.py"))
+    return runpy.run_path(str(ROOT / "dev/tools/train_bard.py"))
 
 
 def test_the_gradients_of_a_step_are_the_models() -> None:

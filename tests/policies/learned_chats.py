@@ -22,7 +22,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.simulator import simulate
 
-LENGTHS = Path(__file__).parents[2] / "benchmarks" / "results" / "chats-smollm2.json"
+LENGTHS = Path(__file__).parents[2] / "dev/benchmarks/results" / "chats-smollm2.json"
 COST, SLOTS, WINDOWS = MODELS["oracle-a"], 8, 12
 Pairs = list[tuple[float, int]]  # predicted and real lengths
 DRIFTS: dict[str, Callable[[int, int], bool]] = {  # whether a request of so many is turned round

@@ -121,7 +121,8 @@ def test_a_prediction_that_is_too_short_costs_a_preemption_and_no_token() -> Non
 def throughput(name: str, **options: object) -> float:
     rows = workloads.draw("orca", 1.0, 120, seed=1, arrivals="burst")
     loop = Scheduler(policies.get_policy(name, 32, options), PagePool(251, 16))
-    return simulate(loop, rows.sequences(), Aligned(published.make("distserve-opt13b"))).throughput
+    run = simulate(loop, rows.sequences(), Aligned(published.make("distserve-opt13b")))
+    return float(run.tokens.sum() / run.makespan)
 
 
 def test_baton_beats_static_and_an_insertion_in_which_running_rows_wait_in_the_rectangle_of_a_prompt() -> None:

@@ -15,10 +15,10 @@ import pytest
 import config
 import policies
 from costs.cost import Affine, Host, Scaled
-from engines.serve import TESTED
-from engines.serve import main as serve_vllm
-from front import options as queue
-from front.menu import Menu
+from integrations.queue import options as queue
+from integrations.queue.menu import Menu
+from integrations.vllm.serve import TESTED
+from integrations.vllm.serve import main as serve_vllm
 from simulate.__main__ import main
 from simulate.advise.changes import Change, changes_of, own_change, serve, way_of
 from simulate.advise.search import Search
@@ -175,7 +175,7 @@ def test_each_printed_command_is_taken_by_the_command_that_it_names(
 ) -> None:
     own, started = tmp_path / "newest first.py", []
     own.write_text(NEWEST_FIRST)
-    monkeypatch.setattr("engines.serve.vllm_version", lambda: TESTED)
+    monkeypatch.setattr("integrations.vllm.serve.vllm_version", lambda: TESTED)
     monkeypatch.setattr("os.execve", lambda *command: started.append(command))
     rows = [Seen(i, 100, 8 + i % 3, 0.0, f"c{i % 3}", i % 4, 99.0, limit=i % 2, pages=(1,)) for i in range(12)]
     fitted = fitted_to(Trace(rows), name=kind.name, flags=kind.flags)

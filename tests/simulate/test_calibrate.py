@@ -15,7 +15,7 @@ import pytest
 from costs import cost as costs
 from costs.cost import Affine, Cost, Host
 from costs.steps import decoding, step_of_members
-from engines import replay
+from integrations.vllm import replay
 from scheduling.iteration import Member
 from simulate.__main__ import main
 from simulate.measured import calibrate, intervals

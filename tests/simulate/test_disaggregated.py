@@ -8,7 +8,7 @@ import pytest
 
 import policies
 from costs.cost import Affine, Transfer
-from fleet.routers import round_robin
+from routing.routers import round_robin
 from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.fleet.disaggregated import Disaggregated, ImportingPool

@@ -11,8 +11,8 @@ import policies
 from costs.cost import Host
 from costs.published import Constant
 from costs.steps import Step
-from fleet import bodies
-from fleet.routers import ROUTERS, Asked, Replicas
+from routing import bodies
+from routing.routers import ROUTERS, Asked, Replicas
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence

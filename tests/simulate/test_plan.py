@@ -12,7 +12,7 @@ import policies
 from costs import published
 from costs.cost import Cost, Host, Phases
 from costs.published import Constant
-from fleet.routers import ROUTERS, least_loaded, round_robin
+from routing.routers import ROUTERS, least_loaded, round_robin
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler

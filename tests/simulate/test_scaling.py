@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from costs import published
-from fleet import autoscalers
-from fleet.autoscalers import Bounds, Load
-from fleet.routers import least_loaded
+from routing import autoscalers
+from routing.autoscalers import Bounds, Load
+from routing.routers import least_loaded
 from simulate import workloads
 from simulate.fleet.fleet import Fleet
 from simulate.fleet.fleet_run import FleetRun

@@ -12,7 +12,7 @@ import pytest
 
 import policies
 from costs import published
-from fleet.routers import ROUTERS
+from routing.routers import ROUTERS
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from simulate import workloads

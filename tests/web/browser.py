@@ -97,8 +97,7 @@ def send_load(tab: Tab, count: int = 30, least: int = 4) -> Any:
 def assert_axe_finds_nothing_serious(page: Any) -> None:
     """Fail with the rules that a page breaks and the elements that do; skip where axe is not installed."""
     axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright",
-        reason="axe is not installed: tools/setup.sh requirements-dev.txt does it",
+        "axe_playwright_python.sync_playwright", reason="axe is not installed: dev/tools/setup.sh dev does it"
     )
     serious = [
         (found["id"], [node["html"][:90] for node in found["nodes"][:4]])

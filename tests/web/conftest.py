@@ -27,7 +27,7 @@ running = ExitStack()
 @cache
 def launched() -> Any:
     api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: tools/setup.sh requirements-dev.txt does it"
+        "playwright.sync_api", reason="playwright is not installed: dev/tools/setup.sh dev does it"
     )
     playwright = running.enter_context(api.sync_playwright())
     args = ["--no-sandbox", "--renderer-process-limit=1"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from browser import Tab, in_a_browser, send_load
 
+from dev.tools import trace_export
 from tests.support import wait_until
-from tools import trace_export
 
 pytestmark = in_a_browser
 

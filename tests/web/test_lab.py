@@ -59,8 +59,8 @@ pytestmark = [*in_a_browser, pytest.mark.full]
 def built() -> Path:
     """Return the folder with a lab of the present sources."""
     if not (BUILT / "pyodide" / "version").is_file():
-        pytest.skip("the lab is not built: tools/build_lab.sh does it, with npm")
-    subprocess.run([sys.executable, "tools/pack_lab.py", str(BUILT)], cwd=ROOT, check=True, env=clean_environment())
+        pytest.skip("the lab is not built: dev/tools/build_lab.sh does it, with npm")
+    subprocess.run([sys.executable, "dev/tools/pack_lab.py", str(BUILT)], cwd=ROOT, check=True, env=clean_environment())
     return BUILT
 
 

@@ -21,7 +21,16 @@ pytestmark = in_a_browser
 def page(chromium: Any) -> Iterator[Any]:
     """Yield the page of a queue whose upstream cannot be reached."""
     port = free_port()
-    command = [sys.executable, "-m", "front", "dynamic+vtc", "--upstream", "http://127.0.0.1:9", "--slots", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "integrations.queue",
+        "dynamic+vtc",
+        "--upstream",
+        "http://127.0.0.1:9",
+        "--slots",
+        "2",
+    ]
     with subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

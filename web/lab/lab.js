@@ -247,7 +247,7 @@ class Policy(policy.Policy):
       if (!reply.ok) throw new Error(`HTTP ${reply.status}`);
       catalog = await reply.json();
     } catch (error) {
-      EB.put("banner", `Cannot read catalog.json (${error.message}). Build the lab again with tools/build_lab.sh`);
+      EB.put("banner", `Cannot read catalog.json (${error.message}). Build the lab again with dev/tools/build_lab.sh`);
       $("banner").hidden = false;
     }
     fill();

@@ -1,0 +1,1 @@
+"""This project's policies with servers and clusters that are not ours."""

@@ -1,0 +1,33 @@
+"""What routers may know of a request, read from its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from routing.routers import Asked
+
+# The routes that generate text, each with the field that holds its prompt.
+PROMPTS = {
+    "/inference": "prompt", "/v1/completions": "prompt", "/v1/chat/completions": "messages",
+    "/v1/messages": "messages", "/v1/responses": "input", "/v1/embeddings": "input",
+    "/generate": "inputs", "/generate_stream": "inputs", "/": "inputs",
+}  # fmt: skip
+LARGEST = 1 << 20  # bytes of a body that the servers take
+BLOCK = 256  # characters of a prompt in one block
+
+
+def asked(path: str, fields: Mapping[str, Any], session: str) -> Asked:
+    """Return what routers may know: the prompt's blocks, and the session of the header or else the field `user`."""
+    name = PROMPTS.get(path) or next((name for name in ("messages", "prompt", "input") if name in fields), "")
+    options = fields.get("parameters") if name == "inputs" else fields
+    user = options.get("user") if isinstance(options, Mapping) else None
+    return Asked(blocks(str(fields.get(name, ""))[:LARGEST]), session or (user if isinstance(user, str) else ""))
+
+
+def blocks(prompt: str) -> list[int]:
+    """Return a hash for each whole block of a prompt; each also covers all blocks before it."""
+    hashes = [0]
+    for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
+        hashes.append(hash((hashes[-1], prompt[start : start + BLOCK])))
+    return hashes[1:]
