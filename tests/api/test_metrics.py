@@ -126,12 +126,38 @@ def test_buckets_are_frozen(client: FlaskClient) -> None:
     assert list(PER_TOKEN) == sorted(PER_TOKEN)
 
 
-def test_the_format_is_that_of_prometheus(client: FlaskClient) -> None:
+def test_buckets_are_cumulative_and_the_last_is_the_count(client: FlaskClient) -> None:
+    ask(client)
+    for family in (family for family in scrape(client).values() if family.type == "histogram"):
+        counts: dict[Any, list[float]] = {}
+        for sample in family.samples:  # the buckets of each series, then its count
+            if sample.name.endswith(("_bucket", "_count")):
+                labels = frozenset((k, v) for k, v in sample.labels.items() if k != "le")
+                counts.setdefault(labels, []).append(sample.value)
+        assert all(found == sorted(found) and found[-1] == found[-2] for found in counts.values()), family.name
+
+
+def test_the_format_is_prometheus_or_openmetrics_by_the_accept_header(client: FlaskClient) -> None:
     ask(client)
     plain = client.get("/metrics")
     assert plain.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    names = [family.name for family in parse(plain.text)]
-    assert len(names) == len(set(names))
+    families = [*parse(plain.text)]
+    assert len({family.name for family in families}) == len(families)
+    assert all(family.documentation and family.type != "unknown" for family in families)
+    samples = [(s.name, *sorted(s.labels.items())) for family in families for s in family.samples]
+    assert len({*samples}) == len(samples)
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+    other = client.get("/metrics", headers={"Accept": accept})
+    assert other.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert other.text.endswith("# EOF\n")
+    assert {f.name for f in parse_open(other.text)} >= set(NAMES["gauge"])
+    # Prometheus asks for OpenMetrics, boards for the names of the other.
+    assert series(other.text) >= series(plain.text)
+
+
+def series(text: str) -> set[str]:
+    """Return the names of the samples, which a format may write otherwise than those of their families."""
+    return set(re.findall(r"^([a-z][\w:]*)[{ ]", text, re.M))
 
 
 def test_there_are_metrics_while_the_model_loads_and_many_servers_in_a_process() -> None:

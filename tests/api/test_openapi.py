@@ -17,6 +17,7 @@ from api.http.openapi import Operation, document
 from api.schemas import fields as f
 from app import connect, create_app
 from config import Config
+from tests.support import points
 from tests.support.fakes import fake_engine
 
 
@@ -155,7 +156,8 @@ def test_the_page_shows_every_route_and_needs_no_other_host(app: Flask) -> None:
     assert "num_tokens" in reply.text
 
 
-def test_every_route_answers_as_documented_whatever_is_sent(app: Flask) -> None:
+@pytest.mark.parametrize("data", points(1, "positive", "negative"))
+def test_every_route_answers_as_documented_whatever_is_sent(app: Flask, data: str) -> None:
     import schemathesis  # not in every worker of a run
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -166,15 +168,17 @@ def test_every_route_answers_as_documented_whatever_is_sent(app: Flask) -> None:
     assert len(found) >= 20
     generating = {(op.method, op.path) for op in service(app).operations if op.generates}
     for operation in found:
+        if data == "negative" and not operation.body:
+            continue  # whatever is sent is as documented
         # A prompt that is valid JSON may still be longer than the model's context.
-        is_generating = (operation.method, operation.path) in generating
-        answers_as_documented(operation, [positive_data_acceptance] if is_generating else [])
+        unchecked = [positive_data_acceptance] if (operation.method, operation.path) in generating else []
+        answers_as_documented(operation.as_strategy(schemathesis.GenerationMode(data)), unchecked)
 
 
-def answers_as_documented(operation: Any, unchecked: list[Any]) -> None:
+def answers_as_documented(cases: Any, unchecked: list[Any]) -> None:
     """Send what schemathesis draws, and hold the answers to all its checks but those."""
 
-    @given(case=operation.as_strategy())
+    @given(case=cases)
     @settings(
         phases=[Phase.generate], max_examples=settings.default.max_examples // 2, suppress_health_check=[*HealthCheck]
     )

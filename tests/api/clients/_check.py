@@ -1,9 +1,9 @@
 """Shared by the acceptance scripts: named checks, a summary, an exit status."""
 
+import contextlib
 import json
 import os
 import sys
-import time
 import traceback
 import urllib.error
 import urllib.request
@@ -16,65 +16,36 @@ def _short(d):
 
 class Checks:
     def __init__(self, title):
-        self.title, self.bad, self.good, self.soft, self.skipped = title, [], 0, [], []
-        self.t0 = time.time()
+        self.title, self.bad, self.good, self.soft = title, [], 0, []
         print(f"== {title}", flush=True)
 
-    def ok(self, name, cond, detail=""):
+    def ok(self, name, cond, detail="", word="FAIL"):
         if cond:
             self.good += 1
             print(f"  PASS {name}", flush=True)
         else:
-            self.bad.append(name)
-            print(f"  FAIL {name}: {_short(detail)}", flush=True)
-        return bool(cond)
+            (self.bad if word == "FAIL" else self.soft).append(name)
+            print(f"  {word} {name}: {_short(detail)}", flush=True)
 
     def warn(self, name, cond, detail=""):
         """A nicety: reported, never fails the run (unless STRICT=1)."""
-        if os.environ.get("STRICT") == "1":
-            return self.ok(name, cond, detail)
-        if cond:
-            self.good += 1
-            print(f"  PASS {name}", flush=True)
-        else:
-            self.soft.append(name)
-            print(f"  WARN {name}: {_short(detail)}", flush=True)
-        return bool(cond)
+        self.ok(name, cond, detail, "FAIL" if os.environ.get("STRICT") == "1" else "WARN")
 
-    def skip(self, name, why):
-        self.skipped.append(name)
-        print(f"  SKIP {name}: {why}", flush=True)
-
+    @contextlib.contextmanager
     def step(self, name):
         """with c.step('x'): ...  - an exception inside is one failed check, not the end of the run."""
-        return _Step(self, name)
+        try:
+            yield
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            at = f"{os.path.basename(where.filename)}:{where.lineno}"
+            self.ok(f"{name} runs", False, f"{type(error).__name__}: {error} (at {at})")
 
     def done(self):
-        print(
-            f"== {self.title}: {self.good} passed, {len(self.bad)} failed, {len(self.soft)} warnings, "
-            f"{len(self.skipped)} skipped, {time.time() - self.t0:.1f} s",
-            flush=True,
-        )
+        print(f"== {self.title}: {self.good} passed, {len(self.bad)} failed, {len(self.soft)} warnings", flush=True)
         for b in self.bad:
             print(f"   failed: {b}")
         sys.exit(1 if self.bad or not self.good else 0)
-
-
-class _Step:
-    def __init__(self, c, name):
-        self.c, self.name = c, name
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, et, ev, tb):
-        if et is None or not issubclass(et, Exception):
-            return False
-        where = traceback.extract_tb(tb)[-1]
-        self.c.ok(
-            self.name + " runs", False, f"{et.__name__}: {ev} (at {os.path.basename(where.filename)}:{where.lineno})"
-        )
-        return True
 
 
 def base_url():
@@ -83,33 +54,17 @@ def base_url():
     return sys.argv[1].rstrip("/")
 
 
-def http(method, url, obj=None, raw=None, headers=None, timeout=120):
+def http(method, url, obj=None):
     """(status, headers, text) without any third-party client; never raises on HTTP errors."""
-    data = raw if raw is not None else (json.dumps(obj).encode() if obj is not None else None)
-    h = {"Content-Type": "application/json"} if data is not None else {}
-    h.update(headers or {})
-    rq = urllib.request.Request(url, data=data, method=method, headers=h)
+    data = None if obj is None else json.dumps(obj).encode()
+    rq = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(rq, timeout=timeout) as r:
-            return r.status, {k.lower(): v for k, v in r.headers.items()}, r.read().decode("utf-8", "replace")
-    except urllib.error.HTTPError as e:
-        return e.code, {k.lower(): v for k, v in e.headers.items()}, e.read().decode("utf-8", "replace")
+        r = urllib.request.urlopen(rq, timeout=120)
+    except urllib.error.HTTPError as error:
+        r = error
+    with r:
+        return r.status, {k.lower(): v for k, v in r.headers.items()}, r.read().decode("utf-8", "replace")
 
 
 def model_name(base):
-    m = os.environ.get("MODEL")
-    if m:
-        return m
-    st, _, tx = http("GET", base + "/v1/models")
-    if st != 200:
-        sys.exit(f"FAIL GET {base}/v1/models -> {st} {tx[:200]}")
-    return json.loads(tx)["data"][0]["id"]
-
-
-def tokenizer_dir():
-    d = os.environ.get("TOKENIZER_DIR") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "tok")
-    if not os.path.exists(os.path.join(d, "tokenizer_config.json")) and not os.path.exists(
-        os.path.join(d, "tokenizer.json")
-    ):
-        sys.exit(f"FAIL no tokenizer in {d}; set TOKENIZER_DIR to the directory of the served model's tokenizer")
-    return os.path.abspath(d)
+    return os.environ.get("MODEL") or json.loads(http("GET", base + "/v1/models")[2])["data"][0]["id"]

@@ -9,7 +9,6 @@ usage: accept_openai.py BASE_URL        env: MODEL, CONTEXT (default 1024)
 import asyncio
 import json
 import os
-import time
 
 import openai
 from _check import Checks, base_url, model_name
@@ -78,39 +77,25 @@ with c.step("completion"):
     c.ok("two prompts of two choices come in order", [x.text for x in r.choices] == [a, a, b, b], r)
     r = comp(prompt=[104, 105], echo=True, **GREEDY)
     c.ok("a prompt of ids", r.usage.prompt_tokens == 2 and len(r.choices[0].text) > 2, r)
-with c.step("seed"):
+with c.step("seed and stop"):
     seeds = [text(max_tokens=12, temperature=1.0, seed=k) for k in (7, 7, 1, 2, 3)]
     c.ok("same seed, same text", seeds[0] == seeds[1], seeds)
     c.ok("other seeds give other texts", len({*seeds}) > 1, seeds)
-with c.step("stop"):
     full = text(max_tokens=24, temperature=0)
-    cand = [full[i : i + 3] for i in range(4, len(full) - 3) if "\ufffd" not in full[i : i + 3]]
-    stop = cand[len(cand) // 2]
+    stop = next(full[i : i + 3] for i in range(4, len(full) - 2) if "\ufffd" not in full[i : i + 3])
     want = full[: full.find(stop)]
     r = comp(max_tokens=24, temperature=0, stop=["@@never@@", stop])
     c.ok("a stop ends the text", (r.choices[0].text, r.choices[0].finish_reason) == (want, "stop"), (stop, r, want))
     c.ok("no part of it is streamed", joined(streamed(max_tokens=24, temperature=0, stop=stop)) == want)
 with c.step("logprobs"):
     lp = comp(logprobs=3, echo=True, **GREEDY).choices[0].logprobs
-    n = len(lp.tokens)
-    c.ok("lists of equal length", n == len(lp.token_logprobs) == len(lp.top_logprobs) == len(lp.text_offset) > 6, lp)
-    c.ok("the first token has no score", lp.token_logprobs[0] is None and lp.top_logprobs[0] is None, lp)
-    pairs = [*zip(lp.token_logprobs, lp.top_logprobs)]
+    pairs = [*zip(lp.token_logprobs, lp.top_logprobs, strict=True)]
+    c.ok("the first token has no score", pairs[0] == (None, None), lp)
     c.ok("each is among its alternatives with the same float (lm-eval)", all(v in t.values() for v, t in pairs[1:]), lp)
-    c.ok("greedy: it is the largest", all(v == max(t.values()) for v, t in pairs[u.prompt_tokens :]), lp)
     found = [t for x in streamed(logprobs=3, echo=True, **GREEDY) for t in x.choices[0].logprobs.tokens]
     c.ok("a stream has the same tokens", found == lp.tokens, found)
 with c.step("stream"):
-    for _ in range(3):  # a busy machine may be late with the first chunk
-        t0, arr, chunks = time.time(), [], []
-        for x in comp(max_tokens=24, temperature=0, stream=True, stream_options={"include_usage": True}):
-            arr.append(time.time() - t0)
-            chunks.append(x)
-        tot = time.time() - t0
-        if arr[0] < 0.7 * tot:
-            break
-    *chunks, last = chunks
-    c.ok("the first chunk arrives well before the end (not buffered)", arr[0] < 0.7 * tot or tot < 0.3, (arr[0], tot))
+    *chunks, last = streamed(max_tokens=24, temperature=0, stream_options={"include_usage": True})
     c.ok("it joins to the whole text", joined(chunks) == full, joined(chunks))
     c.ok("the usage comes last and alone", last.choices == [] and last.usage.completion_tokens >= len(chunks), last)
     c.ok("no other chunk has it", all(x.usage is None and x.id == last.id for x in chunks))
@@ -127,22 +112,8 @@ with c.step("embeddings"):
     c.ok("numbers by either way", ways[0].data[1].embedding == ways[1].data[1].embedding, ways)
     c.ok("usage and numbers", ways[0].usage.prompt_tokens > 1 and ways[0].data[0].embedding, ways)
 with c.step("extras"):  # sent by vLLM, sglang, guidellm, lm-eval and LangChain
-    own = {
-        "ignore_eos": True,
-        "repetition_penalty": 1.0,
-        "top_k": -1,
-        "min_tokens": 0,
-        "use_beam_search": False,
-        "unknown_field_xyz": 1,
-    }
-    common = {
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
-        "logit_bias": {},
-        "user": "u",
-        "best_of": 1,
-        "suffix": None,
-    }
+    own = {"ignore_eos": True, "repetition_penalty": 1.0, "top_k": -1, "use_beam_search": False, "unknown_field_xyz": 1}
+    common = {"presence_penalty": 0, "logit_bias": {}, "user": "u", "best_of": 1, "suffix": None}
     c.ok("extras of other servers are accepted", comp(**GREEDY, **common, extra_body=own).usage.completion_tokens == 6)
     x = streamed(max_tokens=3, stream_options={"include_usage": True, "continuous_usage_stats": True})
     c.ok("stream_options.continuous_usage_stats is accepted (guidellm)", x[-1].usage is not None)

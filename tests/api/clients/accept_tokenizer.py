@@ -8,12 +8,12 @@ import json
 import os
 
 import tiktoken
-from _check import Checks, base_url, http, tokenizer_dir
+from _check import Checks, base_url, http
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-BASE, DIR = base_url(), tokenizer_dir()
+BASE, DIR = base_url(), os.environ["TOKENIZER_DIR"]
 c = Checks(f"tokenization of {BASE} against {DIR}")
 hf = Tokenizer.from_file(f"{DIR}/tokenizer.json")
 EOT = "<|endoftext|>"
