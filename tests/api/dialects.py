@@ -224,6 +224,11 @@ class Dialect(NamedTuple):
     broken: int = 500
     full: int = 503
 
+    @property
+    def posted(self) -> str:
+        """The path that refuses what is no request at all, which the root greets."""
+        return "/generate" if self.path == "/" else self.path
+
 
 def error_type(kind: str) -> Callable[[Any], bool]:
     """Return what holds for the last event of a stream that fails: an error of this kind."""
@@ -261,6 +266,22 @@ def post(client: FlaskClient, dialect: Dialect, fields: Body | None = None, **as
     body = body_of(dialect, **asked)
     body.get("parameters", body).update(fields or {})
     return client.post(dialect.path, json=body)
+
+
+def refused(reply: TestResponse, dialect: Dialect, status: int = 0) -> str:
+    """Return what a refusal says, after checking what each promises: its status, its form, and no secrets."""
+    assert reply.status_code == (status or dialect.bad), reply.text
+    assert reply.mimetype == "application/json"
+    assert len(reply.data) < 8192
+    assert not any(word in reply.text for word in ("Traceback", ".py", "site-packages"))
+    body = reply.get_json()
+    found = body["error"]
+    keys = {"/": {"error", "error_type"}, "/v1/messages": {"type", "error"}}.get(dialect.path, {"error"})
+    assert body.keys() == keys
+    assert isinstance(found, str) == (dialect.path in ("/", "/api/chat", "/api/generate"))
+    message = found if isinstance(found, str) else found["message"]
+    assert len(message) > 20
+    return str(message)
 
 
 def events(text: str) -> list[Any]:

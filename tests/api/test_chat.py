@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -111,7 +112,8 @@ def test_a_developer_speaks_as_the_system_and_an_assistant_may_have_said_nothing
 
 @pytest.mark.parametrize(
     "fields",
-    [{"messages": []}, {"messages": None}, {"messages": "x"}, {"messages": [{"role": "tool"}]},
+    [{"messages": []}, {"messages": None}, {"messages": "x"}, {"messages": [{"role": "tool"}]}, {"messages": [{"role": "god", "content": "x"}]},
+     {"messages": [{"role": "user", "content": [{"type": "audio"}]}]},
      {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": None}]},
      {"messages": [{"role": "system"}]}, {"messages": [{"role": "developer", "content": None}]},
      {"messages": [{"role": "assistant", "content": 5}]}, {"messages": [{"role": "assistant", "content": []}]},
@@ -128,6 +130,15 @@ def test_a_bad_chat_is_refused(client: FlaskClient, model: FakeModel, fields: di
     refusal = error(chat(client, USER, **fields))
     assert refusal["param"] in fields
     assert model.plans == 0
+
+
+def test_a_picture_is_not_fetched(client: FlaskClient) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bait:
+        bait.setblocking(False)
+        picture = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{bait.getsockname()[1]}/x.png"}}
+        error(chat(client, {"role": "user", "content": [picture]}))
+        with pytest.raises(BlockingIOError):
+            bait.accept()
 
 
 def test_a_chat_may_have_as_many_messages_as_fit_into_its_body(client: FlaskClient) -> None:

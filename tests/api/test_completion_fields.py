@@ -61,7 +61,7 @@ def test_sixteen_stops_are_taken(client: FlaskClient) -> None:
 
 BAD: list[tuple[str, Any, str]] = [
     *(("prompt", v, "prompt") for v in ([], {}, None, "", [""], ["a", 1], [1, "a"], [[]], [[1], "a"], 5, True,
-                                        [True], [-1], [1.5], [10**20], ["x"] * 65, [[1]] * 65, [257], [1 << 40])),
+                                        [True], [-1], [1.5], [10**20], ["x"] * 65, [[1]] * 65, [257], [1, 257], [1 << 40])),
     *(("max_tokens", v, "whole number") for v in (-2, "abc", 1.5, True, "5")),
     ("max_tokens", 1023, "at most 1,022"),
     ("max_tokens", 10**30, "at most 1,022"),
@@ -74,7 +74,7 @@ BAD: list[tuple[str, Any, str]] = [
     *(("min_tokens", v, "max_tokens") for v in (-1, 4)),
     *(("stop", v, "at most 16") for v in (list("abcdefghijklmnopq"), [1], "", "x" * 257)),
     *(("stop_token_ids", v, "token") for v in ([-1], [257], [1.5], 5, [True])),
-    *(("logit_bias", v, "-100") for v in ({"1": 101}, {"a": 1}, {"1": "x"}, [1], {str(i): 1 for i in range(301)})),
+    *(("logit_bias", v, "-100") for v in ({"1": 101}, {"-1": 1}, {"a": 1}, {"1": "x"}, [1], {str(i): 1 for i in range(301)})),
     ("logit_bias", {"257": 1}, "0 to 256"),
     *(("echo", v, "without quotes") for v in (3, "true")),
     *(("stream", v, "without quotes") for v in ("yes", 1)),

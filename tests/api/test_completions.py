@@ -38,8 +38,9 @@ def test_a_completion_has_every_field(client: FlaskClient) -> None:
 
 
 def test_sixteen_tokens_are_the_default(client: FlaskClient) -> None:
-    reply = client.post("/v1/completions", json={"prompt": "x"})
-    assert reply.get_json()["usage"]["completion_tokens"] == 16
+    for fields in ({}, {"max_tokens": None}):
+        reply = client.post("/v1/completions", json={"prompt": "x"} | fields)
+        assert reply.get_json()["usage"]["completion_tokens"] == 16
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,7 @@ def test_stops_end_the_text_and_are_named(client: FlaskClient) -> None:
     choice = done(client, max_tokens=20, stop_token_ids=[100])["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("abc", "stop", 100)
     assert texts(done(client, max_tokens=4, stop_token_ids=[98], min_tokens=3)) == ["abcd"]
+    assert texts(done(client, stop="hi")) == ["abc"]  # the prompt has it
 
 
 def test_end_of_text_ends_and_counts_but_is_not_shown(client: FlaskClient, model: FakeModel) -> None:

@@ -315,9 +315,7 @@ def test_errors_have_anthropics_form_and_status(model: FakeModel, client: FlaskC
     refusal(send(client, model="other"), 404, "not_found_error")
     assert answer(client, model="fake")["model"] == "fake"
     refusal(client.get("/v1/messages"), 405)
-    refusal(
-        client.post("/v1/messages", data=b"x" * (1 << 21), content_type="application/json"), 413, "request_too_large"
-    )
+    refusal(client.post("/v1/messages", json={"x": "y" * (1 << 21)}), 413, "request_too_large")
     loading = send(create_app(Config()).test_client())
     assert "loading" in refusal(loading, 529, "overloaded_error")["message"]
     assert int(loading.headers["Retry-After"]) >= 1

@@ -62,7 +62,13 @@ def test_any_host_is_answered_where_none_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/inference"), ("POST", "/v1/completions"), ("PUT", "/policy"), ("DELETE", "/requests/x")],
+    [
+        ("POST", "/inference"),
+        ("POST", "/v1/completions"),
+        ("POST", "/generate"),
+        ("PUT", "/policy"),
+        ("DELETE", "/requests/x"),
+    ],
 )
 def test_what_changes_something_is_refused_from_pages_of_other_sites(
     client: FlaskClient, method: str, path: str

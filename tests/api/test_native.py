@@ -46,10 +46,6 @@ def test_any_content_type_will_do(client: FlaskClient, content_type: str | None)
     assert reply.get_json()["completion"] == "xa"
 
 
-def test_a_byte_order_mark_is_read_over(client: FlaskClient) -> None:
-    assert raw(client, b'\xef\xbb\xbf{"prompt": "x", "num_tokens": 1}').status_code == 200
-
-
 @pytest.mark.parametrize("prompt", ["\0", "a\0b", " ", "\n", "😀", "e\u0301", EOT, f"a{EOT}b{EOT}"])
 def test_any_text_is_a_prompt_and_comes_back_whole(client: FlaskClient, prompt: str) -> None:
     assert ask(client, prompt=prompt, num_tokens=2).get_json()["completion"] == prompt + "ab"
@@ -195,7 +191,8 @@ def test_a_seed_repeats_and_temperature_0_is_greedy(tiny: Tiny) -> None:
     texts = [ask(client, num_tokens=20, seed=seed).get_json()["completion"] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     greedy = [ask(client, num_tokens=20, temperature=0, seed=s).get_json()["completion"] for s in (1, 2)]
-    assert greedy[0] == greedy[1]
+    greedy.append(ask(client, num_tokens=20, temperature=-0.0).get_json()["completion"])
+    assert len({*greedy}) == 1
     assert ask(client, num_tokens=20, top_k=1, seed=3).get_json()["completion"] == greedy[0]
     assert ask(client, num_tokens=20, top_p=1e-9, seed=4).get_json()["completion"] == greedy[0]
     drawn = {ask(client, num_tokens=20).get_json()["completion"] for _ in range(3)}

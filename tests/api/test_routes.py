@@ -42,7 +42,19 @@ def test_a_post_to_the_root_is_greeted(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/nowhere", "//", "//inference", "/inference/", "/%2e%2e/etc/passwd", "/static/app", "/stats%00"]
+    "path",
+    [
+        "/nowhere",
+        "//",
+        "//inference",
+        "/inference/",
+        "/%2e%2e/etc/passwd",
+        "/static/app",
+        "/stats%00",
+        "/web/../LICENSE",
+        "/web/%2e%2e/LICENSE",
+        "/web/..%2fLICENSE",
+    ],
 )
 def test_an_unknown_path_is_404_and_lists_the_known(client: FlaskClient, path: str) -> None:
     refusal = error(

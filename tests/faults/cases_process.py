@@ -21,9 +21,6 @@ from tests.support import in_background, wait_until
 from tests.support.servers import Answer, read_answer
 
 MOCK = Setting(mock=True)  # for repetitions: without torch, a process begins sooner
-FLEETING = Setting(
-    faults={"slow_step": ARMED.faults["slow_step"]}, environment={"GUNICORN_CMD_ARGS": "--graceful-timeout 3"}
-)
 INT, QUIT, TERM = signal.SIGINT, signal.SIGQUIT, signal.SIGTERM
 BROKEN = (OSError, http.client.HTTPException)
 
@@ -69,10 +66,6 @@ def terminate(server: Watched) -> None:
         sock.close()
     assert server.process.wait(60) == 0
     assert "Traceback" not in server.output()
-
-
-def too_long_for_the_end(server: Watched) -> None:
-    all_are_told_of_the_end(server, server.process.terminate)
 
 
 def all_are_told_of_the_end(server: Watched, end: Callable[[], None]) -> None:
@@ -237,7 +230,7 @@ CASES = [
          setting=ARMED, ends=True, quick=False),
     Case("I1", "TERM, then INT, to master and worker", signals(TERM, INT, to_all=True),
          setting=ARMED, ends=True, quick=False),
-    Case("I2", "TERM with little time", too_long_for_the_end, setting=FLEETING, ends=True, quick=False,
+    Case("I2", "TERM with little time",
          tests=("tests/api/test_cancel.py::test_who_outlasts_the_drain_is_told",)),
     Case("I3", "the worker killed", kills(1), killed=True),
     Case("I3", "the worker killed twenty times", kills(20), setting=MOCK, quick=False, killed=True),

@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,7 +46,6 @@ class Setting:
 
     argv: tuple[str, ...] = ()
     faults: Mapping[str, Any] = field(default_factory=dict)
-    key: str = ""
     queue: int = QUEUE
     environment: Mapping[str, str] = field(default_factory=dict)
     first: tuple[bytes, ...] = ()
@@ -121,8 +119,7 @@ class Watched(Server):
             "--max-batch-size", str(SLOTS), "--max-queue", str(setting.queue), *setting.argv,
         ]  # fmt: skip
         faults = arming(setting.faults) if setting.faults else {}
-        key = {"EB_API_KEY": setting.key} if setting.key else {}
-        super().__init__(log, *argv, key=setting.key, **faults, **key, **setting.environment)
+        super().__init__(log, *argv, **faults, **setting.environment)
         self.policy = policy
         self.first = setting.first
         self.places = (1 if policy == "nobatch" else SLOTS) + setting.queue
@@ -198,8 +195,6 @@ class Watched(Server):
         kind = headers.setdefault("Content-Type", "application/json")
         if not kind:
             del headers["Content-Type"]
-        if self.key:
-            headers.setdefault("Authorization", f"Bearer {self.key}")
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
             connection.request(method, path, body, headers)
             reply = connection.getresponse()
@@ -226,7 +221,6 @@ class Watched(Server):
         """Send a request to generate and return its connection without reading from it."""
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
         head += "Content-Type: application/json\r\n" + (f"X-Request-Id: {id}\r\n" if id else "")
-        head += f"Authorization: Bearer {self.key}\r\n" if self.key else ""
         sock = self.connect(receive_buffer)
         sock.sendall(f"{head}\r\n".encode() + body)
         return sock
@@ -311,10 +305,7 @@ class Watched(Server):
             now = self.pulse()
             return abs(now.threads - before.threads) <= 3 and abs(now.descriptors - before.descriptors) <= 3
 
-        end = time.monotonic() + PATIENCE
-        while not is_as_before():
-            assert time.monotonic() < end, (before, self.pulse())
-            time.sleep(0.02)
+        wait_until(is_as_before, PATIENCE)
         now = self.pulse()
         assert now.pid == before.pid
         assert now.rss - before.rss < growth, (before, now)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness import MB, REFUSED, Setting, Watched
+from harness import MB, Setting, Watched
 
 from tests.support.servers import Answer
 
@@ -20,9 +20,8 @@ Act = Callable[[Watched], None]
 class Case:
     """One row: its id in the list of cases, what happens, the act that checks it, or the tests that do elsewhere.
 
-    Without `quick` it is no part of ./test.sh alone. `killed`, `tracebacks` and `growth` (of memory)
-    say what the after-check must allow;
-    of a case that `ends` its server nothing is left to check.
+    Without `quick` it is no part of ./test.sh alone. `killed`, `tracebacks` and `growth` (of memory) say what the
+    after-check must allow; of a case that `ends` its server nothing is left to check.
     """
 
     id: str
@@ -77,27 +76,3 @@ def text_of(path: str, answer: Answer) -> str:
     if path == "/inference":
         return str(answer.json["completion"])
     return str(answer.json["generated_text"] if "generate" in path else answer.json["choices"][0]["text"])
-
-
-def refuses(*bodies: bytes | dict[str, Any], codes: Mapping[str, int] = REFUSED, says: str = "", **headers: str) -> Act:
-    """Return the act that sends each body (a dict is spoken in the dialect) to each path, which refuses it."""
-
-    def act(server: Watched) -> None:
-        for path, code in codes.items():
-            for each in bodies:
-                sent = body(path, **each) if isinstance(each, dict) else each
-                answer = server.ask(path, sent, **headers)
-                assert answer.status == code, (path, sent[:100], answer.body)
-                assert says.encode() in answer.body, (path, sent[:100], answer.body)
-
-    return act
-
-
-def all_of(*acts: Act) -> Act:
-    """Return the act that does one after the other."""
-
-    def act(server: Watched) -> None:
-        for each in acts:
-            each(server)
-
-    return act
