@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from flask import Flask
 from flask.testing import FlaskClient
@@ -13,6 +13,7 @@ from werkzeug.test import TestResponse
 from api.service import Engine, Service
 from app import connect, create_app
 from config import Config
+from models.text.tokenizer import Tokenizer
 from tests.support.fakes import FakeModel, FakeTokenizer, fake_engine
 
 Tiny = tuple[FlaskClient, Engine]
@@ -26,6 +27,18 @@ class PieceTokenizer(FakeTokenizer):
 
     def token_bytes(self, token: int) -> bytes:
         return PIECES[token - 257] if token > 256 else super().token_bytes(token)
+
+
+class Talk(NamedTuple):
+    """A model with a chat template that says what it is told, and the prompts that it got."""
+
+    client: FlaskClient
+    model: FakeModel
+    tokenizer: Tokenizer
+    prompts: list[str]
+
+    def says(self, text: str) -> None:
+        self.model.says = [*self.tokenizer.encode(text), 2]
 
 
 def service(app: Flask) -> Service:

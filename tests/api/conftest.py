@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from calls import Tiny, connected, service
+from calls import Talk, Tiny, connected, service
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -16,10 +16,10 @@ from api.schemas.forms import Form
 from api.service import Engine
 from app import connect, create_app, load_engine
 from config import Config
-from models.text.tokenizer import Tokenizer
 from tests.support import wait_until
 from tests.support.checkpoints import write_checkpoint
 from tests.support.fakes import FakeModel, fake_engine
+from tests.support.tokenizers import with_template
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,34 @@ def app(shared_app: Flask, model: FakeModel) -> Iterator[Flask]:
 
 
 @pytest.fixture
-def prompts(model: FakeModel, tokenizer: Tokenizer) -> list[str]:
-    """Return the prompts that the model computes, in the tokenizer of the file's own tests."""
+def prompts(model: FakeModel) -> list[str]:
+    """Return the prompts that a model of bytes computes."""
     found: list[str] = []
-    model.before = lambda plan: found.append(tokenizer.decode(plan.sequences[0].prompt_ids))
+    model.before = lambda plan: found.append(bytes(plan.sequences[0].prompt_ids).decode())
     return found
+
+
+@pytest.fixture
+def drawn(model: FakeModel) -> list[dict[str, Any]]:
+    """Return how each token is drawn."""
+    found: list[dict[str, Any]] = []
+    model.before = lambda plan: found.append(dict(plan.sequences[0].sampling))
+    return found
+
+
+@pytest.fixture
+def family() -> str:
+    """Return whose chat template the model has; a test may choose another."""
+    return "qwen3"
+
+
+@pytest.fixture
+def talk(shared_app: Flask, model: FakeModel, family: str) -> Iterator[Talk]:
+    talk = Talk(shared_app.test_client(), model, with_template(family), [])
+    model.before = lambda plan: talk.prompts.append(talk.tokenizer.decode(plan.sequences[0].prompt_ids))
+    talk.says("Hello.")
+    for _ in connected(shared_app, fake_engine(model, tokenizer=talk.tokenizer)):
+        yield talk
 
 
 @pytest.fixture

@@ -252,6 +252,7 @@ EVERY = [
             failure=lambda last: [*last] == ["error"]),
     Dialect("/api/generate", ollama, of_ollama, form="format", failure=lambda last: [*last] == ["error"]),
 ]  # fmt: skip
+ANTHROPICS = {413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}  # names of errors by status
 CHATS = [dialect for dialect in EVERY if dialect.called]
 CHOOSING = [dialect for dialect in CHATS if dialect.path != "/api/chat"]
 every_dialect = pytest.mark.parametrize("dialect", EVERY, ids=lambda dialect: dialect.path)
@@ -279,6 +280,8 @@ def refused(reply: TestResponse, dialect: Dialect, status: int = 0) -> str:
     keys = {"/": {"error", "error_type"}, "/v1/messages": {"type", "error"}}.get(dialect.path, {"error"})
     assert body.keys() == keys
     assert isinstance(found, str) == (dialect.path in ("/", "/api/chat", "/api/generate"))
+    if dialect.path == "/v1/messages":
+        assert found["type"] == ANTHROPICS.get(reply.status_code, "invalid_request_error")
     message = found if isinstance(found, str) else found["message"]
     assert len(message) > 20
     return str(message)

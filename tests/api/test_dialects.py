@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from calls import connected
+from calls import Talk
 from dialects import (
     CALLS,
     CHATS,
@@ -27,15 +26,18 @@ from dialects import (
     events,
     every_dialect,
     post,
+    refused,
 )
 from flask import Flask
 from flask.testing import FlaskClient
 
+from api import streaming
+from app import create_app
+from config import Config
 from models.text.tokenizer import Tokenizer
 from serving import headroom
 from tests.support import wait_until
 from tests.support.fakes import FakeModel, FakeTokenizer, fake_engine, places_taken
-from tests.support.tokenizers import with_template
 
 every_chat = pytest.mark.parametrize("dialect", CHATS, ids=lambda dialect: dialect.path)
 both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -122,6 +124,39 @@ def test_who_leaves_a_stream_frees_its_place(app: Flask, model: FakeModel, diale
 
 
 @every_dialect
+def test_who_finds_no_place_or_no_model_is_told_when_to_come_again(model: FakeModel, dialect: Dialect) -> None:
+    loading = create_app(Config())
+    engine = fake_engine(model, max_queue=1, max_batch_size=1)
+    while engine.manager.inbox.places.lend() is not None:
+        pass
+    apps = {name: create_app(Config(overload_status=name), engine) for name in ("429", "503")}
+    for app, status, word in (
+        (loading, dialect.full, "loading"), (apps["429"], 429, "--max-queue"), (apps["503"], dialect.full, "--max-queue"),
+    ):  # fmt: skip
+        reply = post(app.test_client(), dialect)
+        assert word in refused(reply, dialect, status)
+        assert int(reply.headers["Retry-After"]) >= 1
+    engine.manager.stop()
+
+
+@every_dialect
+def test_silence_is_filled_with_what_no_reader_sees(
+    client: FlaskClient, model: FakeModel, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "SILENCE", 0.03)
+    go = threading.Event()
+    model.before = lambda plan: len(plan.sequences[0].output_ids) == 2 and not go.wait(60) and None
+    text, silent = "", 0
+    for frame in post(client, dialect, limit=6, stream=True).iter_encoded():
+        text += frame.decode()
+        silent += frame.isspace() or frame.startswith(b":") or b"event: ping" in frame
+        if silent == 3:
+            go.set()
+    assert go.is_set()
+    assert dialect.read(events(text)).text == "abcdef"
+
+
+@every_dialect
 def test_a_process_without_memory_refuses_and_computes_nothing(
     client: FlaskClient, model: FakeModel, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,28 +168,8 @@ def test_a_process_without_memory_refuses_and_computes_nothing(
 # ---------------------------------------------------------------- a model with a template, tools and thoughts
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return with_template("qwen3")
-
-
-class Chat(NamedTuple):
-    client: FlaskClient
-    model: FakeModel
-    tokenizer: Tokenizer
-
-    def says(self, text: str) -> None:
-        self.model.says = [*self.tokenizer.encode(text), 2]
-
-
-@pytest.fixture
-def talk(shared_app: Flask, model: FakeModel, tokenizer: Tokenizer) -> Iterator[Chat]:
-    for app in connected(shared_app, fake_engine(model, tokenizer=tokenizer)):
-        yield Chat(app.test_client(), model, tokenizer)
-
-
 @every_chat
-def test_calls_are_apart_from_the_text_and_whole_in_a_stream(talk: Chat, dialect: Dialect) -> None:
+def test_calls_are_apart_from_the_text_and_whole_in_a_stream(talk: Talk, dialect: Dialect) -> None:
     talk.says("Wait." + WRITTEN)
     found = [answer(talk.client, dialect, stream=stream, tools=TOOLS) for stream in (False, True)]
     for one in found:
@@ -167,7 +182,7 @@ def test_calls_are_apart_from_the_text_and_whole_in_a_stream(talk: Chat, dialect
 
 @both_ways
 @every_chat
-def test_without_tools_what_looks_like_a_call_is_text(talk: Chat, forms: Any, dialect: Dialect, stream: bool) -> None:
+def test_without_tools_what_looks_like_a_call_is_text(talk: Talk, forms: Any, dialect: Dialect, stream: bool) -> None:
     talk.says(WRITTEN)
     for asked in ({}, *([{"tools": TOOLS, "choice": "none"}] if dialect in CHOOSING else ())):
         found = answer(talk.client, dialect, dialect.silent, stream=stream, **asked)
@@ -178,27 +193,27 @@ def test_without_tools_what_looks_like_a_call_is_text(talk: Chat, forms: Any, di
 @both_ways
 @every_chat
 def test_thoughts_are_apart_from_text_and_calls_and_can_be_turned_off(
-    talk: Chat, prompts: list[str], dialect: Dialect, stream: bool
+    talk: Talk, dialect: Dialect, stream: bool
 ) -> None:
     for text, said, calls in (("Yes.", "Yes.", ()), ("I look.\n" + WRITTEN, "I look.", CALLS)):
         talk.says("<think>\nIs it?\n</think>\n\n" + text)
         found = answer(talk.client, dialect, dialect.think, stream=stream, tools=TOOLS if calls else ())
         assert (found.thought, found.text, found.calls) == ("Is it?", said, calls)
         assert found.tokens == len(talk.model.says)
-        assert not prompts[-1].endswith("</think>\n\n")
+        assert not talk.prompts[-1].endswith("</think>\n\n")
     talk.says("Yes.")
     assert answer(talk.client, dialect, dialect.silent, stream=stream).text == "Yes."
-    assert prompts[-1].endswith("</think>\n\n")
+    assert talk.prompts[-1].endswith("</think>\n\n")
 
 
 @every_chat
-def test_the_model_sees_tools_calls_and_results(talk: Chat, prompts: list[str], dialect: Dialect) -> None:
+def test_the_model_sees_tools_calls_and_results(talk: Talk, dialect: Dialect) -> None:
     answer(talk.client, dialect, tools=TOOLS, history=True, limit=1)
     for part in ('"enum": ["Paris"]', WRITTEN.partition("\n<tool_call>")[0], "<tool_response>\nrain\n"):
-        assert part in prompts[-1]
+        assert part in talk.prompts[-1]
     if dialect in CHOOSING:
         answer(talk.client, dialect, tools=TOOLS, history=True, limit=1, choice="none")
-        assert '"enum": ["Paris"]' not in prompts[-1]
+        assert '"enum": ["Paris"]' not in talk.prompts[-1]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +222,7 @@ def test_the_model_sees_tools_calls_and_results(talk: Chat, prompts: list[str], 
 )
 @pytest.mark.parametrize("dialect", CHOOSING, ids=lambda dialect: dialect.path)
 def test_a_choice_decides_what_an_answer_may_be(
-    talk: Chat, forms: Any, dialect: Dialect, choice: str, names: int, has_text: bool, several: bool
+    talk: Talk, forms: Any, dialect: Dialect, choice: str, names: int, has_text: bool, several: bool
 ) -> None:
     answer(talk.client, dialect, tools=TOOLS, choice=choice, limit=1)
     source = forms[0].form.source
@@ -235,7 +250,7 @@ def with_tool(dialect: Dialect, name: str, schema: Any, **more: Any) -> Any:
 
 
 @every_chat
-def test_keywords_that_cannot_be_enforced_are_left_out_and_named(talk: Chat, forms: Any, dialect: Dialect) -> None:
+def test_keywords_that_cannot_be_enforced_are_left_out_and_named(talk: Talk, forms: Any, dialect: Dialect) -> None:
     reply = talk.client.post(dialect.path, json=with_tool(dialect, "weather", UNKNOWN))
     assert reply.status_code == 200, reply.text
     places = [f"properties/{place}" for place in ("city/not", "at/format", "code/pattern", "zip/oneOf")]
@@ -249,7 +264,7 @@ def test_keywords_that_cannot_be_enforced_are_left_out_and_named(talk: Chat, for
 
 
 @every_chat
-def test_tools_that_are_no_functions_are_left_out_and_named(talk: Chat, forms: Any, dialect: Dialect) -> None:
+def test_tools_that_are_no_functions_are_left_out_and_named(talk: Talk, forms: Any, dialect: Dialect) -> None:
     fields = with_tool(dialect, "now", {"type": "object", "properties": {}})
     own = fields["tools"]
     others = [{"type": "web_search"}, {"type": "namespace", "name": "helpers", "tools": own}]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from calls import connected
+from calls import Talk
 from dialects import message_joined as joined
-from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from app import create_app
 from config import Config
-from models.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeModel, fake_engine
-from tests.support.tokenizers import with_template
 
 USER = {"role": "user", "content": "Hi"}
 PARIS = {"city": "Paris"}
@@ -34,46 +29,24 @@ RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "
 FORM = {"type": "json_schema", "schema": SCHEMA}
 
 
-class Chat(NamedTuple):
-    """A model with a chat template that says what it is told, and the prompts that it got."""
-
-    client: FlaskClient
-    model: FakeModel
-    tokenizer: Tokenizer
-    prompts: list[str]
-
-    def says(self, text: str) -> None:
-        self.model.says = [*self.tokenizer.encode(text), 2]
-
-
 @pytest.fixture
-def template() -> str:
+def family() -> str:
     return "qwen2.5"
 
 
-@pytest.fixture
-def chat(shared_app: Flask, model: FakeModel, template: str) -> Iterator[Chat]:
-    tokenizer, prompts = with_template(template), list[str]()
-    model.before = lambda plan: prompts.append(tokenizer.decode(plan.sequences[0].prompt_ids))
-    for app in connected(shared_app, fake_engine(model, tokenizer=tokenizer)):
-        chat = Chat(app.test_client(), model, tokenizer, prompts)
-        chat.says("Hello.")
-        yield chat
-
-
-@pytest.mark.parametrize("template", ["qwen3"])
-def test_thoughts_are_a_block_and_off_unless_they_are_asked_for(chat: Chat) -> None:
-    chat.says("<think>\nHm.\n</think>\n\nYes.")
-    reply = send(chat.client, thinking={"type": "enabled", "budget_tokens": 1024})
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_thoughts_are_a_block_and_off_unless_they_are_asked_for(talk: Talk) -> None:
+    talk.says("<think>\nHm.\n</think>\n\nYes.")
+    reply = send(talk.client, thinking={"type": "enabled", "budget_tokens": 1024})
     assert reply.headers["X-Ignored-Params"] == "thinking.budget_tokens"
     assert reply.get_json()["content"][0] == {"type": "thinking", "thinking": "Hm.", "signature": ""}
     for fields, is_off in (({}, True), ({"thinking": {"type": "adaptive"}}, False)):
-        answer(chat.client, **fields)
-        assert chat.prompts[-1].endswith("</think>\n\n") == is_off
+        answer(talk.client, **fields)
+        assert talk.prompts[-1].endswith("</think>\n\n") == is_off
 
 
-def test_a_choice_of_tools_may_allow_one_call(chat: Chat, forms: Any) -> None:
-    answer(chat.client, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+def test_a_choice_of_tools_may_allow_one_call(talk: Talk, forms: Any) -> None:
+    answer(talk.client, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert "call){0," not in forms[0].form.source
 
 
@@ -139,14 +112,14 @@ def test_an_answer_says_why_it_ended(
     assert text is not None or found["usage"]["output_tokens"] == 1024 - found["usage"]["input_tokens"]
 
 
-def test_an_empty_answer_has_no_blocks(chat: Chat) -> None:
-    chat.says("")
-    assert answer(chat.client)["content"] == joined(events(send(chat.client, stream=True)))["content"] == []
+def test_an_empty_answer_has_no_blocks(talk: Talk) -> None:
+    talk.says("")
+    assert answer(talk.client)["content"] == joined(events(send(talk.client, stream=True)))["content"] == []
 
 
-def test_the_events_of_a_stream_come_in_order(chat: Chat) -> None:
-    chat.says("I look." + CALLS)
-    found = events(send(chat.client, tools=TOOLS, stream=True))
+def test_the_events_of_a_stream_come_in_order(talk: Talk) -> None:
+    talk.says("I look." + CALLS)
+    found = events(send(talk.client, tools=TOOLS, stream=True))
     assert [event["type"] for event in found[:3]] == ["message_start", "ping", "content_block_start"]
     assert [event["type"] for event in found[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
     indexes = [event["index"] for event in found if event["type"] == "content_block_stop"]
@@ -154,27 +127,27 @@ def test_the_events_of_a_stream_come_in_order(chat: Chat) -> None:
     assert found[0]["message"]["stop_reason"] is None
 
 
-def test_a_call_that_is_cut_off_is_left_out(chat: Chat) -> None:
-    chat.says(CALLS)
-    head = len(chat.tokenizer.encode(CALLS[: CALLS.index("Par")]))
-    found = answer(chat.client, tools=TOOLS, max_tokens=head)
+def test_a_call_that_is_cut_off_is_left_out(talk: Talk) -> None:
+    talk.says(CALLS)
+    head = len(talk.tokenizer.encode(CALLS[: CALLS.index("Par")]))
+    found = answer(talk.client, tools=TOOLS, max_tokens=head)
     assert (found["stop_reason"], found["content"]) == ("max_tokens", [])
-    reply = send(chat.client, tools=TOOLS, max_tokens=head, stream=True)
+    reply = send(talk.client, tools=TOOLS, max_tokens=head, stream=True)
     assert [e["content_block"]["name"] for e in events(reply) if "content_block" in e] == ["weather"]
 
 
-def test_a_model_that_does_not_think_refuses_to(chat: Chat) -> None:
-    assert "no thinking part" in refusal(send(chat.client, thinking={"type": "enabled"}))["message"]
-    assert answer(chat.client, thinking={"type": "adaptive"})["content"][0]["text"] == "Hello."
+def test_a_model_that_does_not_think_refuses_to(talk: Talk) -> None:
+    assert "no thinking part" in refusal(send(talk.client, thinking={"type": "enabled"}))["message"]
+    assert answer(talk.client, thinking={"type": "adaptive"})["content"][0]["text"] == "Hello."
 
 
-def test_the_model_sees_calls_results_and_errors(chat: Chat) -> None:
+def test_the_model_sees_calls_results_and_errors(talk: Talk) -> None:
     said = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USE]}
     failed = {"type": "tool_result", "tool_use_id": "call_2", "content": "no network", "is_error": True}
     text = {"type": "text", "text": "And now?", "cache_control": {"type": "ephemeral"}}
-    reply = send(chat.client, USER, said, {"role": "user", "content": [RESULT, failed, text]}, tools=TOOLS)
+    reply = send(talk.client, USER, said, {"role": "user", "content": [RESULT, failed, text]}, tools=TOOLS)
     assert reply.headers["X-Ignored-Params"] == "messages.2.content.2.cache_control"
-    prompt = chat.prompts[0]
+    prompt = talk.prompts[0]
     assert '"description": "Tells."' in prompt
     assert 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>' in prompt
     places = [
@@ -183,41 +156,41 @@ def test_the_model_sees_calls_results_and_errors(chat: Chat) -> None:
     assert places == sorted(places)
 
 
-def test_system_is_text_or_blocks(chat: Chat) -> None:
+def test_system_is_text_or_blocks(talk: Talk) -> None:
     for system in (
         "Be kind.\nBe short.",
         [{"type": "text", "text": "Be kind."}, {"type": "text", "text": "Be short."}],
     ):
-        answer(chat.client, system=system)
-        assert "<|im_start|>system\nBe kind.\nBe short.<|im_end|>" in chat.prompts[-1]
+        answer(talk.client, system=system)
+        assert "<|im_start|>system\nBe kind.\nBe short.<|im_end|>" in talk.prompts[-1]
 
 
-@pytest.mark.parametrize("template", ["smollm2"])
-def test_a_system_message_among_the_others_is_taken_in_its_place(chat: Chat) -> None:
+@pytest.mark.parametrize("family", ["smollm2"])
+def test_a_system_message_among_the_others_is_taken_in_its_place(talk: Talk) -> None:
     text = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
     for role, content in (("system", "Be short."), ("system", text), ("developer", text)):
         said = [USER, {"role": role, "content": content}]
-        answer(chat.client, *said, system="Be kind.")
+        answer(talk.client, *said, system="Be kind.")
         assert (
             "Be kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>system\nBe short.<|im_end|>"
-            in chat.prompts[-1]
+            in talk.prompts[-1]
         )
-        assert send(chat.client, *said, path="/v1/messages/count_tokens").get_json()["input_tokens"] > 0
+        assert send(talk.client, *said, path="/v1/messages/count_tokens").get_json()["input_tokens"] > 0
 
 
-def test_blocks_that_only_anthropics_servers_read_are_left_out_and_named(chat: Chat) -> None:
+def test_blocks_that_only_anthropics_servers_read_are_left_out_and_named(talk: Talk) -> None:
     kinds = ["redacted_thinking", "web_search_tool_result", "mcp_tool_result", "compaction"]
     blocks = [
         {"type": "server_tool_use", "id": "a", "name": "web_search", "input": {}},
         *({"type": kind} for kind in kinds),
     ]
-    reply = send(chat.client, **said(*blocks, {"type": "text", "text": "I looked."}))
+    reply = send(talk.client, **said(*blocks, {"type": "text", "text": "I looked."}))
     assert reply.status_code == 200, reply.text
     assert reply.headers["X-Ignored-Params"] == ", ".join(f"messages.content.{name}" for name in ["web_search", *kinds])
-    assert "assistant\nI looked.<" in chat.prompts[-1]
+    assert "assistant\nI looked.<" in talk.prompts[-1]
 
 
-def test_a_tool_that_is_loaded_later_is_known_once_a_result_refers_to_it(chat: Chat) -> None:
+def test_a_tool_that_is_loaded_later_is_known_once_a_result_refers_to_it(talk: Talk) -> None:
     deferred = [NOW, WEATHER | {"defer_loading": True}]
     found = [{"type": "tool_reference", "tool_name": "weather"}, {"type": "image", "source": {}}]
     asked = [
@@ -225,19 +198,19 @@ def test_a_tool_that_is_loaded_later_is_known_once_a_result_refers_to_it(chat: C
         {"role": "assistant", "content": [USE | {"name": "now"}]},
         {"role": "user", "content": [RESULT | {"content": found}]},
     ]
-    answer(chat.client, tools=deferred)
-    assert "Tells." not in chat.prompts[-1]
-    reply = send(chat.client, *asked, tools=deferred)
-    assert "Tells." in chat.prompts[-1]
-    assert "<tool_response>\nweather\n</tool_response>" in chat.prompts[-1]
+    answer(talk.client, tools=deferred)
+    assert "Tells." not in talk.prompts[-1]
+    reply = send(talk.client, *asked, tools=deferred)
+    assert "Tells." in talk.prompts[-1]
+    assert "<tool_response>\nweather\n</tool_response>" in talk.prompts[-1]
     assert reply.headers["X-Ignored-Params"] == "tool_result.image"
 
 
-def test_a_last_message_of_the_assistant_is_continued(chat: Chat) -> None:
-    answer(chat.client, USER, {"role": "assistant", "content": [{"type": "text", "text": "It is "}]})
-    assert chat.prompts[0].endswith("<|im_start|>assistant\nIt is ")
+def test_a_last_message_of_the_assistant_is_continued(talk: Talk) -> None:
+    answer(talk.client, USER, {"role": "assistant", "content": [{"type": "text", "text": "It is "}]})
+    assert talk.prompts[0].endswith("<|im_start|>assistant\nIt is ")
     for content, fields in (([USE], {}), ([], {}), ("{", {"output_format": FORM})):
-        refusal(send(chat.client, USER, {"role": "assistant", "content": content}, tools=TOOLS, **fields))
+        refusal(send(talk.client, USER, {"role": "assistant", "content": content}, tools=TOOLS, **fields))
 
 
 def block(**fields: Any) -> dict[str, Any]:
@@ -267,12 +240,12 @@ def tool(**fields: Any) -> dict[str, Any]:
     {"thinking": {"type": "on"}}, {"thinking": True},
     {"mcp_servers": [{"url": "http://x"}]}, {"container": "x"}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]}, {"n": 2},
 ], ids=lambda fields: str(fields)[:60])  # fmt: skip
-def test_a_bad_request_is_refused(chat: Chat, fields: dict[str, Any]) -> None:
-    message = refusal(send(chat.client, **fields))["message"]
+def test_a_bad_request_is_refused(talk: Talk, fields: dict[str, Any]) -> None:
+    message = refusal(send(talk.client, **fields))["message"]
     assert list(fields)[-1] in message
-    assert chat.model.plans == 0
+    assert talk.model.plans == 0
     if fields.keys() & {"messages", "tools", "tool_choice", "system", "thinking"}:
-        refusal(send(chat.client, path="/v1/messages/count_tokens", **fields))
+        refusal(send(talk.client, path="/v1/messages/count_tokens", **fields))
 
 
 def test_what_changes_nothing_is_named(client: FlaskClient) -> None:
@@ -295,12 +268,12 @@ def test_a_thread_is_refused_so_that_clients_send_all_messages(client: FlaskClie
         assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def test_tokens_are_counted_as_a_message_uses_them(chat: Chat) -> None:
+def test_tokens_are_counted_as_a_message_uses_them(talk: Talk) -> None:
     fields: dict[str, Any] = {"tools": TOOLS, "system": "Be kind."}
-    usage = answer(chat.client, **fields)["usage"]
-    counted = send(chat.client, path="/v1/messages/count_tokens", **fields)
+    usage = answer(talk.client, **fields)["usage"]
+    counted = send(talk.client, path="/v1/messages/count_tokens", **fields)
     assert counted.get_json() == {"input_tokens": usage["input_tokens"]}
-    assert len(chat.prompts) == len(chat.model.says)  # the steps of the message: a count has none
+    assert len(talk.prompts) == len(talk.model.says)  # the steps of the message: a count has none
 
 
 def test_tokens_of_a_prompt_that_the_cache_had_are_counted_apart(mock: FlaskClient) -> None:
@@ -311,21 +284,10 @@ def test_tokens_of_a_prompt_that_the_cache_had_are_counted_apart(mock: FlaskClie
     assert again["input_tokens"] + again["cache_read_input_tokens"] == first["input_tokens"]
 
 
-def test_errors_have_anthropics_form_and_status(model: FakeModel, client: FlaskClient) -> None:
+def test_errors_have_anthropics_form_and_status(client: FlaskClient) -> None:
     refusal(send(client, model="other"), 404, "not_found_error")
     assert answer(client, model="fake")["model"] == "fake"
     refusal(client.get("/v1/messages"), 405)
-    refusal(client.post("/v1/messages", json={"x": "y" * (1 << 21)}), 413, "request_too_large")
-    loading = send(create_app(Config()).test_client())
-    assert "loading" in refusal(loading, 529, "overloaded_error")["message"]
-    assert int(loading.headers["Retry-After"]) >= 1
-    for status, expected, type in (("429", 429, "rate_limit_error"), ("503", 529, "overloaded_error")):
-        engine = fake_engine(model, max_queue=1, max_batch_size=1)
-        held = [*iter(engine.manager.inbox.places.lend, None)]
-        reply = send(create_app(Config(overload_status=status), engine).test_client())
-        refusal(reply, expected, type)
-        assert int(reply.headers["Retry-After"]) >= 1 <= len(held)
-        engine.manager.stop()
 
 
 def test_the_key_may_be_in_anthropics_header() -> None:

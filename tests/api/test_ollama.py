@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
-from calls import connected, engine_of, service, small
+from calls import Talk, connected, engine_of, service
+from dialects import EVERY, PARIS, WRITTEN, Asked, functions, refused
+from dialects import TOOLS as SCHEMAS
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import USER
@@ -19,32 +22,15 @@ from werkzeug.test import TestResponse
 from api import streaming
 from app import create_app
 from config import Config
-from models.text.tokenizer import Tokenizer
 from tests.support.fakes import FakeModel, fake_engine
-from tests.support.tokenizers import with_template
 
-PARIS = {"city": "Paris"}
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
-         {"type": "function", "function": {"name": "now"}}]  # fmt: skip
-CALLS = f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(PARIS)}}}\n</tool_call>\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
-ONE_KEY = {
-    "type": "object",
-    "properties": {"zebra": {"const": 17}},
-    "required": ["zebra"],
-    "additionalProperties": False,
-}
-
-
-@pytest.fixture(params=["qwen3"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return with_template(request.param)
+CHAT = next(dialect for dialect in EVERY if dialect.path == "/api/chat")
+TOOLS = functions(Asked(tools=SCHEMAS))
 
 
 @pytest.fixture
-def app(shared_app: Flask, model: FakeModel, tokenizer: Tokenizer) -> Iterator[Flask]:
-    says(model, tokenizer, "Hello.")
-    yield from connected(shared_app, fake_engine(model, tokenizer=tokenizer))
+def client(talk: Talk) -> FlaskClient:
+    return talk.client
 
 
 @pytest.fixture
@@ -52,10 +38,6 @@ def plain(shared_app: Flask, model: FakeModel) -> Iterator[FlaskClient]:
     """Return a client of a model without a chat template, which answers a, b, c."""
     for app in connected(shared_app, fake_engine(model)):
         yield app.test_client()
-
-
-def says(model: FakeModel, tokenizer: Tokenizer, text: str) -> None:
-    model.says = [*tokenizer.encode(text), 2]
 
 
 def post(client: FlaskClient, path: str = "chat", **fields: Any) -> TestResponse:
@@ -75,25 +57,8 @@ def lines(reply: TestResponse) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
-def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the message of a stream."""
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    for part in (part["message"] for part in parts):
-        for name in part.keys() - {"role"}:
-            message[name] = message[name] + part[name] if name in message else part[name]
-    return message
-
-
-def without_ids(message: dict[str, Any]) -> list[Any]:
-    return [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", [])]
-
-
 def error(reply: TestResponse, status: int = 400) -> str:
-    assert reply.status_code == status, reply.text
-    body = reply.get_json()
-    assert list(body) == ["error"]
-    text: str = body["error"]
-    return text
+    return refused(reply, CHAT, status)
 
 
 def test_an_answer_is_a_message_with_counts_and_times(client: FlaskClient) -> None:
@@ -108,67 +73,52 @@ def test_an_answer_is_a_message_with_counts_and_times(client: FlaskClient) -> No
 
 def test_a_stream_is_the_default_and_has_a_line_for_each_part(client: FlaskClient) -> None:
     *parts, last = lines(post(client))
-    assert joined(parts)["content"] == "Hello."
+    assert "".join(part["message"]["content"] for part in parts) == "Hello."
     assert not any(part["done"] or "done_reason" in part for part in parts)
     assert (last["done"], last["done_reason"], last["message"]["content"]) == (True, "stop", "")
     assert last.keys() == whole(client).keys()
     assert lines(post(client, "generate"))[0]["response"]
 
 
-@pytest.mark.parametrize("apart", [False, True])  # whether the first call has been read before the second begins
-def test_calls_are_objects_and_come_whole_in_a_stream(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, apart: bool
-) -> None:
-    says(model, tokenizer, "Wait." + CALLS)
-    first, read = (
-        len(tokenizer.encode("Wait." + CALLS.partition('\n<tool_call>\n{"name": "now"')[0])),
-        threading.Event(),
-    )
-    if apart:
-        model.before = lambda plan: len(plan.sequences[0].output_ids) == first and not read.wait(60) and None
-    reply = post(client, tools=TOOLS)
-    frames: list[bytes] = []
+def test_a_call_comes_as_soon_as_it_is_whole(talk: Talk) -> None:
+    talk.says("Wait." + WRITTEN)
+    first = len(talk.tokenizer.encode("Wait." + WRITTEN.partition('\n<tool_call>\n{"name": "now"')[0]))
+    read = threading.Event()
+    talk.model.before = lambda plan: len(plan.sequences[0].output_ids) == first and not read.wait(60) and None
+    reply = post(talk.client, tools=TOOLS)
+    called: list[Any] = []
     for frame in reply.iter_encoded():
-        frames.append(frame)
         if b'"tool_calls"' in frame:
+            called.append(json.loads(frame)["message"]["tool_calls"])
             read.set()
-    reply.set_data(b"".join(frames))
-    *parts, last = lines(reply)
-    streamed = joined(parts)
-    assert (streamed["content"], without_ids(streamed)) == ("Wait.", [("weather", PARIS), ("now", {})])
-    assert [c["function"]["index"] for c in streamed["tool_calls"]] == [0, 1]
-    assert last["done_reason"] == "stop"
-    if apart:
-        assert [len(part["message"]["tool_calls"]) for part in parts if "tool_calls" in part["message"]] == [1, 1]
+    assert [[call["function"]["index"] for call in calls] for calls in called] == [[0], [1]]
+    assert called[0][0]["function"]["arguments"] == PARIS
 
 
-def test_a_call_that_is_cut_off_never_comes(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
-    says(model, tokenizer, CALLS)
-    most = len(tokenizer.encode(CALLS.partition('"now"')[0] + '"now", "arguments": {'))
-    for answer in (whole(client, tools=TOOLS, options={"num_predict": most}),
-                   *lines(post(client, tools=TOOLS, options={"num_predict": most}))[-1:]):  # fmt: skip
+def test_a_call_that_is_cut_off_never_comes(talk: Talk) -> None:
+    talk.says(WRITTEN)
+    most = len(talk.tokenizer.encode(WRITTEN.partition('"now"')[0] + '"now", "arguments": {'))
+    cut = {"tools": TOOLS, "options": {"num_predict": most}}
+    for answer in (whole(talk.client, **cut), lines(post(talk.client, **cut))[-1]):
         assert answer["done_reason"] == "length"
         assert answer["message"].get("tool_calls", [])[1:] == []
 
 
-def test_a_stream_whose_last_tokens_show_nothing_ends_at_once(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_whose_last_tokens_show_nothing_ends_at_once(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "CHECK_SECONDS", 60)
     monkeypatch.setattr(streaming, "SILENCE", 60)
-    says(model, tokenizer, CALLS)
+    talk.says(WRITTEN)
     began = time.perf_counter()
-    post(client, tools=TOOLS, options={"num_predict": len(tokenizer.encode(CALLS)) // 4}).close()
+    post(talk.client, tools=TOOLS, options={"num_predict": len(talk.tokenizer.encode(WRITTEN)) // 4}).close()
     assert time.perf_counter() - began < 40
 
 
-def test_thinking_is_apart_from_the_answer(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
-    says(model, tokenizer, "<think>\nIs it?\n</think>\n\nYes.")
-    for think in (None, True, "high"):
-        answer = whole(client, think=think)["message"]
-        assert (answer["thinking"], answer["content"]) == ("Is it?", "Yes.")
-    answer = whole(client, "generate", think=True)
-    assert (answer["thinking"], answer["response"]) == ("Is it?", "Yes.")
+def test_thinking_is_on_unless_it_is_turned_off(talk: Talk, client: FlaskClient) -> None:
+    talk.says("<think>\nIs it?\n</think>\n\nYes.")
+    for path, think in (("chat", None), ("chat", True), ("chat", "high"), ("generate", True)):
+        answer = whole(client, path, think=think)
+        said = answer.get("message", answer)
+        assert (said["thinking"], said.get("content", said.get("response"))) == ("Is it?", "Yes.")
     assert whole(client, think=False)["message"]["content"].startswith("<think>")  # its template closes the part itself
     assert post(client, think="low").headers["X-Ignored-Params"] == "think"
     assert "X-Ignored-Params" not in post(client, think=True).headers
@@ -183,7 +133,7 @@ def test_a_model_that_does_not_think_refuses_to(plain: FlaskClient) -> None:
 
 
 def test_a_form_is_kept_to_by_raw_prompts_and_may_be_json_or_empty(mock: FlaskClient) -> None:
-    assert json.loads(whole(mock, "generate", format=ONE_KEY, raw=True)["response"]) == {"zebra": 17}
+    assert json.loads(whole(mock, "generate", format=SCHEMAS[0][1], raw=True)["response"]) == PARIS
     assert isinstance(json.loads(whole(mock, format="json")["message"]["content"]), dict)
     assert "format" not in post(mock, format="", options={"num_predict": 1}).headers.get("X-Ignored-Params", "")
 
@@ -194,8 +144,8 @@ def test_a_form_that_cannot_be_enforced_is_refused_by_its_name(mock: FlaskClient
         assert error(post(mock, path, format=form)).startswith("format ")
 
 
-@pytest.mark.parametrize("tokenizer", ["qwen3", "mistral"], indirect=True)
-def test_a_history_reads_as_in_openais_dialect(client: FlaskClient, prompts: list[str]) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_a_history_reads_as_in_openais_dialect(client: FlaskClient, talk: Talk) -> None:
     """Calls have no ids there, and results follow in their order."""
     calls = [{"function": {"name": "weather", "arguments": PARIS}}, {"function": {"name": "now", "arguments": {}}}]
     turn = {"role": "assistant", "thinking": "Hm.", "tool_calls": calls}
@@ -208,38 +158,32 @@ def test_a_history_reads_as_in_openais_dialect(client: FlaskClient, prompts: lis
     messages = [USER, {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": known},
                 *({**r, "tool_call_id": id} for id, r in zip(ids, results))]  # fmt: skip
     client.post("/v1/chat/completions", json={"messages": messages, "tools": TOOLS, "max_tokens": 4})
-    assert prompts[0] == prompts[-1]
-    assert "rain" in prompts[0]
+    assert talk.prompts[0] == talk.prompts[-1]
+    assert "rain" in talk.prompts[0]
 
 
-def test_options_are_those_of_chat_by_other_names(client: FlaskClient, model: FakeModel) -> None:
-    seen: list[dict[str, Any]] = []
-    model.before = lambda plan: seen.append(dict(plan.sequences[0].sampling))
+def test_options_are_those_of_chat_by_other_names(plain: FlaskClient, drawn: list[dict[str, Any]]) -> None:
     options = {"temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "seed": 5, "repeat_penalty": 1.5,
                "presence_penalty": 1, "frequency_penalty": -1}  # fmt: skip
     renamed = {("repetition_penalty" if name == "repeat_penalty" else name): v for name, v in options.items()}
     for path in ("chat", "generate"):
-        whole(client, path, options=options)
-        assert seen[-1].items() >= renamed.items()
-    whole(client, options={"seed": -1})
-    assert seen[-1]["seed"] >= 0
+        whole(plain, path, options=options)
+        assert drawn[-1].items() >= renamed.items()
+    whole(plain, options={"seed": -1})
+    assert drawn[-1]["seed"] >= 0
 
 
 def test_what_a_request_leaves_out_is_as_in_ollama_or_as_the_models_authors_say(
-    app: Flask, client: FlaskClient, model: FakeModel
+    shared_app: Flask, plain: FlaskClient, drawn: list[dict[str, Any]]
 ) -> None:
-    seen: list[dict[str, Any]] = []
-    model.before = lambda plan: seen.append(dict(plan.sequences[0].sampling))
-    engine = engine_of(app)
+    engine = engine_of(shared_app)
     ollamas = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.0}
     for own in ({}, {"temperature": 0.6, "repetition_penalty": 1.1}):
-        service(app).engine = replace(engine, sampling=own)
-        for path in ("chat", "generate"):
-            whole(client, path)
-            assert seen[-1].items() >= (ollamas | own).items()
-            whole(client, path, options={"top_k": 7})
-            assert seen[-1].items() >= (ollamas | own | {"top_k": 7}).items()
-    assert len({sampling["seed"] for sampling in seen}) == 8
+        service(shared_app).engine = replace(engine, sampling=own)
+        for path, options in product(("chat", "generate"), ({"num_predict": 1}, {"num_predict": 1, "top_k": 7})):
+            whole(plain, path, options=options)
+            assert drawn[-1].items() >= (ollamas | own | {"top_k": options.get("top_k", 40)}).items()
+    assert len({sampling["seed"] for sampling in drawn}) == 8
 
 
 def test_stops_and_limits_end_an_answer(plain: FlaskClient) -> None:
@@ -250,20 +194,18 @@ def test_stops_and_limits_end_an_answer(plain: FlaskClient) -> None:
     assert error(post(plain, "generate", prompt="x" * 1024)).startswith("prompt has 1,024 tokens")
 
 
-def test_a_prompt_is_put_into_the_template_unless_it_is_raw(client: FlaskClient, prompts: list[str]) -> None:
-    whole(client, "generate", system="Be short.")
-    assert "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n" in prompts[0]
-    whole(client, "generate", raw=True)
-    assert prompts[-1] == "Hi"
+def test_a_prompt_is_put_into_the_template_unless_it_is_raw(talk: Talk) -> None:
+    whole(talk.client, "generate", system="Be short.")
+    assert "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n" in talk.prompts[0]
+    whole(talk.client, "generate", raw=True)
+    assert talk.prompts[-1] == "Hi"
 
 
-def test_a_model_without_a_template_completes_a_prompt(plain: FlaskClient, model: FakeModel) -> None:
-    seen: list[str] = []
-    model.before = lambda plan: seen.append(bytes(plan.sequences[0].prompt_ids).decode())
+def test_a_model_without_a_template_completes_a_prompt(plain: FlaskClient, prompts: list[str]) -> None:
     whole(plain, "generate")
+    assert prompts[0] == "Hi"
     whole(plain, "generate", system="Be short.")
-    assert seen[0] == "Hi"
-    assert seen[-1] == "System: Be short.\nUser: Hi\nAssistant:"
+    assert prompts[-1] == "System: Be short.\nUser: Hi\nAssistant:"
 
 
 def test_without_messages_or_prompt_nothing_is_computed(client: FlaskClient, model: FakeModel) -> None:
@@ -344,40 +286,15 @@ def test_embeddings_are_those_of_openais_route(mock: FlaskClient) -> None:
         assert error(mock.post("/api/embed", json=fields)).startswith(f"{named} ")
 
 
-def test_errors_have_ollamas_form_wherever_they_arise(client: FlaskClient, model: FakeModel) -> None:
+def test_errors_have_ollamas_form_wherever_they_arise(client: FlaskClient) -> None:
     assert "Did you mean" in error(client.post("/api/chats"), 404)
     assert "POST" in error(client.get("/api/chat"), 405)
-    assert "empty" in error(client.post("/api/chat"))
     assert "loading" in error(create_app(Config()).test_client().get("/api/tags"), 503)
-    app = small(model, max_batch_size=1, max_queue=1)
-    engine = engine_of(app)
-    while engine.manager.inbox.places.lend() is not None:
-        pass
-    reply = post(app.test_client())
-    assert "--max-queue" in error(reply, 429)
-    assert int(reply.headers["Retry-After"]) >= 1
-    engine.manager.stop()
 
 
-def test_silence_is_filled_with_what_no_reader_of_lines_sees(
-    plain: FlaskClient, model: FakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streaming, "SILENCE", 0.03)
-    go = threading.Event()
-    model.before = lambda plan: len(plan.sequences[0].output_ids) == 2 and not go.wait(60) and None
-    reply = post(plain, options={"num_predict": 6})
-    frames: list[bytes] = []
-    for frame in reply.iter_encoded():
-        frames.append(frame)
-        if frame.isspace():
-            go.set()
-    reply.set_data(b"".join(frames))
-    assert go.is_set()
-    assert joined(lines(reply)[:-1])["content"] == "abcdef"
-
-
-def test_lines_are_in_ascii(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
+def test_lines_are_in_ascii(talk: Talk) -> None:
     """A client that splits text at every line separator of Unicode must not cut one in two."""
-    says(model, tokenizer, "a\u2028b\u0085c")
-    assert post(client).text.isascii()
-    assert joined(lines(post(client)))["content"] == "a\u2028b\u0085c"
+    talk.says("a\u2028b\u0085c")
+    reply = post(talk.client)
+    assert reply.text.isascii()
+    assert "".join(line["message"]["content"] for line in lines(reply)) == "a\u2028b\u0085c"

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from calls import connected, error
-from flask import Flask
+from calls import Talk, error
+from dialects import SCHEMA, WRITTEN
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from models.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeModel, fake_engine
-from tests.support.tokenizers import with_template
-
 PARIS = '{"city": "Paris"}'
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = {"type": "function", "name": "weather", "description": "Tells.", "parameters": SCHEMA}
 NOW = {"type": "function", "name": "now"}
-TOOLS: list[Any] = [WEATHER, NOW]
-CALLS = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+TOOLS: list[Any] = [{"type": "function", "name": "weather", "description": "Tells.", "parameters": SCHEMA}, NOW]
 CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": PARIS}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "rain"}
 IMAGE = {"type": "input_image", "image_url": "data:"}
 
 
-@pytest.fixture(params=["smollm2"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return with_template(request.param)
+@pytest.fixture
+def family() -> str:
+    return "smollm2"
 
 
 @pytest.fixture
-def app(shared_app: Flask, model: FakeModel, tokenizer: Tokenizer) -> Iterator[Flask]:
-    says(model, tokenizer, "Hello.")
-    yield from connected(shared_app, fake_engine(model, tokenizer=tokenizer))
-
-
-def says(model: FakeModel, tokenizer: Tokenizer, text: str) -> None:
-    model.says = [*tokenizer.encode(text), 2]
+def client(talk: Talk) -> FlaskClient:
+    return talk.client
 
 
 def ask(client: FlaskClient, **fields: Any) -> TestResponse:
@@ -67,9 +54,8 @@ def events(client: FlaskClient, **fields: Any) -> list[dict[str, Any]]:
 
 def plain(response: dict[str, Any]) -> list[Any]:
     """Return the output without ids."""
-    texts = {"reasoning": lambda i: i["content"][0]["text"], "message": lambda i: i["content"][0]["text"]}
     return [
-        (i["type"], i["status"], texts[i["type"]](i) if i["type"] in texts else (i["name"], i["arguments"]))
+        (i["type"], i["status"], (i["name"], i["arguments"]) if "name" in i else i["content"][0]["text"])
         for i in response["output"]
     ]
 
@@ -91,65 +77,63 @@ def test_an_answer_is_a_response_with_one_message(client: FlaskClient) -> None:
     assert usage["input_tokens_details"] == {"cached_tokens": 0}
 
 
-def test_an_empty_answer_has_an_empty_message(client: FlaskClient, model: FakeModel) -> None:
-    model.says = [2]
+def test_an_empty_answer_has_an_empty_message(client: FlaskClient, talk: Talk) -> None:
+    talk.model.says = [2]
     assert plain(answer(client)) == [("message", "completed", "")]
     assert plain(events(client, tools=TOOLS)[-1]["response"]) == [("message", "completed", "")]
 
 
-def test_the_input_becomes_the_conversation(client: FlaskClient, prompts: list[str]) -> None:
+def test_the_input_becomes_the_conversation(client: FlaskClient, talk: Talk) -> None:
     answer(client, instructions="Be brief.", input="Hi")
-    prompt = prompts[-1]
+    prompt = talk.prompts[-1]
     assert "system\nBe brief." in prompt
     assert "user\nHi" in prompt
     parts = [{"type": "input_text", "text": "H"}, {"type": "input_text", "text": "i"}]
     user = {"type": "message", "role": "user", "content": parts}
     answer(client, input=[{"role": "system", "content": "Be brief."}, user], instructions="")
-    assert prompts[-1] == prompt
+    assert talk.prompts[-1] == prompt
     said = {"type": "message", "id": "m", "status": "completed", "role": "assistant",
             "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]}  # fmt: skip
     history = [user, {"type": "reasoning", "id": "r", "summary": []}, said, CALL, RESULT]
     answer(client, input=history, tools=TOOLS)
-    assert '"description": "Tells."' in prompts[-1]
-    assert f'assistant\nI look.\n<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>' in prompts[-1]
-    assert "user\nThe tool returned: rain\n" in prompts[-1]
+    assert '"description": "Tells."' in talk.prompts[-1]
+    assert (
+        f'assistant\nI look.\n<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
+        in talk.prompts[-1]
+    )
+    assert "user\nThe tool returned: rain\n" in talk.prompts[-1]
     answer(client, input=history, tools=TOOLS, tool_choice="none")
-    assert "Tells." not in prompts[-1]
+    assert "Tells." not in talk.prompts[-1]
 
 
-def test_calls_and_results_of_other_tools_are_text_or_left_out(client: FlaskClient, prompts: list[str]) -> None:
+def test_calls_and_results_of_other_tools_are_text_or_left_out(client: FlaskClient, talk: Talk) -> None:
     user = {"role": "user", "content": "Hi"}
     patch = {"type": "custom_tool_call", "call_id": "p", "name": "apply_patch", "input": "*** Begin"}
-    done = {
-        "type": "custom_tool_call_output",
-        "call_id": "p",
-        "output": [{"type": "input_text", "text": "done"}, IMAGE],
-    }
+    output = [{"type": "input_text", "text": "done"}, IMAGE]
+    done = {"type": "custom_tool_call_output", "call_id": "p", "output": output}
     search = {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "q"}}
     reply = ask(client, input=[user, search, {"type": "compaction"}, patch, done])
     assert reply.headers["X-Ignored-Params"] == (
         "input.web_search_call, input.compaction, input.output.input_image, tool_calls.apply_patch"
     )
-    assert '{"name": "apply_patch", "arguments": *** Begin}' in prompts[-1]
-    assert "The tool returned: done" in prompts[-1]
+    assert '{"name": "apply_patch", "arguments": *** Begin}' in talk.prompts[-1]
+    assert "The tool returned: done" in talk.prompts[-1]
 
 
-def test_an_answer_goes_into_the_next_input_as_it_is(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, prompts: list[str]
-) -> None:
-    says(model, tokenizer, "Wait." + CALLS)
+def test_an_answer_goes_into_the_next_input_as_it_is(client: FlaskClient, talk: Talk) -> None:
+    talk.says("Wait." + WRITTEN)
     output = answer(client, tools=TOOLS)["output"]
     results = [{**RESULT, "call_id": item["call_id"]} for item in output[1:]]
     answer(client, input=[{"role": "user", "content": "Hi"}, *output, *results], tools=TOOLS)
-    assert f"assistant\nWait.\n{CALLS}" in prompts[-1]
+    assert f"assistant\nWait.\n{WRITTEN}" in talk.prompts[-1]
 
 
 @pytest.mark.parametrize("interval", [1, 3, None])
-@pytest.mark.parametrize("text", ["Hello.", CALLS, "Wait." + CALLS])
+@pytest.mark.parametrize("text", ["Hello.", WRITTEN, "Wait." + WRITTEN])
 def test_the_events_of_a_stream_add_up_to_the_whole_answer(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, interval: int | None, text: str
+    client: FlaskClient, talk: Talk, interval: int | None, text: str
 ) -> None:
-    says(model, tokenizer, text)
+    talk.says(text)
     whole = answer(client, tools=TOOLS)
     found = events(client, tools=TOOLS, stream_interval=interval)
     assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
@@ -176,10 +160,8 @@ def test_the_events_of_a_stream_add_up_to_the_whole_answer(
 
 
 @pytest.mark.parametrize(("most", "kept"), [(3, 0), (80, 2)])
-def test_an_answer_that_is_cut_off_is_incomplete(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, most: int, kept: int
-) -> None:
-    says(model, tokenizer, "Hello there." * 9 if not kept else "Wait." + CALLS)
+def test_an_answer_that_is_cut_off_is_incomplete(client: FlaskClient, talk: Talk, most: int, kept: int) -> None:
+    talk.says("Hello there." * 9 if not kept else "Wait." + WRITTEN)
     found = events(client, tools=TOOLS, max_output_tokens=most)
     response = found[-1]["response"]
     assert found[-1]["type"] == "response.incomplete"
@@ -189,21 +171,21 @@ def test_an_answer_that_is_cut_off_is_incomplete(
     assert plain(answer(client, tools=TOOLS, max_output_tokens=most)) == plain(response)
 
 
-@pytest.mark.parametrize("tokenizer", ["qwen3"], indirect=True)
-def test_thinking_is_an_item_of_its_own(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_thinking_is_an_item_of_its_own(client: FlaskClient, talk: Talk) -> None:
     thought = "<think>\nIs it?\n</think>"
-    says(model, tokenizer, thought + "\n\nYes.")
+    talk.says(thought + "\n\nYes.")
     whole = answer(client)
     assert plain(whole) == [("reasoning", "completed", "Is it?"), ("message", "completed", "Yes.")]
-    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": len(tokenizer.encode(thought))}
+    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": len(talk.tokenizer.encode(thought))}
     found = events(client, stream_interval=1)
     assert plain(found[-1]["response"]) == plain(whole)
     deltas = [event["delta"] for event in found if event["type"] == "response.reasoning_text.delta"]
     assert "".join(deltas) == "Is it?"
-    cut = answer(client, max_output_tokens=len(tokenizer.encode("<think>\nIs")))
+    cut = answer(client, max_output_tokens=len(talk.tokenizer.encode("<think>\nIs")))
     assert plain(cut) == [("reasoning", "incomplete", "Is")]
     assert cut["usage"]["output_tokens_details"]["reasoning_tokens"] == cut["usage"]["output_tokens"]
-    says(model, tokenizer, "<think>\nA\n</think>\n\n" + CALLS)
+    talk.says("<think>\nA\n</think>\n\n" + WRITTEN)
     assert [kind for kind, _, _ in plain(answer(client, tools=TOOLS))] == ["reasoning"] + ["function_call"] * 2
     reply = ask(client, reasoning={"effort": "none", "summary": "auto"})
     assert [item["type"] for item in reply.get_json()["output"]] == ["message"]
@@ -211,11 +193,9 @@ def test_thinking_is_an_item_of_its_own(client: FlaskClient, model: FakeModel, t
 
 
 def test_what_has_no_effect_is_named(client: FlaskClient) -> None:
+    encrypted = {"include": ["reasoning.encrypted_content"]}
     for fields, names in (
-        (
-            {"store": False, "include": ["reasoning.encrypted_content"], "truncation": "disabled", "background": False},
-            None,
-        ),
+        ({"store": False, "truncation": "disabled", "background": False} | encrypted, None),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"prompt_cache_key": "k", "service_tier": "auto"}, "prompt_cache_key, service_tier"),
         ({"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tools": [], "top_logprobs": 0}, None),
@@ -245,23 +225,21 @@ def test_what_has_no_effect_is_named(client: FlaskClient) -> None:
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"), ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
     ({"reasoning": {"effort": 3}}, "reasoning"), ({"temperature": 3}, "temperature"), ({"stop": [""]}, "stop"), ({"return_token_ids": True}, "return_token_ids"),
 ], ids=lambda value: str(value)[:60])  # fmt: skip
-def test_what_cannot_be_done_is_refused(
-    client: FlaskClient, model: FakeModel, fields: dict[str, Any], param: str
-) -> None:
+def test_what_cannot_be_done_is_refused(client: FlaskClient, talk: Talk, fields: dict[str, Any], param: str) -> None:
     for stream in (False, True):
         refusal = error(ask(client, stream=stream, **fields))
         assert refusal["param"] == param
         assert "response_format" not in refusal["message"] or param == "response_format"
         assert " messages" not in refusal["message"] or param == "input"
-    assert model.plans == 0
+    assert talk.model.plans == 0
 
 
-def test_a_stream_that_fails_says_so_and_closes_its_items(client: FlaskClient, model: FakeModel) -> None:
+def test_a_stream_that_fails_says_so_and_closes_its_items(client: FlaskClient, talk: Talk) -> None:
     def fail(plan: Any) -> None:
         if len(plan.sequences[0].output_ids) == 2:
             raise RuntimeError("broken")
 
-    model.before = fail
+    talk.model.before = fail
     assert error(ask(client), 500)["type"] == "server_error"
     found = events(client, stream_interval=1)
     assert (found[0]["type"], found[-1]["type"]) == ("response.created", "response.failed")

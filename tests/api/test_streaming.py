@@ -176,14 +176,6 @@ def test_a_long_stop_does_not_make_a_short_one_count_before_the_least_tokens(
 # ---------------------------------------------------------------- ends
 
 
-def test_events_of_tgi_have_no_space_and_no_done(client: FlaskClient) -> None:
-    body = {"inputs": "hi", "parameters": {"max_new_tokens": 6}}
-    for path, more in (("/generate_stream", {}), ("/", {"stream": True})):
-        frames = client.post(path, json=body | more).text.strip().split("\n\n")
-        assert all(frame.startswith("data:{") for frame in frames)
-        assert json.loads(frames[-1][5:])["details"]["generated_tokens"] == 6
-
-
 @pytest.fixture
 def late(model: FakeModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Let the time of a request be over when it has two tokens, whatever its limit is; return what lets the model go on."""
@@ -209,21 +201,6 @@ def test_a_stream_that_takes_too_long_says_so(client: FlaskClient) -> None:
     chunks = events(post(client, 900))
     assert chunks[-1]["error"]["type"] == "timeout_error"
     assert joined(chunks[:-1]) in ("a", "ab")
-
-
-def test_silence_is_filled_with_comments(
-    client: FlaskClient, model: FakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streaming, "SILENCE", 0.03)
-    go = hold(model, 2)
-    reply = post(client)
-    frames: list[bytes] = []
-    for frame in reply.iter_encoded():
-        frames.append(frame)
-        if frames.count(streaming.PING) == 2:
-            go.set()
-    reply.set_data(b"".join(frames))
-    assert joined(events(reply)) == "abcdef"
 
 
 # ---------------------------------------------------------------- pace

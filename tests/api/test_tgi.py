@@ -38,8 +38,9 @@ def done(client: FlaskClient, **parameters: Any) -> dict[str, Any]:
 def stream(client: FlaskClient, **parameters: Any) -> list[dict[str, Any]]:
     reply = ask(client, "/generate_stream", **parameters)
     assert reply.status_code == 200, reply.text
-    assert "[DONE]" not in reply.text
-    return [json.loads(f[5:]) for f in reply.text.split("\n\n") if f.startswith("data:")]
+    frames = reply.text.strip().split("\n\n")
+    assert all(frame.startswith("data:{") for frame in frames)  # no space, and no [DONE]
+    return [json.loads(frame[5:]) for frame in frames]
 
 
 def error(reply: TestResponse, status: int = 422) -> str:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from calls import connected, error
+from calls import Talk, connected, engine_of, error, service
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import USER, chat
 from test_dialects import fits
 
-from models.text.tokenizer import Tokenizer
 from models.text.tool_format import ENOUGH, MISTRAL
 from tests.support.fakes import FakeModel, fake_engine
-from tests.support.tokenizers import with_template
 
 PARIS = '{"city": "Paris"}'
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -31,19 +28,15 @@ HISTORY = [USER, {"role": "assistant", "content": None, "tool_calls": [
     {"role": "tool", "content": "rain", "tool_call_id": "call_1"}]  # fmt: skip
 
 
-@pytest.fixture(params=["smollm2"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return with_template(request.param)
+@pytest.fixture
+def family() -> str:
+    return "smollm2"
 
 
 @pytest.fixture
-def app(shared_app: Flask, model: FakeModel, tokenizer: Tokenizer, forms: Any) -> Iterator[Flask]:
-    says(model, tokenizer, CALLS)
-    yield from connected(shared_app, fake_engine(model, tokenizer=tokenizer))
-
-
-def says(model: FakeModel, tokenizer: Tokenizer, text: str) -> None:
-    model.says = [*tokenizer.encode(text), 2]
+def client(talk: Talk, forms: Any) -> FlaskClient:
+    talk.says(CALLS)
+    return talk.client
 
 
 def choice(client: FlaskClient, *messages: Any, **fields: Any) -> dict[str, Any]:
@@ -57,11 +50,11 @@ def without_ids(message: dict[str, Any]) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
 
 
-def test_content_is_null_beside_calls(client: FlaskClient, model: FakeModel, tokenizer: Tokenizer) -> None:
+def test_content_is_null_beside_calls(client: FlaskClient, talk: Talk) -> None:
     message = choice(client, tools=TOOLS)["message"]
     assert message["content"] is None
     assert {call["type"] for call in message["tool_calls"]} == {"function"}
-    says(model, tokenizer, "Hello.")
+    talk.says("Hello.")
     assert choice(client, tools=TOOLS)["message"] == {"role": "assistant", "content": "Hello."}
 
 
@@ -74,10 +67,8 @@ def test_an_answer_that_is_cut_off_in_a_call_says_so(client: FlaskClient) -> Non
 
 
 @pytest.mark.parametrize("interval", [1, 3, None])
-def test_a_stream_has_the_calls_of_the_whole_answer(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, interval: int | None
-) -> None:
-    says(model, tokenizer, "Wait." + CALLS)
+def test_a_stream_has_the_calls_of_the_whole_answer(client: FlaskClient, talk: Talk, interval: int | None) -> None:
+    talk.says("Wait." + CALLS)
     whole = choice(client, tools=TOOLS)["message"]
     reply = chat(client, USER, tools=TOOLS, stream=True, max_tokens=200, n=2, stream_interval=interval, logprobs=True)
     frames = [json.loads(frame[6:]) for frame in reply.text.split("\n\n") if frame.startswith("data: {")]
@@ -100,7 +91,7 @@ def test_a_stream_has_the_calls_of_the_whole_answer(
             == [choices[-1]["finish_reason"]]
         )
         scored = [entry for c in choices for entry in c["logprobs"]["content"]]
-        assert len(scored) == len(model.says)
+        assert len(scored) == len(talk.model.says)
     ids = {
         call["id"]
         for frame in frames
@@ -128,7 +119,7 @@ def test_a_choice_decides_what_an_answer_may_be(
     assert [*schemas.values()] == ([("json", SCHEMA | {"additionalProperties": False})] if names == 2 else [])
 
 
-@pytest.mark.parametrize("tokenizer", ["smollm2", "qwen3"], indirect=True)
+@pytest.mark.parametrize("family", ["smollm2", "qwen3"])
 @pytest.mark.parametrize(
     ("fields", "texts"),
     [({"guided_choice": ["a", "</tool_call>"]}, {"a": True, "</tool_call>": True, "b": False}), ({"guided_regex": "a/b"}, {"a/b": True, "a": False}),
@@ -137,22 +128,22 @@ def test_a_choice_decides_what_an_answer_may_be(
     ids=["choice", "regex", "grammar", "object", "schema"],
 )  # fmt: skip
 def test_a_form_is_an_alternative_to_calls_and_begins_after_thinking(
-    client: FlaskClient, tokenizer: Tokenizer, forms: list[Any], fields: dict[str, Any], texts: dict[str, bool]
+    client: FlaskClient, talk: Talk, forms: list[Any], fields: dict[str, Any], texts: dict[str, bool]
 ) -> None:
-    thinks = tokenizer.tool_format.thinks
+    thinks = talk.tokenizer.tool_format.thinks
     for called in ([], TOOLS):
         choice(client, tools=called, **fields)
         for text, fit in texts.items():
-            assert fits(forms[-1], tokenizer, text) == fit
-            assert fits(forms[-1], tokenizer, f"<think>x</think>\n\n{text}") == (fit and thinks)
-        assert fits(forms[-1], tokenizer, CALLS) == bool(called)
+            assert fits(forms[-1], talk.tokenizer, text) == fit
+            assert fits(forms[-1], talk.tokenizer, f"<think>x</think>\n\n{text}") == (fit and thinks)
+        assert fits(forms[-1], talk.tokenizer, CALLS) == bool(called)
     choice(client, tools=TOOLS, tool_choice="required", **fields)
-    assert [fits(forms[-1], tokenizer, text) for text in (CALLS, *texts)] == [True, *[False] * len(texts)]
+    assert [fits(forms[-1], talk.tokenizer, text) for text in (CALLS, *texts)] == [True, *[False] * len(texts)]
     choice(client, tools=TOOLS, tool_choice="none", **fields)
-    assert [fits(forms[-1], tokenizer, text) for text in texts] == [*texts.values()]
+    assert [fits(forms[-1], talk.tokenizer, text) for text in texts] == [*texts.values()]
 
 
-def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model: FakeModel) -> None:
+def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, talk: Talk) -> None:
     bad = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "Rome"}}}}
     for name, shown in (("f", "tool-f"), ("my.f", "tool_1_my_f")):
         strict = {"type": "function", "function": {"name": name, "parameters": bad, "strict": True}}
@@ -160,7 +151,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model:
         assert refusal["param"] == "tools"
         assert f"not at {shown}#/properties/city/not" in refusal["message"]
     assert error(chat(client, USER, tools=[NOW], guided_json=bad))["param"] == "guided_json"
-    assert model.plans == 0
+    assert talk.model.plans == 0
 
 
 @pytest.mark.parametrize("code", [
@@ -169,7 +160,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: FlaskClient, model:
     {"type": "string", "minLength": 2, "maxLength": 1}, {"allOf": [{"type": "string"}, {"type": "integer"}]}, None,
 ], ids=str)  # fmt: skip
 def test_a_tool_whose_schema_cannot_be_enforced_at_all_takes_any_object(
-    client: FlaskClient, tokenizer: Tokenizer, forms: list[Any], code: Any
+    client: FlaskClient, talk: Talk, forms: list[Any], code: Any
 ) -> None:
     bad = {"type": "object", "properties": {} if code is None else {"code": code}, "required": ["code"]}
     tool = {"type": "function", "function": {"name": "now", "parameters": bad}}
@@ -177,7 +168,7 @@ def test_a_tool_whose_schema_cannot_be_enforced_at_all_takes_any_object(
     assert reply.status_code == 200, reply.text
     assert reply.headers["X-Ignored-Params"] == "tool-now#"
     texts = CALLS, CALLS.replace('"arguments": {}', '"arguments": {"a": 1}'), CALLS.replace('"Paris"', "5")
-    assert [fits(forms[-1], tokenizer, text) for text in texts] == [True, True, False]
+    assert [fits(forms[-1], talk.tokenizer, text) for text in texts] == [True, True, False]
     tool["function"]["strict"] = True
     assert error(chat(client, USER, tools=[WEATHER, tool]))["param"] == "tools"
     assert error(chat(client, USER, tools=[WEATHER], guided_json=bad | {"additionalProperties": False}))
@@ -185,16 +176,16 @@ def test_a_tool_whose_schema_cannot_be_enforced_at_all_takes_any_object(
 
 @pytest.mark.parametrize("guidance", [{"lenient": True}, {"whitespace_flexible": True}])
 def test_a_schema_cannot_turn_its_own_enforcement_off(
-    client: FlaskClient, tokenizer: Tokenizer, forms: list[Any], guidance: dict[str, Any]
+    client: FlaskClient, talk: Talk, forms: list[Any], guidance: dict[str, Any]
 ) -> None:
     schema = SCHEMA | {"x-guidance": guidance}
     choice(client, tools=[{"type": "function", "function": {"name": "weather", "parameters": schema}}])
-    assert fits(forms[0], tokenizer, CALLS.partition("\n<tool_call>")[0])
-    assert not fits(forms[0], tokenizer, CALLS.partition("\n<tool_call>")[0].replace(": ", ":"))
+    assert fits(forms[0], talk.tokenizer, CALLS.partition("\n<tool_call>")[0])
+    assert not fits(forms[0], talk.tokenizer, CALLS.partition("\n<tool_call>")[0].replace(": ", ":"))
 
 
-@pytest.mark.parametrize("tokenizer", ["mistral"], indirect=True)
-def test_a_template_of_mistral_gets_short_ids(client: FlaskClient, prompts: list[str]) -> None:
+@pytest.mark.parametrize("family", ["mistral"])
+def test_a_template_of_mistral_gets_short_ids(client: FlaskClient, talk: Talk) -> None:
     call = {"id": "call_0123456789ab", "type": "function", "function": {"name": "now", "arguments": ""}}
     messages = [
         USER,
@@ -202,18 +193,23 @@ def test_a_template_of_mistral_gets_short_ids(client: FlaskClient, prompts: list
         {"role": "tool", "content": "5", "tool_call_id": call["id"]},
     ]
     assert chat(client, *messages, tools=TOOLS).status_code == 200
-    short = re.findall(r'id": "(\w{9})"', prompts[0])
+    short = re.findall(r'id": "(\w{9})"', talk.prompts[0])
     assert len(short) == 2
     assert len({*short}) == 1
 
 
 def test_a_marker_that_is_a_control_token_is_read_too(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    client: FlaskClient, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = "[INST]"
-    special = {marker: tokenizer.vocabulary.control[marker]}
-    monkeypatch.setattr(tokenizer, "tool_format", replace(MISTRAL, marker=marker, control=special))
-    model.says = [*tokenizer.encode("Hm"), special[marker], *tokenizer.encode('[{"name": "now", "arguments": {}}]'), 2]
+    special = {marker: talk.tokenizer.vocabulary.control[marker]}
+    monkeypatch.setattr(talk.tokenizer, "tool_format", replace(MISTRAL, marker=marker, control=special))
+    talk.model.says = [
+        *talk.tokenizer.encode("Hm"),
+        special[marker],
+        *talk.tokenizer.encode('[{"name": "now", "arguments": {}}]'),
+        2,
+    ]
     for stream in (False, True):
         reply = chat(client, USER, tools=TOOLS, stream=stream, max_tokens=200)
         assert "".join(re.findall('"content":"(.*?)"', reply.text)) == "Hm"  # a stream may send it in two pieces
@@ -232,16 +228,16 @@ def test_a_model_without_a_template_gets_all_as_text(shared_app: Flask, forms: A
     assert seen[0].endswith(f"\nUser: The tool returned: rain{ENOUGH}\nAssistant:")
 
 
-@pytest.mark.parametrize("tokenizer", ["qwen3"], indirect=True)
+@pytest.mark.parametrize("family", ["qwen3"])
 def test_no_stop_ends_thinking_and_a_variable_of_the_template_turns_it_off(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer, prompts: list[str], forms: Any
+    client: FlaskClient, talk: Talk, forms: Any
 ) -> None:
-    says(model, tokenizer, "<think>\nIs it?\n</think>\n\nYes.")
+    talk.says("<think>\nIs it?\n</think>\n\nYes.")
     message = choice(client, stop=["it", "s."])["message"]
     assert (message["reasoning_content"], message["content"]) == ("Is it?", "Ye")
     message = choice(client, chat_template_kwargs={"enable_thinking": False})["message"]
     assert message == {"role": "assistant", "content": "<think>\nIs it?\n</think>\n\nYes."}
-    assert prompts[-1].endswith("</think>\n\n")
+    assert talk.prompts[-1].endswith("</think>\n\n")
     choice(client, tools=TOOLS)
     assert "start: thinks" in forms[0].form.source
 
@@ -257,20 +253,20 @@ def test_what_a_template_does_not_read_is_named(client: FlaskClient) -> None:
     assert "X-Ignored-Params" not in chat(client, USER, reasoning_effort="none").headers
 
 
-@pytest.mark.parametrize("tokenizer", ["qwen3"], indirect=True)
-def test_the_variables_of_a_request_never_replace_its_own_fields(client: FlaskClient, prompts: list[str]) -> None:
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_the_variables_of_a_request_never_replace_its_own_fields(client: FlaskClient, talk: Talk) -> None:
     reply = chat(client, USER, chat_template_kwargs={"tools": [WEATHER], "messages": [], "enable_thinking": False})
     assert reply.headers["X-Ignored-Params"] == "chat_template_kwargs.tools, chat_template_kwargs.messages"
-    assert "Tells." not in prompts[0]
-    assert "Hi" in prompts[0]
+    assert "Tells." not in talk.prompts[0]
+    assert "Hi" in talk.prompts[0]
 
 
-def test_a_message_is_continued(client: FlaskClient, prompts: list[str]) -> None:
+def test_a_message_is_continued(client: FlaskClient, talk: Talk) -> None:
     begun = {"role": "assistant", "content": "It is "}
     choice(client, USER, begun, continue_final_message=True, add_generation_prompt=False)
-    assert prompts[0].endswith("<|im_start|>assistant\nIt is ")
+    assert talk.prompts[0].endswith("<|im_start|>assistant\nIt is ")
     choice(client, USER, begun, add_generation_prompt=False)
-    assert prompts[-1].endswith("It is <|im_end|>\n")
+    assert talk.prompts[-1].endswith("It is <|im_end|>\n")
     for messages, fields in (
         ([USER, begun], {}),
         ([USER], {"add_generation_prompt": False}),
@@ -292,13 +288,13 @@ def function(**fields: Any) -> dict[str, Any]:
     {"tools": TOOLS, "tool_choice": {"type": "function"}}, {"tools": TOOLS, "parallel_tool_calls": 1}, {"chat_template_kwargs": []},
     {"reasoning_effort": 3},
 ], ids=lambda fields: str(fields)[:60])  # fmt: skip
-def test_a_bad_choice_of_tools_is_refused(client: FlaskClient, model: FakeModel, fields: dict[str, Any]) -> None:
+def test_a_bad_choice_of_tools_is_refused(client: FlaskClient, talk: Talk, fields: dict[str, Any]) -> None:
     assert error(chat(client, USER, **fields))["param"] == list(fields)[-1]
-    assert model.plans == 0
+    assert talk.model.plans == 0
 
 
-def test_tools_that_are_too_long_are_named_and_counted_once(client: FlaskClient, tokenizer: Tokenizer) -> None:
-    most = 1024 * tokenizer.longest_token
+def test_tools_that_are_too_long_are_named_and_counted_once(client: FlaskClient, talk: Talk) -> None:
+    most = 1024 * talk.tokenizer.longest_token
     for length in (most // 2 + 100, most + 100):
         tool = {"type": "function", "function": {"name": "f", "description": "x" * length}}
         refusal = error(chat(client, USER, tools=[tool]))
@@ -306,20 +302,18 @@ def test_tools_that_are_too_long_are_named_and_counted_once(client: FlaskClient,
         assert (refusal["param"] == "tools") == (length > most)  # the shorter one becomes too many tokens
 
 
-def test_half_a_marker_is_no_text_where_a_call_is_required(
-    client: FlaskClient, model: FakeModel, tokenizer: Tokenizer
-) -> None:
-    says(model, tokenizer, "<tool_c" + " " * 400)
+def test_half_a_marker_is_no_text_where_a_call_is_required(client: FlaskClient, talk: Talk) -> None:
+    talk.says("<tool_c" + " " * 400)
     for count in range(1, 8):
         for choice_of in ("required", "auto"):
             said = choice(client, tools=TOOLS, tool_choice=choice_of, max_tokens=count)["message"]
             assert not (choice_of == "required" and said["content"]), said
 
 
-@pytest.mark.parametrize("tokenizer", ["smollm2", "qwen2.5", "llama3"], indirect=True)
+@pytest.mark.parametrize("family", ["smollm2", "qwen2.5", "llama3"])
 @pytest.mark.parametrize("arguments", ['{"city": "Par', "[1]", "{}{}", "null"])
 def test_a_call_that_was_cut_off_stays_in_the_conversation_and_is_named(
-    client: FlaskClient, prompts: list[str], arguments: str
+    client: FlaskClient, talk: Talk, arguments: str
 ) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     history = [
@@ -329,7 +323,7 @@ def test_a_call_that_was_cut_off_stays_in_the_conversation_and_is_named(
     ]
     reply = chat(client, *history, tools=TOOLS)
     assert reply.status_code == 200, reply.text
-    assert arguments in prompts[0].replace('\\"', '"')
+    assert arguments in talk.prompts[0].replace('\\"', '"')
     assert reply.headers["X-Ignored-Params"] == "tool_calls.weather"
 
 
@@ -340,13 +334,12 @@ def test_arguments_of_another_type_are_refused(client: FlaskClient, arguments: A
 
 
 def test_a_model_without_weights_calls_a_tool_until_it_has_the_result(
-    shared_app: Flask, model: FakeModel, tokenizer: Tokenizer, forms: Any, prompts: list[str]
+    shared_app: Flask, client: FlaskClient, talk: Talk, forms: Any
 ) -> None:
-    says(model, tokenizer, CALLS)
-    for app in connected(shared_app, replace(fake_engine(model, tokenizer=tokenizer), device="none")):
-        choice(app.test_client(), tools=TOOLS)
-        assert "answer: TEXT" not in forms[0].form.source
-        assert choice(app.test_client(), *HISTORY, tools=TOOLS)["message"] == {"role": "assistant", "content": CALLS}
-        choice(app.test_client(), *HISTORY, USER, tools=TOOLS)  # some clients add a message of their own
+    service(shared_app).engine = replace(engine_of(shared_app), device="none")
+    choice(client, tools=TOOLS)
+    assert "answer: TEXT" not in forms[0].form.source
+    assert choice(client, *HISTORY, tools=TOOLS)["message"] == {"role": "assistant", "content": CALLS}
+    choice(client, *HISTORY, USER, tools=TOOLS)  # some clients add a message of their own
     assert [asked.form.source for asked in forms[1:]] == [["Done."]] * 2
-    assert all("<tools>" in prompt and '"name": "weather"' in prompt for prompt in prompts), prompts
+    assert all("<tools>" in prompt and '"name": "weather"' in prompt for prompt in talk.prompts), talk.prompts
