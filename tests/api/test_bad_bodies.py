@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from calls import service
 from dialects import Dialect, body_of, every_dialect, refused
 from flask import Flask
 from flask.testing import FlaskClient
@@ -42,7 +43,7 @@ def test_a_bad_body_is_refused(app: Flask, model: FakeModel, dialect: Dialect) -
     for name, (body, *words) in BAD_BODIES.items():
         message = refused(client.post(dialect.posted, data=body, content_type="application/json"), dialect)
         assert all(word.decode() in message for word in words), (name, message)
-    assert (model.plans, places_taken(app)) == (0, 0)
+    assert (model.plans, places_taken(app), service(app).registry.open) == (0, 0, 0)
 
 
 @every_dialect

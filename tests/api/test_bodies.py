@@ -242,8 +242,7 @@ def test_a_large_answer_comes_in_parts_that_join_to_the_same(client: FlaskClient
 
 
 def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: FakeModel) -> None:
-    go = threading.Event()
-    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
+    model.gate.clear()
     engine = fake_engine(model, max_batch_size=1, max_queue=0)
     app = application.create_app(Config(max_batch_size=1, max_queue=0), engine)
     service, client = app.extensions["service"], app.test_client()
@@ -257,7 +256,7 @@ def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: Fake
             refused = client.post(path, json=fields | {"unknown": "x" * 20_000})
             assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
     finally:
-        go.set()
+        model.gate.set()
         waiting.join(60)
     large = client.post("/tokenize", json={"inputs": "x" * 4000, "unknown": "x" * 20_000})
     assert len(large.get_json()) == 4000

@@ -103,13 +103,13 @@ def test_a_load_that_nobody_wants_any_more_ends(engine: Engine) -> None:
 
 
 def test_refused_requests_count_as_failed_and_are_tried_again() -> None:
-    model, go = FakeModel(), threading.Event()
-    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
+    model = FakeModel()
+    model.gate.clear()
     engine = fake_engine(model, max_batch_size=1, max_queue=1)
     load = Load()
     load.start(engine, LoadRequest(**USERS))
     wait_until(lambda: load.progress()["failed"] >= 3)
-    go.set()
+    model.gate.set()
     wait_until(lambda: load.progress()["done"] >= 2)
     load.stop()
     wait_until(lambda: not load.progress()["active"])

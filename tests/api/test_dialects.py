@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from calls import Talk
+from calls import Talk, engine_of
 from dialects import (
     CALLS,
     CHATS,
@@ -120,7 +120,7 @@ def test_who_leaves_a_stream_frees_its_place(app: Flask, model: FakeModel, diale
     assert places_taken(app) == 1
     reply.close()
     go.set()
-    wait_until(lambda: places_taken(app) == 0)
+    wait_until(lambda: (places_taken(app), engine_of(app).manager.running) == (0, 0))
 
 
 @every_dialect

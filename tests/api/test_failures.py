@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import ask, engine_of, error, service, small
+from calls import ask, engine_of, error, service
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -19,24 +17,6 @@ from config import Config
 from serving.text_watch import TEXT_SECONDS, TextWatch
 from tests.support import in_background, wait_until
 from tests.support.fakes import FakeModel
-
-
-def test_a_full_queue_refuses_with_a_time_to_come_back(model: FakeModel) -> None:
-    go = threading.Event()
-    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
-    app = small(model, max_batch_size=1, max_queue=1)
-    client = app.test_client()
-    engine = engine_of(app)
-    with in_background(lambda: ask(client)) as first, in_background(lambda: ask(client)) as second:
-        wait_until(lambda: engine.manager.running + engine.manager.waiting == 2)
-        refusal = error(ask(client), 429)
-        go.set()
-    assert refusal["type"] == "overloaded"
-    assert "2 requests queued or running" in refusal["message"]
-    assert "--max-queue" in refusal["message"]
-    assert [r.status_code for r in first + second] == [200, 200]
-    assert ask(client).status_code == 200
-    engine.manager.stop()
 
 
 def test_a_failing_step_answers_500_and_the_loop_goes_on(model: FakeModel, app: Flask, client: FlaskClient) -> None:
@@ -53,29 +33,6 @@ def test_a_failing_step_answers_500_and_the_loop_goes_on(model: FakeModel, app: 
     assert client.get("/health").status_code == 200
     stats = client.get("/stats").get_json()
     assert (stats["requests"], stats["requests-failed"]) == (1, 1)
-
-
-def test_an_answer_that_does_not_come_in_time_is_504_and_frees_its_place(model: FakeModel) -> None:
-    model.before = lambda plan: time.sleep(0.02)
-    app = small(model, request_timeout=0.1, max_batch_size=1, max_queue=0)
-    client = app.test_client()
-    refusal = error(ask(client, num_tokens=500), 504)
-    assert refusal["type"] == "timeout_error"
-    assert "0.1 s" in refusal["message"]
-    assert "--request-timeout" in refusal["message"]
-    model.before = lambda plan: None
-    engine = engine_of(app)
-    wait_until(lambda: engine.manager.running == 0 and ask(client).status_code == 200)
-    assert error(ask(client, prompt="x" * 1020, num_tokens=999)) is not None
-    engine.manager.stop()
-
-
-def test_the_servers_own_limit_comes_before_a_longer_one_of_the_request(model: FakeModel) -> None:
-    model.before = lambda plan: time.sleep(0.02)
-    app = small(model, request_timeout=0.1)
-    error(ask(app.test_client(), num_tokens=500, timeout_s=1e300), 504)
-    engine = engine_of(app)
-    engine.manager.stop()
 
 
 def test_a_server_that_loads_says_so_and_still_has_stats() -> None:
@@ -124,15 +81,13 @@ def test_a_loop_that_died_is_told(model: FakeModel, app: Flask, client: FlaskCli
 
 
 def test_a_loop_that_hangs_is_told(app: Flask, client: FlaskClient, model: FakeModel) -> None:
-    go = threading.Event()
-    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
-    engine = engine_of(app)
+    model.gate.clear()
     with in_background(lambda: ask(client)):
         wait_until(lambda: model.plans)
-        engine.manager.inbox.heartbeat -= STALL_SECONDS + 1
+        engine_of(app).manager.inbox.heartbeat -= STALL_SECONDS + 1
         assert client.get("/health").get_json()["status"] == "stalled"
         assert "for 30" in error(ask(client), 503)["message"]
-        go.set()
+        model.gate.set()
     assert client.get("/health").status_code == 200
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -202,15 +201,14 @@ def test_requests_and_tokens_are_counted(client: FlaskClient) -> None:
 
 
 def test_running_requests_are_shown(model: FakeModel, client: FlaskClient) -> None:
-    go = threading.Event()
-    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
+    model.gate.clear()
     with in_background(lambda: ask(client)):
         wait_until(lambda: model.plans)
         assert value(client, "vllm:num_requests_running") == 1
         assert value(client, "vllm:num_requests_waiting") == 0
         assert value(client, "eb_engine_up") == 1
         assert value(client, "eb_last_iteration_age_seconds") > 0
-        go.set()
+        model.gate.set()
     assert value(client, "vllm:num_requests_running") == 0
 
 

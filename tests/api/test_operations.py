@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from calls import service
+from calls import engine_of, service
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -39,24 +39,14 @@ def app(model: FakeModel) -> Iterator[Flask]:
     engine.manager.stop()
 
 
-@pytest.fixture
-def gate(model: FakeModel) -> Iterator[threading.Event]:
-    """Return what lets the model go on; until then its first step waits."""
-    go = threading.Event()
-    model.before = lambda plan: go.wait(60) and None  # type: ignore[func-returns-value]
-    yield go
-    go.set()
-
-
 def ask(app: Flask, id: str = "", path: str = "/inference", **fields: Any) -> Any:
     body = {"prompt": "hi", "num_tokens": 3} | fields
     return app.test_client().post(path, json=body, headers={"X-Request-Id": id} if id else {})
 
 
 def in_the_loop(app: Flask) -> int:
-    engine = service(app).engine
-    assert engine is not None
-    return engine.manager.waiting + engine.manager.running
+    manager = engine_of(app).manager
+    return manager.waiting + manager.running
 
 
 # ---------------------------------------------------------------- health
@@ -82,9 +72,8 @@ def test_a_gpu_stalls_sooner(app: Flask) -> None:
     assert service(app).stall_seconds == GPU_STALL_SECONDS
 
 
-def test_no_answer_waits_for_the_engine(
-    app: Flask, client: FlaskClient, model: FakeModel, gate: threading.Event
-) -> None:
+def test_no_answer_waits_for_the_engine(app: Flask, client: FlaskClient, model: FakeModel) -> None:
+    model.gate.clear()
     with ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(ask, app, f"r{i}") for i in range(6)]
         wait_until(lambda: places_taken(app) == 6 and model.plans)
@@ -93,7 +82,7 @@ def test_no_answer_waits_for_the_engine(
             assert client.get(path).status_code == 200, path
         assert ask(app).status_code == 429
         assert client.delete("/requests/r5").status_code == 200
-        gate.set()
+        model.gate.set()
     assert sorted(f.result().status_code for f in waiting) == [200] * 5 + [499]
 
 
@@ -141,9 +130,8 @@ def test_a_timeline_adds_up(app: Flask, client: FlaskClient) -> None:
     assert "hi" not in client.get("/requests/mine").text.replace("this", "")
 
 
-def test_who_waits_is_told_so_and_then_why(
-    app: Flask, client: FlaskClient, model: FakeModel, gate: threading.Event
-) -> None:
+def test_who_waits_is_told_so_and_then_why(app: Flask, client: FlaskClient, model: FakeModel) -> None:
+    model.gate.clear()
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(ask, app, f"r{i}", num_tokens=4) for i in range(2)]
         wait_until(lambda: in_the_loop(app) == 2 and model.plans)
@@ -151,7 +139,7 @@ def test_who_waits_is_told_so_and_then_why(
         wait_until(lambda: (service(app).registry.find("late") or {}).get("arrived_at"))
         assert client.get("/requests/late").get_json()["state"] == "waiting"
         assert client.get("/requests/r0").get_json()["state"] in ("running", "waiting")
-        gate.set()
+        model.gate.set()
         assert {job.result().status_code for job in jobs} == {200}
     record = client.get("/requests/late").get_json()
     reasons = {w["reason"]: w for w in record["waited"]}
@@ -218,16 +206,15 @@ def test_an_unknown_request_is_404(client: FlaskClient) -> None:
         assert "'nobody'" in reply.get_json()["error"]["message"]
 
 
-def test_delete_ends_all_of_an_id_and_can_be_repeated(
-    app: Flask, client: FlaskClient, model: FakeModel, gate: threading.Event
-) -> None:
+def test_delete_ends_all_of_an_id_and_can_be_repeated(app: Flask, client: FlaskClient, model: FakeModel) -> None:
+    model.gate.clear()
     ask_for_two = {"prompt": "x", "n": 2, "max_tokens": 50}
     with in_background(lambda: ask(app, "victim", "/v1/completions", **ask_for_two)) as reply:
         wait_until(lambda: model.plans)
         for _ in range(2):
             answer = client.delete("/requests/victim")
             assert answer.get_json() == {"id": "victim", "state": "cancelled"}
-        gate.set()
+        model.gate.set()
     assert reply[0].status_code == 499
     assert reply[0].get_json()["error"]["type"] == "cancelled"
     wait_until(lambda: client.get("/requests/victim").get_json()["state"] == "finished")

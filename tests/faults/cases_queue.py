@@ -157,7 +157,7 @@ CASES = [
     Case("D5", "a reader that stops", who_stops_reading_is_dropped, policies=LOOPS, setting=IMPATIENT, quick=False,
          growth=40 * MB),
     Case("D6", "readers that leave before, within and after", readers_leave_streams, setting=SLOW,
-         tests=("tests/api/test_deadlines.py::test_a_stream_that_is_never_read_gives_everything_back",)),
+         tests=("tests/api/test_dialects.py::test_who_leaves_a_stream_frees_its_place",)),
     Case("D7", "one long among many short, and the reverse", long_and_short_both_finish, policies=LOOPS, setting=SLOW),
     Case("D8", "a slot that falls free while others wait", a_free_slot_is_used_at_once, setting=SLOW),
 ]  # fmt: skip
