@@ -19,16 +19,9 @@ from test_batches import world as world
 
 from app import connect
 from batch_files.output import LineFile
-from batch_files.runner import Runner
 from batch_files.store import Store
 from config import ConfigError
 from launch import preflight
-
-
-def runner_of(world: World) -> Runner:
-    runner = service(world.app).batches
-    assert runner is not None
-    return runner
 
 
 @pytest.fixture
@@ -67,20 +60,19 @@ def test_a_line_is_sent_with_no_more_bytes_than_it_had(world: World) -> None:
 
 def test_half_a_surrogate_pair_in_an_id_leaves_the_output_valid(world: World) -> None:
     done = world.ended(world.run(line("a\ud83d", prompt="x")).id)
-    data = runner_of(world).store.path(done.output_file_id).read_bytes()
+    data = world.runner.store.path(done.output_file_id).read_bytes()
     assert json.loads(data.decode("utf-8"))["custom_id"] == "a\ud83d"
 
 
 def test_a_batch_that_is_cancelled_before_its_turn_ends_at_once(world: World) -> None:
-    gate = threading.Event()
-    world.model.before = lambda plan: gate.wait(20) and None
+    world.model.gate.clear()
     first, second = world.run(line("a")), world.run(line("b"))
     world.sdk().batches.cancel(second.id)
     try:
         assert world.ended(second.id).status == "cancelled"
         assert world.sdk().batches.retrieve(first.id).status != "completed"
     finally:
-        gate.set()
+        world.model.gate.set()
     assert world.ended(first.id).status == "completed"
 
 
@@ -110,7 +102,7 @@ def test_an_end_of_the_process_within_an_expiry_loses_no_line(world: World, monk
         full()
 
     def begin() -> None:
-        runner_of(world).store._clock = lambda: batch.expires_at + 1.0
+        world.runner.store._clock = lambda: batch.expires_at + 1.0
         connect(service(world.app), world.engine)
 
     with monkeypatch.context() as patch:
@@ -191,7 +183,7 @@ def test_metrics_go_on_without_the_database(world: World, monkeypatch: pytest.Mo
 
 
 def test_what_an_upload_left_behind_is_deleted_after_an_hour(world: World) -> None:
-    store = runner_of(world).store
+    store = world.runner.store
     left = store.path("upload-1")
     left.write_bytes(b"x")
     store.purge(0)
@@ -203,7 +195,7 @@ def test_what_an_upload_left_behind_is_deleted_after_an_hour(world: World) -> No
 
 def test_a_file_can_be_deleted_from_a_full_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     id = upload(world, b"x").get_json()["id"]
-    store, change = runner_of(world).store, Store._change
+    store, change = world.runner.store, Store._change
 
     def change_if_there_is_room(*args: Any) -> int:
         if store.path(id).exists():

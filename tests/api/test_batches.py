@@ -18,7 +18,8 @@ from flask import Flask
 from openai_calls import official_client
 
 from app import connect, create_app
-from batch_files.lines import Limits
+from batch_files.lines import Limits, count_lines
+from batch_files.runner import Runner
 from config import Config
 from tests.support import wait_until
 from tests.support.fakes import FakeModel, fake_engine
@@ -59,10 +60,14 @@ class World:
     def stop(self) -> None:
         service(self.app).stop()
         self.engine.manager.stop()
-        runner = service(self.app).batches
-        assert runner is not None
-        runner.stop(20)
-        runner.store.close()
+        self.runner.stop(20)
+        self.runner.store.close()
+
+    @property
+    def runner(self) -> Runner:
+        found = service(self.app).batches
+        assert found is not None
+        return found
 
     def sdk(self, key: str = "one") -> openai.OpenAI:
         return official_client(self.app, key)
@@ -80,9 +85,7 @@ class World:
         return sdk.batches.retrieve(id)
 
     def rows(self, file: str | None, key: str = "one") -> list[dict[str, Any]]:
-        if file is None:
-            return []
-        return [json.loads(one) for one in self.sdk(key).files.content(file).text.splitlines()]
+        return [] if file is None else [json.loads(one) for one in self.sdk(key).files.content(file).text.splitlines()]
 
 
 @pytest.fixture
@@ -90,6 +93,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path / "batches")
     yield made
     made.stop()
+
+
+def upload(world: World, data: bytes, name: str = "x.jsonl", **fields: str) -> Any:
+    form = {"purpose": "batch", "file": (io.BytesIO(data), name), **fields}
+    return world.app.test_client().post("/v1/files", data=form, content_type="multipart/form-data")
 
 
 def test_the_official_client_uploads_runs_and_reads_a_batch(world: World) -> None:
@@ -185,13 +193,12 @@ def test_another_key_sees_neither_files_nor_batches(world: World) -> None:
 def test_a_file_is_deleted_unless_a_batch_needs_it(world: World) -> None:
     import openai
 
-    gate = threading.Event()
-    world.model.before = lambda plan: gate.wait(20) and None
+    world.model.gate.clear()
     batch = world.run(line("a"))
     sdk = world.sdk()
     with pytest.raises(openai.BadRequestError):
         sdk.files.delete(batch.input_file_id)
-    gate.set()
+    world.model.gate.set()
     done = world.ended(batch.id)
     assert sdk.files.delete(batch.input_file_id).deleted
     assert sdk.files.delete(done.output_file_id).deleted
@@ -232,9 +239,7 @@ def test_what_is_not_computed_in_time_expires_with_an_error_for_each_line(world:
     world.stop()
     world.start(connected=False)
     batch = world.run(line("a"), line("b"), completion_window="1h")
-    runner = service(world.app).batches
-    assert runner is not None
-    runner.store._clock = lambda: batch.expires_at + 1.0
+    world.runner.store._clock = lambda: batch.expires_at + 1.0
     connect(service(world.app), world.engine)
     done = world.ended(batch.id)
     assert done.status == "expired"
@@ -243,39 +248,27 @@ def test_what_is_not_computed_in_time_expires_with_an_error_for_each_line(world:
 
 def test_files_are_kept_for_a_time(world: World) -> None:
     world.ended(world.run(line("a")).id)
-    runner = service(world.app).batches
-    assert runner is not None
-    now = runner.store.now()
-    assert runner.store.purge(now - 3600) == 0
-    assert runner.store.purge(now + 1) == 3
+    now = world.runner.store.now()
+    assert world.runner.store.purge(now - 3600) == 0
+    assert world.runner.store.purge(now + 1) == 3
     assert list(world.sdk().files.list()) == list(world.sdk().batches.list()) == []
 
 
 def test_limits_on_files_and_lines(tmp_path: Path) -> None:
     world = World(tmp_path / "small", batch_file_size=1000, batch_files=2, batch_lines=3)
     client = world.app.test_client()
-
-    def upload(data: bytes, **fields: str) -> Any:
-        form = {"purpose": "batch", "file": (io.BytesIO(data), "x.jsonl"), **fields}
-        return client.post("/v1/files", data=form, content_type="multipart/form-data")
-
-    error(upload(b"x" * 1001), 413)
-    error(upload(b"x" * 100_000), 413)
-    assert error(upload(b"x", purpose="fine-tune"))["param"] == "purpose"
+    error(upload(world, b"x" * 1001), 413)
+    error(upload(world, b"x" * 100_000), 413)
+    assert error(upload(world, b"x", purpose="fine-tune"))["param"] == "purpose"
     error(client.post("/v1/files", data={"purpose": "batch"}, content_type="multipart/form-data"))
     error(client.post("/v1/files", json={"purpose": "batch"}), 415)
     error(client.post("/v1/files", data=b"--b\r\n", content_type="multipart/form-data; boundary=b"))
     assert list((world.folder / "files").iterdir()) == []
     done = world.ended(world.run(*(line(f"{i}") for i in range(4))).id)
     assert (done.status, done.errors.data[0].code) == ("failed", "too_many_lines")
-    assert upload(b"x").status_code == 200
-    error(upload(b"x"), 429)
+    assert upload(world, b"x").status_code == 200
+    error(upload(world, b"x"), 429)
     world.stop()
-
-
-def upload(world: World, data: bytes, name: str = "x.jsonl", **fields: str) -> Any:
-    form = {"purpose": "batch", "file": (io.BytesIO(data), name), **fields}
-    return world.app.test_client().post("/v1/files", data=form, content_type="multipart/form-data")
 
 
 def test_a_line_is_as_long_and_as_complex_as_a_body_may_be(world: World) -> None:
@@ -303,8 +296,6 @@ def test_a_byte_order_mark_is_no_part_of_a_line(world: World) -> None:
 
 def test_a_batch_is_cancelled_while_it_is_validated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batch_files.runner.POLL_SECONDS", 0.0)
-    runner = service(world.app).batches
-    assert runner is not None
     reached, gate, parsed = threading.Event(), threading.Event(), []
 
     def parse(data: bytes) -> Any:
@@ -313,7 +304,7 @@ def test_a_batch_is_cancelled_while_it_is_validated(world: World, monkeypatch: p
         assert gate.wait(20)
         return json.loads(data)
 
-    runner._line_limits = Limits(parse=parse)
+    world.runner._line_limits = Limits(parse=parse)
     batch = world.run(*(line(str(i)) for i in range(50)))
     assert reached.wait(20)
     world.sdk().batches.cancel(batch.id)
@@ -324,11 +315,10 @@ def test_a_batch_is_cancelled_while_it_is_validated(world: World, monkeypatch: p
 
 def test_owners_take_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batch_files.runner.TURN_SECONDS", 0.0)
-    gate = threading.Event()
-    world.model.before = lambda plan: gate.wait(20) and None
+    world.model.gate.clear()
     long = [world.run(*(line(f"{i}") for i in range(100))) for _ in range(2)]
     short = world.run(line("a"), key="two")
-    gate.set()
+    world.model.gate.set()
     ended = world.ended(short.id, "two")
     assert ended.completed_at <= world.ended(long[1].id).completed_at
     assert ended.in_progress_at <= world.ended(long[1].id).in_progress_at
@@ -340,13 +330,12 @@ def test_an_owner_has_a_limit_of_open_batches(world: World, monkeypatch: pytest.
     import openai
 
     monkeypatch.setattr("api.dialects.batches.MOST_OPEN", 1)
-    gate = threading.Event()
-    world.model.before = lambda plan: gate.wait(20) and None
+    world.model.gate.clear()
     world.run(line("a"))
     with pytest.raises(openai.RateLimitError):
         world.run(line("b"))
     world.run(line("c"), key="two")
-    gate.set()
+    world.model.gate.set()
 
 
 def full(*_: Any, **__: Any) -> Any:
@@ -394,7 +383,23 @@ def test_control_characters_of_a_file_name_are_left_out(world: World, name: str)
 def test_an_expiry_of_its_own_is_refused(world: World) -> None:
     import openai
 
-    sdk, expiry = world.sdk(), {"anchor": "created_at", "seconds": 3600}
+    sdk = world.sdk()
+    sent = sdk.files.create(
+        file=content(line("a")), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert sent.expires_at == sent.created_at + 3600
+    batch = sdk.batches.create(
+        input_file_id=sent.id, endpoint=PATH, completion_window="24h",
+        output_expires_after={"anchor": "created_at", "seconds": 7200},
+    )  # fmt: skip
+    done = world.ended(batch.id)
+    output = sdk.files.retrieve(done.output_file_id)
+    assert output.expires_at == output.created_at + 7200
+    world.runner.store._clock = lambda: sent.created_at + 3601.0
+    with pytest.raises(openai.NotFoundError):
+        sdk.files.retrieve(sent.id)
+    assert [file.id for file in sdk.files.list()] == [output.id]
+    assert world.runner.store.purge(0) == 1
     with pytest.raises(openai.BadRequestError) as caught:
         sdk.files.create(file=content("x"), purpose="batch", expires_after=expiry)  # type: ignore[arg-type]
     assert (caught.value.param or "").startswith("expires_after")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +202,6 @@ def test_any_site_without_a_key_is_warned_of(start: Start, capsys: pytest.Captur
 # ---------------------------------------------------------------- a real browser, a real server
 
 
-PAGE = """<!doctype html><title>elsewhere</title>"""
 ASK = """
 async ([url, stream]) => {
   const headers = {"Content-Type": "application/json", "Authorization": "Bearer k", "X-Request-Id": "from-a-page"}
@@ -220,42 +216,19 @@ async ([url, stream]) => {
 """
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the origin of another site, which serves one page."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "index.html").write_text(PAGE)
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://localhost:{server.server_port}"
-        server.shutdown()
-        thread.join(60)
-
-
 @pytest.mark.full
 @pytest.mark.process
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian: apt install chromium)")
-def test_a_page_in_a_browser_reads_answers_of_a_server_that_lists_its_site(site: str, tmp_path: Path) -> None:
+def test_a_page_in_a_browser_reads_answers_of_a_server_that_lists_its_site(tmp_path: Path) -> None:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     argv = ("dynamic", "--model", "mock:llm-mock@100", "--access-log", "off")
-    with (
-        api.sync_playwright() as playwright,
-        Server(tmp_path / "open.log", *argv, "--cors-origins", site, key="k", EB_API_KEY="k") as listed,
-        Server(tmp_path / "shut.log", *argv, key="k", EB_API_KEY="k") as shut,
-    ):
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(site)
-        for stream in (False, True):
-            status, text, headers, deleted = page.evaluate(ASK, [f"http://127.0.0.1:{listed.port}", stream])
-            assert (status, headers, deleted) == (200, ["from-a-page", "odd"], 404)
-            assert ("data: [DONE]" in text) == stream
+    with api.sync_playwright() as playwright, Server(tmp_path / "shut.log", *argv, key="k", EB_API_KEY="k") as shut:
+        site = f"http://localhost:{shut.port}"  # another site than 127.0.0.1
+        page = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"]).new_page()
+        page.goto(f"{site}/health")
+        with Server(tmp_path / "open.log", *argv, "--cors-origins", site, key="k", EB_API_KEY="k") as listed:
+            for stream in (False, True):
+                status, text, headers, deleted = page.evaluate(ASK, [f"http://127.0.0.1:{listed.port}", stream])
+                assert (status, headers, deleted) == (200, ["from-a-page", "odd"], 404)
+                assert ("data: [DONE]" in text) == stream
         assert "Failed to fetch" in page.evaluate(ASK, [f"http://127.0.0.1:{shut.port}", False])
-        browser.close()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from generate.drafters.guarded import GuardedDrafter
-from scheduling.iteration import Plan
-from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 from scheduling.speculation import Offer, Speculator
 from serving.wakeup import Wakeup
 from simulate.laws.scripted_drafter import ScriptedDrafter
 from tests.support import SOON
-from tests.support.serving import Serve, Words, expected, inference
+from tests.support.serving import Serve, Words, expected, inference, is_answered, raising
 
 
 def drafter(every: int = 1 << 30) -> ScriptedDrafter:
@@ -24,7 +22,7 @@ def test_a_stream_gets_all_tokens_of_a_step_and_an_answer_ends_where_it_should(s
     long = served.ask("long", 10, wakeup=Wakeup())
     stopped = inference("stopped", 50, text=Words(lambda token: "stop" if token == 6 else None))
     served.manager.enqueue(stopped)
-    assert long.wait_for_completion(SOON) == expected("long", 10)
+    assert is_answered(long)
     assert stopped.wait_for_completion(SOON) == expected("stopped", 7)
     assert (stopped.finish_reason, long.finish_reason) == ("stop", "length")
     assert long.sequence.accepted > 0
@@ -34,14 +32,8 @@ def test_a_stream_gets_all_tokens_of_a_step_and_an_answer_ends_where_it_should(s
 
 def test_a_step_that_fails_is_computed_again_without_its_drafts(serve: Serve) -> None:
     served = serve(speculator=Speculator(drafter(), 3))
-
-    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
-        if plan.drafts:
-            raise RuntimeError("there is no memory for so many rows")
-        return outputs
-
-    served.model.breaks = breaks
-    assert served.ask("a", 6).wait_for_completion(SOON) == expected("a", 6)
+    served.model.breaks = raising(RuntimeError("no memory for so many rows"), lambda plan: bool(plan.drafts))
+    assert is_answered(served.ask("a", 6))
     assert served.manager.recovery.steps_failed > 0
     assert served.is_empty()
 

@@ -10,9 +10,10 @@ import pytest
 
 import policies
 from batching import BatchingManager, Inference, InferenceError
-from scheduling.iteration import Iteration
+from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
+from scheduling.scheduler import Output
 from tests.support import SOON
 from tests.support.fakes import FakeModel
 
@@ -87,6 +88,22 @@ def kind_of(inference: Inference) -> str:
     with pytest.raises(InferenceError) as caught:
         inference.wait_for_completion(SOON)
     return caught.value.kind
+
+
+def is_answered(asked: Inference) -> bool:
+    """Return whether a request ends with all of its tokens."""
+    return asked.wait_for_completion(SOON) == expected(asked.prompt, asked.num_tokens)
+
+
+def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
+    """Return what breaks the steps of some plans."""
+
+    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
+        if when(plan):
+            raise error
+        return outputs
+
+    return breaks
 
 
 Serve = Callable[..., Served]
