@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from calls import connected
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import official_client
 
-from app import connect, create_app
+from app import create_app
 from config import Config
 from scheduling.pages import PagePool
 from serving.adapters import AdapterStore
@@ -65,13 +66,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def app(folder: Path) -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic", access_log=False, adapter_folder=str(folder)))
     store = AdapterStore(read, 8 << 20, {"fake"})
     store.add("stu", "somewhere/stu")
     engine = replace(fake_engine(Writer(), pages=PagePool(400, 16)), adapters=store)
-    connect(app.extensions["service"], engine)
-    yield app
-    engine.manager.stop()
+    yield from connected(create_app(Config(policy="dynamic", access_log=False, adapter_folder=str(folder))), engine)
 
 
 @pytest.fixture
@@ -179,15 +177,10 @@ def test_requests_go_on_while_an_adapter_is_read(client: FlaskClient, app: Flask
     assert answer.json["choices"][0]["text"] == "slow"  # type: ignore[index]
 
 
-def test_without_a_folder_the_routes_are_off(model: FakeModel) -> None:
-    app = create_app(Config(policy="dynamic", access_log=False))
-    engine = fake_engine(model)
-    connect(app.extensions["service"], engine)
-    assert load(app.test_client(), "one", "/tmp")[0] == 403
-    assert (
-        app.test_client().post("/inference", json={"prompt": "hi", "num_tokens": 1, "adapter": "x"}).status_code == 404
-    )
-    engine.manager.stop()
+def test_without_a_folder_the_routes_are_off(fresh: Flask) -> None:
+    client = fresh.test_client()
+    assert load(client, "one", "/tmp")[0] == 403
+    assert client.post("/inference", json={"prompt": "hi", "num_tokens": 1, "adapter": "x"}).status_code == 404
 
 
 def test_adapters_are_shown_in_info_and_metrics(client: FlaskClient) -> None:

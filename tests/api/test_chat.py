@@ -14,9 +14,7 @@ from openai_calls import USER, chat
 from tests.support.fakes import FakeModel
 
 
-def test_a_conversation_is_plain_text(client: FlaskClient, model: FakeModel) -> None:
-    prompts: list[str] = []
-    model.before = lambda plan: prompts.append(bytes(plan.sequences[0].prompt_ids).decode())
+def test_a_conversation_is_plain_text(client: FlaskClient, prompts: list[str]) -> None:
     parts = [{"type": "text", "text": "How "}, {"type": "text", "text": "so?"}]
     reply = chat(
         client, {"role": "system", "content": "Be brief."}, USER, {"role": "assistant", "content": "Ho"},
@@ -99,10 +97,8 @@ def test_a_chats_limit_of_minus_one_is_all_the_room_there_is(client: FlaskClient
 
 
 def test_a_developer_speaks_as_the_system_and_an_assistant_may_have_said_nothing(
-    client: FlaskClient, model: FakeModel
+    client: FlaskClient, prompts: list[str]
 ) -> None:
-    prompts: list[str] = []
-    model.before = lambda plan: prompts.append(bytes(plan.sequences[0].prompt_ids).decode())
     developer = {"role": "developer", "content": "Be brief."}
     for silent in ({"content": None}, {}, {"content": ""}):
         reply = chat(client, developer, {"role": "assistant"} | silent, USER, max_tokens=1)

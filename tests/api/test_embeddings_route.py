@@ -9,14 +9,11 @@ from array import array
 from typing import Any
 
 import pytest
-from calls import Tiny, error, service, small
+from calls import Tiny, engine_of, error, small
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import done
 
-from app import connect, create_app
-from config import Config
-from launch.engine import load_engine
 from tests.support import wait_until
 from tests.support.fakes import FakeModel, places_taken
 
@@ -95,18 +92,14 @@ def test_a_late_embedding_is_cancelled(model: FakeModel) -> None:
     assert error(reply, 504)["type"] == "timeout_error"
     # A slow machine may be late again.
     wait_until(lambda: app.test_client().post("/v1/embeddings", json={"input": "hi"}).status_code == 200)
-    service(app).engine.manager.stop()  # type: ignore[union-attr]
+    engine_of(app).manager.stop()
 
 
-def test_a_mock_models_embedding_is_a_unit_vector_that_the_prompt_decides() -> None:
-    config = Config(policy="dynamic", model="mock:llm-mock@50", demo=True, access_log=False)
-    app, engine = create_app(config), load_engine(config)
-    connect(service(app), engine)
-    one, same, other = vectors(app.test_client(), ["ROMEO:", "ROMEO:", "JULIET:"])
-    engine.manager.stop()
+def test_a_mock_models_embedding_is_a_unit_vector_that_the_prompt_decides(mock: FlaskClient) -> None:
+    one, same, other = vectors(mock, ["ROMEO:", "ROMEO:", "JULIET:"])
     assert one == same != other
     assert math.hypot(*one) == pytest.approx(1, abs=1e-6)
-    assert len(one) == engine.width == 1024
+    assert len(one) == engine_of(mock.application).width == 1024
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

@@ -6,22 +6,21 @@ import contextlib
 import itertools
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import connected
 from flask import Flask
 
 from api.pages.feed_reader import PING, PING_SECONDS, FeedReader, ViewerLeft
-from api.service import Service
-from app import connect, create_app
+from app import create_app
 from config import Config
 from observe.feed import FROZEN_SECONDS, Feed, Viewer, dumps, pack, text
 from scheduling.iteration import Iteration, Member, SlotSteps
-from tests.support import wait_until
+from tests.support import in_background, wait_until
 from tests.support.fakes import FakeModel, fake_engine
 from tests.support.scheduling import drive, make_scheduler, requests
 from tests.support.servers import Server
@@ -111,13 +110,14 @@ def test_a_compact_connection_begins_with_a_whole_step() -> None:
     assert whole[:2] == [True, False]
 
 
-def test_a_viewer_begins_with_the_last_steps_it_asks_for() -> None:
-    assert ids(read(filled(20), 5, last=5)) == [16, 17, 18, 19, 20]
-
-
-def test_a_viewer_goes_on_after_the_step_it_had_last() -> None:
-    events = read(filled(20), 3, after=17)
-    assert ids(events) == [18, 19, 20]
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [({"last": 5}, [16, 17, 18, 19, 20]), ({"after": 17}, [18, 19, 20]), ({"after": 4711}, [*range(1, 21)])],
+    ids=["the last it asks for", "those after the one it had", "all that is kept since an earlier run"],
+)
+def test_a_viewer_begins_with(asked: dict[str, int], seen: list[int]) -> None:
+    events = read(filled(20), len(seen), **asked)
+    assert ids(events) == seen
     assert all("event" not in event for event in events)
 
 
@@ -131,10 +131,6 @@ def test_a_step_without_a_record_is_no_gap() -> None:
     feed = filled(3)
     feed.observe(step(6), [])
     assert ids(read(feed, 3, after=1)) == [2, 3, 6]
-
-
-def test_a_viewer_of_an_earlier_run_gets_all_that_is_kept() -> None:
-    assert ids(read(filled(5), 5, after=4711)) == [1, 2, 3, 4, 5]
 
 
 def test_a_slow_viewer_is_told_what_it_missed() -> None:
@@ -198,15 +194,13 @@ def test_readers_and_a_writer_at_once_lose_nothing_unseen() -> None:
             found += parse(next(frames))
         results.append(found)
 
-    threads = [threading.Thread(target=watch) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for n in range(1, 3001):
-        feed.observe(step(n), [])
-        if n % 100 == 0:
-            time.sleep(0.002)
-    for thread in threads:
-        thread.join(60)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(in_background(watch))
+        for n in range(1, 3001):
+            feed.observe(step(n), [])
+            if n % 100 == 0:
+                time.sleep(0.002)
     assert len(results) == 4
     for events in results:
         known = 0
@@ -258,12 +252,8 @@ def test_reading_ends_with_the_viewer_and_with_the_feed(end: Any) -> None:
 
 
 @pytest.fixture
-def app() -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic"))
-    service: Service = app.extensions["service"]
-    connect(service, fake_engine(FakeModel()))
-    yield app
-    service.stop()
+def app(model: FakeModel) -> Iterator[Flask]:
+    yield from connected(create_app(Config(policy="dynamic")), fake_engine(model))
 
 
 def test_the_route_streams_steps_after_the_state_of_the_server(app: Flask) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from calls import service
+from calls import connected
 from dialects import Dialect, every_dialect, post
 from flask.testing import FlaskClient
 
-from app import connect, create_app
+from app import create_app
 from config import Config
 from launch.engine import load_engine
 from scheduling.backlog import FITTED
@@ -18,14 +18,11 @@ from scheduling.backlog import FITTED
 @pytest.fixture(scope="module")
 def client() -> Iterator[FlaskClient]:
     config = Config(policy="dynamic+admission-control", model="mock:llm-mock@50", access_log=False)
-    app = create_app(config)
-    engine = load_engine(config)
-    connect(service(app), engine)
-    client = app.test_client()
-    first = client.post("/inference", json={"prompt": "hi", "num_tokens": FITTED, "slo_s": 1e-9})
-    assert (first.status_code, "X-Expected-Wait" in first.headers) == (200, False)
-    yield client
-    engine.manager.stop()
+    for app in connected(create_app(config), load_engine(config)):
+        client = app.test_client()
+        first = client.post("/inference", json={"prompt": "hi", "num_tokens": FITTED, "slo_s": 1e-9})
+        assert (first.status_code, "X-Expected-Wait" in first.headers) == (200, False)
+        yield client
 
 
 @every_dialect

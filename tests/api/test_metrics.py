@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from calls import ask, engine_of, service
+from calls import ask, connected, engine_of
 from flask import Flask
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from app import connect, create_app
+from app import create_app
 from config import Config
 from observe.meters import PER_TOKEN, TTFT
 from scheduling.iteration import Experts, Plan, SlotSteps
@@ -54,11 +54,7 @@ NAMES = {
 
 @pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic"))
-    engine = fake_engine(model)
-    connect(service(app), engine)
-    yield app
-    engine.manager.stop()
+    yield from connected(create_app(Config(policy="dynamic", tgi_metrics=True)), fake_engine(model))
 
 
 def scrape(client: FlaskClient) -> dict[str, Any]:

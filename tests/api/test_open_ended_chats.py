@@ -8,35 +8,26 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from calls import connected
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import USER, chat
 
-from api.service import Engine, Service
-from app import connect, create_app
+from app import create_app
 from config import Config
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from tests.support import wait_until
-from tests.support.fakes import FakeModel, fake_engine
+from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 CHATS, CONTEXTS = 64, 21
 
 
 @pytest.fixture
-def engine(model: FakeModel) -> Iterator[Engine]:
-    pages = PagePool(CONTEXTS * 1024 // 16 + 1, 16)
-    engine = fake_engine(model, max_batch_size=CHATS, max_queue=CHATS, pages=pages)
-    yield engine
-    engine.manager.stop()
-
-
-@pytest.fixture
-def app(engine: Engine) -> Flask:
-    app = create_app(Config(policy="dynamic", max_batch_size=CHATS, max_queue=CHATS, access_log=False))
-    service: Service = app.extensions["service"]
-    connect(service, engine)
-    return app
+def app(model: FakeModel) -> Iterator[Flask]:
+    many: dict[str, int] = {"max_batch_size": CHATS, "max_queue": CHATS}
+    engine = fake_engine(model, **many, pages=PagePool(CONTEXTS * 1024 // 16 + 1, 16))  # type: ignore[arg-type]
+    yield from connected(create_app(Config(policy="dynamic", access_log=False, **many)), engine)  # type: ignore[arg-type]
 
 
 def running(client: FlaskClient) -> int:
@@ -47,7 +38,7 @@ def running(client: FlaskClient) -> int:
 
 @pytest.mark.parametrize(("max_tokens", "most"), [(None, CHATS), (1000, CONTEXTS)])
 def test_64_chats_run_at_once_if_they_name_no_length(
-    app: Flask, engine: Engine, model: FakeModel, max_tokens: int | None, most: int
+    app: Flask, model: FakeModel, max_tokens: int | None, most: int
 ) -> None:
     model.says = list(b" Yes, of course.\nUser: and more")
     arrived, seen = threading.Event(), threading.Event()
@@ -59,7 +50,7 @@ def test_64_chats_run_at_once_if_they_name_no_length(
     model.before = hold
     with ThreadPoolExecutor(CHATS) as pool:
         replies = [pool.submit(chat, app.test_client(), USER, max_tokens=max_tokens) for _ in range(CHATS)]
-        wait_until(lambda: engine.manager.waiting + engine.manager.running == CHATS)
+        wait_until(lambda: places_taken(app) == CHATS)
         arrived.set()
         wait_until(lambda: model.plans == 3)
         at_once = running(app.test_client())

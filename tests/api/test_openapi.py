@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from calls import service
+from calls import connected, service
 from flask import Flask
 from hypothesis import HealthCheck, Phase, given, settings
 from pydantic import BaseModel, Field
@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from api.hooks.auth import OPEN
 from api.http.openapi import Operation, document
 from api.schemas import fields as f
-from app import connect, create_app
+from app import create_app
 from config import Config
 from tests.support import points
 from tests.support.fakes import fake_engine
@@ -23,11 +23,7 @@ from tests.support.fakes import fake_engine
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic"))
-    engine = fake_engine()
-    connect(service(app), engine)
-    yield app
-    engine.manager.stop()
+    yield from connected(create_app(Config(policy="dynamic")), fake_engine())
 
 
 def described(app: Flask, key: str = "") -> dict[str, Any]:

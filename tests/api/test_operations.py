@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from calls import engine_of, service
+from calls import connected, engine_of, service
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -22,7 +22,7 @@ from api.http.errors import ApiError
 from api.http.registry import RequestRegistry
 from api.http.watcher import Watcher
 from api.service import GPU_STALL_SECONDS, STALL_SECONDS
-from app import connect, create_app
+from app import create_app
 from config import Config
 from observe.queued_log import QueuedLog
 from serving.places import Places
@@ -32,11 +32,8 @@ from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 @pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic", max_batch_size=2, max_queue=4))
-    engine = fake_engine(model, max_batch_size=2, max_queue=4)
-    connect(service(app), engine)
-    yield app
-    engine.manager.stop()
+    few = {"max_batch_size": 2, "max_queue": 4}
+    yield from connected(create_app(Config(policy="dynamic", **few)), fake_engine(model, **few))
 
 
 def ask(app: Flask, id: str = "", path: str = "/inference", **fields: Any) -> Any:

@@ -19,27 +19,19 @@ from werkzeug.test import TestResponse
 
 from api import streaming
 from api.generation import Generation
-from api.service import Service
 from api.socket_writer import INTERVAL
-from app import connect, create_app
-from config import Config
 from generate.text import AnswerText
 from models.text.tokenizer import Detokenizer
 from serving.wakeup import Wakeup
 from tests.support import SOON, in_background, wait_until
-from tests.support.fakes import FakeModel, fake_engine
+from tests.support.fakes import FakeModel
 
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 
 
 @pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic", access_log=False))
-    service: Service = app.extensions["service"]
-    engine = fake_engine(model)
-    connect(service, engine)
-    yield app
-    engine.manager.stop()
+def app(fresh: Flask) -> Flask:
+    return fresh
 
 
 def post(client: FlaskClient, tokens: int = 6, path: str = PATHS[0], **fields: Any) -> TestResponse:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from calls import Tiny
+from dialects import EVERY, refused
 from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
@@ -17,6 +18,7 @@ from config import Config
 from tests.support.fakes import EOT, FakeModel
 
 EOT_ID = 256
+(TGI,) = (dialect for dialect in EVERY if dialect.path == "/")
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +46,8 @@ def stream(client: FlaskClient, **parameters: Any) -> list[dict[str, Any]]:
 
 
 def error(reply: TestResponse, status: int = 422) -> str:
-    assert reply.status_code == status, reply.text
-    body = reply.get_json()
-    assert set(body) == {"error", "error_type"}
-    assert body["error_type"] == "validation"
-    result: str = body["error"]
-    return result
+    assert reply.get_json()["error_type"] == "validation"
+    return refused(reply, TGI, status)
 
 
 # ---------------------------------------------------------------- answers
@@ -121,30 +119,24 @@ def test_half_a_character_at_the_end_has_the_same_text_in_a_stream(client: Flask
     assert [event["token"] for event in stream(client)] == tokens
 
 
-def test_the_last_of_the_prompt_may_be_kept(client: FlaskClient, model: FakeModel) -> None:
-    seen: list[int] = []
-    model.before = lambda plan: seen.append(len(plan.sequences[0].prompt_ids))
+def test_the_last_of_the_prompt_may_be_kept(client: FlaskClient, prompts: list[str]) -> None:
     body = {"inputs": "x" * 5000, "parameters": {"max_new_tokens": 1, "truncate": 4}}
     assert client.post("/generate", json=body).status_code == 200
-    assert seen == [4]
+    assert prompts == ["x" * 4]
 
 
 @pytest.mark.parametrize(
-    ("parameters", "drawn"),
+    ("parameters", "is_drawn"),
     [(None, True), ({}, False), ({"do_sample": True}, True), ({"temperature": 0.5}, True), ({"top_k": 3}, True),
      ({"top_p": 0.5}, True), ({"typical_p": 0.5}, True), ({"repetition_penalty": 1.2}, False), ({"seed": 1}, False)],
     ids=repr,
 )  # fmt: skip
 def test_tokens_are_drawn_if_a_parameter_means_it(
-    client: FlaskClient, model: FakeModel, parameters: dict[str, Any] | None, drawn: bool
+    client: FlaskClient, drawn: list[dict[str, Any]], parameters: dict[str, Any] | None, is_drawn: bool
 ) -> None:
-    heats: list[float] = []
-    model.before = lambda plan: heats.append(plan.sequences[0].sampling["temperature"])
-    body: dict[str, Any] = {"inputs": "x" * 1022}
-    if parameters is not None:
-        body["parameters"] = parameters
+    body = {"inputs": "x" * 1022} | ({} if parameters is None else {"parameters": parameters})
     assert client.post("/generate", json=body).status_code == 200
-    assert (heats[0] > 0) == drawn
+    assert (drawn[0]["temperature"] > 0) == is_drawn
 
 
 def test_the_seed_that_was_used_is_told(client: FlaskClient) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from calls import PieceTokenizer, service
-from flask import Flask
+from calls import PieceTokenizer, connected
+from dialects import events
 from flask.testing import FlaskClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai_calls import EOT_ID, USER
+from openai_calls import EOT_ID, USER, name_bytes
 
-from app import connect, create_app
+from app import create_app
 from config import Config
 from tests.support.fakes import EOT, FakeModel, fake_engine
 
@@ -31,23 +30,17 @@ STOPS = st.lists(st.text("abcé", min_size=1, max_size=3), max_size=2)
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[FlaskClient]:
-    app: Flask = create_app(Config(policy="dynamic", access_log=False))
-    engine = fake_engine(MODEL, tokenizer=WORDS)
     MODEL.before = lambda plan: time.sleep(0.0005)  # or a stream would come in one piece
-    connect(service(app), engine)
-    yield app.test_client()
-    engine.manager.stop()
+    app = create_app(Config(policy="dynamic", access_log=False))
+    for _ in connected(app, fake_engine(MODEL, tokenizer=WORDS)):
+        yield app.test_client()
 
 
 def sent(client: FlaskClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the answer, or the events of a stream."""
     with client.post(path, json=body) as reply:  # a stream holds its place until it is closed
         assert reply.status_code == 200, reply.text
-        if reply.mimetype == "application/json":
-            return [reply.get_json()]
-        text = reply.text
-    frames = [frame.removeprefix("data:").strip() for frame in text.split("\n\n") if frame.startswith("data:")]
-    return [json.loads(frame) for frame in frames if frame != "[DONE]"]
+        return events(reply.text)
 
 
 def choices(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -66,10 +59,6 @@ def choices(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def names(ids: list[int]) -> list[bytes]:
     return [WORDS.token_bytes(token) for token in ids]
-
-
-def raw(name: str) -> bytes:
-    return bytes.fromhex(name[6:].replace("\\x", "")) if name.startswith("bytes:") else name.encode()
 
 
 def test_openais_lists_fit_the_tokens(client: FlaskClient) -> None:
@@ -96,7 +85,7 @@ def test_openais_lists_fit_the_tokens(client: FlaskClient) -> None:
         assert choices(pieces) == choices(whole)
         for choice in choices(whole):
             ids = [*("hé".encode() if echo else b""), *([EOT_ID] if echo else []), *choice["ids"]]
-            assert [raw(name) for name in choice["tokens"]] == names(ids)
+            assert [name_bytes(name) for name in choice["tokens"]] == names(ids)
             assert (
                 len(choice["token_logprobs"]) == len(choice["top_logprobs"]) == len(choice["text_offset"]) == len(ids)
             )

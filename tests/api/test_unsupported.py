@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from dialects import EVERY, Dialect, post, refused
 from flask.testing import FlaskClient
 from openai_calls import USER
-from werkzeug.test import TestResponse
 
 from api.dialects.native import InferenceRequest
 from api.schemas import unsupported
@@ -17,16 +17,11 @@ from api.schemas.responses import ResponsesRequest
 from api.schemas.tgi import GenerateParameters
 from tests.support.fakes import FakeModel
 
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "hi", "max_tokens": 1},
-    "/v1/chat/completions": {"messages": [USER], "max_tokens": 1},
-    "/v1/responses": {"input": "hi", "max_output_tokens": 1},
-    "/generate": {"inputs": "hi", "parameters": {"max_new_tokens": 1}},
-    "/inference": {"prompt": "hi", "num_tokens": 1},
-}
-SCHEMAS: dict[str, Any] = dict(
-    zip(BODIES, (CompletionRequest, ChatRequest, ResponsesRequest, GenerateParameters, InferenceRequest))
-)
+SCHEMAS: dict[str, Any] = {
+    "/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest, "/v1/responses": ResponsesRequest,
+    "/": GenerateParameters, "/inference": InferenceRequest,
+}  # fmt: skip
+flat = pytest.mark.parametrize("dialect", [d for d in EVERY if d.path in SCHEMAS], ids=lambda dialect: dialect.path)
 # What every dialect refuses: with a value of another server's documentation.
 REFUSED: dict[str, Any] = {
     "guided_json": {"type": "object"}, "guided_regex": "[ab]", "guided_choice": ["a"], "guided_grammar": "root ::= 'a'",
@@ -50,36 +45,22 @@ REFUSED: dict[str, Any] = {
 TAKEN = {"add_generation_prompt", "chat_template_kwargs", "reasoning_effort", *Formed.model_fields}
 
 
-def ask(client: FlaskClient, path: str, **fields: Any) -> TestResponse:
-    body = dict(BODIES[path])
-    if path == "/generate":
-        return client.post(path, json=body | {"parameters": body["parameters"] | fields})
-    return client.post(path, json=body | fields)
-
-
-@pytest.mark.parametrize("path", BODIES)
+@flat
 def test_a_field_that_would_change_the_answer_is_refused_by_name(
-    client: FlaskClient, model: FakeModel, path: str
+    client: FlaskClient, model: FakeModel, dialect: Dialect
 ) -> None:
-    for name, value in REFUSED.items():
-        if name in TAKEN & SCHEMAS[path].model_fields.keys():
-            continue
-        reply = ask(client, path, **{name: value})
-        if path == "/generate":
-            assert reply.status_code == 422, name
-            assert f"parameters.{name} is" in reply.get_json()["error"]
-        else:
-            assert reply.status_code == 400, name
-            assert reply.get_json()["error"]["param"] == name
+    for name in REFUSED.keys() - (TAKEN & SCHEMAS[dialect.path].model_fields.keys()):
+        message = refused(post(client, dialect, {name: REFUSED[name]}, limit=1), dialect)
+        assert message.removeprefix("parameters.").startswith(name), message
     assert model.plans == 0
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_a_value_that_changes_nothing_is_taken_and_not_called_ignored(client: FlaskClient, path: str) -> None:
-    schema = SCHEMAS[path]
+@flat
+def test_a_value_that_changes_nothing_is_taken_and_not_called_ignored(client: FlaskClient, dialect: Dialect) -> None:
+    schema = SCHEMAS[dialect.path]
     for name in schema.unsupported.keys() - schema.model_fields:
         for value in (None, *schema.unsupported[name]):
-            reply = ask(client, path, **{name: value})
+            reply = post(client, dialect, {name: value}, limit=1)
             assert reply.status_code == 200, (name, value, reply.text)
             assert "X-Ignored-Params" not in reply.headers
 
@@ -94,12 +75,13 @@ def test_zero_is_not_false_and_no_list_is_taken_for_another() -> None:
 def test_a_field_of_one_dialect_is_refused_where_another_lacks_it(client: FlaskClient) -> None:
     for path, name, value in (
         ("/inference", "repetition_penalty", 1.2), ("/inference", "n", 2), ("/inference", "logit_bias", {"1": 5}),
-        ("/inference", "skip_special_tokens", True), ("/generate", "ignore_eos", True), ("/generate", "min_p", 0.1),
+        ("/inference", "skip_special_tokens", True), ("/", "ignore_eos", True), ("/", "min_p", 0.1),
         ("/v1/completions", "typical_p", 0.5), ("/v1/completions", "stop_sequences", ["a"]),
         ("/v1/completions", "max_completion_tokens", 5), ("/v1/chat/completions", "prompt_logprobs", 1),
         ("/v1/chat/completions", "echo", True), ("/v1/chat/completions", "best_of", 2), ("/v1/completions", "best_of", 2),
     ):  # fmt: skip
-        assert ask(client, path, **{name: value}).status_code in (400, 422), (path, name)
+        (dialect,) = (dialect for dialect in EVERY if dialect.path == path)
+        assert name in refused(post(client, dialect, {name: value}, limit=1), dialect)
 
 
 def test_a_constraint_beside_tgis_parameters_is_refused_too(client: FlaskClient) -> None:
