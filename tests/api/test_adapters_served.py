@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from calls import engine_of, error
 from flask.testing import FlaskClient
 from safetensors.torch import save_file
+from werkzeug.test import TestResponse
 
-from app import connect, create_app, load_engine
+from app import create_app, load_engine
 from config import Config
 from tests.support.checkpoints import write_checkpoint
 
@@ -45,21 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(folder: Path, **settings: Any) -> Config:
-    return Config(
-        policy="dynamic",
-        model=str(folder / "tiny"),
-        compute_threads=1,
-        kv_memory=64 << 20,
-        access_log=False,
-        **settings,
-    )
-
-
-def start(settings: Config) -> Any:
-    app = create_app(settings)
-    engine = load_engine(settings)
-    connect(app.extensions["service"], engine)
-    return app
+    tiny = {"model": str(folder / "tiny"), "compute_threads": 1, "kv_memory": 64 << 20, "access_log": False}
+    return Config(policy="dynamic", **tiny, **settings)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +61,11 @@ def clients(folder: Path) -> Iterator[tuple[FlaskClient, FlaskClient]]:
         "adapter_folder": str(adapters),
         "adapter_memory": 3 * size,
     }
-    apps = [start(config(folder)), start(config(folder, **settings))]
+    both = config(folder), config(folder, **settings)
+    apps = [create_app(one, load_engine(one)) for one in both]
     yield apps[0].test_client(), apps[1].test_client()
     for app in apps:
-        app.extensions["service"].engine.manager.stop()
+        engine_of(app).manager.stop()
 
 
 def text(client: FlaskClient, **more: Any) -> str:
@@ -85,20 +75,26 @@ def text(client: FlaskClient, **more: Any) -> str:
     return result
 
 
+def load(client: FlaskClient, name: str, path: Path) -> TestResponse:
+    return client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path)})
+
+
+def refused(client: FlaskClient, path: Path) -> str:
+    refusal = error(load(client, "linked", path))
+    assert refusal["param"] == "lora_path"
+    return str(refusal["message"])
+
+
 def test_answers_beside_adapters_are_those_of_a_server_without_any(clients: tuple[FlaskClient, FlaskClient]) -> None:
     plain, adapted = clients
     names = [None, "one", "two"] * 4
-    found: dict[int, str] = {}
 
-    def ask(i: int) -> None:
+    def ask(i: int) -> str:
         model = {"model": names[i]} if names[i] else {}
-        found[i] = text(adapted.application.test_client(), prompt=f"{i % 4} {ASKED['prompt']}", **model)
+        return text(adapted.application.test_client(), prompt=f"{i % 4} {ASKED['prompt']}", **model)
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(ask, range(12)))
     for i in range(0, 12, 3):
         assert found[i] == text(plain, prompt=f"{i % 4} {ASKED['prompt']}")
     assert len({text(adapted), text(adapted, model="one"), text(adapted, model="two")}) == 3
@@ -109,23 +105,11 @@ def test_an_adapter_of_another_model_is_refused_by_its_tensor_and_the_rest_goes_
 ) -> None:
     _, client = clients
     before = text(client, model="one")
-    asked = {"lora_name": "bad", "lora_path": str(folder / "adapters" / "foreign")}
-    refused = client.post("/v1/load_lora_adapter", json=asked)
-    assert refused.status_code == 400
-    assert "h.0.attn.c_attn.lora_B.weight is [300, 8] but should be [384, 8]" in refused.json["error"]["message"]  # type: ignore[index]
+    refusal = refused(client, folder / "adapters" / "foreign")
+    assert "h.0.attn.c_attn.lora_B.weight is [300, 8] but should be [384, 8]" in refusal
     assert text(client, model="one") == before
-    asked = {"lora_name": "later", "lora_path": str(folder / "adapters" / "later")}
-    assert client.post("/v1/load_lora_adapter", json=asked).status_code == 200
+    assert load(client, "later", folder / "adapters" / "later").status_code == 200
     assert text(client, model="later") not in (before, text(client))
-
-
-def load(client: FlaskClient, path: Path) -> str:
-    """Return the refusal of an adapter."""
-    answer = client.post("/v1/load_lora_adapter", json={"lora_name": "linked", "lora_path": str(path)})
-    assert answer.status_code == 400
-    error = answer.json["error"]  # type: ignore[index]
-    assert error["param"] == "lora_path"
-    return str(error["message"])
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
@@ -136,11 +120,10 @@ def test_a_file_that_is_a_link_to_outside_is_not_read(
     linked = write(folder / "adapters" / f"linked {name}", 3)
     (linked / name).unlink()
     (linked / name).symlink_to(outside / name)
-    assert f"{name} is a link" in load(clients[1], linked)
+    assert f"{name} is a link" in refused(clients[1], linked)
     (linked / name).unlink()
     (linked / name).symlink_to(folder / "adapters" / "later" / name)  # within the folder it may be one
-    asked = {"lora_name": name, "lora_path": str(linked)}
-    assert clients[1].post("/v1/load_lora_adapter", json=asked).status_code == 200
+    assert load(clients[1], name, linked).status_code == 200
 
 
 def test_refusals_of_an_adapter_do_not_name_the_folders_of_the_server(
@@ -151,11 +134,11 @@ def test_refusals_of_an_adapter_do_not_name_the_folders_of_the_server(
         (broken / "adapter_config.json").unlink()
         if text is not None:
             (broken / "adapter_config.json").write_text(text)
-        assert str(folder) not in load(clients[1], broken)
+        assert str(folder) not in refused(clients[1], broken)
     broken = write(folder / "adapters" / "no tensors", 4)
     for data in (b"", b"\xff" * 100):
         (broken / "adapter_model.safetensors").write_bytes(data)
-        assert str(folder) not in load(clients[1], broken)
+        assert str(folder) not in refused(clients[1], broken)
 
 
 @pytest.mark.parametrize(

@@ -134,11 +134,10 @@ def test_a_prompt_that_fills_the_context_leaves_no_room(client: FlaskClient, len
     assert (refusal["param"], refusal["code"]) == ("prompt", "context_length_exceeded")
 
 
-@pytest.mark.parametrize("number", [1024, 10**9, 2**63, 10**4000])
-def test_huge_numbers_of_tokens_are_refused(client: FlaskClient, number: int) -> None:
-    refusal = error(ask(client, num_tokens=number))
-    assert "at most 1,022 tokens" in refusal["message"]
-    assert len(refusal["message"]) < 400
+def test_huge_numbers_of_tokens_are_refused(client: FlaskClient) -> None:
+    for number in (1024, 10**9, 2**63, 10**4000):
+        message = error(ask(client, num_tokens=number))["message"]
+        assert ("at most 1,022 tokens" in message, len(message) < 400) == (True, True)
 
 
 def test_what_cannot_fit_is_not_even_tokenized(app: Flask, client: FlaskClient) -> None:

@@ -39,7 +39,7 @@ class Loop:
 class Watched:
     """A loop, its watchdog, and a clock that only the test moves."""
 
-    def __init__(self, stall_seconds: float) -> None:
+    def __init__(self, stall_seconds: float = 10.0) -> None:
         self.loop = Loop()
         self.now = 0.0
         self.dumps = 0
@@ -55,14 +55,8 @@ class Watched:
             self.dog.check()
 
 
-def test_a_loop_with_a_heartbeat_goes_on() -> None:
-    watched = Watched(10.0)
-    watched.pass_by(100.0, beats=True)
-    assert (watched.dumps, watched.loop.given_up) == (0, [])
-
-
 def test_a_loop_that_hangs_logs_its_stacks_once_and_is_given_up_after_twice_as_long() -> None:
-    watched = Watched(10.0)
+    watched = Watched()
     watched.pass_by(9.0)
     assert watched.dumps == 0
     watched.pass_by(10.0)
@@ -73,7 +67,7 @@ def test_a_loop_that_hangs_logs_its_stacks_once_and_is_given_up_after_twice_as_l
 
 
 def test_a_loop_that_hangs_a_second_time_logs_its_stacks_again() -> None:
-    watched = Watched(10.0)
+    watched = Watched()
     for times in (1, 2):
         watched.pass_by(15.0)
         watched.pass_by(1.0, beats=True)
@@ -108,25 +102,22 @@ def test_a_step_that_takes_a_minute_names_no_hook(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == []
 
 
-def test_a_process_suspended_for_an_hour_has_not_hung() -> None:
-    watched = Watched(10.0)
+def test_a_loop_with_a_heartbeat_goes_on_and_a_process_suspended_for_an_hour_has_not_hung() -> None:
+    watched = Watched()
+    watched.pass_by(100.0, beats=True)
     watched.now += 3600.0
     assert watched.dog.check()
     assert (watched.dumps, watched.loop.given_up) == (0, [])
 
 
-def test_a_loop_whose_thread_has_ended_is_given_up_at_once() -> None:
-    watched = Watched(10.0)
-    watched.loop.has_thread = False
+@pytest.mark.parametrize(
+    ("is_alive", "said"), [(True, ["the thread of the batching loop has ended"]), (False, [])], ids=["at once", "twice"]
+)
+def test_a_loop_whose_thread_has_ended_is_given_up_once(is_alive: bool, said: list[str]) -> None:
+    watched = Watched()
+    watched.loop.is_alive, watched.loop.has_thread = is_alive, False
     assert not watched.dog.check()
-    assert watched.loop.given_up == ["the thread of the batching loop has ended"]
-
-
-def test_a_loop_that_has_ended_is_no_longer_watched() -> None:
-    watched = Watched(10.0)
-    watched.loop.is_alive = watched.loop.has_thread = False
-    assert not watched.dog.check()
-    assert watched.loop.given_up == []
+    assert watched.loop.given_up == said
 
 
 def test_the_fifth_failure_within_a_minute_is_one_too_many() -> None:

@@ -57,19 +57,11 @@ def test_a_call_that_does_not_return_is_reported_once_and_then_ends_the_loop() -
     assert len(watched.loop.reasons) == 1
 
 
-def test_calls_that_return_never_stall() -> None:
+def test_a_stall_is_over_when_the_call_returns_and_calls_that_return_never_stall() -> None:
     watched = Watched()
-    for number in range(5):
-        assert watched.run(9, f"call {number}")
-        assert watched.watch.stall is None
-    assert watched.run(40, None)
-
-
-def test_a_stall_is_over_when_the_call_returns() -> None:
-    watched = Watched()
-    assert watched.run(15, "call")
-    assert watched.run(1, None)
-    assert watched.watch.stall is None
+    for seconds, call in ((15, "call"), (1, None), *((9, f"call {number}") for number in range(5)), (40, None)):
+        assert watched.run(seconds, call)
+        assert (watched.watch.stall is None) == (seconds != 15)
 
 
 def test_the_time_of_a_suspended_process_does_not_count() -> None:
