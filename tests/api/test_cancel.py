@@ -17,6 +17,7 @@ from calls import half_close
 from tests.support import in_background, points, wait_until
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.process
 POLICIES = ("nobatch", "static", "dynamic")
 MOCK = "mock:llm-mock"
 SLOTS = 8
@@ -85,12 +86,9 @@ def ways() -> Iterator[Any]:
     acts = [socket.socket.close, reset, half_close]
     for (i, act), (j, policy), streams in itertools.product(enumerate(acts), enumerate(POLICIES), [False, True]):
         marks = () if j == (i + streams) % len(POLICIES) else pytest.mark.full
-        yield pytest.param(
-            act, policy, streams, marks=marks, id=f"{act.__name__}-{policy}-{'stream' * streams or 'whole'}"
-        )
+        yield pytest.param(act, policy, streams, marks=marks)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(("act", "policy", "streams"), [*ways()])
 def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
     server: Server, act: Any, policy: str, streams: bool
@@ -120,7 +118,6 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
         connection.close()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("policy", points(1, *POLICIES[::-1]))
 def test_two_hundred_that_go_in_the_middle_leave_nothing_behind(server: Server, policy: str) -> None:
     probe = {"prompt": "the house", "num_tokens": 12, "temperature": 0}
@@ -136,7 +133,6 @@ def test_two_hundred_that_go_in_the_middle_leave_nothing_behind(server: Server, 
     assert "Traceback" not in server.output()
 
 
-@pytest.mark.process
 def test_the_log_calls_it_499_and_tells_no_prompt(server: Server) -> None:
     connection = send(server, id="goes-away", prompt="my secret is this")
     wait_until(lambda: figures(server)["requests-running"] == 1)
@@ -151,7 +147,6 @@ def test_the_log_calls_it_499_and_tells_no_prompt(server: Server) -> None:
     assert figures(server)["http"]["cancelled"] >= 1
 
 
-@pytest.mark.process
 def test_delete_ends_a_request_and_its_client_is_told(server: Server) -> None:
     for path, status in (("/inference", b"499"), ("/generate", b"500")):
         fields = {"inputs": "x", "parameters": {"max_new_tokens": 1000}} if "g" in path else {}
@@ -165,7 +160,6 @@ def test_delete_ends_a_request_and_its_client_is_told(server: Server) -> None:
     assert server.send("DELETE", "/requests/nobody").status == 404
 
 
-@pytest.mark.process
 def test_a_server_that_drains_refuses_newcomers_and_finishes_the_rest(tmp_path: Path) -> None:
     with Server(tmp_path / "log", "dynamic", "--model", MOCK, "--max-batch-size", "1") as server:
         kept = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2)]
@@ -196,7 +190,6 @@ def test_a_server_that_drains_refuses_newcomers_and_finishes_the_rest(tmp_path: 
     assert "Traceback" not in server.output()
 
 
-@pytest.mark.process
 def test_who_outlasts_the_drain_is_told(tmp_path: Path) -> None:
     limit = {"GUNICORN_CMD_ARGS": "--graceful-timeout 2"}
     with Server(tmp_path / "log", "dynamic", "--model", MOCK, "--max-batch-size", "8", **limit) as server:

@@ -96,7 +96,7 @@ def test_an_official_client_is_content(server: Server, script: str, needs: str) 
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed: dev/tools/setup.sh dev installs it")
     known = {"TOKENIZER_DIR": str(BARD)} if "bard" in server.argv else {}
-    assert " passed, " in accept(server, script, STRICT="1", EXAMPLES="100", **known)
+    assert " passed, " in accept(server, script, STRICT="1", **known)
 
 
 @pytest.mark.full

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from calls import service
+from dialects import events
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
 from app import connect, create_app
 from batching import BatchingManager, Inference
@@ -57,22 +56,16 @@ def hold_the_first(manager: BatchingManager) -> None:
     manager.inbox.deliver, manager.model.forward = noted, held  # type: ignore[method-assign]
 
 
-def events(stream: TestResponse) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in stream.text.split("\n") if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
-
-
 def shared(client: FlaskClient, fields: dict[str, Any], key: str = "", **changed: Any) -> bool:
     """Whether a request shares the answer of one that is in flight, with the same text then."""
-    first_headers = {"Authorization": "Bearer one"} if key else {}
-    first = client.post("/v1/completions", json=ASKED | fields | {"stream": True}, headers=first_headers)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    response = client.post("/v1/completions", json=ASKED | fields | changed, headers=headers)
+    keys = [{"Authorization": f"Bearer {one}"} if key else {} for one in ("one", key)]
+    first = client.post("/v1/completions", json=ASKED | fields | {"stream": True}, headers=keys[0])
+    response = client.post("/v1/completions", json=ASKED | fields | changed, headers=keys[1])
     assert response.status_code == 200
     text = response.get_json()["choices"][0]["text"]
     if "X-Deduplicated" in response.headers:
         assert response.headers["X-Deduplicated"] == "1"
-        assert text == "".join(event["choices"][0]["text"] for event in events(first)) != ""
+        assert text == "".join(event["choices"][0]["text"] for event in events(first.text)) != ""
     first.close()
     return "X-Deduplicated" in response.headers
 
@@ -138,12 +131,9 @@ def test_equal_choices_of_one_request_are_computed_once(start: Start) -> None:
 
 def test_a_copied_stream_has_all_of_the_text_and_names_its_first(start: Start) -> None:
     client = start("per-key")
-    first = client.post("/inference", json={"prompt": "hi", "num_tokens": 30, "temperature": 0, "stream": True})
-    copy = client.post(
-        "/inference", json={"prompt": "hi", "num_tokens": 30, "temperature": 0, "stream": True},
-        headers={"X-Request-Id": "copy"},
-    )  # fmt: skip
+    asked = {"prompt": "hi", "num_tokens": 30, "temperature": 0, "stream": True}
+    first, copy = (client.post("/inference", json=asked, headers={"X-Request-Id": id}) for id in ("first", "copy"))
     assert copy.headers["X-Deduplicated"] == "1"
-    texts = ["".join(event["text"] for event in events(stream)) for stream in (copy, first)]
+    texts = ["".join(event["text"] for event in events(stream.text)) for stream in (copy, first)]
     assert texts[0] == texts[1] != ""
-    assert client.get("/requests/copy").get_json()["computed_as"] == first.headers["X-Request-Id"]
+    assert client.get("/requests/copy").get_json()["computed_as"] == "first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -37,12 +38,8 @@ class FakeJob:
         self.looked += 1
 
 
-@pytest.fixture
-def completer() -> Completer:
-    return Completer()
-
-
-def test_a_job_is_resumed_once_when_it_ends(completer: Completer) -> None:
+def test_a_job_is_resumed_once_when_it_ends() -> None:
+    completer = Completer()
     job, resumed = FakeJob(completer), []
     completer.wait(job, lambda: resumed.append(threading.current_thread().name))
     job.ticket.notify()  # one of several inferences has ended
@@ -56,14 +53,15 @@ def test_a_job_is_resumed_once_when_it_ends(completer: Completer) -> None:
     assert resumed == ["completer", "last"]
 
 
-def test_a_job_that_ended_before_anybody_waited_is_resumed(completer: Completer) -> None:
-    job, done = FakeJob(completer), threading.Event()
+def test_a_job_that_ended_before_anybody_waited_is_resumed() -> None:
+    completer, done = Completer(), threading.Event()
+    job = FakeJob(completer)
     job.end()
     completer.wait(job, done.set)
     assert done.wait(20)
 
 
-def test_a_job_ends_at_its_own_limit(completer: Completer) -> None:
+def test_a_job_ends_at_its_own_limit() -> None:
     now = [0.0]
     completer = Completer(clock=lambda: now[0])
     job, done = FakeJob(completer, own_limit=0.01), threading.Event()
@@ -74,16 +72,18 @@ def test_a_job_ends_at_its_own_limit(completer: Completer) -> None:
     assert done.wait(20)
 
 
-def test_a_job_that_nobody_ends_is_looked_after(completer: Completer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_nobody_ends_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.http.deferral.CHECK_SECONDS", 0.01)
+    completer = Completer()
     job = FakeJob(completer)
     completer.wait(job, lambda: None)
     wait_until(lambda: job.looked > 2)
     job.end()
 
 
-def test_an_answer_that_fails_harms_no_other(completer: Completer) -> None:
-    bad, good, done = FakeJob(completer), FakeJob(completer), threading.Event()
+def test_an_answer_that_fails_harms_no_other() -> None:
+    completer, done = Completer(), threading.Event()
+    bad, good = FakeJob(completer), FakeJob(completer)
     completer.wait(bad, lambda: 1 / 0)
     completer.wait(good, done.set)
     bad.end()
@@ -99,11 +99,8 @@ def environ(path: str) -> dict[str, Any]:
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    thread.join(20)
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(20)
 
 
 def test_a_request_keeps_its_context_from_the_thread_that_began_it_to_the_one_that_answers() -> None:

@@ -13,8 +13,8 @@ import pytest
 from flask.testing import FlaskClient
 
 import policies
-from api.service import Engine, Service
-from app import connect, create_app
+from api.service import Engine
+from app import create_app
 from batching import Inference, InferenceError
 from config import Config
 from scheduling.pages import PagePool
@@ -38,10 +38,8 @@ class World:
 
     def __init__(self) -> None:
         self.engine: Engine = fake_engine(FakeModel(), max_batch_size=3, max_queue=64, pages=PagePool(12, 4))
-        app = create_app(Config(policy="dynamic", max_batch_size=3, access_log=False))
-        service: Service = app.extensions["service"]
-        connect(service, self.engine)
-        self.client: FlaskClient = app.test_client()
+        config = Config(policy="dynamic", max_batch_size=3, access_log=False)
+        self.client: FlaskClient = create_app(config, self.engine).test_client()
 
     def put(self, name: str, options: dict[str, Any]) -> bool:
         """Switch; return whether the server took the options, and else refused them in a few words."""
@@ -71,11 +69,8 @@ class World:
         sent += self.send()
         refuses = policies.get_policy(name, 3, options).claims.refuses
         outcomes = {outcome_of(one) for one in sent}
-        assert outcomes <= {"answered", *(("overloaded", "timeout_error") if refuses else ())}, (
-            name,
-            options,
-            outcomes,
-        )
+        allowed = {"answered", *(("overloaded", "timeout_error") if refuses else ())}
+        assert outcomes <= allowed, (name, options, outcomes)
 
 
 def outcome_of(one: Inference) -> str:

@@ -68,8 +68,7 @@ def test_unknown_fields_are_ignored_and_named(client: FlaskClient) -> None:
 def test_parameters_of_the_query_that_no_route_reads_are_named(
     client: FlaskClient, path: str, names: str | None
 ) -> None:
-    known = {"X-Request-Id": "known"}
-    client.post("/inference", json={"prompt": "x", "num_tokens": 1}, headers=known)
+    client.post("/inference", json={"prompt": "x", "num_tokens": 1}, headers={"X-Request-Id": "known"})
     with client.get(path) as reply:
         assert reply.headers.get("X-Ignored-Params") == names
     both = client.post("/inference?late=1", json={"prompt": "x", "num_tokens": 1, "odd": 2})
@@ -121,9 +120,7 @@ def test_the_bounds_belong_to_what_is_allowed(client: FlaskClient, fields: dict[
 
 def test_a_request_with_a_timeout_ends_with_what_it_has(model: FakeModel, client: FlaskClient) -> None:
     third = threading.Event()
-    model.before = lambda plan: (
-        third.wait(60) if len(plan.sequences[0].output_ids) == 2 else None  # type: ignore[func-returns-value]
-    )
+    model.before = lambda plan: len(plan.sequences[0].output_ids) == 2 and not third.wait(60) and None
     body = ask(client, num_tokens=900, timeout_s=0.2).get_json()
     third.set()
     assert body["completion"] == "hi" + "ab"[: body["num_tokens"]]  # both, unless the machine is slow

@@ -51,11 +51,9 @@ def test_the_fields_of_every_dialect_reach_the_policy(app: Flask, client: FlaskC
 
 
 def test_a_record_shows_the_program_and_what_it_has_received(client: FlaskClient) -> None:
-    for id, tokens in (("one", 3), ("two", 2)):
-        client.post(
-            "/inference", json={"prompt": "hi", "num_tokens": tokens, "program": "shown"}, headers={"X-Request-Id": id}
-        )
-    client.post("/inference", json={"prompt": "hi", "num_tokens": 1}, headers={"X-Request-Id": "other"})
+    for id, tokens, program in (("one", 3, "shown"), ("two", 2, "shown"), ("other", 1, None)):
+        asked = {"prompt": "hi", "num_tokens": tokens, "program": program}
+        client.post("/inference", json=asked, headers={"X-Request-Id": id})
     program = client.get("/requests/two").get_json()["program"]
     assert (program["name"], program["depth"], program["after"], program["calls"]) == ("shown", 2, ["one"], 2)
     assert program["output_tokens"] == 5
@@ -64,9 +62,9 @@ def test_a_record_shows_the_program_and_what_it_has_received(client: FlaskClient
 
 
 def test_an_arrival_tells_its_program_and_no_metric_names_one(app: Flask, client: FlaskClient) -> None:
-    headers = {"X-Session-Id": "secret-plan", "X-Request-Id": "a"}
-    client.post("/inference", json={"prompt": "hi", "num_tokens": 1}, headers=headers)
-    client.post("/inference", json={"prompt": "hi", "num_tokens": 1}, headers=headers | {"X-Request-Id": "b"})
+    for id in "ab":
+        headers = {"X-Session-Id": "secret-plan", "X-Request-Id": id}
+        client.post("/inference", json={"prompt": "hi", "num_tokens": 1}, headers=headers)
     told = b"".join(entry.frame for entry in service(app).feed.entries() if entry.kind == "arrival")
     assert b'"program":"secret-plan","after":[]' in told
     assert b'"program":"secret-plan","after":["a"]' in told

@@ -25,8 +25,6 @@ with c.step("message"):
     m = cl.messages.create(**ASKED, system="Be short.", messages=HI)
     c.ok("a text", [b.type for b in m.content] == ["text"] and m.content[0].text, m)
     c.ok("message fields", (m.type, m.role, m.model) == ("message", "assistant", MODEL) and m.id.startswith("msg_"), m)
-    c.ok("stop_reason", m.stop_reason in ("end_turn", "max_tokens"), m.stop_reason)
-    c.ok("usage", 0 < tokens(m.usage)[1] <= 200, m.usage)
     count = cl.messages.count_tokens(model=MODEL, system="Be short.", messages=HI)
     c.ok("count_tokens counts what a message reads", count.input_tokens == tokens(m.usage)[0], count)
     first = cl.messages.create(**{**ASKED, "max_tokens": 1}, messages=HI)
@@ -34,24 +32,19 @@ with c.step("message"):
     word = m.content[0].text[5:9]
     cut = cl.messages.create(**ASKED, system="Be short.", messages=HI, stop_sequences=[word])
     c.ok("stop_sequences", (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", word), cut)
-    c.ok("the stop sequence is not in the text", all(word not in b.text for b in cut.content), cut)
 with c.step("stream"):
     with cl.messages.stream(**ASKED, system="Be short.", messages=HI) as s:
         text = "".join(s.text_stream)
         last = s.get_final_message()
     c.ok("a stream has the same text", text == m.content[0].text, text)
-    c.ok(
-        "a stream ends as the message does",
-        last.stop_reason == m.stop_reason and tokens(last.usage) == tokens(m.usage),
-        last,
-    )
+    ends = [(x.stop_reason, tokens(x.usage)) for x in (last, m)]
+    c.ok("a stream ends as the message does", ends[0] == ends[1], ends)
 with c.step("tools"):
     for choice in ({"type": "any"}, {"type": "tool", "name": "population"}):
         with cl.messages.stream(**ASKED, tools=TOOLS, tool_choice=choice, messages=HI) as s:
             last = s.get_final_message()
         uses = [b for b in last.content if b.type == "tool_use"]
         c.ok(f"tool_choice {choice['type']} in a stream", uses and last.stop_reason == "tool_use", last)
-        c.ok("the ids differ", len({u.id for u in uses}) == len(uses))
         c.ok("the tool is the named one", all(u.name == choice.get("name", u.name) for u in uses), uses)
         for use in uses:
             call(use.name, use.input)

@@ -46,11 +46,8 @@ with c.step("bind_tools"):
         c.ok("the pieces of a stream add up to calls", total.tool_calls and not total.invalid_tool_calls, total)
     CALLED.clear()
 with c.step("agent"):
-    for name, model in (
-        ("chats", llm),
-        ("responses", chat_model(use_responses_api=True)),
-        ("streams", chat_model(streaming=True)),
-    ):
+    models = {"chats": llm, "responses": chat_model(use_responses_api=True), "streams": chat_model(streaming=True)}
+    for name, model in models.items():
         agent = create_agent(model, TOOLS, system_prompt="Be short.")
         result = agent.invoke({"messages": [{"role": "user", "content": TASK}]}, {"recursion_limit": 12})
         ended(c, f"an agent by {name}", result["messages"][-1].text)

@@ -29,10 +29,8 @@ async def accept(kind):
     run = agents.Runner.run_streamed(agent, TASK, max_turns=5)
     events = [event async for event in run.stream_events()]
     ended(c, f"{name} in streams", run.final_output)
-    c.ok(
-        f"{name} streams its call and its text",
-        {"tool_called", "tool_output"} <= {getattr(e, "name", "") for e in events},
-    )
+    told = {getattr(e, "name", "") for e in events}
+    c.ok(f"{name} streams its call and its text", {"tool_called", "tool_output"} <= told, told)
     typed = agents.Agent("biologist", model=model, output_type=Animal, model_settings=SHORT)
     found = (await agents.Runner.run(typed, NEEDS["content"])).final_output
     c.ok(f"{name} with an output type", isinstance(found, Animal), found)
