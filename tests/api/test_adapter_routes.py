@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from calls import connected
+from calls import connected, error
 from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import official_client
+from openai_calls import ask, done, official_client, texts
 
 from app import create_app
 from config import Config
@@ -125,6 +125,11 @@ def test_the_other_dialects_name_an_adapter_as_their_clients_can(client: FlaskCl
     assert (refused.status_code, refused.json["error"]["param"]) == (404, "adapter")  # type: ignore[index]
 
 
+def text(client: FlaskClient, model: str) -> str:
+    """Return three letters by this model or adapter."""
+    return texts(done(client, model=model))[0]
+
+
 def load(client: FlaskClient, name: str, path: Path | str, **more: Any) -> tuple[int, str]:
     answer = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path), **more})
     return answer.status_code, answer.text
@@ -132,14 +137,13 @@ def load(client: FlaskClient, name: str, path: Path | str, **more: Any) -> tuple
 
 def test_an_adapter_is_loaded_replaced_and_unloaded_as_in_vllm(client: FlaskClient, folder: Path) -> None:
     assert load(client, "one", folder / "xyz") == (200, "Success: LoRA adapter 'one' added successfully.")
-    asked = {"model": "one", "prompt": "hi", "max_tokens": 3}
-    assert client.post("/v1/completions", json=asked).json["choices"][0]["text"] == "xyz"  # type: ignore[index]
+    assert text(client, "one") == "xyz"
     assert load(client, "one", folder / "uvw")[0] == 400
     assert load(client, "one", folder / "uvw", load_inplace=True)[0] == 200
-    assert client.post("/v1/completions", json=asked).json["choices"][0]["text"] == "uvw"  # type: ignore[index]
+    assert text(client, "one") == "uvw"
     gone = client.post("/v1/unload_lora_adapter", json={"lora_name": "one"})
     assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'one' removed successfully.")
-    assert client.post("/v1/completions", json=asked).status_code == 404
+    assert ask(client, model="one").status_code == 404
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "one"}).status_code == 404
 
 
@@ -149,32 +153,28 @@ def test_only_allowed_folders_are_read_and_a_broken_adapter_disturbs_nobody(clie
     assert load(client, "one", "owner/name")[0] == 403
     assert load(client, "one", "a\0b")[0] == 403
     assert load(client, "one", folder / "missing")[0] == 404
-    status, text = load(client, "one", folder / "broken")
+    status, said = load(client, "one", folder / "broken")
     assert status == 400
-    assert "h.0.c_attn is [1] but should be [2]" in text
-    assert client.post("/v1/completions", json={"model": "stu", "prompt": "hi"}).status_code == 200
+    assert "h.0.c_attn is [1] but should be [2]" in said
+    assert text(client, "stu") == "stu"
 
 
 @pytest.mark.parametrize("name", ["fake", "a b"])
 def test_a_name_that_no_adapter_may_have_is_what_is_wrong(client: FlaskClient, folder: Path, name: str) -> None:
     for path in (folder / "xyz", folder / "missing", "/"):
         answer = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path)})
-        assert answer.status_code == 400
-        assert answer.get_json()["error"]["param"] == "lora_name"
+        assert error(answer)["param"] == "lora_name"
 
 
 def test_requests_go_on_while_an_adapter_is_read(client: FlaskClient, app: Flask, folder: Path) -> None:
     (folder / "slow").mkdir()
     READING.clear()
     with in_background(lambda: load(app.test_client(), "late", folder / "slow")) as results:
-        for model in ("fake", "stu"):
-            answer = client.post("/v1/completions", json={"model": model, "prompt": "hi", "max_tokens": 3})
-            assert answer.status_code == 200
-        assert client.post("/v1/completions", json={"model": "late", "prompt": "hi"}).status_code == 404
+        assert [text(client, model) for model in ("fake", "stu")] == ["abc", "stu"]
+        assert ask(client, model="late").status_code == 404
         READING.set()
     assert results[0][0] == 200
-    answer = client.post("/v1/completions", json={"model": "late", "prompt": "hi", "max_tokens": 4})
-    assert answer.json["choices"][0]["text"] == "slow"  # type: ignore[index]
+    assert text(client, "late") == "slo"
 
 
 def test_without_a_folder_the_routes_are_off(fresh: Flask) -> None:

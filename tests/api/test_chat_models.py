@@ -93,18 +93,6 @@ def test_the_plain_texts_stop_belongs_to_models_without_a_template(
     assert chat(client, USER, max_tokens=40).get_json()["choices"][0]["message"]["content"] == "a\nUser: b"
 
 
-def test_a_template_reads_tools_messages_and_their_fields(
-    client: FlaskClient, tokenizer: Tokenizer, prompts: list[list[int]]
-) -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "content": "5", "tool_call_id": "x"}]  # fmt: skip
-    reply = chat(client, *messages)
-    assert reply.status_code == 200, reply.text
-    assert "X-Ignored-Params" not in reply.headers
-    assert "<tool_response>\n5\n</tool_response>" in tokenizer.decode(prompts[0])
-
-
 OWN_NONE = """{% for m in messages %}{% if m.role == 'assistant' and m.content is not none %}[A]{{ m.content }}[/A]
 {%- elif m.tool_calls is defined %}[C]{{ m.tool_calls[0].function.name }}[/C]{% else %}[U]{{ m.content }}[/U]{% endif %}
 {%- endfor %}"""

@@ -37,15 +37,6 @@ def test_harmless_fields_of_other_servers_are_ignored_and_named(client: FlaskCli
     assert reply.headers["X-Ignored-Params"] == "store, cache_prompt, dry_base"
 
 
-@pytest.mark.parametrize(("name", "value"), [("response_format", {"type": "text"}), ("suffix", "")])
-def test_a_field_that_changes_nothing_is_taken_and_not_called_ignored(
-    client: FlaskClient, name: str, value: Any
-) -> None:
-    reply = ask(client, **{name: value})
-    assert reply.status_code == 200, reply.text
-    assert "X-Ignored-Params" not in reply.headers
-
-
 def test_a_limit_of_minus_one_is_all_the_room_there_is(client: FlaskClient) -> None:
     usage = done(client, max_tokens=-1)["usage"]
     assert (usage["prompt_tokens"], usage["total_tokens"]) == (2, 1024)

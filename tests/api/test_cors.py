@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import engine_of
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from api.service import Service
-from app import connect, create_app
+from app import create_app
 from config import Config, ConfigError
 from launch import banner
 from tests.support.fakes import fake_engine
@@ -32,12 +32,9 @@ def start() -> Iterator[Start]:
     with contextlib.ExitStack() as engines:
 
         def made(**settings: Any) -> FlaskClient:
-            app = create_app(Config(access_log=False, **settings))
-            service: Service = app.extensions["service"]
             engine = fake_engine()
-            connect(service, engine)
             engines.callback(engine.manager.stop)
-            return app.test_client()
+            return create_app(Config(access_log=False, **settings), engine).test_client()
 
         yield made
 
@@ -94,9 +91,7 @@ def test_a_listed_site_may_ask_before_it_sends_and_needs_no_key_for_it(start: St
 
 def test_a_preflight_takes_no_place_in_the_queue(start: Start) -> None:
     client = start(cors_origins=SITE, max_queue=0, max_batch_size=1)
-    service: Service = client.application.extensions["service"]
-    assert service.engine is not None
-    places = service.engine.manager.inbox.places
+    places = engine_of(client.application).manager.inbox.places
     assert places.take(places.limit)
     assert preflight(client).status_code == 204
     assert sent(client).status_code == 429

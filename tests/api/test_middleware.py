@@ -45,6 +45,8 @@ def test_only_trusted_hosts_are_answered_where_they_are_named(client: FlaskClien
 
 
 def test_only_local_names_are_answered_on_loopback_where_none_is_named() -> None:
+    anywhere = create_app(Config()).test_client()
+    assert anywhere.get("/health/live", headers={"Host": "evil.example"}).status_code == 200
     client = create_app(Config(host="127.0.0.1")).test_client()
     for host, status in [
         ("localhost", 200), ("a.localhost:8500", 200), ("127.0.0.1:8500", 200), ("[::1]:8500", 200), ("llm.example.org", 400),
@@ -53,11 +55,6 @@ def test_only_local_names_are_answered_on_loopback_where_none_is_named() -> None
         reply = client.get("/health/live", headers={"Host": host})
         assert reply.status_code == status, host
         assert status == 200 or "--trusted-hosts" in reply.get_json()["error"]["message"]
-
-
-def test_any_host_is_answered_where_none_is_named() -> None:
-    client = create_app(Config()).test_client()
-    assert client.get("/health/live", headers={"Host": "evil.example"}).status_code == 200
 
 
 @pytest.mark.parametrize(

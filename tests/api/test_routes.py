@@ -35,12 +35,6 @@ def test_health_says_who_is_served(client: FlaskClient, path: str) -> None:
     assert body["last_iteration_age_s"] < 5
 
 
-def test_a_post_to_the_root_is_greeted(client: FlaskClient) -> None:
-    reply = client.post("/", data=b"whatever")
-    assert (reply.status_code, reply.mimetype) == (200, "text/plain")
-    assert len(reply.text.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     "path",
     [

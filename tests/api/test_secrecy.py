@@ -13,7 +13,7 @@ import pytest
 from dialects import EVERY, post
 
 from api.service import Service
-from app import connect, create_app
+from app import create_app
 from config import Config
 from models.sources import hub
 from observe.queued_log import QueuedLog
@@ -60,10 +60,9 @@ def test_no_prompt_and_no_answer_reaches_a_log(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     model = FakeModel(says=b"answer-to-nobody ")
-    app = create_app(Config())
-    service: Service = app.extensions["service"]
     engine = fake_engine(model)
-    connect(service, engine)
+    app = create_app(Config(), engine)
+    service: Service = app.extensions["service"]
     service.serves, lines = True, io.StringIO()
     service.access_log = QueuedLog(lines)
     service.access_log.start()

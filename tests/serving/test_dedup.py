@@ -12,7 +12,7 @@ import policies
 from batching import Inference, InferenceError
 from serving.dedup import Dedup
 from serving.wakeup import Wakeup
-from tests.support import SOON
+from tests.support import SOON, in_background
 from tests.support.serving import Serve, Served, is_answered, kind_of, raising
 
 
@@ -227,17 +227,11 @@ def test_random_cancellations_among_copies_leave_every_other_answer_whole(serve:
     served = serve("dynamic", slots=3, max_queue=1000, dedup=same_number)
     requests = [request(i % 7, 5, f"r{i}") for i in range(400)]
     gone = [one for i, one in enumerate(requests) if i * 2654435761 % 3 == 0]
-
-    def cancel() -> None:
-        for one in gone:
-            one.cancel()
-
-    thread = threading.Thread(target=cancel)
-    for i, one in enumerate(requests):
+    for one in requests[:200]:
         served.manager.enqueue(one)
-        if i == 200:
-            thread.start()
-    thread.join(SOON)
+    with in_background(lambda: [one.cancel() for one in gone]):
+        for one in requests[200:]:
+            served.manager.enqueue(one)
     for one in requests:
         assert one.wait(SOON)
         assert one.error is not None or one.completion == f"{one.prompt} 0 1 2 3 4"
