@@ -133,9 +133,8 @@ def test_prompts_are_embedded(world: World) -> None:
 
 
 def test_bad_lines_are_named_and_the_rest_is_computed(world: World) -> None:
-    done = world.ended(
-        world.run(line("a"), "{", line("a"), line("b", temperature=9), line("c", url="/v1/chat/completions")).id
-    )
+    lines = [line("a"), "{", line("a"), line("b", temperature=9), line("c", url="/v1/chat/completions")]
+    done = world.ended(world.run(*lines).id)
     assert done.status == "completed"
     assert done.request_counts.to_dict() == {"total": 5, "completed": 1, "failed": 4}
     errors = world.rows(done.error_file_id)
@@ -220,11 +219,8 @@ def test_a_restart_computes_the_rest_and_each_line_once(world: World) -> None:
     stopping.start()
     stopped.set()
     stopping.join(20)
-    (kept,) = (
-        path.read_text().count("\n")
-        for path in (world.folder / "files").iterdir()
-        if path.name != batch.input_file_id and path.stat().st_size
-    )
+    files = [path for path in (world.folder / "files").iterdir() if path.name != batch.input_file_id]
+    (kept,) = (path.read_text().count("\n") for path in files if path.stat().st_size)
     world.model = FakeModel()
     computed: set[str] = set()
     world.model.before = lambda plan: computed.update(seq.id for seq in plan.sequences)

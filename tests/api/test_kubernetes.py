@@ -97,9 +97,7 @@ def test_probes_ask_routes_that_need_no_key_at_the_port_of_the_server() -> None:
     assert paths == {"startup": "/health", "readiness": "/ready", "liveness": "/health"}
     assert set(paths.values()) <= OPEN
     assert {asked["port"] for asked in probes.values()} == {"http"}
-    hosts = {
-        header["value"] for asked in probes.values() for header in asked["httpHeaders"] if header["name"] == "Host"
-    }
+    hosts = {h["value"] for asked in probes.values() for h in asked["httpHeaders"] if h["name"] == "Host"}
     assert hosts <= set(Config(trusted_hosts="llm.example.org").hosts or ())
     assert SERVER["ports"] == [{"name": "http", "containerPort": Config().port}]
     assert BASE["Service"]["spec"]["ports"] == [{"name": "http", "port": Config().port, "targetPort": "http"}]

@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -178,37 +179,25 @@ def pair(running: Callable[[int], list[Server]], tmp_path: Path) -> Iterator[tup
         yield servers, port
 
 
-class Clients:
-    """Clients, each with an address of its own, that send short requests one after another until they are stopped."""
+@contextlib.contextmanager
+def clients(port: int, count: int) -> Iterator[list[int]]:
+    """Let so many clients, each with its own address, send short requests until the end; give the statuses."""
+    statuses: list[int] = []
+    over = threading.Event()
 
-    def __init__(self, port: int, count: int) -> None:
-        self.statuses: list[int] = []
-        self.is_over = False
-        self._port = port
-        self._threads = [threading.Thread(target=self._send, args=(f"127.0.1.{i + 1}",)) for i in range(count)]
-
-    def _send(self, source: str) -> None:
-        with through_tls(self._port, source) as client:
-            while not self.is_over:
+    def send(source: str) -> None:
+        with through_tls(port, source) as client:
+            while not over.is_set():
                 client.request("POST", "/inference", json.dumps({"prompt": "a", "num_tokens": 6}))
                 reply = client.getresponse()
                 reply.read()
-                self.statuses.append(reply.status)
+                statuses.append(reply.status)
 
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.is_over = True
-        for thread in self._threads:
-            thread.join(60)
-
-    def send(self, count: int) -> None:
-        """Wait until so many more requests are answered."""
-        enough = len(self.statuses) + count
-        wait_until(lambda: len(self.statuses) >= enough or not all(t.is_alive() for t in self._threads), 60)
+    with contextlib.ExitStack() as stack:
+        for i in range(count):
+            stack.enter_context(in_background(partial(send, f"127.0.1.{i + 1}")))
+        stack.callback(over.set)
+        yield statuses
 
 
 def end(server: Server, number: int) -> None:
@@ -230,16 +219,17 @@ def test_no_request_that_had_not_begun_fails_when_one_of_two_servers_stops(
         steps = viewer.getresponse()
         reply = begin_stream(reader, LONG)
         assert 0 < max(map(longest_answer, servers)) < LONG  # so nginx has not waited for the rest
-        with Clients(port, 4) as clients:
-            clients.send(20)
+        with clients(port, 4) as statuses:
+            wait_until(lambda: len(statuses) > 20)
             assert [steps.readline()[:4] for _ in range(3)] == [b"retr", b"\n", b"id: "]
             answered = [server.get("/stats").json["requests"] for server in servers]
             assert all(answered), answered
             stopped = max(servers, key=longest_answer)
             with in_background(lambda: rest(reply)) as text:
                 end(stopped, number)
-                clients.send(60)
-    assert set(clients.statuses) == {200}
+                enough = len(statuses) + 60
+                wait_until(lambda: len(statuses) > enough)
+    assert set(statuses) == {200}
     assert stopped.stop() == (0 if number == signal.SIGTERM else -signal.SIGKILL)
     is_whole = text[0].endswith(b"data: [DONE]\n\n")
     assert is_whole == (number == signal.SIGTERM)

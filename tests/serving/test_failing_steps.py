@@ -66,15 +66,19 @@ def test_a_request_that_breaks_a_batch_of_8_is_found_and_the_others_get_their_to
     assert served.is_empty()
 
 
-def test_a_step_that_fails_once_affects_no_request(serve: Serve) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("once"), MemoryError()])
+def test_a_step_that_fails_once_affects_no_request(serve: Serve, error: Exception) -> None:
     served = serve("dynamic", slots=4)
     faults = iter([True])
     served.hold()
     waiting = [served.ask(f"r{i}", 3) for i in range(4)]
-    served.model.breaks = raising(RuntimeError("once"), lambda plan: next(faults, False))
+    served.model.breaks = raising(error, lambda plan: next(faults, False))
     served.model.gate.set()
     assert all(map(is_answered, waiting))
-    assert (served.manager.recovery.steps_failed, served.manager.recovery.steps_retried) == (1, 1)
+    recovery = served.manager.recovery
+    assert (recovery.steps_failed, recovery.steps_retried, served.manager.slot_cap) == (1, 1, 4)
+    assert recovery.out_of_memory == isinstance(error, MemoryError)
+    assert not any(one.sequence.preemptions for one in waiting)
 
 
 def test_a_row_that_fails_fails_alone(serve: Serve) -> None:

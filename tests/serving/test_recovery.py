@@ -46,19 +46,6 @@ def test_errors_of_different_libraries_are_classified(error: Exception, kind: st
     assert [name for name, is_so in classes.items() if is_so] == ([] if kind == "own" else [kind])
 
 
-def test_memory_that_runs_out_once_preempts_no_request(serve: Serve) -> None:
-    served = serve("dynamic", slots=4)
-    faults = iter([True])
-    served.hold()
-    requests = [served.ask(f"r{i}", 3) for i in range(4)]
-    served.model.breaks = raising(MemoryError(), lambda plan: next(faults, False))
-    served.model.gate.set()
-    assert all(map(is_answered, requests))
-    recovery = served.manager.recovery
-    assert (recovery.steps_failed, recovery.out_of_memory, served.manager.slot_cap) == (1, 1, 4)
-    assert not any(one.sequence.preemptions for one in requests)
-
-
 @every_policy
 def test_a_batch_too_large_for_memory_shrinks_and_all_requests_get_their_tokens(serve: Serve, policy: str) -> None:
     served = serve(policy, slots=8)

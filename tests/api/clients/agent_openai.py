@@ -56,11 +56,6 @@ with c.step("formats"):
     either = {"structured_outputs": {"choice": ["left", "right"]}}
     text = cl.completions.create(model=MODEL, prompt="Hi", extra_body=either).choices[0].text
     c.ok("completions with structured_outputs", text in ("left", "right"), text)
-    try:
-        chats.parse(**DESCRIBE | {"max_tokens": 2}, response_format=Animal)
-        c.ok("a form cut by max_tokens is an error", False, "accepted")
-    except openai.LengthFinishReasonError as e:
-        c.ok("a form cut by max_tokens is an error", e.completion.usage.completion_tokens == 2, e)
 with c.step("tools"):
     for choice in ("required", {"type": "function", "function": {"name": "population"}}):
         asked = HI | {"tools": TOOLS, "tool_choice": choice}
@@ -88,14 +83,12 @@ with c.step("chat loop"):
 with c.step("responses"):
     r = cl.responses.create(**RESPOND, input="Hi", instructions="Be short.")
     c.ok("a text", r.output_text and r.status in ("completed", "incomplete"), r)
-    c.ok("usage adds up", r.usage.input_tokens + r.usage.output_tokens == r.usage.total_tokens, r.usage)
     r = cl.responses.create(**RESPOND | {"max_output_tokens": 1}, input="Hi")
     c.ok("incomplete", r.status == "incomplete" and r.incomplete_details.reason == "max_output_tokens", r)
     r = cl.responses.parse(**RESPOND, input=[NEEDS], text_format=Animal)
     c.ok("parse gives an animal", isinstance(r.output_parsed, Animal), r)
     text = {"format": {"type": "json_schema", "name": "animal", "schema": Animal.model_json_schema()}}
     events = [*cl.responses.create(**RESPOND, input=[NEEDS], text=text, stream=True)]
-    c.ok("events are numbered", [e.sequence_number for e in events] == [*range(len(events))], events)
     c.ok("they begin and end", (events[0].type, events[-1].type) == ("response.created", "response.completed"), events)
     with cl.responses.stream(**RESPOND, input=[NEEDS], text_format=Animal) as s:
         r = s.until_done().get_final_response()
