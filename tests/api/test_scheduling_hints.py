@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from dialects import Body, Dialect, every_dialect, post
 
-from api.service import Service
 from app import create_app
 from config import Config
 from tests.support import wait_until
@@ -24,11 +23,8 @@ class OneAtATime:
         self.go = threading.Event()
         model = FakeModel()
         model.before = self.see
-        app = create_app(Config(max_queue=32), fake_engine(model, policy=policy, max_queue=32))
-        self.client = app.test_client
-        self.service: Service = app.extensions["service"]
-        assert self.service.engine is not None
-        self.manager = self.service.engine.manager
+        engine = fake_engine(model, policy=policy, max_queue=32)
+        self.client, self.manager = create_app(Config(max_queue=32), engine).test_client, engine.manager
 
     def see(self, plan: Any) -> None:
         (seq,) = plan.sequences
@@ -56,10 +52,7 @@ class OneAtATime:
 
 MANY, FEW = {"user": "many"}, {"user": "few"}
 ORDERS: dict[str, tuple[list[tuple[int, Body]], str]] = {
-    "priority": (
-        [(2, {"priority": 2}), (2, {}), (2, {"priority": -1}), (2, {"priority": 2})],
-        "cbad",
-    ),  # the lower first
+    "priority": ([(2, {"priority": n} if n else {}) for n in (2, 0, -1, 2)], "cbad"),  # the lower first
     "edf": ([(2, {"slo_s": 500}), (2, {"slo_s": 60}), (2, {}), (2, {"slo_s": 2})], "dcba"),  # who names none has 10 s
     "vtc": ([(9, MANY), (9, MANY), (9, MANY), (2, FEW), (2, FEW)], "adebc"),  # few requests need not wait for many
     "sjf": ([(30, {}), (3, {}), (10, {})], "bca"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import pytest
 
 from scheduling.pages import PagePool
@@ -17,15 +14,7 @@ POLICIES = ["nobatch", "static", "dynamic", "chunked", "tgi", "dynamic+sjf", "dy
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_request_takes_the_slots_of_background_work_which_goes_on_afterwards(serve: Serve, policy: str) -> None:
     served = serve(policy, slots=2)
-    reached, go_on = threading.Event(), threading.Event()
-
-    def wait_at_the_third(plan: Any, outputs: Any) -> Any:
-        if any(len(seq.output_ids) == 2 for seq in plan.sequences) and not reached.is_set():
-            reached.set()
-            assert go_on.wait(SOON)
-        return outputs
-
-    served.model.breaks = wait_at_the_third
+    reached, go_on = served.pause_at(2)
     work = [served.ask(f"work{i}", 6, is_background=True) for i in range(3)]
     assert reached.wait(SOON)
     steps = len(served.model.computed)
@@ -72,15 +61,7 @@ def test_background_work_can_be_cancelled_whether_it_has_a_slot_or_not(serve: Se
 
 def test_background_work_finds_its_pages_again(serve: Serve) -> None:
     served = serve("dynamic", slots=1, pages=PagePool(512, 4))
-    reached, go_on = threading.Event(), threading.Event()
-
-    def wait_late(plan: Any, outputs: Any) -> Any:
-        if len(plan.sequences[0].output_ids) == 40 and not reached.is_set():
-            reached.set()
-            assert go_on.wait(SOON)
-        return outputs
-
-    served.model.breaks = wait_late
+    reached, go_on = served.pause_at(40)
     work = served.ask("work", 60, is_background=True)
     assert reached.wait(SOON)
     live = served.ask("live", 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -127,15 +126,7 @@ def test_a_copy_of_what_was_abandoned_is_computed_itself(held: Any) -> None:
 
 def test_a_stream_that_joins_late_gets_at_once_what_there_is(serve: Serve) -> None:
     served = serve("dynamic", dedup=same_number)
-    reached, go_on = threading.Event(), threading.Event()
-
-    def wait_at_the_third(plan: Any, outputs: Any) -> Any:
-        if len(plan.sequences[0].output_ids) == 2:
-            reached.set()
-            assert go_on.wait(SOON)
-        return outputs
-
-    served.model.breaks = wait_at_the_third
+    reached, go_on = served.pause_at(2)
     first = served.manager.enqueue(request(0, 6, "first"))
     assert reached.wait(SOON)
     wakeup = Wakeup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -62,6 +63,19 @@ class Served:
         asked = self.ask(id, num_tokens)
         assert self.model.entered.wait(SOON)
         return asked
+
+    def pause_at(self, tokens: int) -> tuple[threading.Event, threading.Event]:
+        """Let the model wait when a request has so many tokens; return what tells so, and what lets it go on."""
+        reached, go_on = threading.Event(), threading.Event()
+
+        def wait(plan: Plan, outputs: list[Output]) -> list[Output]:
+            if any(len(seq.output_ids) == tokens for seq in plan.sequences) and not reached.is_set():
+                reached.set()
+                assert go_on.wait(SOON)
+            return outputs
+
+        self.model.breaks = wait
+        return reached, go_on
 
     def end(self) -> None:
         self.manager.stop()  # first, or what is held could still be answered
