@@ -11,10 +11,9 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from api.service import Engine, Service
-from app import connect, create_app
-from config import Config
+from app import connect
 from models.text.tokenizer import Tokenizer
-from tests.support.fakes import FakeModel, FakeTokenizer, fake_engine
+from tests.support.fakes import FakeModel, FakeTokenizer
 
 Tiny = tuple[FlaskClient, Engine]
 PIECES = [b"abc", b"ca", "bé".encode(), b"b\xc3", b"\xa9a", b""]
@@ -57,12 +56,6 @@ def connected(app: Flask, engine: Engine) -> Iterator[Flask]:
     connect(service(app), engine)
     yield app
     engine.manager.stop()
-
-
-def small(model: FakeModel, **options: Any) -> Flask:
-    """Return an app whose queue or patience is as small as `options` say."""
-    timeout = options.pop("request_timeout", 600.0)
-    return create_app(Config(request_timeout=timeout), fake_engine(model, **options))
 
 
 def ask(client: FlaskClient, **fields: Any) -> TestResponse:

@@ -9,13 +9,15 @@ from array import array
 from typing import Any
 
 import pytest
-from calls import Tiny, engine_of, error, small
+from calls import Tiny, engine_of, error
 from flask import Flask
 from flask.testing import FlaskClient
 from openai_calls import done
 
+from app import create_app
+from config import Config
 from tests.support import wait_until
-from tests.support.fakes import FakeModel, places_taken
+from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 
 def embed(client: FlaskClient, input: Any, **fields: Any) -> dict[str, Any]:
@@ -43,9 +45,8 @@ def test_all_forms_of_input_are_read_and_counted(client: FlaskClient) -> None:
     }  # fmt: skip
     alone = vectors(client, "hi")
     assert vectors(client, [104, 105]) == vectors(client, ["hi"]) == vectors(client, [[104, 105]]) == alone
-    assert (
-        vectors(client, ["hi", "abc"]) == vectors(client, [[104, 105], [97, 98, 99]]) == alone + vectors(client, "abc")
-    )
+    both = alone + vectors(client, "abc")
+    assert vectors(client, ["hi", "abc"]) == vectors(client, [[104, 105], [97, 98, 99]]) == both
     assert embed(client, ["hi", "abc"])["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
     assert vectors(client, "abc", truncate_prompt_tokens=2) == vectors(client, "bc")
     assert len(vectors(client, "x" * 1024)) == 1
@@ -85,7 +86,7 @@ def test_more_inputs_than_the_queue_has_places_are_refused_whole(app: Flask, cli
 
 
 def test_a_late_embedding_is_cancelled(model: FakeModel) -> None:
-    app = small(model, request_timeout=0.2)
+    app = create_app(Config(request_timeout=0.2), fake_engine(model))
     model.gate.clear()
     reply = app.test_client().post("/v1/embeddings", json={"input": "a"})
     model.gate.set()

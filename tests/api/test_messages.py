@@ -154,10 +154,8 @@ def test_a_system_message_among_the_others_is_taken_in_its_place(talk: Talk) -> 
     for role, content in (("system", "Be short."), ("system", text), ("developer", text)):
         said = [USER, {"role": role, "content": content}]
         answer(talk.client, *said, system="Be kind.")
-        assert (
-            "Be kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>system\nBe short.<|im_end|>"
-            in talk.prompts[-1]
-        )
+        between = "<|im_end|>\n<|im_start|>"
+        assert f"Be kind.{between}user\nHi{between}system\nBe short.<|im_end|>" in talk.prompts[-1]
         assert send(talk.client, *said, path="/v1/messages/count_tokens").get_json()["input_tokens"] > 0
 
 

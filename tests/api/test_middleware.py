@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from calls import service
 from flask import Flask
 from flask.testing import FlaskClient
 
-from api.service import Service
 from app import create_app
 from config import Config
 from tests.support.fakes import places_taken
@@ -88,10 +88,9 @@ def test_pages_may_load_nothing_from_elsewhere(client: FlaskClient) -> None:
 
 
 def test_who_asks_is_the_peer_and_not_what_a_header_says(app: Flask, client: FlaskClient) -> None:
-    service: Service = app.extensions["service"]
-    service.serves = True
+    service(app).serves = True
     lines: list[dict[str, Any]] = []
-    service.access_log.write = lines.append  # type: ignore[method-assign, assignment]
+    service(app).access_log.write = lines.append  # type: ignore[method-assign, assignment]
     spoofed = {"X-Forwarded-For": "6.6.6.6", "X-Real-IP": "6.6.6.6", "Forwarded": "for=6.6.6.6"}
     client.get("/stats", headers=spoofed)
     assert [line["client"] for line in lines] == ["127.0.0.1"]

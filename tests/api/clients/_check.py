@@ -48,12 +48,6 @@ class Checks:
         sys.exit(1 if self.bad or not self.good else 0)
 
 
-def base_url():
-    if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} BASE_URL   (for example http://127.0.0.1:8500)")
-    return sys.argv[1].rstrip("/")
-
-
 def http(method, url, obj=None):
     """(status, headers, text) without any third-party client; never raises on HTTP errors."""
     data = None if obj is None else json.dumps(obj).encode()
@@ -66,5 +60,8 @@ def http(method, url, obj=None):
         return r.status, {k.lower(): v for k, v in r.headers.items()}, r.read().decode("utf-8", "replace")
 
 
-def model_name(base):
-    return os.environ.get("MODEL") or json.loads(http("GET", base + "/v1/models")[2])["data"][0]["id"]
+def begin(title):
+    """Return the address of the server that is named on the command line, its model, and the checks."""
+    base = sys.argv[1].rstrip("/")
+    model = json.loads(http("GET", base + "/v1/models")[2])["data"][0]["id"]
+    return base, model, Checks(f"{title} against {base} model={model}")

@@ -10,14 +10,12 @@ import asyncio
 import json
 
 import openai
-from _check import Checks, base_url, model_name
+from _check import begin
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"openai {openai.__version__} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"openai {openai.__version__}")
 cl = OpenAI(base_url=BASE + "/v1", api_key="sk-anything", max_retries=0, timeout=300)
 P = "The quick brown fox"
 P2 = "Once upon a time there was a"

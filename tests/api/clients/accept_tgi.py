@@ -19,10 +19,9 @@ from text_generation import errors as E
 from text_generation.types import FinishReason, Grammar, GrammarType, Response
 
 warnings.simplefilter("ignore")
-from _check import Checks, base_url, http
+from _check import begin, http
 
-BASE = base_url()
-c = Checks(f"text-generation {text_generation.__version__} against {BASE}")
+BASE, MODEL, c = begin(f"text-generation {text_generation.__version__}")
 cl = Client(BASE, timeout=300)
 P = "What is deep learning?"
 

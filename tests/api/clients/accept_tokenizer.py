@@ -8,13 +8,13 @@ import json
 import os
 
 import tiktoken
-from _check import Checks, base_url, http
+from _check import begin, http
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-BASE, DIR = base_url(), os.environ["TOKENIZER_DIR"]
-c = Checks(f"tokenization of {BASE} against {DIR}")
+BASE, MODEL, c = begin("tokenization")
+DIR = os.environ["TOKENIZER_DIR"]
 hf = Tokenizer.from_file(f"{DIR}/tokenizer.json")
 EOT = "<|endoftext|>"
 keep = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -6,11 +6,9 @@ usage: agent_anthropic.py BASE_URL
 
 import anthropic
 from _agent import CALLED, FUNCTIONS, NEEDS, TASK, Animal, call, ended, parameters
-from _check import Checks, base_url, model_name
+from _check import begin
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"anthropic {anthropic.__version__} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"anthropic {anthropic.__version__}")
 cl = anthropic.Anthropic(base_url=BASE, api_key="sk-anything", max_retries=0, timeout=300)
 TOOLS = [{"name": n, "description": f.__doc__, "input_schema": parameters(n)} for n, f in FUNCTIONS.items()]
 ASKED = {"model": MODEL, "max_tokens": 200, "extra_body": {"temperature": 0}}  # which the API has and this client not

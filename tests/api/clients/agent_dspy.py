@@ -9,12 +9,10 @@ import os
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it asks GitHub for prices
 import dspy
 from _agent import FUNCTIONS, TASK, Animal, ended
-from _check import Checks, base_url, model_name
+from _check import begin
 from dspy import lm15
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"dspy {dspy.__version__} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"dspy {dspy.__version__}")
 door = lm15.AccessPolicy(provider="batching", base_url=BASE + "/v1", env_keys=("BATCHING_API_KEY",))
 able = lm15.ModelSupport(function_calling=True, response_schema=True)
 lm15.register_provider(lm15.ProviderDefinition.chat(door, compat=lm15.OpenAIChatCompat()), supports=able)

@@ -6,11 +6,9 @@ usage: agent_huggingface_hub.py BASE_URL
 
 import huggingface_hub
 from _agent import NEEDS, TASK, Animal, call, ended, is_animal, openai_tools
-from _check import Checks, base_url, model_name
+from _check import begin
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"huggingface_hub {huggingface_hub.__version__} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"huggingface_hub {huggingface_hub.__version__}")
 cl = huggingface_hub.InferenceClient(BASE, timeout=300)
 TOOLS = openai_tools()
 SCHEMA = Animal.model_json_schema()

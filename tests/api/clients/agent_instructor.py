@@ -10,11 +10,9 @@ import anthropic
 import instructor
 import openai
 from _agent import NEEDS, Animal
-from _check import Checks, base_url, model_name
+from _check import begin
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"instructor {version('instructor')} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"instructor {version('instructor')}")
 cl = openai.OpenAI(base_url=BASE + "/v1", api_key="sk-anything", max_retries=0, timeout=300)
 claude = anthropic.Anthropic(base_url=BASE, api_key="sk-anything", max_retries=0, timeout=300)
 Mode = instructor.Mode

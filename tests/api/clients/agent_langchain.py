@@ -7,13 +7,11 @@ usage: agent_langchain.py BASE_URL
 from importlib.metadata import version
 
 from _agent import CALLED, FUNCTIONS, NEEDS, TASK, Animal, call, ended
-from _check import Checks, base_url, model_name
+from _check import begin
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"langchain-openai {version('langchain-openai')} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"langchain-openai {version('langchain-openai')}")
 TOOLS = [*FUNCTIONS.values()]
 
 

@@ -12,11 +12,9 @@ from importlib.metadata import version
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it asks GitHub for prices
 import litellm
 from _agent import CITIES, NEEDS, chat_loop, ended, openai_tools, parameters
-from _check import Checks, base_url, model_name
+from _check import begin
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"litellm {version('litellm')} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"litellm {version('litellm')}")
 litellm.suppress_debug_info = True
 # Without definitions: it breaks references to them ("/$defs/Home") where it speaks Anthropic's dialect.
 FORM = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": parameters("temperature")}}

@@ -8,15 +8,13 @@ import asyncio
 from importlib.metadata import version
 
 from _agent import FUNCTIONS, NEEDS, TASK, Animal, ended
-from _check import Checks, base_url, model_name
+from _check import begin
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"llama-index {version('llama-index-core')} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"llama-index {version('llama-index-core')}")
 llm = OpenAILike(
     model=MODEL, api_base=BASE + "/v1", api_key="sk-anything", is_chat_model=True, is_function_calling_model=True,
     max_tokens=200, max_retries=0, timeout=300, context_window=1024,

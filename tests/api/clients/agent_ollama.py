@@ -8,19 +8,16 @@ from importlib.metadata import version
 
 import ollama
 from _agent import CITIES, FUNCTIONS, NEEDS, TASK, Animal, call, ended, is_animal, openai_tools
-from _check import Checks, base_url
+from _check import begin
 
-BASE = base_url()
-c = Checks(f"ollama {version('ollama')} against {BASE}")
+BASE, MODEL, c = begin(f"ollama {version('ollama')}")
 cl = ollama.Client(host=BASE, timeout=300)
-MODEL = ""
 HI = [{"role": "user", "content": "Hi"}]
 SHORT = {"temperature": 0, "num_predict": 200, "seed": 1}
 
 with c.step("list, show and version"):
-    models = cl.list().models
-    MODEL = models[0].model
-    c.ok("list has the model", MODEL, models)
+    models = [found.model for found in cl.list().models]
+    c.ok("list has the model", MODEL in [name.removesuffix(":latest") for name in models], models)
     shown = cl.show(MODEL)
     c.ok("show says that it can complete and call tools", {"completion", "tools"} <= {*shown.capabilities}, shown)
     c.ok("show has details", shown.details and shown.details.family, shown)

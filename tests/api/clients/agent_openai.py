@@ -8,12 +8,10 @@ import json
 
 import openai
 from _agent import CALLED, NEEDS, TASK, Animal, call, chat_loop, ended, is_animal, openai_tools
-from _check import Checks, base_url, model_name
+from _check import begin
 from openai.types.chat import ChatCompletion
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"openai {openai.__version__} as an agent against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"openai {openai.__version__} as an agent")
 cl = openai.OpenAI(base_url=BASE + "/v1", api_key="sk-anything", max_retries=0, timeout=300)
 chats = cl.chat.completions
 HI = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, "temperature": 0}

@@ -9,12 +9,10 @@ from importlib.metadata import version
 
 import agents
 from _agent import FUNCTIONS, NEEDS, TASK, Animal, ended
-from _check import Checks, base_url, model_name
+from _check import begin
 from openai import AsyncOpenAI
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"openai-agents {version('openai-agents')} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"openai-agents {version('openai-agents')}")
 cl = AsyncOpenAI(base_url=BASE + "/v1", api_key="sk-anything", max_retries=0, timeout=300)
 agents.set_tracing_disabled(True)
 SHORT = agents.ModelSettings(max_tokens=200, store=False)

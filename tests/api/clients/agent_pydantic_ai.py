@@ -8,14 +8,12 @@ import asyncio
 from importlib.metadata import version
 
 from _agent import FUNCTIONS, NEEDS, TASK, Animal, ended
-from _check import Checks, base_url, model_name
+from _check import begin
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"pydantic-ai {version('pydantic-ai-slim')} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"pydantic-ai {version('pydantic-ai-slim')}")
 
 
 async def streamed(agent: Agent) -> str:

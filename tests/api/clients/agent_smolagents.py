@@ -8,11 +8,9 @@ from importlib.metadata import version
 
 import smolagents
 from _agent import CALLED, CITIES, FUNCTIONS, TASK, ended
-from _check import Checks, base_url, model_name
+from _check import begin
 
-BASE = base_url()
-MODEL = model_name(BASE)
-c = Checks(f"smolagents {version('smolagents')} against {BASE} model={MODEL}")
+BASE, MODEL, c = begin(f"smolagents {version('smolagents')}")
 model = smolagents.OpenAIServerModel(MODEL, api_base=BASE + "/v1", api_key="sk-anything", max_tokens=200)
 
 
