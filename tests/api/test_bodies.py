@@ -198,8 +198,8 @@ def test_of_many_unknown_fields_the_first_are_named_and_the_guess_is_quick(
 
 @given(
     st.recursive(
-        st.integers() | st.text(max_size=200) | st.booleans() | st.none(),
-        lambda inner: st.lists(inner, max_size=30) | st.dictionaries(st.text(max_size=20), inner, max_size=9),
+        st.integers() | st.text(max_size=110),
+        lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text(max_size=9), inner, max_size=5),
         max_leaves=20,
     )
 )

@@ -164,13 +164,12 @@ def test_a_hostile_schema_of_a_megabyte_is_refused_before_it_is_compiled(client:
     assert "at most 131,072" in refusal["message"]
 
 
-def test_ten_thousand_schemas_leave_as_many_as_are_kept(client: FlaskClient) -> None:
-    """A thousand here, to take no longer than it must."""
-    for i in range(1000):
+def test_many_schemas_leave_as_many_as_are_kept(client: FlaskClient) -> None:
+    for i in range(300):
         client.application.extensions["service"].engine.grammars.compile("json", closed({f"key {i}": WHOLE, "b": TEXT}))
     text = client.get("/metrics").text
     assert "eb_forms_kept 256.0" in text
-    assert float(text.split('eb_forms_total{result="compiled"} ')[1].split()[0]) >= 1000
+    assert float(text.split('eb_forms_total{result="compiled"} ')[1].split()[0]) >= 300
     assert 'eb_forms_total{result="refused"}' in text
 
 
