@@ -18,7 +18,7 @@ from config import Config
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from tests.support import wait_until
-from tests.support.fakes import FakeModel, fake_engine, places_taken
+from tests.support.fakes import FakeModel, fake_engine
 
 CHATS, CONTEXTS = 64, 21
 
@@ -42,6 +42,7 @@ def test_64_chats_run_at_once_if_they_name_no_length(
 ) -> None:
     model.says = list(b" Yes, of course.\nUser: and more")
     arrived, seen = threading.Event(), threading.Event()
+    manager = app.extensions["service"].engine.manager
 
     def hold(plan: Plan) -> None:
         assert arrived.wait(30)
@@ -50,7 +51,7 @@ def test_64_chats_run_at_once_if_they_name_no_length(
     model.before = hold
     with ThreadPoolExecutor(CHATS) as pool:
         replies = [pool.submit(chat, app.test_client(), USER, max_tokens=max_tokens) for _ in range(CHATS)]
-        wait_until(lambda: places_taken(app) == CHATS)
+        wait_until(lambda: manager.waiting + manager.running == CHATS)
         arrived.set()
         wait_until(lambda: model.plans == 3)
         at_once = running(app.test_client())
