@@ -12,7 +12,7 @@ from flask.json.provider import DefaultJSONProvider
 from werkzeug.exceptions import HTTPException
 
 from api.admin import policy
-from api.hooks import admission, auth, cors, middleware
+from api.hooks import admission, middleware
 from api.http import errors
 from api.http.deferral import App
 from api.service import Engine, Service
@@ -24,17 +24,12 @@ log = logging.getLogger("effective-batching")
 
 def assemble(app: App, service: Service, modules: Iterable[Any]) -> None:
     """Give an app the hooks, and the routes of these modules: each has OPERATIONS and `blueprint(service)`."""
-    config = service.config
     app.url_map.merge_slashes = False  # do not redirect paths with double slashes
-    app.extensions["hosts"] = config.hosts
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is a method of CORS alone
     app.json = Json(app)
     app.extensions["service"] = service
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
-    app.before_request(middleware.enter)
-    cors.install(app, config.origins)
-    app.before_request(auth.check(config.api_key))
-    app.before_request(admission.check(service))
+    app.before_request(admission.admit(service))
     app.after_request(middleware.leave(service))
     app.teardown_request(middleware.abandon(service))
     for module in modules:

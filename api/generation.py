@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flask import Response, g
-from flask import request as http_request
 
 from api.answer_parts import AnswerParts
 from api.http import errors
 from api.http.deferral import Deferred, Ticket
 from api.http.errors import ApiError
-from api.http.owner import current_owner
 from api.http.registry import RequestContext
 from api.prompts import Prompt, resolve_max_tokens
 from api.schemas import body
 from api.schemas.forms import Form
-from api.schemas.scheduling_hints import HINTS, SchedulingHints, names_in
+from api.schemas.scheduling_hints import HINTS, SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 from serving.adapters import AdapterError, Loaded
@@ -68,6 +66,8 @@ class Generation:
     inferences: list[Inference]
     wakeup: Wakeup | None  # of a stream
     limit: float  # seconds that the server allows
+    own_limit: float | None  # after which it ends with a partial answer, if that is before the server's limit
+    ends_at: float  # the time at which it is late
     seeds: list[int]
     ticket: Ticket | None = None  # of a request that does not stream
 
@@ -78,25 +78,12 @@ class Generation:
         return [self.inferences[i : i + size] for i in range(0, len(self.inferences), size)]
 
     @property
-    def arrived_at(self) -> float:
-        """The time at which it entered the queue."""
-        return self.inferences[0].sequence.arrived_at
-
-    @property
-    def own_limit(self) -> float | None:
-        """The seconds after which it ends with a partial answer, if that is before the server's limit."""
-        own = self.request.timeout_s
-        return own if own is not None and own < self.limit else None
-
-    @property
-    def ends_at(self) -> float:
-        """The time at which it is late."""
-        return self.arrived_at + (self.own_limit or self.limit)
-
-    @property
     def error(self) -> InferenceError | None:
         """The error of its first failed inference."""
-        return next((i.error for i in self.inferences if i.error is not None), None)
+        for inference in self.inferences:
+            if inference.error is not None:
+                return inference.error
+        return None
 
     @property
     def is_over(self) -> bool:
@@ -145,10 +132,9 @@ class Generation:
         """Wait until all inferences have succeeded. If one fails, cancel the others and raise ApiError."""
         for inference in self.inferences:
             # The clocks of the two waits differ: one may be over a moment before the other says that it is late.
-            while not self.is_over and not inference.wait(self.ends_at - time.perf_counter()):
+            while not (inference.is_finished or self.error) and not inference.wait(self.ends_at - time.perf_counter()):
                 self.end_if_late(time.perf_counter())
-        error = self.error
-        if error is not None:
+        if (error := self.error) is not None:
             # Not raised itself: it refers to the inferences, and a traceback would keep these frames until the GC.
             self.cancel(error)
             raise errors.from_inference(error)
@@ -225,17 +211,16 @@ def start_generation(
     service: Service, engine: Engine, request: GenerationRequest, *, streams: bool = False
 ) -> Generation:
     """Put a request's inferences into the queue, all or none: half of an answer would be worth nothing."""
-    named = request.limit_name, request.prompt_name
-    lengths = [resolve_max_tokens(engine, prompt, request.max_tokens, *named) for prompt in request.prompts]
+    lengths = [
+        resolve_max_tokens(engine, prompt, request.max_tokens, request.limit_name, request.prompt_name)
+        for prompt in request.prompts
+    ]
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
     options = {**request.options, "wakeup": wakeup, "on_end": ticket and ticket.notify}
-    fields = http_request.environ  # Flask's view of them catches an exception for each absent header
-    own = options.pop("program", ""), options.get("session", "")
-    names = names_in(lambda name: fields.get(f"HTTP_{name.upper().replace('-', '_')}"), *own)
-    options |= {"session": names["session"], "call": service.programs.begin(**names)}
-    if service.config.dedup == "per-key":
-        options["owner"] = current_owner()
+    named = options.pop("program"), options["session"], options.pop("parent")
+    if any(named):
+        options["call"] = service.programs.begin(*named)
     temperature = options.get("temperature", 1.0)
     options["temperature"] = 0.0 if temperature < GREEDY_BELOW else min(temperature, HIGHEST_TEMPERATURE)
     inferences: list[Inference] = []
@@ -252,8 +237,11 @@ def start_generation(
                 )
             )  # fmt: skip
     engine.manager.enqueue_all(inferences)
-    limit = math.inf if context.is_background else service.config.request_timeout
-    generation = Generation(request, inferences, wakeup, limit, seeds, ticket)
+    limit, own = math.inf if context.is_background else service.config.request_timeout, request.timeout_s
+    if own is not None and own >= limit:
+        own = None
+    ends_at = inferences[0].sequence.arrived_at + (own or limit)
+    generation = Generation(request, inferences, wakeup, limit, own, ends_at, seeds, ticket)
     if wakeup is not None and engine.manager.policy is not None and engine.manager.policy.estimates:
         generation.wait_until_received(wakeup)
     return generation
@@ -268,7 +256,8 @@ def reply(
     """
 
     def response() -> Response:
-        return body.name_ignored(write(), ignored + generation.request.ignored)
+        names = ignored + generation.request.ignored
+        return body.name_ignored(write(), names) if names else write()
 
     return response() if at_once or generation.wakeup is not None else Deferred(generation, response)
 

@@ -68,10 +68,8 @@ class Programs:
                     if (account := self._accounts.get(call.program)) is not None:
                         _charge(account, inference, call)
 
-    def describe(self, call: Call | None) -> dict[str, Any] | None:
+    def describe(self, call: Call) -> dict[str, Any]:
         """Return the program of a call with what its ended calls have received, as far as it is remembered."""
-        if call is None:
-            return None
         account = self._accounts.get(call.program) or Account()
         received = {name: getattr(account, name) for name in ("calls", "prompt_tokens", "output_tokens")}
         return {"name": call.program, "depth": call.depth, "after": call.after, **received}

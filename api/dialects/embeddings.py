@@ -70,7 +70,7 @@ def start_embedding(service: Service, engine: Engine, params: EmbeddingRequest, 
     """Put the prompts of a request into the queue, all or none."""
     options = {
         "embeds": True, "pooling": params.pooling, "scores_prompt": params.pooling == "mean", "temperature": 0.0,
-        "adapter": adapter, **params.scheduling_options(),
+        "adapter": adapter, **params.scheduling_options(request.environ),
     }  # fmt: skip
     if params.dimensions not in (None, engine.width):
         raise ApiError(

@@ -104,7 +104,7 @@ def generation_request(engine: Engine, params: InferenceRequest) -> GenerationRe
     ids = encode(engine, params.prompt, special=False)
     options = {
         "temperature": params.temperature, "top_k": max(params.top_k, 0), "top_p": params.top_p,
-        "stop_texts": params.stop, "ignore_eos": params.ignore_eos, **params.scheduling_options(),
+        "stop_texts": params.stop, "ignore_eos": params.ignore_eos, **params.scheduling_options(request.environ),
         "adapter": adapter_of(engine, params.adapter, "adapter"),
     }  # fmt: skip
     return GenerationRequest(

@@ -168,7 +168,7 @@ def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[
         "keep_stop": params.include_stop_str_in_output,
         "hide_special": params.skip_special_tokens,
         "adapter": adapter,
-        **params.scheduling_options(),
+        **params.scheduling_options(request.environ),
     }
 
 

@@ -119,7 +119,7 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
         "ignore_eos": False,
         "keep_stop": True,
         "hide_special": True,
-        **p.scheduling_options(),
+        **p.scheduling_options(request.environ),
     }
     if streams or p.details or p.decoder_input_details:
         options["logprobs"] = p.top_n_tokens or 0

@@ -7,10 +7,9 @@ server uses no cookies, so credentials are never allowed: a page sends the API k
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from flask import Flask, Response, current_app, request
-from werkzeug.datastructures import Headers
+from flask import Response, request
 
 METHODS = "GET, HEAD, POST, PUT, DELETE"
 EXPOSED = "X-Request-Id, X-Ignored-Params, X-Deduplicated, X-Expected-Wait, Retry-After"  # headers that a page may read
@@ -18,14 +17,6 @@ MAX_AGE = "600"  # seconds for which a browser may remember a preflight
 PORT = re.compile(r":\d*$")
 UNTRUSTED = "the Host header is {}, by which this server does not go. Use localhost, or add the name to --trusted-hosts"
 HEADERS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,1000}")
-
-
-def install(app: Flask, origins: frozenset[str]) -> None:
-    """Allow pages of these origins. Install this before the key check, because preflights have no key."""
-    app.extensions["origins"] = origins
-    if origins:
-        app.before_request(_preflight)
-        app.after_request(_grant)
 
 
 def _allowed(origins: frozenset[str], origin: str | None) -> str | None:
@@ -40,13 +31,15 @@ def is_trusted(host: str | None, names: Collection[str] | None) -> bool:
     return name in names or any(one.startswith(".") and f".{name}".endswith(one) for one in names)
 
 
-def crosses(headers: Headers | Mapping[str, str], origins: frozenset[str]) -> bool:
-    """Return whether a page of another origin, which is not among these, sends a request from a browser."""
-    # Browsers name the site only over safe connections.
-    origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
+def crosses(origins: frozenset[str], origin: str | None, site: str | None, host: str | None) -> bool:
+    """Return whether a page of another origin, which is not among these, sends a request from a browser.
+
+    `origin`, `site` and `host` are the headers Origin, Sec-Fetch-Site, which browsers send over safe connections only, and
+    Host.
+    """
     if site in ("same-origin", "none") or _allowed(origins, origin):
         return False
-    return site is not None or (origin is not None and origin.partition("://")[2] != headers.get("Host"))
+    return site is not None or (origin is not None and origin.partition("://")[2] != host)
 
 
 def headers(origins: frozenset[str], origin: str | None) -> dict[str, str]:
@@ -56,12 +49,12 @@ def headers(origins: frozenset[str], origin: str | None) -> dict[str, str]:
     return granted | {"Vary": "Origin"} if origins and allowed != "*" else granted
 
 
-def _preflight() -> Response | None:
+def preflight(origins: frozenset[str]) -> Response | None:
     """Answer a preflight request; any other OPTIONS request is not allowed."""
     if (
         request.method != "OPTIONS"
         or "Access-Control-Request-Method" not in request.headers
-        or _allowed(current_app.extensions["origins"], request.headers.get("Origin")) is None
+        or _allowed(origins, request.headers.get("Origin")) is None
     ):
         return None
     response = Response(status=204)
@@ -73,11 +66,10 @@ def _preflight() -> Response | None:
     return response
 
 
-def _grant(response: Response) -> Response:
+def grant(response: Response, origins: frozenset[str]) -> None:
     """Allow a page of an allowed origin to read the response."""
-    granted = headers(current_app.extensions["origins"], request.headers.get("Origin"))
+    granted = headers(origins, request.headers.get("Origin"))
     vary = granted.pop("Vary", None)
     response.headers.update(granted)
     if vary:
         response.vary.add(vary)
-    return response

@@ -1,4 +1,4 @@
-"""The middleware: checks before every request, and accounting after every response.
+"""The middleware: the headers of every response, and the accounting after it.
 
 After its last byte, a request gives back its places, is counted, and gets a line in the access log: lengths and times,
 never texts.
@@ -6,27 +6,21 @@ never texts.
 
 from __future__ import annotations
 
-import re
 import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from flask import Request, Response, current_app, g, request
-from werkzeug.exceptions import NotFound
+from flask import Request, Response, g, request
 
 from api.hooks import cors
-from api.hooks.auth import OPEN, PAGES
-from api.http import errors
+from api.hooks.admission import OPEN, PAGES
 from api.http.errors import ApiError, shown
-from api.http.owner import BACKGROUND, is_reserved
 from api.http.registry import RequestContext
 from api.schemas import body
 from api.service import Service
 
-ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 REJECTIONS = {
     401: "key", 403: "cross_site", 404: "not_found", 405: "method", 408: "too_slow", 413: "too_large",
     415: "media_type", 422: "invalid", 400: "invalid",
@@ -37,54 +31,31 @@ POLLED = {"/load", "/requests/<id>"}  # by the page, with GET; other methods cha
 REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
 
 
-def request_id(environ: Mapping[str, Any]) -> str:
-    """Return the id of a request: the client's own if it is valid."""
-    id = environ.get("HTTP_X_REQUEST_ID", "")
-    return id if ID.fullmatch(id) and (BACKGROUND in environ or not is_reserved(id)) else uuid.uuid4().hex
-
-
-def enter() -> None:
-    """Give the request an id, the client's own if it is valid, and reject cross-site requests of browsers."""
-    environ = request.environ  # its plain dictionary costs less than Flask's view of the headers
-    g.request_id = request_id(environ)
-    g.began = time.perf_counter()
-    host, app = environ.get("HTTP_HOST"), current_app.extensions
-    if not cors.is_trusted(host, app["hosts"]):
-        raise ApiError(cors.UNTRUSTED.format(shown(host or "")))
-    if environ["PATH_INFO"].startswith("//"):
-        raise NotFound  # Flask would treat it as a single slash
-    changes = environ["REQUEST_METHOD"] in ("POST", "PUT", "DELETE")
-    if changes and cors.crosses(request.headers, app["origins"]):
-        raise ApiError(
-            "cross-site requests from a browser are not allowed. Use a page served by this server, a client "
-            "other than a browser, or add the site's origin to --cors-origins",
-            type="permission_error",
-        )
-
-
-def id_headers(method: str, path: str, id: str) -> dict[str, str]:
+def id_headers(path: str, id: str) -> dict[str, str]:
     """Return the headers that tell a client the id of its request."""
-    is_messages = errors.dialect(method, path) == "messages"
+    is_messages = path.startswith("/v1/messages")
     return {"X-Request-Id": id, "Request-Id": id} if is_messages else {"X-Request-Id": id}  # Anthropic's name
 
 
 def leave(service: Service) -> Callable[[Response], Response]:
     """Return an after-request hook that adds our headers, and ends the request after its last byte."""
-    queries = {op.path: op.query for op in service.operations}
+    queries, origins = {op.path: op.query for op in service.operations}, service.origins
 
     def after_request(response: Response) -> Response:
         state, current = g._get_current_object(), request._get_current_object()  # type: ignore[attr-defined]
         context: RequestContext | None = state.get("context")
         if current.environ.get("QUERY_STRING"):
             _name_ignored_queries(response, queries.get(current.path, ()))
-        response.headers.update(id_headers(current.method, current.path, state.request_id))
+        response.headers.update(id_headers(current.path, state.request_id))
         ignored = response.headers.get("X-Ignored-Params", "")
         state.n_ignored = ignored.count(",") + 1 if ignored else 0
-        if context is not None and (copies := sum(i.first is not None for i in context.inferences)):
-            response.headers["X-Deduplicated"] = str(copies)
-        sequences = [i.sequence for i in context.inferences] if context is not None else []
-        if waits := [seq.estimate.joins_at - seq.arrived_at for seq in sequences if seq.estimate]:
+        inferences = context.inferences if context is not None else []
+        if copies := [i for i in inferences if i.first is not None]:
+            response.headers["X-Deduplicated"] = str(len(copies))
+        if waits := [i.sequence.estimate.joins_at - i.sequence.arrived_at for i in inferences if i.sequence.estimate]:
             response.headers["X-Expected-Wait"] = f"{max(waits):.3f}"
+        if origins:
+            cors.grant(response, origins)
         length = None if response.is_streamed else response.content_length
         # Without a reference to the response: the cycle would keep it until the next GC.
         route = current.url_rule.rule if current.url_rule is not None else "other"

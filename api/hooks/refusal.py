@@ -10,11 +10,9 @@ import time
 from typing import Any
 
 from flask import Flask
-from werkzeug.datastructures import EnvironHeaders
 from werkzeug.http import HTTP_STATUS_CODES
 
-from api.hooks import auth, cors, middleware
-from api.hooks.admission import PLACE
+from api.hooks import admission, cors, middleware
 from api.http import errors
 from api.service import Service
 
@@ -26,27 +24,27 @@ def refuse(app: Flask, environ: dict[str, Any], start_response: Any) -> bytes | 
     if (
         f"{method} {path}" not in service.generating
         or environ["SCRIPT_NAME"]
-        or environ.get(PLACE)
+        or environ.get(admission.PLACE)
         or service.engine is None
         or service.draining
-        or not cors.is_trusted(environ.get("HTTP_HOST"), app.extensions["hosts"])
-        or cors.crosses(EnvironHeaders(environ), app.extensions["origins"])
-        or (service.config.api_key and not auth.has_key(environ, service.config.api_key))
+        or not cors.is_trusted(environ.get("HTTP_HOST"), service.hosts)
+        or admission.crosses(environ, service.origins)
+        or (service.config.api_key and not admission.has_key(environ, service.config.api_key))
     ):
         return None
     inbox = service.engine.manager.inbox
     if inbox.places.taken < inbox.places.limit:
         return None
     state = app.app_ctx_globals_class()
-    id = middleware.request_id(environ)
+    id = admission.request_id(environ)
     vars(state).update(request_id=id, began=time.perf_counter(), n_ignored=0, generates=True)
     service.meters.arrived()
     state.error = error = errors.from_inference(inbox.full_error(1))
     status, content = errors.written(error, method, path, service.config.overload_status)
     body = app.json.dumps(content).encode() + b"\n"
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
-    headers |= middleware.id_headers(method, path, id)
-    headers |= cors.headers(app.extensions["origins"], environ.get("HTTP_ORIGIN"))
+    headers |= middleware.id_headers(path, id)
+    headers |= cors.headers(service.origins, environ.get("HTTP_ORIGIN"))
     middleware.finish(service, app.request_class(environ), path, status, len(body), state)
     start_response(f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}", list(headers.items()))
     return body

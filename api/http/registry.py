@@ -33,8 +33,11 @@ class RequestContext:
     start. Without a `place`, the inbox takes one for each inference.
     """
 
-    def __init__(self, id: str, name: str, place: Place | None, has_client: bool, is_background: bool) -> None:
+    def __init__(
+        self, id: str, name: str, place: Place | None, has_client: bool, is_background: bool, owner: str
+    ) -> None:
         self.id = id
+        self.owner = owner
         self.is_background = is_background
         self.name = name
         self.has_client = has_client
@@ -53,11 +56,12 @@ class RequestContext:
         return any(not inference.is_finished for inference in self.inferences)
 
     def inference_options(self, index: int) -> dict[str, Any]:
-        """Return what this request's inference `index` has from it: an id, time limits, and its place."""
+        """Return what this request's inference `index` has from it: an id, time limits, an owner, and its place."""
         return {
             "id": self.name if index == 0 else f"{self.name}/{index}",
             "queue_timeout": self.queue_timeout,
             "request_timeout": self.request_timeout,
+            "owner": self.owner,
             "is_background": self.is_background,
             "has_place": self.place is not None and index < self.place.count,
         }
@@ -91,13 +95,14 @@ class RequestRegistry:
             return sum(context.has_client for context in self._open.values())
 
     def enter(
-        self, id: str, place: Place | None = None, *, has_client: bool = True, is_background: bool = False
-    ) -> RequestContext:
+        self, id: str, place: Place | None = None, *, has_client: bool = True, is_background: bool = False,
+        owner: str = "",
+    ) -> RequestContext:  # fmt: skip
         """Return the context of a request, which holds the place that was lent to it."""
         with self._lock:
             taken = id in self._open or id in self._done
             name = f"{id}~{next(self._numbers)}" if taken else id  # no client's id has a tilde
-            context = self._open[name] = RequestContext(id, name, place, has_client, is_background)
+            context = self._open[name] = RequestContext(id, name, place, has_client, is_background, owner)
             self._latest[id] = name
             if place is not None:
                 place.is_claimed = True
@@ -159,7 +164,7 @@ class RequestRegistry:
                 self._close(context)
                 if context.name not in self._done:  # it was rejected, so there is no record of it
                     self._forget(context.id, context.name)
-        if context.is_open:  # the handler ended, so no client will read the answer
+        if context.running and context.is_open:  # the handler ended, so no client will read the answer
             context.gone = context.gone or context.streams
             kind = "cancelled" if context.gone else "abandoned"
             context.end(InferenceError(kind, "the request was abandoned"))
@@ -227,11 +232,9 @@ class RequestRegistry:
 
     def _timeline(self, inference: Inference) -> dict[str, Any]:
         seq = inference.sequence
-
-        def wall(moment: float | None) -> float | None:
-            return None if moment is None else self._epoch + moment
-
+        names = ("arrived_at", "scheduled_at", "first_token_at", "finished_at")
         ended = seq.state == "finished" or inference.is_finished
+        waited = seq.waited if ended else self.waited(inference)
         return {
             "state": "finished" if ended else seq.state,
             "finish_reason": outcome(inference) if ended else None,
@@ -240,17 +243,14 @@ class RequestRegistry:
             "cached_tokens": seq.cached,
             "drafted_tokens": seq.drafted,
             "accepted_tokens": seq.accepted,
-            "program": self._programs.describe(inference.call),
+            "program": None if inference.call is None else self._programs.describe(inference.call),
             "computed_as": None if inference.first is None else inference.first.id,
-            "arrived_at": wall(seq.arrived_at),
-            "scheduled_at": wall(seq.scheduled_at),
-            "first_token_at": wall(seq.first_token_at),
-            "finished_at": wall(seq.finished_at),
+            **{name: None if (at := getattr(seq, name)) is None else self._epoch + at for name in names},
             "iterations": [seq.first_iteration, seq.last_iteration] if seq.first_iteration else None,
             "batch": {"mean": seq.batch_sum / seq.iterations if seq.iterations else 0, "max": seq.batch_max},
             "blame": f"/requests/{inference.id}/blame" if ended and inference.first is None else None,
             "waited": [
                 {"reason": reason, "iterations": iterations, "seconds": seconds}
-                for reason, (iterations, seconds) in list(self.waited(inference).items())
+                for reason, (iterations, seconds) in list(waited.items())
             ],
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from api.hooks.auth import OPEN
+from api.hooks.admission import OPEN
 from api.http.openapi import Object, Operation, document
 from api.schemas.openai import ChatRequest, CompletionRequest
 from api.service import Service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -21,6 +21,8 @@ LONGEST_NAME = 256  # characters
 # Code and Codex, and our own. The first one counts, after the fields of the body.
 SESSION = ("X-Session-Id", "X-Dynamo-Session-Id", "X-Claude-Code-Agent-Id", "X-Claude-Code-Session-Id", "Session-Id")
 PARENT = ("X-Dynamo-Parent-Session-Id", "X-Parent-Session-Id", "X-Claude-Code-Parent-Agent-Id")
+KEYS = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (*PROGRAM_HEADERS, *SESSION, *PARENT)}  # in WSGI
+NAMING = frozenset(KEYS.values())
 
 
 def names_in(header: Callable[[str], str | None], program: str = "", session: str = "") -> dict[str, str]:
@@ -46,9 +48,16 @@ class SchedulingHints(Refusing):
     program: f.Name = Field("", description=f.USER)
     keep_s: f.Pause | None = Field(None, description=f"{f.SECONDS}, at most 3,600")
 
-    def scheduling_options(self) -> dict[str, Any]:
-        """Return these fields as options of `make_inference`."""
+    def scheduling_options(self, environ: Mapping[str, Any]) -> dict[str, Any]:
+        """Return these fields as options of `make_inference`, with the names in the headers of a WSGI environment."""
+        program, session = self.program, self.session or self.session_id
+        names = {"program": program, "session": session, "parent": ""}
+        if not NAMING.isdisjoint(environ):
+            names = names_in(lambda name: environ.get(KEYS[name]), program, session)
         return {
-            "client": self.user, "priority": self.priority, "deadline": self.slo_s,
-            "session": self.session or self.session_id, "program": self.program, "keep_s": self.keep_s or 0.0,
-        }  # fmt: skip
+            "client": self.user,
+            "priority": self.priority,
+            "deadline": self.slo_s,
+            "keep_s": self.keep_s or 0.0,
+            **names,
+        }

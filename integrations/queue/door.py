@@ -101,7 +101,8 @@ def check_origin(request: web.Request, hosts: list[str] | None, origins: frozens
     """Raise ApiError for what a page of another site may send from a browser that can reach this address."""
     if not cors.is_trusted(request.headers.get("Host"), hosts):
         raise ApiError(cors.UNTRUSTED.format(shown(request.host)), type="permission_error")
-    if request.method == "POST" and cors.crosses(request.headers, origins):
+    sent = map(request.headers.get, ("Origin", "Sec-Fetch-Site", "Host"))
+    if request.method == "POST" and cors.crosses(origins, *sent):
         text = "requests of other sites are not allowed. Use a client other than a browser, or add the site to --cors-origins"
         raise ApiError(text, type="permission_error")
     # As for our servers, to which clients of the other routes name no type.

@@ -19,7 +19,7 @@ from aiohttp import web
 from api.admin import operations, policy
 from api.application import assemble, connect
 from api.dialects import native
-from api.hooks.middleware import ID
+from api.hooks.admission import ID
 from api.http import large
 from api.http.deferral import App
 from api.http.errors import ApiError

@@ -11,7 +11,7 @@ import yaml
 from test_metrics import NAMES
 
 from api.hooks import middleware
-from api.hooks.auth import OPEN
+from api.hooks.admission import OPEN
 from config import Config
 from integrations.queue.options import build_command
 from scheduling.iteration import SlotSteps

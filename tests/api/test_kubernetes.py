@@ -14,7 +14,7 @@ from test_deploy import check_query
 
 import config
 import policies
-from api.hooks.auth import OPEN
+from api.hooks.admission import OPEN
 from config import Config
 from tests.support import ROOT
 

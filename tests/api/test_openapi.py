@@ -12,7 +12,7 @@ from flask import Flask
 from hypothesis import HealthCheck, Phase, given, settings
 from pydantic import BaseModel, Field
 
-from api.hooks.auth import OPEN
+from api.hooks.admission import OPEN
 from api.http.openapi import Operation, document
 from api.schemas import fields as f
 from app import create_app
