@@ -5,6 +5,8 @@ This module must not know the worker's threads and queues.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import selectors
@@ -18,15 +20,15 @@ from functools import partial
 from typing import Any
 
 from gunicorn import util
+from gunicorn.http.parser import RequestParser
 from gunicorn.workers.gthread import TConn
 
 LINGER_SECONDS = 5.0  # for a client to read its last response and close
-REQUEST_LINE_BYTES = 64  # enough for every path that generates text
 LIMITS_ARE_INHERITED = sys.platform == "linux"  # by connections from their listener, without a call for each
 PLAIN_BYTES, PLAIN_FIELDS = 8000, 50  # within gunicorn's limits
-PLAIN = re.compile(rb"POST ([A-Za-z0-9/_]+) HTTP/1\.1\r\n((?:[A-Za-z0-9-]+:[ -~]*\r\n)+)\r\n(.*)", re.DOTALL)
-# Fields that change how a request is read or answered; the last two can contradict a third that says the scheme.
-UNUSUAL = {"EXPECT", "TRANSFER_ENCODING", "UPGRADE", "X_FORWARDED_PROTOCOL", "X_FORWARDED_SSL"}
+PLAIN = re.compile(rb"POST (/[A-Za-z0-9/_]{0,99}) HTTP/1\.1\r\n((?:[A-Za-z0-9-]+:[ -~]*\r\n)+)\r\n(.*)", re.DOTALL)
+# Fields that change how a request is read or answered; the last three say the scheme, and can contradict each other.
+UNUSUAL = {"EXPECT", "TRANSFER-ENCODING", "UPGRADE", "X-FORWARDED-PROTOCOL", "X-FORWARDED-PROTO", "X-FORWARDED-SSL"}
 MAX_REASON = 200  # characters of gunicorn's message
 
 
@@ -40,43 +42,56 @@ def limit_blocking(sock: socket.socket, receive: float, send: float) -> None:
         sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6)))
 
 
-def peek_request(client: socket.socket) -> str:
-    """Return method and path of the next request without reading it; nothing under TLS or if it has not arrived."""
-    if type(client) is not socket.socket:
-        return ""
-    try:
-        start = client.recv(REQUEST_LINE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except OSError:
-        return ""
-    return start.split(b"?", 1)[0].split(b" HTTP/", 1)[0].decode("latin-1")
+class PlainRequest:
+    """A POST that has wholly arrived, with the attributes of gunicorn's requests; it does not end its connection."""
+
+    method, version, scheme, query = "POST", (1, 1), "http", ""
+    proxy_protocol_info, _expected_100_continue, should_close = None, False, bool  # bool() is False
+
+    def __init__(self, path: str, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.path = self.uri = path
+        self.headers = headers
+        self.body = io.BytesIO(body)
 
 
-def peek_plain(conn: TConn) -> tuple[dict[str, Any], int] | None:
-    """Return the WSGI environment and the length in bytes of a POST that has wholly arrived, without reading it.
-
-    None unless it is so plain that all parsers read it alike, and nothing follows it.
-    """
-    if not isinstance(conn.client, tuple) or (conn.parser is not None and conn.parser.unreader.buf.getvalue()):
-        return None  # it is a Unix socket, or some bytes of the request have been read
-    try:
-        data = conn.sock.recv(PLAIN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except OSError:
-        return None
-    match = PLAIN.fullmatch(data)
-    if match is None or len(data) == PLAIN_BYTES:
+def plain_request(data: bytes) -> PlainRequest | None:
+    """Return the request in these bytes; None unless it is whole, and so plain that all parsers read it alike."""
+    match = PLAIN.fullmatch(data) if len(data) < PLAIN_BYTES else None
+    if match is None:
         return None
     pairs = [line.split(":", 1) for line in match[2].decode("latin-1").split("\r\n")[:-1]]
-    fields = {name.upper().replace("-", "_"): value.strip(" ") for name, value in pairs}
-    length = fields.get("CONTENT_LENGTH", "")
-    is_plain = len(fields) == len(pairs) <= PLAIN_FIELDS and not UNUSUAL & fields.keys()
-    if not is_plain or length != str(len(match[3])) or fields.pop("CONNECTION", "keep-alive").lower() != "keep-alive":
+    headers = [(name.upper(), value.strip(" ")) for name, value in pairs]
+    fields = dict(headers)
+    is_plain = len(fields) == len(pairs) <= PLAIN_FIELDS and UNUSUAL.isdisjoint(fields)
+    if not is_plain or fields.get("CONTENT-LENGTH") != str(len(match[3])):
         return None
-    environ = {f"HTTP_{name}": value for name, value in fields.items()}
-    environ |= {
-        "REQUEST_METHOD": "POST", "SCRIPT_NAME": "", "PATH_INFO": match[1].decode(), "QUERY_STRING": "",
-        "REMOTE_ADDR": conn.client[0], "CONTENT_LENGTH": length,
-    }  # fmt: skip
-    return environ, len(data)
+    if fields.get("CONNECTION", "keep-alive").lower() != "keep-alive":
+        return None
+    return PlainRequest(match[1].decode(), headers, match[3])
+
+
+class Parser(RequestParser):  # type: ignore[misc]
+    """gunicorn's parser, except that a plain request that has wholly arrived is read at once, in a tenth of the time."""
+
+    def arrived(self) -> bytes:
+        """Return what has arrived of the next request, up to `PLAIN_BYTES`; it is read once, and kept until it is parsed."""
+        if not (data := self.unreader.buf.getvalue()):
+            with contextlib.suppress(OSError):
+                data = self.unreader.sock.recv(PLAIN_BYTES, socket.MSG_DONTWAIT)
+                self.unreader.unread(data)
+        return bytes(data)
+
+    def __next__(self) -> Any:
+        plain = plain_request(self.arrived())
+        if plain is None:
+            return super().__next__()
+        self.unreader.take_buffered()
+        self.req_count += 1
+        self.mesg = plain
+        return plain
+
+    def finish_body(self, *args: Any, **options: Any) -> bool:
+        return isinstance(self.mesg, PlainRequest) or bool(super().finish_body(*args, **options))
 
 
 def send_response(resp: Any, pieces: Iterable[bytes]) -> bytes:

@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from gunicorn.http import wsgi
@@ -34,18 +33,18 @@ from api.schemas.body import BODY
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
 from launch.worker.callbacks import Callbacks, Outcome
-from launch.worker.connections import ClosingConnections, peek_plain, peek_request, send_response
+from launch.worker.connections import ClosingConnections, Parser, plain_request, send_response
 from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
 from launch.worker.handover import Handover
 from serving.deadlines import TokenBucket
 from serving.places import Place, Places
 from serving.recovery import blames_kernels
 
+REQUEST_LINE_BYTES = 64  # enough for every path that generates text
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out
 REJECTIONS_PER_SECOND = 50
 REJECTION_BURST = 64
 REJECTION_SECONDS = 0.1  # between two looks at waiting requests, so that one wakeup rejects several
-PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=bool)  # bool() is False
 PENDING = object()  # the result of a request that the completer will answer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -195,14 +194,14 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         return not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived
 
     def _refuse(self, conn: TConn) -> bool:
-        """Refuse a request in this thread and return True, or read nothing and return False: a handler must answer it."""
-        if self._must_close or (plain := peek_plain(conn)) is None:
+        """Refuse a request in this thread and return True, or return False: a handler must answer it."""
+        if self._must_close or (plain := plain_request(self._arrived(conn))) is None:
             return False
-        resp = wsgi.Response(PLAIN_REQUEST, conn.sock, self.cfg)
-        if (body := refuse(self.wsgi, plain[0], resp.start_response)) is None:
+        resp, environ = wsgi.create(plain, conn.sock, conn.client, conn.server, self.cfg)
+        if (body := refuse(self.wsgi, environ, resp.start_response)) is None:
             return False
+        conn.parser.unreader.take_buffered()
         try:
-            conn.sock.recv(plain[1])
             if send_response(resp, [body]):
                 raise OSError("the client reads nothing")
         except OSError:
@@ -215,9 +214,19 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _needs_place(self, conn: TConn) -> bool:
         """Whether the next request of a connection generates text; without an engine it is refused in any case."""
-        service = self._service
+        service, start = self._service, self._arrived(conn)[:REQUEST_LINE_BYTES]
         has_engine = service is not None and service.engine is not None
-        return has_engine and peek_request(conn.sock) in service.generating
+        return has_engine and start.partition(b"?")[0].partition(b" HTTP/")[0].decode("latin-1") in service.generating
+
+    def _arrived(self, conn: TConn) -> bytes:
+        """Return what has arrived of the next request of a connection, nothing under TLS or HTTP/2."""
+        if conn.parser is None and not (
+            self.cfg.is_ssl or "h2" in self.cfg.http_protocols or self.cfg.protocol != "http"
+        ):
+            conn.parser = Parser(self.cfg, conn.sock, conn.client)
+        data = conn.parser.arrived() if isinstance(conn.parser, Parser) else b""
+        conn.data_ready = conn.data_ready or bool(data)
+        return data
 
     def get_thread_pool(self) -> HandlerPool:
         """Return the threads in which handlers run."""
@@ -251,8 +260,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             except OSError:  # the client has disconnected
                 client.close()
                 continue
-            conn.init()
+            conn.parser = Parser(self.cfg, client, conn.client)
             conn.parser.unreader.unread(request)
+            conn.data_ready = True
             self.nr_conns += 1
             self.tpool.submit(self._serve, conn)
 

@@ -7,10 +7,13 @@ import selectors
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gunicorn.config import Config as GunicornConfig
+from gunicorn.http import wsgi
+from gunicorn.http.parser import RequestParser
 from gunicorn.workers.gthread import TConn
 
 from api.hooks.refusal import refuse
@@ -18,7 +21,7 @@ from api.service import Service
 from app import create_app
 from config import Config
 from launch.worker import worker as module
-from launch.worker.connections import peek_plain
+from launch.worker.connections import Parser, plain_request
 from launch.worker.worker import Worker
 from tests.support.fakes import fake_engine
 
@@ -138,6 +141,7 @@ def test_only_a_request_that_would_take_a_place_of_a_full_server_is_refused_earl
         post("/inference", "Connection: close\r\n"),
         post("/inference", "Expect: 100-continue\r\n"),
         post("/inference", "Transfer-Encoding: chunked\r\n"),
+        post("/inference", "X-Forwarded-Proto: https\r\n"),
         post("/inference", "Folded: a\r\n b\r\n"),
         post("/inference", "X: \xe9\r\n"),
         post("/inference", "".join(f"X-{i}: 1\r\n" for i in range(100))),
@@ -148,9 +152,41 @@ def test_only_a_request_that_would_take_a_place_of_a_full_server_is_refused_earl
     ids=lambda message: repr(message[-40:]),
 )
 def test_what_two_parsers_could_read_differently_is_left_to_gunicorn_whole(message: bytes) -> None:
+    assert plain_request(message) is None
+    assert b"".join(message_of(Parser, message)[1:]) == b"".join(message_of(RequestParser, message)[1:])
+
+
+def message_of(parser: type[RequestParser], message: bytes) -> tuple[Any, ...]:
+    """Return the WSGI environment of a message that arrives whole, its body, and what is left unread behind it."""
     client, server = socket.socketpair()
     with client, server:
         client.sendall(message)
-        conn = TConn(GunicornConfig(), server, ("127.0.0.1", 1), ("127.0.0.1", 2))
-        assert peek_plain(conn) is None
-        assert server.recv(65536) == message if message else True
+        client.shutdown(socket.SHUT_WR)
+        parses = parser(GunicornConfig(), server, ("127.0.0.1", 1))
+        try:
+            request = next(parses)
+        except Exception as error:
+            return None, repr(error).encode()
+        sent = SimpleNamespace(send=lambda data: None)
+        environ = wsgi.create(request, sent, ("127.0.0.1", 1), ("127.0.0.1", 2), parses.cfg)[1]
+        body = environ.pop("wsgi.input").read()
+        for name in ("wsgi.errors", "wsgi.early_hints", "gunicorn.socket"):
+            del environ[name]
+        assert request.should_close() is (b"HTTP/1.0" in message or b"Connection: close" in message)
+        parses.finish_body()
+        return environ, body, parses.unreader.take_buffered() + server.recv(65536)
+
+
+def test_a_plain_request_is_read_as_gunicorn_reads_it() -> None:
+    headers = [
+        "",
+        "X-Request-Id:  spaced \r\n",
+        "connection: Keep-Alive\r\n",
+        "Accept: */*\r\nx-a-b: ~!:,\r\nEmpty:\r\n",
+    ]
+    for path in ("/", "/inference", "//inference", "/v1/chat/completions"):
+        for more in headers:
+            for body in (BODY, b"", b"\r\n\r\n\x00\xff"):
+                message = post(path, more, body)
+                assert plain_request(message) is not None
+                assert message_of(Parser, message) == message_of(RequestParser, message)
