@@ -202,6 +202,8 @@ def constraint(engine: Engine, param: str, form: Form) -> Any:
 
 def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:
     """Return the scheduling fields of a request that neither the active policy nor the eviction uses."""
+    if HINTS.keys().isdisjoint(hints.model_fields_set):
+        return []
     policy, pages = engine.manager.policy, engine.manager.pages
     uses = (*(policy.claims.uses if policy is not None else ()), pages.evict.uses if pages is not None else "")
     return [path + name for name, hint in HINTS.items() if name in hints.model_fields_set and hint not in uses]

@@ -40,7 +40,7 @@ def encode(
 def check_size(engine: Engine, texts: Iterable[str], param: str) -> None:
     """Raise ApiError for texts with more bytes than the context can have."""
     most = engine.context * engine.tokenizer.longest_token
-    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    size = sum([len(text.encode("utf-8", "replace")) for text in texts])
     if size > most:
         raise ApiError(
             f"{param} has {size:,} bytes, but a context of {engine.context:,} tokens holds at most {most:,}. "

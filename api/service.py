@@ -175,10 +175,11 @@ class Service:
             return "dead", self.failure
         if self.engine is None:
             return "loading", "the model is loading"
-        if not self.engine.manager.is_alive:
-            return "dead", self.engine.manager.inbox.failure or "the batching loop has ended"
-        age = self.heartbeat_age()
-        if age is not None and age > self.stall_seconds:
+        inbox = self.engine.manager.inbox
+        if inbox.is_closed:
+            return "dead", inbox.failure or "the batching loop has ended"
+        age = time.perf_counter() - inbox.heartbeat
+        if age > self.stall_seconds:
             return "stalled", f"the batching loop has not completed a step for {age:.0f} s"
         if self.texts is not None and self.texts.stall is not None:
             return "stalled", self.texts.stall

@@ -57,29 +57,24 @@ class StreamReader:
         self.done = False
         self._text = inference.text.growing(follows_tokens=scored)
         self._scored = scored
-        self._read = 0  # tokens converted to text
+        self.taken = 0  # tokens converted to text
         self._sent = 0  # tokens in the deltas so far
 
     @property
     def unread(self) -> int:
         """The number of tokens that have not been read."""
-        return self.inference.ready - self._read
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether no token has been read yet."""
-        return not self._read
+        return self.inference.ready - self.taken
 
     def read(self) -> Delta | None:
         """Return what is new, if anything; raise InferenceError when the answer has failed."""
         inference = self.inference
         if inference.is_finished:
             return self._end()
-        if not self.unread:
+        if inference.ready == self.taken:
             return None
-        start, self._read = self._read, inference.ready
-        text = self._text.feed(inference.sequence.output_ids[start : self._read])
-        stop = self._text.shown_tokens if self._scored else self._read
+        start, self.taken = self.taken, inference.ready
+        text = self._text.feed(inference.sequence.output_ids[start : self.taken])
+        stop = self._text.shown_tokens if self._scored else self.taken
         if not text and not (self._scored and stop > self._sent):
             return None
         start, self._sent = self._sent, stop
@@ -103,12 +98,12 @@ class Answers:
     @property
     def unread(self) -> int:
         """The number of unread tokens of the answer that has most."""
-        return max([reader.unread for reader in self.live], default=0)
+        return max([reader.inference.ready - reader.taken for reader in self.live], default=0)
 
     @property
     def may_wait(self) -> bool:
         """Whether more tokens will come of each answer. One that has ended wakes its reader only once."""
-        return not any(reader.inference.is_finished for reader in self.live)
+        return True not in [reader.inference.is_finished for reader in self.live]
 
     def read(self) -> bytes:
         """Return the events that are ready; raise InferenceError when an answer has failed."""
@@ -116,11 +111,9 @@ class Answers:
         self.live = [reader for reader in self.live if not reader.done]
         return b"".join(map(self._encode, deltas))
 
-    def has_fewer_than(self, tokens: int | None) -> bool:
+    def has_fewer_than(self, tokens: int) -> bool:
         """Return whether to wait for more tokens; the first token of an answer and its end never wait."""
-        if tokens is None:
-            return False
-        return not any(r.inference.is_finished or r.unread >= tokens or (r.is_fresh and r.unread) for r in self.live)
+        return not any(r.inference.is_finished or r.unread >= (tokens if r.taken else 1) for r in self.live)
 
 
 class Coalescer:
@@ -180,7 +173,7 @@ def _frames_written_here(
             coalescer.wait(answers.unread)
         wakeup.wants_tokens = True  # before looking for tokens: one that comes later wakes this handler
         tokens = answers.unread
-        frame = b"" if answers.has_fewer_than(tokens_together) else answers.read()
+        frame = b"" if tokens_together and answers.has_fewer_than(tokens_together) else answers.read()
         now = time.perf_counter()
         if frame:
             wakeup.wants_tokens = False

@@ -41,7 +41,8 @@ def pack(sequences: Many[Sequence], counts: Many[int], drafts: Many[list[int]] =
         packed.positions.extend(range(seq.computed, seq.computed + count))
         end = len(packed.ids)
         packed.sample_rows.extend(range(end - sample_count(seq, count), end))
-        packed.pool_rows.extend(range(end - pool_count(seq, count), end))
+        if seq.sampling.pooling is not None:
+            packed.pool_rows.extend(range(end - pool_count(seq, count), end))
     return packed
 
 
@@ -50,11 +51,12 @@ def sample_count(seq: Sequence, count: int) -> int:
 
     Of a decode with drafts these are all rows, too. Of an embedding there are none.
     """
-    if seq.sampling.pooling is not None:
-        return 0
-    if _is_scored(seq):
-        return count
-    return max(0, count - seq.pending + 1)
+    if not seq.sampling.is_drawn:
+        if seq.sampling.pooling is not None:
+            return 0
+        if _is_scored(seq):
+            return count
+    return max(0, seq.computed + count - len(seq.prompt_ids) - len(seq.output_ids) + 1)
 
 
 def pool_count(seq: Sequence, count: int) -> int:
@@ -77,8 +79,9 @@ def sample_outputs(
     """
     outputs: list[Output] = [None] * len(sequences)
     first = 0
+    are_scored = [not seq.sampling.is_drawn and _is_scored(seq) for seq in sequences]
     # Sample rows in place, in one call for each run between scored prompts: copying rows out would cost more than sampling.
-    for scored, part in itertools.groupby(range(len(sequences)), key=lambda i: _is_scored(sequences[i])):
+    for scored, part in itertools.groupby(range(len(sequences)), key=are_scored.__getitem__):
         spans = {i: span for i in part if (span := sample_count(sequences[i], counts[i]))}
         last = first + sum(spans.values())
         rows, first = logits[first:last], last

@@ -38,6 +38,8 @@ class SamplingParams:
     pooling: str | None = None
     is_processed: bool = field(init=False)
     is_filtered: bool = field(init=False)
+    is_drawn: bool = field(init=False)  # one token follows the prompt, and nothing else is returned about it
+    inverse_temperature: float = field(init=False)  # the factor of the logits before the draw, 0 for greedy
 
     def __post_init__(self) -> None:
         processed = bool(
@@ -50,6 +52,8 @@ class SamplingParams:
         filtered = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1)
         object.__setattr__(self, "is_processed", processed)
         object.__setattr__(self, "is_filtered", filtered)
+        object.__setattr__(self, "is_drawn", (self.pooling, self.logprobs, self.prompt_logprobs) == (None, None, None))
+        object.__setattr__(self, "inverse_temperature", 1 / self.temperature if self.temperature > 0 else 0.0)
 
 
 GREEDY = SamplingParams(temperature=0.0)

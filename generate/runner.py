@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ class _Decoded(NamedTuple):
     def of(cls, plan: Plan, rows: PackedRows) -> _Decoded | None:
         """Return the layout of a step that sampled every row; None where log probabilities are requested."""
         params = [seq.sampling for seq in plan.sequences]
-        if any(p.logprobs is not None or p.prompt_logprobs is not None for p in params):
+        if False in [p.is_drawn for p in params]:
             return None
         counts = [len(seq.pages) for seq in plan.sequences]
         return cls(plan.number, plan.sequences, counts, rows, Draws(params, rows.context_lens.device))
@@ -125,7 +126,8 @@ class ModelRunner(Runner):
             return self._decode_again(plan, self._last.with_new_pages())
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         packed, rows = self._pack(plan, held)
-        ids, positions = (torch.tensor(numbers, device=self.device) for numbers in packed[:2])
+        ids = torch.tensor(packed.ids, device=self.device)
+        positions = torch.tensor(packed.positions, device=self.device)
         logits, states = self.compute(ids, positions, rows, packed.sample_rows, packed.pool_rows)
         outputs = sample_outputs(plan.sequences, plan.counts, logits, plan.drafts)
         self._note(plan)
@@ -196,13 +198,12 @@ class ModelRunner(Runner):
         members = (*plan.sequences, *held)
         pages = [seq.pages for seq in members]
         width = max(map(len, pages))
+        int32 = partial(torch.tensor, dtype=torch.int32, device=self.device)
+        adapters = [seq.adapter_weights for seq in members]
         rows = PackedRows(
-            cu_seqlens=self._int32([*itertools.accumulate(counts)]),  # (n + 1)
-            context_lens=self._int32(context_lens),  # (n)
-            block_tables=self._int32([p + [0] * (width - len(p)) for p in pages]),  # (n, width)
-            adapters=AdapterRows.of(zip((seq.adapter_weights for seq in members), counts[1:]), len(ids)),
+            cu_seqlens=int32([*itertools.accumulate(counts)]),  # (n + 1)
+            context_lens=int32(context_lens),  # (n)
+            block_tables=int32([p + [0] * (width - len(p)) for p in pages]),  # (n, width)
+            adapters=AdapterRows.of(zip(adapters, counts[1:]), len(ids)) if any(adapters) else None,
         )
         return packed, rows
-
-    def _int32(self, numbers: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int32, device=self.device)

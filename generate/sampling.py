@@ -77,11 +77,10 @@ class Draws:
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> None:
         self.params = params
-        special = [p.is_processed or p.is_filtered for p in params]
-        self._special = [i for i, is_special in enumerate(special) if is_special]  # rows that Python draws
-        self._bound = {i: k for k, i in enumerate(i for i, p in enumerate(params) if p.grammar is not None)}
+        self._special = [i for i, p in enumerate(params) if p.is_processed or p.is_filtered]  # rows that Python draws
+        self._bound = {i: k for k, i in enumerate([i for i, p in enumerate(params) if p.grammar is not None])}
         # A special row is first drawn greedily with the others, which also finds rows that are not finite.
-        inverse = [0.0 if is_special else inverse_temperature(p) for p, is_special in zip(params, special)]
+        inverse = [0.0 if p.is_processed or p.is_filtered else p.inverse_temperature for p in params]
         self._max_logits = declarations().constants["MAX_LOGITS"]
         self._warm = [i for i, factor in enumerate(inverse) if factor]
         self._inverse_temperatures = torch.tensor(inverse, device=device)
@@ -160,11 +159,6 @@ def _restrict(row: Tensor, unprocessed: Tensor, masks: Masks, k: int) -> Tensor:
     if math.isinf(float(restricted.max())):  # only what ends the text may follow, which `min_tokens` forbids
         return unprocessed.masked_fill(~allowed, -torch.inf)
     return restricted
-
-
-def inverse_temperature(params: SamplingParams) -> float:
-    """Return the factor of the logits before the draw, 0 for greedy."""
-    return 1 / params.temperature if params.temperature > 0 else 0.0
 
 
 def signed(number: int) -> int:

@@ -234,14 +234,18 @@ class Meters:
         first = seq.finished_at if seq.first_token_at is None else seq.first_token_at
         last = seq.finished_at if seq.last_token_at is None else seq.last_token_at
         latency, tokens = seq.finished_at - seq.arrived_at, len(seq.output_ids)
-        self.e2e.observe(latency)
-        self.queue.observe(seq.scheduled_at - seq.arrived_at)
-        self.prefill.observe(first - seq.scheduled_at)
-        self.decode.observe(last - first)
-        self.inference.observe(last - seq.scheduled_at)
-        self.prompt_length.observe(len(seq.prompt_ids))
-        self.output_length.observe(tokens)
-        self.max_tokens.observe(seq.max_tokens)
+        for histogram, value in (
+            (self.e2e, latency),
+            (self.queue, seq.scheduled_at - seq.arrived_at),
+            (self.prefill, first - seq.scheduled_at),
+            (self.decode, last - first),
+            (self.inference, last - seq.scheduled_at),
+            (self.prompt_length, len(seq.prompt_ids)),
+            (self.output_length, tokens),
+            (self.max_tokens, seq.max_tokens),
+        ):  # without a call for each
+            histogram.counts[bisect_left(histogram.bounds, value)] += 1
+            histogram.sum += value
         if tokens:
             self.completed.add(seq.arrived_at, seq.finished_at, tokens, seq.max_tokens)
             self.recent_latency.append(latency)

@@ -73,17 +73,18 @@ class PagePool:
         return self.total - self.free
 
     def pages_for(self, tokens: int) -> int:
-        return pages_for(tokens, self.page_size)
+        return -(-tokens // self.page_size)
 
     def can_ever_hold(self, tokens: int) -> bool:
-        return self.pages_for(tokens) <= self.total
+        return tokens <= self.total * self.page_size
 
     def hashes(self, tokens: list[int], salt: str = "") -> list[bytes]:
         """Return the hash chain of the full pages of a prompt, without the page of its last token.
 
         At least one token is left to compute, since its logits are needed. Chains with different salts share nothing.
         """
-        return self.chain([], tokens[: (len(tokens) - 1) // self.page_size * self.page_size], salt)
+        full = (len(tokens) - 1) // self.page_size
+        return self.chain([], tokens[: full * self.page_size], salt) if full > 0 else []
 
     def chain(self, hashes: list[bytes], tokens: list[int], salt: str = "") -> list[bytes]:
         """Return how a hash chain goes on with the full pages of more tokens; `salt` is that of its beginning."""
@@ -118,7 +119,7 @@ class PagePool:
         """Return the cached pages that `tokens` tokens would share; None when too few are free for the others."""
         hits = self._match(hashes)
         fresh = self.pages_for(tokens) - len(hits)
-        return None if fresh > self.free - sum(self._references[p] == 0 for p in hits) else hits
+        return None if fresh > self.free - [self._references[p] for p in hits].count(0) else hits
 
     def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int] | None:
         """Take pages for `tokens` tokens; return (pages, cached tokens), or None when there are too few.

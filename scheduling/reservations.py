@@ -46,7 +46,7 @@ class Reservations:
 
     def hash(self, seq: Sequence) -> None:
         """Hash the prompt of a sequence for the prefix cache, unless that is done."""
-        if self._pool is not None and not seq.hashes:
+        if self._pool is not None and not seq.hashes and len(seq.prompt_ids) > self._pool.page_size:
             seq.hashes = self._pool.hashes(seq.prompt_ids, seq.cache_salt)
 
     def cached_tokens(self, seq: Sequence) -> int:
@@ -80,7 +80,8 @@ class Reservations:
             self._unpin(next(iter(self._pins)))
         seq.pages, seq.computed = reserved
         found = seq.computed // self._pool.page_size
-        self._pool.announce(seq.pages[found:], findable[found:], seq)
+        if len(findable) > found:
+            self._pool.announce(seq.pages[found:], findable[found:], seq)
         if not seq.preemptions:
             seq.cached = seq.computed
         self._watch_growing(seq)
@@ -230,6 +231,8 @@ class Reservations:
             seq.hashes = seq.hashes + pool.chain(
                 seq.hashes, seq.tokens(start, full * pool.page_size - start), seq.cache_salt
             )
+        if not full:
+            return
         pool.publish(seq.pages[:full], seq.hashes[:full])
         if pool.writers:
             for page in seq.pages[:full]:

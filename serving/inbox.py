@@ -95,8 +95,8 @@ class Inbox:
 
     def reserve(self, inferences: list[Inference]) -> None:
         """Reserve room for all of the inferences, or raise InferenceError and reserve none."""
-        count = sum(inference.places for inference in inferences)
-        tokens = sum(inference.queue_tokens for inference in inferences)
+        count = sum([inference.places for inference in inferences])
+        tokens = sum([inference.queue_tokens for inference in inferences])
         with self.changed:
             if self.is_closed or self.is_stopping:
                 raise self.closed_error()
@@ -218,7 +218,7 @@ class Inbox:
 
     def _give_back(self, inferences: list[Inference]) -> None:
         """Give back the places of inferences that leave, except those that an HTTP request holds until its last byte."""
-        if count := sum(inference.places for inference in inferences):
+        if count := sum([inference.places for inference in inferences]):
             self.places.give_back(count)
 
     def has_lost(self, inference: Inference) -> bool:

@@ -122,11 +122,14 @@ class Inference:
         self.call = call
         self.owner = owner
         self.is_background = is_background
-        self.has_place = has_place
+        self.places = (
+            0 if is_background or has_place else 1
+        )  # that the inbox takes for it, until the loop has finished it
         self.first: Inference | None = None
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
         self.error: InferenceError | None = None
+        self.is_finished = False
         self.event_obj = threading.Event()
         self.sequence = Sequence(
             prompt_ids, num_tokens, id=self.id, sampling=sampling, client=client, priority=priority,
@@ -148,11 +151,6 @@ class Inference:
         self.sequence.arrived_at = now
         if self.deadline is not None:
             self.sequence.deadline = now + self.deadline
-
-    @property
-    def places(self) -> int:
-        """The places that the inbox takes for it, and gives back when the loop has finished it."""
-        return 0 if self.is_background or self.has_place else 1
 
     @property
     def queue_tokens(self) -> int:
@@ -200,10 +198,6 @@ class Inference:
             return None
         return self.prompt + self.answer
 
-    @property
-    def is_finished(self) -> bool:
-        return self.event_obj.is_set()
-
     def add_token(self, token: int) -> bool:
         """Append a generated token id; return whether it is the last one."""
         self.sequence.output_ids.append(token)
@@ -233,14 +227,15 @@ class Inference:
 
     def _end(self, error: InferenceError | None, early: bool) -> bool:
         # The loop, a deadline, a client that leaves and a waiter race to end it. The first one wins: the error and the
-        # number of tokens never change once `event_obj` is set, so that readers need no lock.
+        # number of tokens never change once it is finished, so that readers need no lock.
         with self._lock:
-            if self.event_obj.is_set():
+            if self.is_finished:
                 return False
             self.error = error
             if early:
                 self._kept = len(self.sequence.output_ids)
-            self.event_obj.set()
+            self.is_finished = True
+        self.event_obj.set()
         # Without the lock, because `on_end` runs code of the waiter.
         if self.wakeup is not None:
             self.wakeup.notify()
@@ -307,10 +302,11 @@ def timeout_error(seconds: float) -> InferenceError:
 
 def outcome(inference: Inference) -> str:
     """Return how a finished inference ended: stop, length, or the kind of its error."""
+    if inference.error is None and inference.sequence.error is None:
+        return inference.sequence.finish_reason or "cancelled"
     error = inference.error or failure(inference.sequence.error)
-    if error is not None:
-        return error.kind
-    return inference.sequence.finish_reason or "cancelled"
+    assert error is not None
+    return error.kind
 
 
 def failure(error: BaseException | None) -> InferenceError | None:

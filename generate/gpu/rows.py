@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from generate.gpu.sampling import key_of
-from generate.sampling import inverse_temperature
 from scheduling.sequence import Sequence
 
 INTEGERS, FLOATS = 5, 2  # fields of a row beside its page table
@@ -56,7 +55,7 @@ class Rows:
             [key_of(p.seed) for p in params],
             [p.top_k for p in params],
         ]
-        floats = [[inverse_temperature(p) for p in params], [p.top_p for p in params]]
+        floats = [[p.inverse_temperature for p in params], [p.top_p for p in params]]
         tables = [s.pages + [0] * (self.pages - len(s.pages)) for s in members]
         parts = (
             torch.tensor([numbers + unused for numbers in integers]),

@@ -28,7 +28,7 @@ from generate.grammar import FormError
 from generate.packing import add_embeddings, pack, sample_outputs
 from generate.params import GREEDY
 from generate.runner import Runner
-from generate.sampling import NotFinite, inverse_temperature
+from generate.sampling import NotFinite
 from models.architecture import Reach
 from models.gpt2 import GPT
 from models.network import Network as Weights
@@ -260,7 +260,7 @@ def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     drawing = sampling.drawing_for(params)
     numbers = [[sampling.key_of(p.seed) for p in params], [s.length for s in sequences], [p.top_k for p in params]]
     keys, lengths, top_k = upload(torch.tensor(numbers), logits.device)
-    floats = torch.tensor([[inverse_temperature(p) for p in params], [p.top_p for p in params]], dtype=torch.float64)
+    floats = torch.tensor([[p.inverse_temperature for p in params], [p.top_p for p in params]], dtype=torch.float64)
     inverse, top_p = upload(floats, logits.device)
     where = None if drawing == "greedy" else sampling.uniforms(keys, lengths)
     return sampling.draw(logits, where, inverse, top_k, top_p, drawing)

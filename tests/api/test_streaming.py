@@ -226,13 +226,14 @@ def test_an_end_that_comes_with_a_token_is_sent_at_once(monkeypatch: pytest.Monk
 
     def wait(seconds: float) -> None:  # one notification tells of the second token and of the end behind it
         waits.append(seconds)
-        reader.unread, reader.inference.is_finished = 1, True
+        inference.ready, inference.is_finished = 2, True
 
     def read() -> Any:
-        new, reader.unread, reader.done = reader.unread, 0, reader.inference.is_finished
+        new, reader.taken, reader.done = inference.ready - reader.taken, inference.ready, inference.is_finished
         return new or None
 
-    reader: Any = SimpleNamespace(unread=1, done=False, inference=SimpleNamespace(is_finished=False), read=read)
+    inference: Any = SimpleNamespace(ready=1, is_finished=False)
+    reader: Any = SimpleNamespace(taken=0, done=False, inference=inference, read=read)
     generation: Any = SimpleNamespace(
         wakeup=SimpleNamespace(wants_tokens=False, wait=wait), ends_at=1e9,
         end_if_late=lambda now: False, end_if_lost=lambda: None,
