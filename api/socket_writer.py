@@ -42,10 +42,12 @@ class LentSocket:
     """
 
     def __init__(
-        self, writer: SocketWriter, sock: socket.socket, wakeup: Wakeup, source: Source, paced: bool = False
-    ) -> None:
+        self, writer: SocketWriter, sock: socket.socket, wakeup: Wakeup, source: Source, paced: bool = False,
+        is_chunked: bool = True,
+    ) -> None:  # fmt: skip
         self.source = source
         self.paced = paced
+        self._is_chunked = is_chunked
         self._writer = writer
         self._sock = sock
         self._wakeup = wakeup
@@ -91,7 +93,7 @@ class LentSocket:
                 if not data:
                     return
                 self._sent_at = now
-                self._rest = self._send(b"%X\r\n%b\r\n" % (len(data), data))
+                self._rest = self._send(b"%X\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
             if self._rest or self._error is not None:
                 self._lent = False
                 self._wakeup.notify()

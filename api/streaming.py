@@ -1,9 +1,8 @@
 """Answers that are read while they grow: which of them have new text, and the frames of server-sent events.
 
 A handler sends the first and the last frames itself, and lends its socket in between to the one thread that writes for
-all (`api/socket_writer.py`). Where that is impossible (a framing other than plain chunks, a fixed number of tokens per
-frame), the loop notifies the generation's wakeup at most once a step, and a handler that has just sent something sleeps
-while tokens are put together. This module must not know what a dialect's events look like.
+all (`api/socket_writer.py`). Where that is impossible (TLS, a fixed number of tokens per frame), the loop notifies the
+generation's wakeup, at most once a step. This module must not know what a dialect's events look like.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from api.generation import Generation
 from api.http import errors
 from api.http.errors import ApiError
 from api.service import Service
-from api.socket_writer import INTERVAL, LentSocket, Source
+from api.socket_writer import LentSocket, Source
 from batching import Inference, InferenceError
 from observe.feed import data
 from serving.inference import CHECK_SECONDS
@@ -100,11 +99,6 @@ class Answers:
         """The number of unread tokens of the answer that has most."""
         return max([reader.inference.ready - reader.taken for reader in self.live], default=0)
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether more tokens will come of each answer. One that has ended wakes its reader only once."""
-        return True not in [reader.inference.is_finished for reader in self.live]
-
     def read(self) -> bytes:
         """Return the events that are ready; raise InferenceError when an answer has failed."""
         deltas = [delta for reader in self.live if (delta := reader.read()) is not None]
@@ -116,27 +110,6 @@ class Answers:
         return not any(r.inference.is_finished or r.unread >= (tokens if r.taken else 1) for r in self.live)
 
 
-class Coalescer:
-    """Puts tokens together that come within `INTERVAL` of the last send."""
-
-    def __init__(self, wakeup: Wakeup) -> None:
-        self.sent_at = time.perf_counter() - INTERVAL
-        self._wakeup = wakeup
-        self._gap = INTERVAL  # seconds between the last tokens
-
-    def sent(self, tokens: int) -> None:
-        """Note that this many tokens have been sent now."""
-        now = time.perf_counter()
-        self._gap, self.sent_at = (now - self.sent_at) / (tokens or 1), now
-
-    def wait(self, unread: int) -> None:
-        """Sleep until the interval is over if tokens will come within it; the end of an answer wakes it."""
-        left = INTERVAL - (time.perf_counter() - self.sent_at)
-        if left > 0 and (self._gap < INTERVAL or unread):
-            self._wakeup.wants_tokens = False
-            self._wakeup.wait(left)
-
-
 def frames(
     generation: Generation,
     answers: Answers,
@@ -146,8 +119,8 @@ def frames(
 ) -> Iterator[bytes]:
     """Yield events until all answers have ended, and a `ping` after `SILENCE` seconds without any.
 
-    With `tokens_together` a frame has that many tokens, otherwise those of `INTERVAL`. With a `lent` socket, the writer
-    sends what comes between the first frame and the last.
+    With `tokens_together` a frame has that many tokens, otherwise all there are. With a `lent` socket, the writer sends what
+    comes between the first frame and the last.
     """
     written_here = _frames_written_here(generation, answers, tokens_together, ping)
     if lent is None:
@@ -164,22 +137,18 @@ def frames(
 def _frames_written_here(
     generation: Generation, answers: Answers, tokens_together: int | None, ping: bytes
 ) -> Iterator[bytes]:
-    """Yield all frames; this handler sleeps while tokens are put together."""
+    """Yield all frames."""
     wakeup = generation.wakeup
     assert wakeup is not None
-    coalescer, spoke_at = Coalescer(wakeup), time.perf_counter()
+    spoke_at = time.perf_counter()
     while answers.live:
-        if tokens_together is None and answers.may_wait:
-            coalescer.wait(answers.unread)
         wakeup.wants_tokens = True  # before looking for tokens: one that comes later wakes this handler
-        tokens = answers.unread
         frame = b"" if tokens_together and answers.has_fewer_than(tokens_together) else answers.read()
         now = time.perf_counter()
         if frame:
             wakeup.wants_tokens = False
             yield frame
-            coalescer.sent(tokens)
-            spoke_at = coalescer.sent_at
+            spoke_at = time.perf_counter()
         elif not answers.live or generation.end_if_late(now):
             continue
         elif now - spoke_at >= SILENCE:
@@ -265,9 +234,10 @@ def event_stream(frames: Iterator[bytes], media: str = EVENTS) -> Response:
 
 
 def lent_socket(wakeup: Wakeup, source: Source, *, paced: bool = False) -> LentSocket | None:
-    """Return the socket of this request to lend to the writer, if gunicorn writes plain chunks (HTTP/1.1 without TLS)."""
+    """Return the socket of this request to lend to the writer; None under TLS."""
     sock = request.environ.get("gunicorn.socket")
-    if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
+    if type(sock) is not socket.socket:
         return None
     service: Service = current_app.extensions["service"]
-    return LentSocket(service.socket_writer, sock, wakeup, source, paced)
+    is_chunked = request.environ["SERVER_PROTOCOL"] == "HTTP/1.1"  # as gunicorn frames a response without a length
+    return LentSocket(service.socket_writer, sock, wakeup, source, paced, is_chunked)

@@ -21,6 +21,9 @@ from werkzeug.test import TestResponse
 from api import streaming
 from api.generation import Generation
 from api.socket_writer import INTERVAL
+from api.service import Service
+from app import connect, create_app
+from config import Config
 from generate.text import AnswerText
 from models.text.tokenizer import Detokenizer
 from serving.wakeup import Wakeup
@@ -205,55 +208,6 @@ def test_the_loop_waits_for_no_reader(app: Flask, client: FlaskClient) -> None:
     manager = app.extensions["service"].engine.manager
     wait_until(lambda: manager.running == 0)
     assert len(joined(events(reply))) == 500
-
-
-def test_the_first_token_is_sent_at_once_and_others_together(
-    client: FlaskClient, model: FakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streaming, "INTERVAL", SOON)
-    go = hold(model, 1)
-    reply = post(client, 60)  # until the first frame has come
-    go.set()
-    lengths = [len(joined([chunk])) for chunk in events(reply)[:-1]]
-    assert lengths[0] == 1
-    assert sum(lengths) == 60
-    assert len(lengths) < 6, "tokens of an interval come together"
-
-
-def test_an_end_that_comes_with_a_token_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "INTERVAL", SOON)
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:  # one notification tells of the second token and of the end behind it
-        waits.append(seconds)
-        inference.ready, inference.is_finished = 2, True
-
-    def read() -> Any:
-        new, reader.taken, reader.done = inference.ready - reader.taken, inference.ready, inference.is_finished
-        return new or None
-
-    inference: Any = SimpleNamespace(ready=1, is_finished=False)
-    reader: Any = SimpleNamespace(taken=0, done=False, inference=inference, read=read)
-    generation: Any = SimpleNamespace(
-        wakeup=SimpleNamespace(wants_tokens=False, wait=wait), ends_at=1e9,
-        end_if_late=lambda now: False, end_if_lost=lambda: None,
-    )  # fmt: skip
-    assert len([*streaming.frames(generation, streaming.Answers([reader], lambda delta: b"token"))]) == 2
-    assert len(waits) == 1
-
-
-def test_slow_steps_are_sent_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    waits: list[float] = []
-    monkeypatch.setattr(streaming, "time", SimpleNamespace(perf_counter=lambda: now))
-    wakeup: Any = SimpleNamespace(wants_tokens=True, wait=waits.append)
-    coalescer = streaming.Coalescer(wakeup)
-    for gap in (0.03, 0.03, 0.03, 0.004):
-        assert waits == [], "no token is waited for that comes later than the interval"
-        now += gap
-        coalescer.sent(1)
-        coalescer.wait(0)
-    assert waits == [INTERVAL]
 
 
 def test_a_request_may_say_how_many_tokens_make_a_chunk(client: FlaskClient, model: FakeModel) -> None:
