@@ -122,67 +122,32 @@ def frames(
     With `tokens_together` a frame has that many tokens, otherwise all there are. With a `lent` socket, the writer sends what
     comes between the first frame and the last.
     """
-    written_here = _frames_written_here(generation, answers, tokens_together, ping)
-    if lent is None:
-        yield from written_here
-        return
-    # The head of the response goes out with the first frame: before it, the writer may not write to the socket.
-    for frame in written_here:
-        yield frame
-        if frame is not ping:
-            break
-    yield from _frames_around_writer(generation, answers, lent, ping)
-
-
-def _frames_written_here(
-    generation: Generation, answers: Answers, tokens_together: int | None, ping: bytes
-) -> Iterator[bytes]:
-    """Yield all frames."""
-    wakeup = generation.wakeup
+    wakeup, spoke_at, has_begun = generation.wakeup, time.perf_counter(), False
     assert wakeup is not None
-    spoke_at = time.perf_counter()
     while answers.live:
-        wakeup.wants_tokens = True  # before looking for tokens: one that comes later wakes this handler
+        # The head of the response goes out with the first frame: before it, the writer may not write to the socket.
+        is_written_here = lent is None or not has_begun
+        wakeup.wants_tokens = is_written_here  # before looking for tokens: one that comes later wakes this handler
         frame = b"" if tokens_together and answers.has_fewer_than(tokens_together) else answers.read()
         now = time.perf_counter()
         if frame:
             wakeup.wants_tokens = False
             yield frame
-            spoke_at = time.perf_counter()
+            spoke_at, has_begun = time.perf_counter(), True
         elif not answers.live or generation.end_if_late(now):
             continue
         elif now - spoke_at >= SILENCE:
             spoke_at = now
             yield ping
         else:
-            wakeup.wait(_patience(generation, spoke_at, now))
+            # Until the client must be told something, or the request is late, or may have been lost.
+            patience = min(spoke_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
+            if lent is None or is_written_here:
+                wakeup.wait(patience)
+            else:  # the writer gives the socket back when an answer has ended, has failed or is read too slowly
+                spoke_at = max(spoke_at, lent.lend(patience))
+                lent.finish()
             generation.end_if_lost()
-
-
-def _frames_around_writer(generation: Generation, answers: Answers, lent: LentSocket, ping: bytes) -> Iterator[bytes]:
-    """Yield the frames that the writer does not send: pings, and the last one."""
-    spoke_at = time.perf_counter()
-    while answers.live:
-        frame = answers.read()
-        now = time.perf_counter()
-        if frame:
-            yield frame
-            spoke_at = time.perf_counter()
-        elif not answers.live or generation.end_if_late(now):
-            continue
-        elif now - spoke_at >= SILENCE:
-            spoke_at = now
-            yield ping
-        else:
-            # The writer gives the socket back when an answer has ended, has failed or is read too slowly.
-            spoke_at = max(spoke_at, lent.lend(_patience(generation, spoke_at, now)))
-            lent.finish()
-            generation.end_if_lost()
-
-
-def _patience(generation: Generation, spoke_at: float, now: float) -> float:
-    """Return the seconds until the client must be told something, or the request is late, or may have been lost."""
-    return min(spoke_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
 
 
 def respond(

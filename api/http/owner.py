@@ -16,7 +16,7 @@ def current_owner() -> str:
 
     Clients may send any key to a server without one. Those who send none are one owner, whose name is empty.
     """
-    if is_background():
+    if BACKGROUND in request.environ:
         return str(request.environ[BACKGROUND])
     sent = credentials(request.environ)
     return hashlib.sha256(sent.encode("utf-8", "replace")).hexdigest()[:32] if sent else ""
@@ -31,8 +31,3 @@ def credentials(environ: Mapping[str, Any]) -> str:
 def is_reserved(id: str) -> bool:
     """Return whether only lines of batches have such request ids, which a client could otherwise take first."""
     return id.startswith("batch_")
-
-
-def is_background() -> bool:
-    """Return whether the current request is one of the server itself, for a batch."""
-    return BACKGROUND in request.environ

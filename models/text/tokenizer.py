@@ -172,7 +172,8 @@ class Tokenizer:
 
     def decode_bytes(self, tokens: Iterable[int]) -> bytes:
         """Return the bytes of `tokens`."""
-        return b"".join(map(self.token_bytes, tokens))
+        pieces, size = self._bytes, self.vocab_size
+        return b"".join([pieces[token] if 0 <= token < size else self.token_bytes(token) for token in tokens])
 
     def decode(self, tokens: Iterable[int], *, begins: bool = False) -> str:
         """Return the text that `tokens` add to a text before them; bytes that are not UTF-8 become U+FFFD.
