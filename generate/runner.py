@@ -126,18 +126,22 @@ class ModelRunner(Runner):
             return self._decode_again(plan, self._last.with_new_pages())
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         packed, rows = self._pack(plan, held)
+        # Whose members all decode: sample every row, and keep the layout for the next step.
+        is_plain = len(packed.sample_rows) == len(packed.ids) and not held and not plan.drafts
+        decodes = is_plain and [] not in [seq.output_ids for seq in plan.sequences]
+        if decodes and (last := _Decoded.of(plan, rows)) is not None:
+            return self._decode_again(plan, last)
         ids = torch.tensor(packed.ids, device=self.device)
         positions = torch.tensor(packed.positions, device=self.device)
         logits, states = self.compute(ids, positions, rows, packed.sample_rows, packed.pool_rows)
         outputs = sample_outputs(plan.sequences, plan.counts, logits, plan.drafts)
         self._note(plan)
         add_embeddings(outputs, plan.sequences, plan.counts, states)
-        plain = len(packed.sample_rows) == len(ids) and not held and not plan.drafts
-        self._last = _Decoded.of(plan, rows) if plain else None
+        self._last = None
         return outputs
 
     def _decode_again(self, plan: Plan, last: _Decoded) -> list[Output]:
-        """Compute the next tokens of the sequences of the last step, in the layout of that step.
+        """Compute the next tokens of sequences that all decode, in a layout of these, such as that of the last step.
 
         The layout may be reused because nothing in it depends on the step but the positions: each sequence has one
         row again, its parameters never change, and the block tables have the pages that it got since.
