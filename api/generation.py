@@ -165,10 +165,8 @@ def check_model(engine: Engine, model: str | None) -> Loaded | None:
     return adapter_of(engine, model, "model")
 
 
-def adapter_of(engine: Engine, name: str | None, param: str) -> Loaded | None:
-    """Return the adapter of this name for a request, None for no name; raise ApiError if it cannot be had."""
-    if name is None:
-        return None
+def adapter_of(engine: Engine, name: str, param: str) -> Loaded:
+    """Return the adapter of this name for a request; raise ApiError if it cannot be had."""
     try:
         if engine.adapters is None:
             raise AdapterError(
@@ -231,7 +229,7 @@ def start_generation(
     for prompt, length in zip(request.prompts, lengths):
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
         for j in range(request.best_of):
-            seeds.append(seed_of(seed, j))
+            seeds.append(seed_of(seed, j) if j else seed)
             inferences.append(
                 engine.make_inference(
                     prompt.text, length, prompt.ids, seed=seeds[-1], open_ended=request.max_tokens is None,
@@ -265,9 +263,7 @@ def reply(
 
 
 def seed_of(seed: int, j: int) -> int:
-    """Return the seed of answer j: the request's own for the first, a hash of it and j for the others."""
-    if j == 0:
-        return seed
+    """Return the seed of answer j behind the first, whose seed is the request's own: a hash of it and j."""
     return int.from_bytes(hashlib.sha256(f"{seed} {j}".encode()).digest()[:8], "little") >> 1
 
 

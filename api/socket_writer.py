@@ -157,7 +157,8 @@ class SocketWriter:
         """Note that there may be new tokens; called in the loop's thread."""
         if iteration is not None:
             self._steps += 1
-            self._wakeup.notify_tokens()
+            if self._wakeup.wants_tokens:
+                self._wakeup.notify_tokens()
 
     def _run(self) -> None:
         began, steps, step_seconds, cost = self._clock(), self._steps, self.interval, 0.0

@@ -134,7 +134,7 @@ def frames(
             wakeup.wants_tokens = False
             yield frame
             spoke_at, has_begun = time.perf_counter(), True
-        elif not answers.live or generation.end_if_late(now):
+        elif not answers.live or (now >= generation.ends_at and generation.end_if_late(now)):
             continue
         elif now - spoke_at >= SILENCE:
             spoke_at = now
@@ -143,7 +143,8 @@ def frames(
             # Until the client must be told something, or the request is late, or may have been lost.
             patience = min(spoke_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
             if lent is None or is_written_here:
-                wakeup.wait(patience)
+                if wakeup.wait(patience):
+                    continue
             else:  # the writer gives the socket back when an answer has ended, has failed or is read too slowly
                 spoke_at = max(spoke_at, lent.lend(patience))
                 lent.finish()

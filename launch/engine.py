@@ -82,7 +82,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
     )
     other_names = tuple(dict.fromkeys(pieces(config.served_names)))
     adapters = make_store(config, parts.read_adapter, {parts.served_name, *other_names}, manager)
-    recording = Recording(lambda: manager.policy is not None and manager.policy.padded)
+    recording = Recording(lambda: (active := manager.policy) is not None and active.padded)
     # Before the loop starts, whose thread reads these lists without a lock.
     manager.listeners.append(recording.on_arrival)
     manager.observers += [*armed.observers(), recording.observe]

@@ -216,7 +216,8 @@ class Inference:
         # Tokens are appended before `ready` grows, so a reader needs no lock for those below it.
         self.ready = len(self.sequence.output_ids)
         try:
-            self.wakeup.notify_tokens()
+            if self.wakeup.wants_tokens:
+                self.wakeup.notify_tokens()
         except Exception as error:  # of one reader, which the loop and the other requests must survive
             log.exception("cannot notify the reader of a stream")
             self.cancel(failure(error))

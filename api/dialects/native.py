@@ -105,7 +105,7 @@ def generation_request(engine: Engine, params: InferenceRequest) -> GenerationRe
     options = {
         "temperature": params.temperature, "top_k": max(params.top_k, 0), "top_p": params.top_p,
         "stop_texts": params.stop, "ignore_eos": params.ignore_eos, **params.scheduling_options(request.environ),
-        "adapter": adapter_of(engine, params.adapter, "adapter"),
+        "adapter": None if params.adapter is None else adapter_of(engine, params.adapter, "adapter"),
     }  # fmt: skip
     return GenerationRequest(
         [Prompt(params.prompt, ids)], params.num_tokens, "num_tokens", "prompt", options,

@@ -127,7 +127,7 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
     if p.grammar is not None:
         options["grammar"] = constraint(engine, "grammar", p.grammar)
-    options["adapter"] = adapter_of(engine, p.adapter_id, "adapter_id")
+    options["adapter"] = None if p.adapter_id is None else adapter_of(engine, p.adapter_id, "adapter_id")
     ids = encode(engine, params.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
     return GenerationRequest(
         [Prompt(params.inputs, ids)], p.max_new_tokens, "max_new_tokens", "inputs", options, seed=p.seed
