@@ -31,7 +31,7 @@ from launch import banner, plugin, status_line
 from launch.one_core import OneCore
 from launch.shutdown import QUICK_SECONDS
 from launch.worker import handover
-from launch.worker.connections import limit_blocking, write_error
+from launch.worker.connections import http_date, limit_blocking, write_error
 from observe.queued_log import QueuedHandler, QueuedLog
 from serving.recovery import blames_kernels
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
@@ -133,7 +133,7 @@ def post_worker_init(worker: Any) -> None:
     """Start the engine in the worker process."""
     sys.setswitchinterval(2e-4)  # the loop needs the GIL back sooner than after 5 ms
     threading.stack_size(512 * 1024)
-    util.write_error = write_error
+    util.write_error, util.http_date = write_error, http_date
     service = worker.app.callable.extensions["service"]
     on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     service.serves = not on_terminal  # where a person looks, a status line takes the place of the access log

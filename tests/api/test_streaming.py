@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from api import streaming
 from api.generation import Generation
-from api.socket_writer import INTERVAL
-from api.service import Service
-from app import connect, create_app
-from config import Config
 from generate.text import AnswerText
 from models.text.tokenizer import Detokenizer
 from serving.wakeup import Wakeup

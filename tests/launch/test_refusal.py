@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import selectors
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gunicorn import util
 from gunicorn.config import Config as GunicornConfig
 from gunicorn.http import wsgi
 from gunicorn.http.parser import RequestParser
@@ -21,7 +24,7 @@ from api.service import Service
 from app import create_app
 from config import Config
 from launch.worker import worker as module
-from launch.worker.connections import Parser, plain_request
+from launch.worker.connections import Parser, http_date, plain_request
 from launch.worker.worker import Worker
 from tests.support.fakes import fake_engine
 
@@ -108,6 +111,12 @@ def test_a_refusal_is_the_same_from_flask_and_from_both_before_it(door: Door, mo
     )  # four have the key; of each two, four are from pages of others, and one names another host
     left = 2 * (4 - (config.cors_origins == SITE) + bool(config.trusted_hosts))
     assert early == (4 if config.api_key else len(messages) - left)
+
+
+def test_the_date_is_the_one_that_gunicorn_writes() -> None:
+    for moment in (0, 1.9, 1.95, 1e9, 1.7e9 + 0.5, 0):
+        assert http_date(moment) == util.http_date(moment)
+    assert abs(parsedate_to_datetime(http_date()).timestamp() - time.time()) < 60
 
 
 def environ(path: str = "/inference", **more: str) -> dict[str, Any]:
