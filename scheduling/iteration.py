@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ class Plan:
     mask_seconds: float = 0.0  # that the step waited for the masks of answers that have a form
     experts: Experts | None = None  # set by a model that is a mixture of them
     goes_on: bool = False  # set by a model that computes elsewhere: nothing came yet, and the next plan is of this step
+    like: Iteration | None = None  # the record of the step before, if that repeated, too; then its own
 
     @property
     def padding(self) -> int:
@@ -42,6 +44,11 @@ class Plan:
         if not self.padded or not self.counts:
             return 0
         return max(self.counts) * len(self.counts) - sum(self.counts)
+
+    def phases(self) -> list[str]:
+        """Return what each of its sequences does, before it is computed."""
+        rest = ["prefill" if seq.is_prefilling else "decode" for seq in self.sequences[self.decoding :]]
+        return ["decode"] * self.decoding + rest
 
     def remove(self, sequences: list[Sequence]) -> None:
         """Take out members that were preempted before the step was computed."""
@@ -106,15 +113,74 @@ class Member(NamedTuple):
     total: int
 
 
-def members_of(plan: Plan, phases: list[str]) -> list[Member]:
-    """Return the members of a step that was computed; `phases` are those before it."""
-    rows = [
-        Member(seq.id, seq.slot, phase, count, seq.computed, seq.total)
-        for seq, count, phase in zip(plan.sequences, plan.counts, phases)
-    ]
-    for phase, others in (("held", plan.held), ("idle", plan.paused)):
-        rows += [Member(s.id, s.slot, phase, 0, s.computed, s.total) for s in others]
-    return rows
+class Columns(NamedTuple):
+    """The fields of all members of a step: tuples of atoms, which the garbage collector does not track."""
+
+    id: Many[str] = ()
+    slot: Many[int] = ()
+    phase: Many[str] = ()
+    tokens: Many[int] = ()
+    computed: Many[int] = ()
+    total: Many[int] = ()
+
+
+class Members(Many[Member]):
+    """The members of a step, of which each is made when somebody reads it.
+
+    Steps that repeat have `shared` columns. All their members that are not held decode, and of each `more` tokens are
+    computed than these columns say.
+    """
+
+    __slots__ = ("more", "shared")
+
+    def __init__(self, columns: Columns, more: int = 0) -> None:
+        self.shared, self.more = columns, more
+
+    @classmethod
+    def of(cls, rows: Iterable[Iterable[Any]]) -> Members:
+        """Return members with these fields."""
+        return cls(Columns(*zip(*rows)))
+
+    @classmethod
+    def of_plan(cls, plan: Plan, phases: list[str]) -> Members:
+        """Return the members of a step that was computed; `phases` are those before it."""
+        rows, held, paused = plan.sequences, plan.held, plan.paused
+        if held or paused:
+            phases = [*phases, *["held"] * len(held), *["idle"] * len(paused)]
+            rows = [*rows, *held, *paused]
+        return cls(Columns(
+            tuple([seq.id for seq in rows]), tuple([seq.slot for seq in rows]), tuple(phases),
+            (*plan.counts, *[0] * (len(rows) - len(plan.counts))), tuple([seq.computed for seq in rows]),
+            tuple([len(seq.prompt_ids) + seq.max_tokens for seq in rows]),
+        ))  # fmt: skip
+
+    def at(self, plan: Plan) -> Members:
+        """Return the members of a later step that repeats theirs, after it was computed."""
+        known, decoding = self.shared.computed, plan.sequences
+        return Members(self.shared, decoding[0].computed - known[0] if known and decoding else 0)
+
+    @property
+    def columns(self) -> Columns:
+        """The fields of the members of this step."""
+        columns, more = self.shared, self.more
+        if not more:
+            return columns
+        computed = [n if phase == "held" else n + more for n, phase in zip(columns.computed, columns.phase)]
+        return columns._replace(computed=tuple(computed))
+
+    def __len__(self) -> int:
+        return len(self.shared.id)
+
+    def __iter__(self) -> Iterator[Member]:
+        return map(Member._make, zip(*self.columns))
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Members) and self.columns == other.columns
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class SlotSteps(NamedTuple):
@@ -130,10 +196,6 @@ class SlotSteps(NamedTuple):
     idle: float = 0.0
     recomputed: float = 0.0
     rejected: float = 0.0
-
-    def rejecting(self, rejected: float) -> SlotSteps:
-        """Return these if so much of their useful part computed wrong drafts."""
-        return self._replace(useful=self.useful - rejected, rejected=rejected) if rejected else self
 
     @property
     def fill(self) -> float | None:
@@ -191,7 +253,7 @@ class Iteration:
     seconds: float
     policy: str
     queue: int
-    members: list[Member]
+    members: Members
     joined: list[str]
     left: list[tuple[str, str]]
     slot_steps: SlotSteps
@@ -208,15 +270,16 @@ class Iteration:
     @property
     def batch_size(self) -> int:
         """Rows that were computed, held ones too."""
-        return sum(1 for m in self.members if m.phase != "idle")
+        return len(self.members) - self.members.shared.phase.count("idle")
 
     @property
     def tokens(self) -> int:
         """Tokens that were computed, without the rejected drafts."""
-        return sum(m.tokens for m in self.members) - sum(d.drafted - d.accepted for d in self.drafts)
+        rejected = sum([d.drafted - d.accepted for d in self.drafts]) if self.drafts else 0
+        return sum(self.members.shared.tokens) - rejected
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as `/events` and trace files have it."""
+    def to_dict(self, bare: bool = False) -> dict[str, Any]:
+        """Return the record as `/events` and trace files have it; a `bare` one has no members."""
         blocked = {"blocked_by": self.blocked_by} if self.blocked_by else {}
         preempted = {"displaced": self.preempted} if self.preempted else {}
         drafts = {"drafts": [drafted._asdict() for drafted in self.drafts]} if self.drafts else {}
@@ -232,7 +295,7 @@ class Iteration:
             "policy": self.policy,
             "queue": self.queue,
             **blocked,
-            "members": [m._asdict() for m in self.members],
+            "members": [] if bare else [m._asdict() for m in self.members],
             "joined": self.joined,
             "left": [{"id": id, "reason": reason} for id, reason in self.left],
             **preempted,

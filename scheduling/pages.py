@@ -70,7 +70,7 @@ class PagePool:
 
     @property
     def used(self) -> int:
-        return self.total - self.free
+        return self.total - len(self._blank) - len(self._cached)
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)

@@ -28,7 +28,7 @@ from scheduling.advance import Advanced, Output, Token, TokenRun, advance, keep
 from scheduling.backlog import Backlog
 from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
-from scheduling.iteration import Iteration, Plan, SlotSteps, members_of, reasons
+from scheduling.iteration import Columns, Iteration, Members, Plan, SlotSteps, reasons
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.sequence import Sequence
@@ -153,7 +153,7 @@ class Scheduler:
         if (last := self._repeat) is not None and self.is_current(last):
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
             rows = last.sequences, last.counts, last.held, last.padded
-            plan = Plan(number, now, *rows, repeats=True, decoding=len(last.counts))
+            plan = Plan(number, now, *rows, repeats=True, decoding=len(last.counts), like=last.like)
         else:
             plan = self.batch.plan(self.policy, self.token_budget, number, now)
         plan.blocked_by = self.wait_clock.reason if self.waiting else None
@@ -216,19 +216,28 @@ class Scheduler:
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
         """Take in the outputs of a step that was computed; return its record."""
+        like = plan.like if plan.repeats else None
         # Who computed a prompt, and how slots were spent, can only be told before sequences advance.
-        slot_steps = SlotSteps.of(plan, self._slots, self.queue.recomputes)
-        phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
+        slot_steps = SlotSteps.of(plan, self._slots, self.queue.recomputes) if like is None else like.slot_steps
+        phases = plan.phases() if self.record and like is None else []
         result, answered = self.take_in(plan, outputs, now)
+        if result.rejected:
+            slot_steps = slot_steps._replace(useful=slot_steps.useful - result.rejected, rejected=result.rejected)
+        if like is not None:
+            members = like.members.at(plan)
+        else:
+            members = Members.of_plan(plan, phases) if self.record else Members(Columns())
         pages_used, pages_total = self.batch.pages.usage
-        return Iteration(
+        iteration = Iteration(
             n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,
-            queue=len(self.waiting), members=members_of(plan, phases) if self.record else [],
-            joined=[seq.id for seq in plan.joined], left=reasons(answered),
-            slot_steps=slot_steps.rejecting(result.rejected), pages_used=pages_used, pages_total=pages_total,
+            queue=len(self.waiting), members=members, joined=[seq.id for seq in plan.joined],
+            left=reasons(answered) if answered else [],
+            slot_steps=slot_steps, pages_used=pages_used, pages_total=pages_total,
             preempted=[seq.id for seq in plan.preempted], repeats=plan.repeats, blocked_by=plan.blocked_by,
             drafts=result.drafts, mask_seconds=plan.mask_seconds, experts=plan.experts, rows=self.rows,
         )  # fmt: skip
+        plan.like = iteration if plan.repeats else None
+        return iteration
 
     def take_in(self, plan: Plan, outputs: list[Output], now: float) -> tuple[Advanced, list[Sequence]]:
         """Do what `commit` does without a record; return what the outputs did, and the sequences that are answered now.

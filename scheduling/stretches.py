@@ -7,23 +7,17 @@ first of them, their number and when the last one ended. This module must not kn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from itertools import chain
 from typing import Any
 
-from scheduling.iteration import Drafted, Experts, Iteration, Member, SlotSteps
+from scheduling.iteration import Columns, Drafted, Experts, Iteration, Members, SlotSteps
 
-WIDTH = len(Member._fields)
 CONSTANT = 4  # the first fields of a member, which are equal in all steps of a stretch: id, slot, phase, tokens
 
 
 @dataclass(slots=True)
 class Stretch:
-    """A number of equal steps: the fields of the first one, when the last one ended, and who left in it.
-
-    `members` holds the fields of all members in one flat tuple, which the garbage collector does not track.
-    """
+    """A number of equal steps: the fields of the first one, when the last one ended, and who left in it."""
 
     n: int
     t: float
@@ -38,7 +32,7 @@ class Stretch:
     pages_used: int
     pages_total: int
     blocked_by: str | None
-    members: tuple[Any, ...]
+    members: Members
     drafts: list[Drafted] = field(default_factory=list)
     mask_seconds: float = 0.0  # of all its steps
     experts: Experts | None = None  # read by all its steps together
@@ -50,7 +44,7 @@ class Stretch:
         return cls(
             step.n, step.t, step.t + step.seconds, 1, step.policy, step.queue, list(step.joined), list(step.left),
             list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total,
-            step.blocked_by, flat(step.members), step.drafts, step.mask_seconds, step.experts, step.rows,
+            step.blocked_by, step.members, step.drafts, step.mask_seconds, step.experts, step.rows,
         )  # fmt: skip
 
     def extend(self, step: Iteration) -> bool:
@@ -61,10 +55,8 @@ class Stretch:
             or self.slot_steps != step.slot_steps or (self.policy, self.rows) != (step.policy, step.rows) or self.blocked_by != step.blocked_by
         ):  # fmt: skip
             return False
-        if not step.repeats or "prefill" in self.members[2::WIDTH]:  # compare the members, which takes longer
-            members = flat(step.members)
-            if any(members[k::WIDTH] != self.members[k::WIDTH] for k in range(CONSTANT)):
-                return False
+        if step.members.shared[:CONSTANT] != self.members.shared[:CONSTANT]:
+            return False
         self.steps += 1
         self.ended = step.t + step.seconds
         self.mask_seconds += step.mask_seconds
@@ -73,19 +65,22 @@ class Stretch:
         self.left = list(step.left)
         return True
 
-    def first_members(self) -> list[Member]:
-        """Return the members in the first step."""
-        return [Member(*self.members[k : k + WIDTH]) for k in range(0, len(self.members), WIDTH)]
+    @classmethod
+    def of_row(cls, row: list[Any]) -> Stretch:
+        """Return the stretch that `row` returned, as JSON has it."""
+        stretch = cls(*row)
+        stretch.members = Members(Columns(*map(tuple, row[MEMBERS])))
+        return stretch
 
     def row(self) -> list[Any]:
-        """Return the fields in their order, as JSON has them."""
-        return [getattr(self, field.name) for field in fields(self)]
+        """Return the fields in their order, of the members their columns."""
+        return [getattr(self, name) if name != "members" else self.members.columns for name in NAMES]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record of the first step, with `repeat` equal steps of `seconds` each; `left` is of the last one."""
         step = Iteration(
             n=self.n, t=self.t, seconds=(self.ended - self.t) / self.steps, policy=self.policy, queue=self.queue,
-            members=self.first_members(),
+            members=self.members,
             joined=self.joined, left=[(id, reason) for id, reason in self.left],
             slot_steps=SlotSteps(*self.slot_steps), pages_used=self.pages_used, pages_total=self.pages_total,
             preempted=self.preempted, blocked_by=self.blocked_by,
@@ -96,9 +91,8 @@ class Stretch:
         return step.to_dict() | {"repeat": self.steps}
 
 
-def flat(members: Iterable[Member]) -> tuple[Any, ...]:
-    """Return the fields of all members in a row."""
-    return tuple(chain.from_iterable(members))
+NAMES = [one.name for one in fields(Stretch)]
+MEMBERS = NAMES.index("members")
 
 
 class Stretches:

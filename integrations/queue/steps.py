@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from scheduling.iteration import Iteration, Member, SlotSteps
+from scheduling.iteration import Iteration, Member, Members, SlotSteps
 from serving.inference import Inference
 
 AT_ONCE, MOST = 64, 10_000  # bursts processed together, and kept for running answers
@@ -89,7 +89,7 @@ class Steps:
                 seconds = (ended - began) / rest
                 rows = [row for a in there if (row := a.step(began, began + seconds, size))]
                 step = replace(
-                    burst, n=self._number, t=began, seconds=seconds, members=rows, joined=joined, preempted=[],
+                    burst, n=self._number, t=began, seconds=seconds, members=Members.of(rows), joined=joined, preempted=[],
                     left=left if rest == 1 else [], slot_steps=SlotSteps(len(rows), idle=max(0.0, sum(burst.slot_steps) - len(rows))),
                 )  # fmt: skip
                 self._tell(step, [])

@@ -34,7 +34,7 @@ from integrations.queue.server import Silent
 from observe.replay.question import Server as Asking
 from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
-from scheduling.iteration import Iteration, Member, SlotSteps, begin_of
+from scheduling.iteration import Iteration, Member, Members, SlotSteps, begin_of
 from scheduling.options import values_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
@@ -164,7 +164,7 @@ class Watch(BatchingManager):
                 raise InferenceError("timeout_error", text)
 
     def _step(self, line: dict[str, Any]) -> None:
-        members, pages = [Member(**row) for row in line["members"]], line["pages"]
+        members, pages = Members.of(Member(**row) for row in line["members"]), line["pages"]
         planned = line["t"] - self._epoch
         begin, overlaps = begin_of(planned, self._ended)
         self._questions.late |= overlaps

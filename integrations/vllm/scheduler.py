@@ -250,8 +250,8 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
 
     def _commit(self, plan: Plan | None, now: float) -> None:
         plan = plan or Plan(0, now, [], [])
-        repeats = plan.repeats and self.plans.is_current(plan)
-        if not repeats:  # another step may have ended some since this one was planned
+        plan.repeats = plan.repeats and self.plans.is_current(plan)
+        if not plan.repeats:  # another step may have ended some since this one was planned
             for seq in plan.sequences:
                 if seq.state == "waiting":  # it was preempted while its step was computed
                     seq.output_ids = list(seq.sampling._output_token_ids)
@@ -268,8 +268,10 @@ class PolicyScheduler(Failsafe, AsyncScheduler):  # type: ignore[misc]
         if plan.sequences or plan.held:
             new = [seq.sampling._output_token_ids[len(seq.output_ids) :] for seq in plan.sequences]
             outputs = [ids[0] if len(ids) == 1 else TokenRun(ids) if ids else None for ids in new]
+            if any(len(ids) > 1 for ids in new):
+                plan.like = None
             iteration = self.plans.commit(plan, outputs, now)
-            if not repeats:
+            if not plan.repeats:
                 self._sync(plan.sequences)
             left = [self.views.pop(id) for id, _ in iteration.left]
             if self.plans.record:

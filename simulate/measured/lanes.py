@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from scheduling.iteration import Iteration
-from scheduling.stretches import WIDTH, Stretch, Stretches
+from scheduling.stretches import Stretch, Stretches
 
 MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
 RECORD_WEIGHT = 4
@@ -32,7 +32,7 @@ def cut(lanes: Iterable[Many[Stretch]], limit: int) -> float | None:
     for steps in lanes:
         weight = 0
         for step in steps:
-            weight += RECORD_WEIGHT + len(step.members) // WIDTH
+            weight += RECORD_WEIGHT + len(step.members)
             if weight > limit // len(lanes):
                 ends.append(step.t)
                 break

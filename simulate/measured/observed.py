@@ -70,7 +70,7 @@ class Observed:
         )
         served = (Inside if ask.get("inside") else Chosen)(*ask["served"])
         scenario = Scenario((served,), engine, cost, host, trace, (served.policy(slots),))
-        stretches = sorted((Stretch(*row) for row in rows.get("stretches", ())), key=lambda stretch: stretch.t)
+        stretches = sorted((Stretch.of_row(row) for row in rows.get("stretches", ())), key=lambda stretch: stretch.t)
         if engine.engines:  # each has numbered its own
             number = 1
             for stretch in stretches:

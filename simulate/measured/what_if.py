@@ -36,7 +36,7 @@ LEAST_OFF = 0.005  # unless it is off by less than these seconds
 
 def seconds_of(stretch: Stretch, cost: Cost, padded: bool) -> float:
     """Return how long a law says that the steps take, with the masks that they waited for, without what passes between."""
-    members, passed = stretch.first_members(), stretch.steps - 1
+    members, passed = stretch.members, stretch.steps - 1
     last = [m._replace(computed=m.computed + passed * m.tokens) for m in members]
     ends = [cost.seconds(step_of_members(rows, padded)) for rows in (members, last)]  # costs grow evenly between them
     return stretch.steps * sum(ends) / 2 + stretch.mask_seconds
@@ -56,9 +56,7 @@ def slowness(scenario: Scenario[Trace], steps: Many[Stretch]) -> float:
         engine = later.rows[0] if later.rows else 0
         step, last[engine] = last.get(engine, later), later
         between = later.t - step.ended
-        if step is not later and (
-            len(step.first_members()) > len(step.left) or (step.queue and between < LONGEST_WAKE)
-        ):
+        if step is not later and (len(step.members) > len(step.left) or (step.queue and between < LONGEST_WAKE)):
             taken += between
     return taken / simulated if simulated else 1.0
 
@@ -74,7 +72,7 @@ def extrapolates(steps: Iterable[Stretch], padded: bool, timed: Iterable[Step]) 
     sizes, strange, count = seen_in(timed), 0, 0
     for stretch in steps:
         count += stretch.steps
-        strange += stretch.steps * (beyond(sizes, step_of_members(stretch.first_members(), padded)) > 1)
+        strange += stretch.steps * (beyond(sizes, step_of_members(stretch.members, padded)) > 1)
     return strange > MOST_STRANGE * count
 
 

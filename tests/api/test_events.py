@@ -18,8 +18,8 @@ from flask import Flask
 from api.pages.feed_reader import PING, PING_SECONDS, FeedReader, ViewerLeft
 from app import create_app
 from config import Config
-from observe.feed import FROZEN_SECONDS, Feed, Viewer, dumps, pack, text
-from scheduling.iteration import Iteration, Member, SlotSteps
+from observe.feed import FROZEN_SECONDS, Feed, Viewer, dumps, text
+from scheduling.iteration import Iteration, Member, Members, SlotSteps
 from tests.support import in_background, wait_until
 from tests.support.fakes import FakeModel, fake_engine
 from tests.support.scheduling import drive, make_scheduler, requests
@@ -28,7 +28,7 @@ from tests.support.servers import Server
 
 def step(n: int, slots: int = 2) -> Iteration:
     """Return the record of a step in which two of the slots work."""
-    members = [Member("a", 0, "prefill", 7, 7, 12), Member("b", 1, "decode", 1, 9, 11)]
+    members = Members.of([Member("a", 0, "prefill", 7, 7, 12), Member("b", 1, "decode", 1, 9, 11)])
     return Iteration(
         n, n * 0.5, 0.25, "dynamic", 3, members, ["a"], [("b", "length")], SlotSteps(2, 0, 0, slots - 2, 0), 4, 64
     )
@@ -73,13 +73,13 @@ def test_an_event_is_the_record_with_its_number_as_id() -> None:
     assert event == {"id": "1", "data": json.loads(json.dumps(step(1).to_dict()))}
 
 
-def test_a_packed_record_is_written_as_json_would_write_the_record() -> None:
+def test_a_record_is_written_as_json_would_write_the_record() -> None:
     odd = step(4)
     odd.policy = 'a "members":[] policy'
-    odd.members[0] = odd.members[0]._replace(id='q"\\\n\u2028é%s')
-    empty = Iteration(1, 0, 0, "p", 0, [], [], [], SlotSteps(), 0, 0)
+    odd.members = Members.of([odd.members[0]._replace(id='q"\\\n\u2028é%s'), odd.members[1]])
+    empty = Iteration(1, 0, 0, "p", 0, Members.of([]), [], [], SlotSteps(), 0, 0)
     for record in (step(3), odd, empty):
-        assert text(*pack(record)) == dumps(record.to_dict())
+        assert text(record) == dumps(record.to_dict())
 
 
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked", "elastic"])

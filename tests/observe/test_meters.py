@@ -8,7 +8,7 @@ import pytest
 
 from batching import Inference, InferenceError
 from observe.meters import Histogram, Meters
-from scheduling.iteration import Iteration, Member, SlotSteps
+from scheduling.iteration import Iteration, Member, Members, SlotSteps
 from stats import ServerStats
 
 
@@ -17,7 +17,7 @@ def step(end: float, *members: tuple[str, str], seconds: float = 1.0) -> Iterati
     rows = [Member(id, i, phase, 1, 1, 9) for i, (id, phase) in enumerate(members)]
     held = sum(phase == "held" for _, phase in members)
     spent = SlotSteps(useful=len(rows) - held, held=held, idle=4 - len(rows))
-    return Iteration(0, end - seconds, seconds, "dynamic", 0, rows, [], [], spent, 0, 0)
+    return Iteration(0, end - seconds, seconds, "dynamic", 0, Members.of(rows), [], [], spent, 0, 0)
 
 
 def arrived(*ids: str) -> tuple[Meters, dict[str, Inference]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from integrations.queue.steps import Steps
-from scheduling.iteration import Iteration, Member, SlotSteps
+from scheduling.iteration import Iteration, Member, Members, SlotSteps
 from serving.inference import Inference
 from tests.integrations.queue.scripted import Front, queued
 
@@ -24,10 +24,10 @@ def answer(id: str, joined: float, first: float, last: float, tokens: int) -> In
 
 def burst(began: float, ended: float, rows: dict[str, int], joined: str = "", left: str = "") -> Iteration:
     """Return the record of a burst with these tokens of each request; the first are those of its prompt."""
-    members = [
+    members = Members.of(
         Member(id, i, "prefill" if n in (0, PROMPT) else "idle" if n < 0 else "decode", max(n, 0), 0, 100)
         for i, (id, n) in enumerate(rows.items())
-    ]
+    )
     ends = [(id, "stop") for id in left]
     return Iteration(0, began, ended - began, "p", 0, members, list(joined), ends, SlotSteps(idle=4.0), 0, 0)
 
