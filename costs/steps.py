@@ -11,7 +11,7 @@ from itertools import islice, repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
-from scheduling.iteration import Member, Plan
+from scheduling.iteration import Member, Members, Plan
 
 
 class Step(NamedTuple):
@@ -122,7 +122,10 @@ def step_of_members(
     `constrained` has the prompt length of each constrained request, whose later tokens are sampled under masks. Of a member
     with drafts, `computed` may be a few tokens too small, since the rejected ones are not in it.
     """
-    members = list(members)
+    members = members if isinstance(members, Members) else Members.of(members)
+    columns = members.columns
+    if not constrained and columns.phase.count("decode") == columns.tokens.count(1) == len(columns.id):
+        return decoding(len(columns.id), sum(columns.computed), max(columns.computed, default=0))
     rows = [(member.phase != "prefill", member.tokens, member.computed) for member in members if member.tokens]
     masks = sum(
         member.tokens if member.phase == "decode" else 1

@@ -127,6 +127,9 @@ class Meters:
         self.ignored = 0
         self._lock = threading.Lock()
         self._open: dict[str, Progress] = {}
+        # The members of the last step if each got one token, how often that was since they were noted, and its end.
+        self._alike: list[Progress] = []
+        self._repeats, self._ended, self._clients = 0, 0.0, 0
 
     @property
     def batch_sizes(self) -> Histogram:
@@ -154,18 +157,31 @@ class Meters:
 
     def _count_tokens(self, iteration: Iteration) -> None:
         end, new_tokens = iteration.t + iteration.seconds, 0
+        is_even = iteration.repeats and not iteration.left  # who fails gets no token, and leaves
+        if is_even and self._alike:
+            self._count_gaps(end - self._ended, 1, self._clients)
+            self.generation_tokens += len(self._alike)
+            self._repeats, self._ended = self._repeats + 1, end
+            return
+        for one in self._alike if self._repeats else ():
+            one.counted, one.last = one.counted + self._repeats, self._ended
+        self._alike, self._repeats, self._ended = [], 0, end
         since, per_step, alike = 0.0, 0, 0  # requests whose last tokens came together have the same gap
-        for member in iteration.members:
-            phase = member.phase
+        members = iteration.members.shared
+        for id, phase in zip(members.id, members.phase):
             if phase != "decode" and phase != "prefill":
                 continue
-            progress = self._open.get(member.id)
+            progress = self._open.get(id)
+            is_even = is_even and progress is not None
             if progress is None:
                 continue
             counted = len(progress.seq.output_ids)
             new, last = counted - progress.counted, progress.last
+            is_even = is_even and new == 1 and last is not None
             if new <= 0:
                 continue
+            if is_even:
+                self._alike.append(progress)
             progress.counted, progress.last = counted, end
             new_tokens += new
             if last is None:
@@ -182,6 +198,9 @@ class Meters:
                 since, per_step, alike = last, new, 1
         self._count_gaps(end - since, per_step, alike)
         self.generation_tokens += new_tokens
+        if not is_even:
+            self._alike = []
+        self._clients = sum([not progress.is_background for progress in self._alike])
 
     def _count_gaps(self, seconds: float, tokens: int, requests: int) -> None:
         """Count `tokens` tokens for each of some requests, `seconds` after the tokens before them."""
@@ -191,7 +210,7 @@ class Meters:
             self.recent_itl.extend([gap] * times)
 
     def _count_step(self, iteration: Iteration) -> None:
-        phases = {member.phase for member in iteration.members} & {"prefill", "decode"}
+        phases = {*iteration.members.shared.phase} & {"prefill", "decode"}
         phase = phases.pop() if len(phases) == 1 else "mixed"
         self.preemptions += len(iteration.preempted)
         for _, drafted, accepted in iteration.drafts:

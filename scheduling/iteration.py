@@ -266,17 +266,13 @@ class Iteration:
     mask_seconds: float = 0.0
     experts: Experts | None = None
     rows: tuple[int, int] | None = None
+    batch_size: int = field(init=False)  # rows that were computed, held ones too
+    tokens: int = field(init=False)  # that were computed, without the rejected drafts
 
-    @property
-    def batch_size(self) -> int:
-        """Rows that were computed, held ones too."""
-        return len(self.members) - self.members.shared.phase.count("idle")
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that were computed, without the rejected drafts."""
-        rejected = sum([d.drafted - d.accepted for d in self.drafts]) if self.drafts else 0
-        return sum(self.members.shared.tokens) - rejected
+    def __post_init__(self) -> None:
+        members = self.members.shared
+        self.batch_size = len(members.id) - members.phase.count("idle")
+        self.tokens = sum(members.tokens) - sum([d.drafted - d.accepted for d in self.drafts])
 
     def to_dict(self, bare: bool = False) -> dict[str, Any]:
         """Return the record as `/events` and trace files have it; a `bare` one has no members."""

@@ -122,13 +122,14 @@ class Recording:
             self.policy = iteration.policy
         if (ended := self._ended.pop(iteration.rows, None)) is not None:
             self._gaps.append(max(0.0, iteration.t - ended))
-        if len(iteration.members) > len(iteration.left):
+        if len(iteration.members.shared.id) > len(iteration.left):
             self._ended[iteration.rows] = iteration.t + iteration.seconds
         self._stretches.add(iteration)
-        computed = {member.id: member.computed for member in iteration.members} if iteration.drafts else {}
-        for id, drafted, accepted in iteration.drafts:
-            if id in self._open:
-                self._open[id][2].append((computed[id] - accepted, drafted, accepted))
+        if iteration.drafts:
+            computed = {member.id: member.computed for member in iteration.members}
+            for id, drafted, accepted in iteration.drafts:
+                if id in self._open:
+                    self._open[id][2].append((computed[id] - accepted, drafted, accepted))
         begins = bool(iteration.joined)
         if iteration.t - self._measured[begins] >= MEASURE_EVERY or iteration.t < self._measured[begins]:
             self._measured[begins] = iteration.t
