@@ -40,12 +40,14 @@ CLOSE_SECONDS = 1.0  # to end all requests after the loop has failed
 class BatchingManager:
     """Queue, loop thread and answers for one model.
 
-    The loop thread calls `observers` with each Iteration and the inferences that left. The caller's thread calls
-    `listeners` with each accepted inference, without a lock. Their exceptions are logged and ignored. `make_policy`
+    The loop thread calls `observers` with each Iteration and the inferences that left, and before them, if any left,
+    `on_leave`. The caller's thread calls `listeners` with each accepted inference, without a lock. Their exceptions are logged and ignored. `make_policy`
     returns the policies of the original's three loops by name. With `dedup`, inferences in flight for which it returns
     equal keys are computed once. When the loop fails and all requests have ended,
     `on_death` is called with the reason, in the thread that detected the failure: a process without a loop should exit.
     """
+
+    make_loop: type[Loop] = Loop
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class BatchingManager:
         self.fallback = Fallback()
         self.recovery = Recovery(model, self._make_probe, clock)
         self.observers: list[Observer] = []
+        self.on_leave: list[Observer] = []
         self.listeners: list[Listener] = []
         self.speculator = speculator
         self.scheduler: Scheduler | None = None
@@ -129,14 +132,16 @@ class BatchingManager:
 
     def loop(self, scheduler: Scheduler, recovery: Recovery) -> Loop:
         """Return the loop of a scheduler."""
-        return Loop(
-            scheduler, self.inbox, self.deadlines, recovery, self.observers, self._clock, self.dedup, self.fallback
-        )
+        return self.make_loop(
+            scheduler, self.inbox, self.deadlines, recovery, self.observers, self.on_leave, self._clock, self.dedup,
+            self.fallback,
+        )  # fmt: skip
 
     def _end_all(self, inferences: list[Inference]) -> None:
         """End these inferences with the reason why the loop ended."""
         for inference in inferences:
             inference.sequence.error = inference.sequence.error or self.inbox.closed_error()
+        notify(self.on_leave, None, inferences)
         notify(self.observers, None, inferences)
         complete(inferences)
 

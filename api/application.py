@@ -47,13 +47,8 @@ def connect(service: Service, engine: Engine) -> None:
     manager.deadlines.queue_timeout = service.config.queue_limit
     manager.deadlines.request_timeout = service.config.request_timeout
     manager.listeners += [service.registry.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
-    manager.observers += [
-        service.programs.observe,  # before those that ask it
-        service.registry.observe,
-        service.meters.observe,
-        service.feed.observe,
-        service.socket_writer.observe,
-    ]
+    manager.on_leave += [service.programs.observe, service.registry.observe]  # which asks the programs
+    manager.observers += [service.meters.observe, service.feed.observe, service.socket_writer.observe]
     manager.fallback.listeners.append(lambda: policy.announce(service, engine))
     service.registry.waited = manager.waited
     # Last: handlers that see an engine rely on all that was set before.

@@ -35,7 +35,6 @@ class Plan:
     readers: list[Sequence] = field(default_factory=list)  # of pages that rows before theirs compute in this step
     mask_seconds: float = 0.0  # that the step waited for the masks of answers that have a form
     experts: Experts | None = None  # set by a model that is a mixture of them
-    goes_on: bool = False  # set by a model that computes elsewhere: nothing came yet, and the next plan is of this step
     like: Iteration | None = None  # the record of the step before, if that repeated, too; then its own
 
     @property

@@ -24,6 +24,7 @@ class Deadlines:
     def __init__(self, queue_timeout: float = math.inf, request_timeout: float = math.inf) -> None:
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
+        self.next_at = math.inf  # the time of the next deadline
         self._heap: list[tuple[float, int, Inference, float, bool]] = []
         self._numbers = count()
 
@@ -39,6 +40,7 @@ class Deadlines:
     def _push(self, inference: Inference, seconds: float, in_queue: bool) -> None:
         when = inference.sequence.arrived_at + seconds
         heapq.heappush(self._heap, (when, next(self._numbers), inference, seconds, in_queue))
+        self.next_at = self._heap[0][0]
 
     def expire(self, now: float) -> list[Inference]:
         """End the requests that are past a deadline, and return them."""
@@ -50,11 +52,8 @@ class Deadlines:
                 continue
             if inference.finished(_timed_out_in_queue(seconds) if in_queue else timeout_error(seconds)):
                 ended.append(inference)
+        self.next_at = self._heap[0][0] if self._heap else math.inf
         return ended
-
-    def next_at(self) -> float | None:
-        """Return the time of the next deadline."""
-        return self._heap[0][0] if self._heap else None
 
     def prune(self, still_open: int) -> None:
         """Drop requests that finished in time, once in a while."""

@@ -45,6 +45,7 @@ class Dedup:
         self._lock = threading.Lock()
         self._by_key: dict[Hashable, Group] = {}
         self._by_sequence: dict[Sequence, Group] = {}
+        self.shared: dict[Sequence, Group] = {}  # of these, those with copies that the loop has; for its thread alone
 
     def reserve(self, inferences: list[Inference]) -> None:
         """Find the first of each inference, and reserve room for all; raise InferenceError and change nothing if full.
@@ -81,6 +82,7 @@ class Dedup:
     def _forget(self, group: Group) -> None:
         del self._by_key[group.key]
         del self._by_sequence[group.first.sequence]
+        self.shared.pop(group.first.sequence, None)
 
     def add(self, copy: Inference) -> bool:
         """Take in a copy that arrived, with the tokens that there are; return whether its first has already left."""
@@ -95,6 +97,7 @@ class Dedup:
             if group is not None:
                 group.coming -= 1
                 group.copies[seq] = copy
+                self.shared[first] = group
         if group is None:
             self._finish(copy)
             return True
@@ -105,11 +108,8 @@ class Dedup:
 
     def publish(self, plan: Plan) -> None:
         """Notify the readers of copies about the new tokens of a step."""
-        for first in plan.sequences:
-            group = self._by_sequence.get(first)
-            if group is None:
-                continue
-            for copy in group.copies.values():
+        for first, group in self.shared.items():
+            for copy in group.copies.values() if first.last_iteration == plan.number else ():
                 _follow(copy.sequence, first)
                 if not first.is_finished:
                     copy.publish_tokens()

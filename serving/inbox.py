@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as TooLate
 
@@ -52,10 +52,12 @@ class Inbox:
         self.failure: str | None = None
         self.is_stopping = False
         self.is_closed = False
+        self.has_news = False  # something for `take`, or another policy
         self.arrived: list[Inference] = []
         # The inferences that the loop has taken and not finished. Its thread reads them without the lock, because only
         # `close` changes them in another thread.
         self.open: dict[Sequence, Inference] = {}
+        self.streams: dict[Sequence, Inference] = {}  # of these, those whose readers follow their tokens
         self._switches: deque[tuple[Policy, Future[None]]] = deque()
         self._ended: list[Inference] = []  # by their callers or deadlines
         self.queued_tokens = 0  # of the prompts and answers in the queue
@@ -119,14 +121,14 @@ class Inbox:
                 self._give_back(inferences)  # `close` has not seen them
                 return False
             self.arrived += inferences
-            self.changed.notify()
+            self._tell()
             return True
 
     def remove(self, ended: list[Inference]) -> None:
         """Have the loop release the slots and pages of these ended inferences."""
         with self.changed:
             self._ended += ended
-            self.changed.notify()
+            self._tell()
 
     def switch(self, policy: Policy, timeout: float | None = None) -> None:
         """Have the loop switch to `policy` before its next step, and return after the switch.
@@ -140,7 +142,7 @@ class Inbox:
             if self.is_closed or self.is_stopping:
                 raise self.closed_error()
             self._switches.append((policy, done))
-            self.changed.notify()
+            self._tell()
         try:
             done.result(timeout)
         except TooLate:
@@ -150,6 +152,10 @@ class Inbox:
                     f"the current step has not ended within {timeout:g} s, so the policy is unchanged. Try again",
                 ) from None
             done.result()  # the loop is switching right now
+
+    def _tell(self) -> None:
+        self.has_news = True
+        self.changed.notify()
 
     def stop(self) -> None:
         """Have the loop end before its next step."""
@@ -161,7 +167,7 @@ class Inbox:
         """Refuse everything from now on, and return the inferences that have not been finished."""
         with self.changed:
             self.is_closed = True
-            unfinished, self.open = [*self.open.values(), *self.arrived], {}
+            unfinished, self.open, self.streams = [*self.open.values(), *self.arrived], {}, {}
             self.arrived = []
             self.queued_tokens = 0
             self._give_back(unfinished)
@@ -181,10 +187,13 @@ class Inbox:
     def take(self) -> tuple[list[Inference], list[Inference]]:
         """Return the inferences that arrived and those that ended since the last call; called by the loop."""
         with self.changed:
+            self.has_news = False
             arrived, self.arrived = self.arrived, []
             ended, self._ended = self._ended, []
             for inference in arrived:
                 self.open[inference.sequence] = inference
+                if inference.wakeup is not None and inference.first is None:
+                    self.streams[inference.sequence] = inference
         return arrived, ended
 
     def switch_policies(self, switch: Callable[[Policy], None]) -> None:
@@ -203,15 +212,16 @@ class Inbox:
 
     def start(self, plan: Plan) -> None:
         """Record which sequences leave the queue for their first step; called by the loop."""
-        if plan.joined:
-            new = [self.open[seq] for seq in plan.joined if seq.first_iteration == plan.number and seq in self.open]
-            with self.changed:
-                self.queued_tokens -= sum(inference.queue_tokens for inference in new)
+        new = [self.open[seq] for seq in plan.joined if seq.first_iteration == plan.number and seq in self.open]
+        with self.changed:
+            self.queued_tokens -= sum(inference.queue_tokens for inference in new)
 
-    def finish(self, sequences: Iterable[Sequence]) -> list[Inference]:
+    def finish(self, sequences: list[Sequence]) -> list[Inference]:
         """Free the room of sequences that left the scheduler, and return their inferences; called by the loop."""
         with self.changed:
             left = [self.open.pop(seq) for seq in sequences if seq in self.open]
+            for inference in left:
+                self.streams.pop(inference.sequence, None)
             self._give_back(left)
             self.queued_tokens -= sum(i.queue_tokens for i in left if i.sequence.scheduled_at is None)
         return left

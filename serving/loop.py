@@ -14,7 +14,7 @@ from typing import ParamSpec
 
 from scheduling.iteration import Iteration, Plan
 from scheduling.policy import Policy
-from scheduling.scheduler import Scheduler
+from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from serving.background import Background
 from serving.deadlines import Deadlines
@@ -38,7 +38,7 @@ class Loop:
 
     Where several share a queue, one thread runs their loops in turn; `waits` is false then, and that thread waits itself.
     It shares only the inbox with other threads. After each step it calls the observers with the step's record and the
-    inferences that left.
+    inferences that left; if any left, it first calls `on_leave`.
     """
 
     scheduler: Scheduler
@@ -46,6 +46,7 @@ class Loop:
     deadlines: Deadlines
     recovery: Recovery
     observers: list[Observer]
+    on_leave: list[Observer]
     clock: Callable[[], float]
     dedup: Dedup | None = None  # None: each inference is computed
     fallback: Fallback = field(default_factory=Fallback)
@@ -59,24 +60,31 @@ class Loop:
         if self.inbox.is_stopping:
             return False
         plan = self._plan()
-        self.is_idle = plan is None
         if plan is not None:
-            # Before the step, so that the queue has room for tokens while it is computed.
-            self.inbox.start(plan)
-            outputs = self.recovery.compute(self.scheduler, plan)
-            if plan.goes_on:
-                self.scheduler.number -= 1
-                return True
-            iteration = self.scheduler.commit(plan, outputs, self.clock())
-            self.inbox.rate.add(iteration.tokens, iteration.seconds)
-            self._publish_tokens(plan)
-            finished = [seq for seq in chain(plan.sequences, plan.held) if seq.state == "finished"]
-            self._complete(finished, iteration)
+            self.commit(plan, self.recovery.compute(self.scheduler, plan))
+        if self.scheduler.sharing.errors or self.recovery.is_suspect:
+            self._mend()
+        return True
+
+    def commit(self, plan: Plan, outputs: list[Output]) -> None:
+        """Take in the outputs of a step, and tell those who wait for them."""
+        iteration = self.scheduler.commit(plan, outputs, self.clock())
+        self.inbox.rate.add(iteration.tokens, iteration.seconds)
+        # Completing a request notifies its reader as well.
+        for inference in self.inbox.streams.values():
+            if inference.sequence.last_iteration == plan.number and not inference.sequence.is_finished:
+                inference.publish_tokens()
+        if self.dedup is not None and self.dedup.shared:
+            self.dedup.publish(plan)
+        left = chain(plan.sequences, plan.held) if iteration.left else ()
+        self._complete([seq for seq in left if seq.state == "finished"], iteration)
+
+    def _mend(self) -> None:
+        """Leave a policy that failed, and try an engine that did."""
         if self.scheduler.sharing.errors:
             self._go_back(self.scheduler.sharing.errors[0])
         if self.recovery.is_suspect:
             self.recovery.probe()
-        return True
 
     def _plan(self) -> Plan | None:
         """Return the plan of the next step, by the policy before if the active one fails."""
@@ -88,8 +96,13 @@ class Loop:
             if self.scheduler.refused:
                 self._refuse(self.scheduler.refused)
             if error is None:
-                return plan
+                break
             self._go_back(error)
+        self.is_idle = plan is None
+        if plan is not None and plan.joined:
+            # Before the step, so that the queue has room for tokens while it is computed.
+            self.inbox.start(plan)
+        return plan
 
     @property
     def _slots(self) -> int:
@@ -123,6 +136,13 @@ class Loop:
         if self.is_idle and self.waits:
             self.inbox.wait(self.idle_seconds(now))
             self.inbox.heartbeat = now = self.clock()
+        if self.inbox.has_news or self.deadlines.next_at <= now:
+            self._take_in(now)
+        if self.background.waiting or self.background.admitted:
+            self._complete(self.background.yield_slots(self.scheduler, now, self._add))
+
+    def _take_in(self, now: float) -> None:
+        """Pass on what the other threads left in the inbox, and the requests that are past a deadline."""
         # Arrivals first: an inference may have been canceled before the loop knew it, and must be known to be removed.
         arrived, ended = self.inbox.take()
         for inference in arrived:
@@ -136,13 +156,11 @@ class Loop:
             self._remove(ended, now)
         # After the removals, so that a new policy does not take over what has ended.
         self.inbox.switch_policies(self._switch)
-        if self.background.waiting or self.background.admitted:
-            self._complete(self.background.yield_slots(self.scheduler, now, self._add))
 
     def idle_seconds(self, now: float) -> float:
         """Return the seconds until the policy's next deadline, a request's, or the next heartbeat."""
-        moments = (self._wake_at(now), self.deadlines.next_at(), now + MAX_IDLE_SECONDS)
-        return max(0.0, min(at for at in moments if at is not None) - now)
+        wake_at, end = self._wake_at(now), min(self.deadlines.next_at, now + MAX_IDLE_SECONDS)
+        return max(0.0, (end if wake_at is None else min(wake_at, end)) - now)
 
     def _wake_at(self, now: float) -> float | None:
         """Return the policy's next deadline; now if it fails, since the one before may have requests join."""
@@ -211,23 +229,17 @@ class Loop:
             if leaving:
                 self._complete(self.scheduler.remove_all(leaving, now, reason))
 
-    def _publish_tokens(self, plan: Plan) -> None:
-        """Notify the readers of streams about new tokens; completing a request notifies its reader as well."""
-        for seq in plan.sequences:
-            inference = self.inbox.open.get(seq)
-            if inference is not None and not seq.is_finished:
-                inference.publish_tokens()
-        if self.dedup is not None:
-            self.dedup.publish(plan)
-
     def _complete(self, sequences: list[Sequence], iteration: Iteration | None = None) -> None:
         """Complete the requests of sequences that left the scheduler, in one pass and without blocking."""
-        if self.dedup is not None:
-            sequences = self.dedup.settle(sequences)
-        left = self.inbox.finish(sequences) if sequences else []
+        left: list[Inference] = []
+        if sequences:
+            left = self.inbox.finish(sequences if self.dedup is None else self.dedup.settle(sequences))
         # Observers first: when a handler wakes up, its request has been counted and recorded.
+        if left:
+            notify(self.on_leave, iteration, left)
         notify(self.observers, iteration, left)
-        complete(left)
+        if left:
+            complete(left)
 
 
 def notify(callbacks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:

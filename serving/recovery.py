@@ -107,7 +107,8 @@ class Recovery:
         self._mask_seconds = 0.0
         while True:
             try:
-                outputs = self._forward(plan)
+                check_headroom()
+                outputs = self._compute(plan)
                 plan.mask_seconds = self._mask_seconds
                 if self._ran_out_with and not plan.paused:  # all that run fit: the limit is final
                     self._warn_of_limit(scheduler)
@@ -165,17 +166,13 @@ class Recovery:
                 f"{type(error).__name__}, and no single request was at fault"
             ) from error
 
-    def _forward(self, plan: Plan) -> list[Output]:
-        check_headroom()
-        return self._compute(plan)
-
     def _compute(self, plan: Plan) -> list[Output]:
         plan.mask_seconds = 0.0
         try:
             outputs = self.model.forward(plan)
         finally:  # a try that failed has waited, too
             self._mask_seconds += plan.mask_seconds
-        if len(outputs) != len(plan.sequences) and not plan.goes_on:
+        if len(outputs) != len(plan.sequences):
             raise RuntimeError(f"{len(outputs)} outputs for {len(plan.sequences)} sequences")
         return outputs
 
@@ -183,7 +180,8 @@ class Recovery:
         """Return the outputs, or the error without its traceback, which would keep tensors alive."""
         self.steps_retried += 1
         try:
-            return self._forward(plan)
+            check_headroom()
+            return self._compute(plan)
         except Exception as error:
             self._raise_if_fatal(error)
             error.__context__ = error.__cause__ = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import inf
+from typing import cast
 
 from integrations.queue.sites import EVERYONE, Rest, Site
 from routing.routers import Asked
@@ -74,7 +75,7 @@ class Upstream:
     ) -> None:
         self.site, self.due, self.numbers = site, inf, numbers
         self._turns, self._clock, self._together = turns, clock, together
-        self._open: Plan | None = None  # the last plan, if nothing came of it
+        self.open: Plan | None = None  # the last plan, if nothing came of it
         self._stepped = 0.0  # when the last step ended
         self.let_through = 0  # requests so far
         self.is_leaving = False  # it gets no more requests
@@ -98,7 +99,7 @@ class Upstream:
     def forward(self, plan: Plan) -> list[Output]:
         """Send the requests that joined; if a step is due, put what arrived into `plan` and return its outputs.
 
-        If no step is due or nothing arrived, the plan goes on with the next one.
+        If no step is due or nothing arrived, the plan is `open`: the next one is of the same step.
         """
         # No step repeats, and how many tokens a request computes is not the policy's to say: those it pauses are computed.
         plan.repeats = False
@@ -114,13 +115,13 @@ class Upstream:
                 if turn.rest is not None:
                     turn.rest.enter()
             turn.begin()
-        if self._open is not None:
+        if self.open is not None:
             still = set(plan.sequences)
-            plan.joined = [seq for seq in self._open.joined if seq in still] + plan.joined
-            plan.preempted, self._open = self._open.preempted + plan.preempted, None
+            plan.joined = [seq for seq in self.open.joined if seq in still] + plan.joined
+            plan.preempted, self.open = self.open.preempted + plan.preempted, None
         rows = self._taken(plan)
         if all(taken is not None and _is_nothing(seq, taken) for seq, taken in rows):
-            plan.goes_on, self._open = True, plan
+            plan.sequences, plan.counts, plan.paused, self.open = [], [], plan.sequences, plan
             return []
         began = min((seq.scheduled_at or 0.0 for seq in plan.sequences), default=0.0)
         now = self._clock()
@@ -177,6 +178,17 @@ class Upstream:
         if turn.unread:
             self.tell(turn)
         return seq.pending, UNKNOWN_TOKEN
+
+
+class UpstreamLoop(Loop):
+    """The loop of an upstream, whose plan goes on with the next one while nothing comes."""
+
+    def commit(self, plan: Plan, outputs: list[Output]) -> None:
+        """See `Loop.commit`."""
+        if cast(Upstream, self.recovery.model).open is plan:
+            self.scheduler.number = plan.number - 1
+        else:
+            Loop.commit(self, plan, outputs)
 
 
 def _is_nothing(seq: Sequence, taken: tuple[int, Output]) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from batching import BatchingManager
 from integrations.queue.asked import Means
 from integrations.queue.sites import Site, Sites
-from integrations.queue.upstream import Turn, Upstream
+from integrations.queue.upstream import Turn, Upstream, UpstreamLoop
 from routing.routers import Asked
 from scheduling.policy import Policy
 from scheduling.reservations import ENDLESS
@@ -37,6 +37,8 @@ class Upstreams(BatchingManager):
 
     Where upstreams come and go, the first of `each` has no slots and stays, so that there is a queue without any of them.
     """
+
+    make_loop = UpstreamLoop
 
     def __init__(self, sites: Sites, clock: Callable[[], float] = time.perf_counter, **options: Any) -> None:
         self.sites = sites

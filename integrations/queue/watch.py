@@ -196,7 +196,8 @@ class Watch(BatchingManager):
         if self.scheduler is not None:
             live = (one.sequence for one in self._requests.values())
             self.scheduler.running[:] = [seq for seq in live if seq.state == "running"]
-        notify(self.observers, step, [one for one, _ in left])
+        for observers in (self.on_leave, self.observers):
+            notify(observers, step, [one for one, _ in left])
 
     def _simulate(self, view: Callable[..., Any], **values: Any) -> Any:
         if self._file:

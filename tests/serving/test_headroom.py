@@ -19,6 +19,7 @@ def test_requests_that_run_when_memory_ends_get_its_error_and_later_ones_their_t
     requests = [served.ask(f"r{i}", 6) for i in range(6)]
     with monkeypatch.context() as patch:
         patch.setattr(headroom, "HEADROOM", TOO_MUCH)
+        patch.setattr(headroom, "LASTING", 0.0)
         served.model.gate.set()
         assert {kind_of(one) for one in requests} == {"out_of_memory"}
     assert is_answered(served.ask("last", 6))
