@@ -74,14 +74,12 @@ class _Decoded(NamedTuple):
         counts = [len(seq.pages) for seq in plan.sequences]
         return cls(plan.number, plan.sequences, counts, rows, Draws(params, rows.context_lens.device))
 
-    def is_followed_by(self, plan: Plan) -> bool:
-        """Return whether the same sequences each compute one new token."""
+    def followed_by(self, plan: Plan) -> _Decoded | None:
+        """Return the layout of a step in which the same sequences each compute one new token, with the pages that they got
+        since; None for another step."""
         # After a failed step that was retried in halves, this is the second half, while the plan repeats the whole.
-        follows = plan.repeats and plan.number == self.number + 1 and not plan.held
-        return follows and plan.sequences == self.sequences
-
-    def with_new_pages(self) -> _Decoded:
-        """Return it with the pages in its block tables that sequences got since the last step."""
+        if not plan.repeats or plan.number != self.number + 1 or plan.held or plan.sequences != self.sequences:
+            return None
         counts = [len(seq.pages) for seq in self.sequences]
         if counts == self.page_counts:
             return self
@@ -122,8 +120,8 @@ class ModelRunner(Runner):
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
         """See `Runner.forward`."""
-        if self._last is not None and self._last.is_followed_by(plan):
-            return self._decode_again(plan, self._last.with_new_pages())
+        if self._last is not None and (last := self._last.followed_by(plan)) is not None:
+            return self._decode_again(plan, last)
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         packed, rows = self._pack(plan, held)
         # Whose members all decode: sample every row, and keep the layout for the next step.
@@ -150,8 +148,8 @@ class ModelRunner(Runner):
         ids = torch.tensor([seq.output_ids[-1] for seq in sequences], device=self.device)  # (M)
         positions = torch.tensor([seq.computed for seq in sequences], device=self.device)  # (M)
         next_positions = positions + 1
-        rows = replace(last.rows, context_lens=next_positions.int())
-        logits, _ = self.compute(ids, positions, rows, range(len(sequences)))  # (M, V)
+        last.rows.context_lens.copy_(next_positions)
+        logits, _ = self.compute(ids, positions, last.rows, range(len(sequences)))  # (M, V)
 
         def history(i: int) -> History:
             return History(sequences[i].prompt_ids, sequences[i].output_ids)
@@ -164,7 +162,8 @@ class ModelRunner(Runner):
 
     def _note(self, plan: Plan) -> None:
         """Put into the plan what only the model knows about its step."""
-        plan.mask_seconds += filling.take()
+        if filling.seconds:
+            plan.mask_seconds += filling.take()
         if mixtures := self._mixtures:
             plan.experts = Experts(sum(m.read for m in mixtures), len(mixtures) * self.config.experts)
 

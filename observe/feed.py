@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -45,18 +46,16 @@ def text(iteration: Iteration) -> str:
     return dumps(iteration.to_dict(bare=True)).replace('"members":[]', f'"members":[{members}]', 1)
 
 
+@dataclass(slots=True)
 class Entry:
-    """One event; its first reader encodes it."""
+    """One event; its first reader encodes it. `n` is the number of the step, or of the last step before the event."""
 
-    __slots__ = ("_brief", "_frame", "_value", "kind", "n", "number")
-
-    def __init__(self, number: int, kind: str, n: int, value: Any) -> None:
-        self.number = number
-        self.kind = kind
-        self.n = n  # number of the step, or of the last step before the event
-        self._value = value
-        self._frame: bytes | None = None
-        self._brief: bytes | None = None
+    number: int
+    kind: str
+    n: int
+    _value: Any
+    _frame: bytes | None = None
+    _brief: bytes | None = None
 
     @property
     def brief(self) -> bytes:

@@ -123,6 +123,7 @@ class Columns(NamedTuple):
     total: Many[int] = ()
 
 
+@dataclass(slots=True, eq=False)
 class Members(Many[Member]):
     """The members of a step, of which each is made when somebody reads it.
 
@@ -130,10 +131,8 @@ class Members(Many[Member]):
     computed than these columns say.
     """
 
-    __slots__ = ("more", "shared")
-
-    def __init__(self, columns: Columns, more: int = 0) -> None:
-        self.shared, self.more = columns, more
+    shared: Columns
+    more: int = 0
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[Any]]) -> Members:

@@ -22,13 +22,14 @@ class Reservations:
 
     def __init__(self, pool: PagePool | None) -> None:
         self._pool = pool
-        self._step = 0
-        self._due: dict[int, list[Sequence]] = {}  # by step: sequences whose pages may end in it
+        self.window = 0 if pool is None else pool.window
+        self.step = 0
+        self.due: dict[int, list[Sequence]] = {}  # by step: sequences whose pages may end in it
         self._watched: dict[Sequence, int] = {}  # the step in which a sequence is due; its other entries are stale
         self._abandoned: set[int] = set()  # pages whose writers have left just now
-        self._lent: dict[Sequence, int] = {}  # the pages that sequences had before they got some for their drafts
+        self.lent: dict[Sequence, int] = {}  # the pages that sequences had before they got some for their drafts
         # By program and session, the longest pinned first: until when, and the pages.
-        self._pins: dict[tuple[str, str], tuple[float, list[int]]] = {}
+        self.pins: dict[tuple[str, str], tuple[float, list[int]]] = {}
 
     @property
     def free_tokens(self) -> int:
@@ -74,10 +75,10 @@ class Reservations:
         query = 0 if seq.preemptions else len(seq.prompt_ids)
         findable = self._findable(seq, self._pool)
         while (reserved := self._pool.reserve(findable, tokens, query)) is None:
-            held = [page for _, pages in self._pins.values() for page in pages]
+            held = [page for _, pages in self.pins.values() for page in pages]
             if not held or self._pool.pages_for(tokens) > self._pool.room(findable, held):
                 return False  # not even with all pinned pages
-            self._unpin(next(iter(self._pins)))
+            self._unpin(next(iter(self.pins)))
         seq.pages, seq.computed = reserved
         found = seq.computed // self._pool.page_size
         if len(findable) > found:
@@ -92,26 +93,25 @@ class Reservations:
         """Keep the cached pages of a sequence that has left until its session's next call joins, or until this time."""
         if self._pool is not None:
             key = seq.program, seq.session
-            before, pages = self._pins.pop(key, (until, []))
-            self._pins[key] = max(before, until), pages + self._pool.hold(seq.hashes)
+            before, pages = self.pins.pop(key, (until, []))
+            self.pins[key] = max(before, until), pages + self._pool.hold(seq.hashes)
 
     def unpin(self, now: float | None = None) -> None:
         """Release the pins whose time has passed; without a time, all."""
-        if self._pins:
-            for key in [key for key, (until, _) in self._pins.items() if now is None or until < now]:
-                self._unpin(key)
+        for key in [key for key, (until, _) in self.pins.items() if now is None or until < now]:
+            self._unpin(key)
 
     def _unpin(self, key: tuple[str, str] | None) -> bool:
         """Release the pin of a session; return False if there is none."""
-        if self._pool is None or key not in self._pins:
+        if self._pool is None or key not in self.pins:
             return False
-        self._pool.release(self._pins.pop(key)[1])
+        self._pool.release(self.pins.pop(key)[1])
         return True
 
     @property
     def pinned(self) -> set[int]:
         """The pages that are pinned."""
-        return {page for _, pages in self._pins.values() for page in pages}
+        return {page for _, pages in self.pins.values() for page in pages}
 
     def _watch_growing(self, seq: Sequence) -> None:
         tokens = len(seq.pages) * self.page_size
@@ -119,15 +119,18 @@ class Reservations:
             self._watch(seq, max(1, tokens - seq.length))
 
     def outgrown(self, running: list[Sequence]) -> list[Sequence]:
-        """Return the sequences that need one more page before the next step; called once for each step."""
-        self._step += 1
-        due = self._due.pop(self._step, None)
+        """Return the sequences that need one more page before the next step.
+
+        Called before each step, unless it is not in `due`: then `step` is counted without it.
+        """
+        self.step += 1
+        due = self.due.pop(self.step, None)
         if due is None or self._pool is None:
             return []
         short = []
         for seq in due:
             # An entry is stale if its sequence has left or is due later. One that has paused has tokens to spare.
-            if self._watched.get(seq) == self._step and seq.finish_reason is None:
+            if self._watched.get(seq) == self.step and seq.finish_reason is None:
                 spare = len(seq.pages) * self._pool.page_size - seq.length
                 if spare <= 0:
                     short.append(seq)
@@ -142,17 +145,17 @@ class Reservations:
 
     def _watch(self, seq: Sequence, tokens: int) -> None:
         """Look at a sequence again when it may have so many more tokens; a step without drafts appends one at most."""
-        step = self._step + tokens
+        step = self.step + tokens
         if self._watched.get(seq) != step:
             self._watched[seq] = step
-            self._due.setdefault(step, []).append(seq)
+            self.due.setdefault(step, []).append(seq)
 
     def lend(self, seq: Sequence, drafts: int) -> int:
         """Give a sequence pages for the drafts of one step; return for how many of them the free ones suffice."""
         pool = self._pool
         if pool is None:
             return drafts
-        self._lent.setdefault(seq, len(seq.pages))
+        self.lent.setdefault(seq, len(seq.pages))
         # One token more, as always: it belongs to the next step, which a runner may launch before this one is committed.
         while drafts and len(seq.pages) * pool.page_size < min(seq.length + 1 + drafts, seq.total):
             if pool.free:
@@ -163,7 +166,7 @@ class Reservations:
 
     def settle(self) -> None:
         """Take back the pages of the drafts that were wrong; called after each step that may have had drafts."""
-        for seq, before in self._lent.items():
+        for seq, before in self.lent.items():
             assert self._pool is not None
             # Pages that it had before are its own, even if it does not need them yet: it joined with them.
             needed = max(before, self._pool.pages_for(min(seq.length + 1, seq.total)))
@@ -172,21 +175,21 @@ class Reservations:
                 del seq.pages[needed:]
             if seq.finish_reason is None:
                 self._watch_growing(seq)
-        self._lent.clear()
+        self.lent.clear()
 
     def grow(self, seq: Sequence) -> bool:
         """Give a sequence one more page; return False if none is free."""
         if self._pool is None:
             return True
         while not self._pool.free:
-            if not self._unpin(next(iter(self._pins), None)):
+            if not self._unpin(next(iter(self.pins), None)):
                 return False
         seq.pages.append(self._pool.take())
         return True
 
     def steps_without_shortage(self, sequences: list[Sequence], most: int) -> int:
         """Return for how many steps, up to `most`, the free pages suffice if each sequence decodes in all of them."""
-        if self._pool is None or not self._due:  # all have the pages of their last step
+        if self._pool is None or not self.due:  # all have the pages of their last step
             return most
         size, free = self._pool.page_size, self._pool.free
         # How many tokens fit into the pages of each, and how many it may get, beside the token that it gets now.
@@ -210,9 +213,9 @@ class Reservations:
 
     def catch_up(self, sequences: list[Sequence], more: int) -> None:
         """Give sequences the pages of the tokens that they got in several steps at once, and of so many more."""
-        if self._pool is not None and self._due:
+        if self._pool is not None and self.due:
             # Their entries name steps that have passed at once, in which nobody looked.
-            self._due.clear()
+            self.due.clear()
             self._watched.clear()
             for seq in sequences:
                 missing = self._pool.pages_for(min(seq.length + more, seq.total)) - len(seq.pages)
@@ -296,7 +299,7 @@ class Reservations:
     def release_unseen(self, sequences: list[Sequence]) -> None:
         """Give back the pages that no layer reads again, after a step that computed some of these sequences."""
         pool = self._pool
-        if pool is None or not pool.window:
+        if pool is None:
             return
         for seq in sequences:
             # A held sequence computes its last token again, and kernels begin at whole pairs of pages.
@@ -311,7 +314,7 @@ class Reservations:
         if self._pool is None or not seq.pages:
             return
         self._watched.pop(seq, None)
-        self._lent.pop(seq, None)
+        self.lent.pop(seq, None)
         self._publish_sound(seq)
         if self._pool.writers:
             self._abandoned.update(page for page in seq.pages if self._pool.writers.get(page) is seq)

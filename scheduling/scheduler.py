@@ -82,6 +82,7 @@ class Scheduler:
         self.batch.resize(policy.max_batch_size)
         self._slots = len(self.batch.numbers[: policy.slots])
         self._stale = self.number
+        self.backlog.forget()
 
     @property
     def is_idle(self) -> bool:
@@ -134,13 +135,18 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan | None:
         """Let sequences join, and return what the next step computes, None if nothing."""
+        pages = self.batch.pages
         self.wait_clock.tick(now, self.number)
-        self.batch.pages.unpin(now)
-        self.refused = self.queue.expire(now)
+        if pages.pins:
+            pages.unpin(now)
+        self.refused = self.queue.expire(now) if self.queue.expiries else []
         for seq in self.refused:
             self._notify(self.policy.on_cancel, seq, now)
-        if self.running and (self.hooks.preempts or self.pages is not None):
-            self._preempt(now)
+        if self.running:
+            if self.hooks.preempts or pages.step + 1 in pages.due:
+                self._preempt(now)
+            else:
+                pages.step += 1
         number = self.number + 1
         if self.waiting:
             self.queue.admit(self.policy, self.hooks, self.token_budget, number, now)
@@ -150,15 +156,15 @@ class Scheduler:
         joined, preempted = self.queue.joined, self._preempted
         if joined:
             self._stale = self.number
-        if (last := self._repeat) is not None and self.is_current(last):
+        if (last := self._repeat) is not None and last.number > self._stale:
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
             rows = last.sequences, last.counts, last.held, last.padded
             plan = Plan(number, now, *rows, repeats=True, decoding=len(last.counts), like=last.like)
         else:
             plan = self.batch.plan(self.policy, self.token_budget, number, now)
         plan.blocked_by = self.wait_clock.reason if self.waiting else None
-        if self.speculator is not None and plan.sequences:
-            self.speculator.add_drafts(plan, self.policy, self.batch.pages, self.token_budget)
+        if self.speculator is not None and plan.sequences and not (plan.repeats and self.speculator.rests):
+            self.speculator.add_drafts(plan, self.policy, pages, self.token_budget)
         # Not before here: if a hook fails, the next plan has this number, and those that joined and were preempted.
         self.number = number
         if joined or preempted:
@@ -245,7 +251,8 @@ class Scheduler:
         A step is a transaction: no sequence changes before this call, so a failed step can be retried, and a runner may
         launch the next step before the outputs of this one are read: nothing that it launched counts until it is committed.
         """
-        self.backlog.forget()
+        if self.policy.estimates:
+            self.backlog.forget()
         self.batch.decoding = 0  # until all hooks have come through
         result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.errors)
         return result, self.settle(plan, result, now)
@@ -261,6 +268,7 @@ class Scheduler:
             self._stale = self.number
         if self.speculator is not None:
             self.speculator.learn(plan, result.drafts, now - plan.started_at)
+        if self.batch.pages.lent:
             self.batch.pages.settle()
         if self.hooks.on_step is not None:
             self._notify(self.hooks.on_step, plan, now)
@@ -274,7 +282,8 @@ class Scheduler:
         # If all that run got a token, and those that are done have left, the others decode.
         left = len(plan.sequences) - done
         self.batch.decoding = left if result.decoding and len(self.running) == left else 0
-        self.batch.pages.release_unseen(plan.sequences)
+        if self.batch.pages.window:
+            self.batch.pages.release_unseen(plan.sequences)
         return answered
 
     def let_go(self, now: float) -> list[Sequence]:

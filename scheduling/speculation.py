@@ -80,11 +80,13 @@ class Speculator:
         self.fixed = fixed
         self.acceptance = Acceptance()
         self.law = StepLaw()
+        self.rests = False  # the drafter is not asked if the next step repeats the last one
         self._clock = clock
         self._allowance = 0.0  # seconds that may be spent on probes
         self._disturbed = 0  # of the next steps, how many the last probe changes the time of
         self._steps = 0  # that were learned from: decodes, with or without drafts
         self._sizes: defaultdict[int, _Size] = defaultdict(_Size)  # by their approximate number of rows
+        self._last = 0, _Size()  # the rows of the last step, and what is known of their size
         self._plain_rows = 0  # of the step before, if it was a decode without drafts
         self._kinds: dict[Sequence, int] = {}  # of the drafts in this step
 
@@ -97,7 +99,9 @@ class Speculator:
         """Put drafts behind the pending tokens of a plan, within the token budget and the free pages."""
         if plan.padded or self.fixed == 0:
             return
-        if self.fixed is None and ((not plan.repeats and max(plan.counts) > 1) or self._rests(len(plan.sequences))):
+        if self.fixed is None and (
+            (not plan.repeats and max(plan.counts) > 1) or self._rests(self._size(len(plan.sequences)))
+        ):
             return
         began = self._clock()
         offers = [offer for offer in self.drafter.survey(plan.sequences) if self._may_have(plan, offer)]
@@ -130,22 +134,25 @@ class Speculator:
 
     def _pay_for_probe(self, rows: int) -> bool:
         """Spend allowance on a probe, a draft with no expected gain; return False if there is too little."""
-        steps = max(LEAST_PRICE, self._sizes[_about(rows)].price)
+        steps = max(LEAST_PRICE, self._size(rows).price)
         price = steps * self.law.seconds(rows, unknown=1.0) + self.drafter.seconds(1)
         if self._allowance < price:
             return False
         self._allowance, self._disturbed = self._allowance - price, DISTURBED
         return True
 
-    def _rests(self, rows: int) -> bool:
-        """Return whether the drafter rests, or the time of steps of about this size without drafts is not known."""
-        size = self._sizes[_about(rows)]
+    def _size(self, rows: int) -> _Size:
+        """Return what is known of steps of about this many rows."""
+        return self._sizes[_about(rows)]
+
+    def _rests(self, size: _Size) -> bool:
+        """Return whether the drafter rests, or the time of steps of this size without drafts is not known."""
         is_unknown = size.plain < FIRST_PLAIN or self._steps - size.latest > PLAIN_EVERY
         return is_unknown or self._steps < size.rests_until
 
     def _rest(self, rows: int, asked: float) -> None:
         """Let the drafter rest after asking it took `asked` seconds and brought nothing, for long enough to make that up."""
-        size = self._sizes[_about(rows)]
+        size = self._size(rows)
         # The first look at a prompt indexes all of it, so that one slow look alone says nothing about the next.
         usual, size.asked = min(asked, size.asked), asked
         steps = usual / ASKING / self.law.seconds(rows, unknown=1.0)
@@ -179,6 +186,7 @@ class Speculator:
 
     def learn(self, plan: Plan, counted: list[Drafted], seconds: float) -> None:
         """Learn from a step that took so long: `counted` are the drafts of each sequence with some."""
+        self.rests = False
         if plan.drafts:
             self._judge(plan, counted)
             seconds -= self.drafter.spent
@@ -188,11 +196,17 @@ class Speculator:
         self._steps += 1
         # What is saved up for probes is at most one step's time, so that no burst of them follows a long time without.
         self._allowance = min(self._allowance + PROBING * seconds, seconds)
-        rows = len(plan.sequences)
-        size = self._sizes[_about(rows)]
+        rows, size = self._last
+        if rows != len(plan.sequences):
+            rows = len(plan.sequences)
+            self._last = rows, size = rows, self._size(rows)
         is_resting = plan.repeats and not self._disturbed and self._steps < size.rests_until
-        if is_resting and self._steps % RESTING_SAMPLE:
-            return
+        if not is_resting or not self._steps % RESTING_SAMPLE:
+            self._measure(plan, rows, size, seconds)
+        self.rests = self.fixed is None and self._rests(size)
+
+    def _measure(self, plan: Plan, rows: int, size: _Size, seconds: float) -> None:
+        """Learn from how long a step took."""
         took = min(LONGEST_STEP, seconds / self.law.seconds(rows, unknown=seconds or 1.0))
         if self._disturbed:
             # The price is the extra time of all steps that a probe disturbs; each of them gives an estimate of it.

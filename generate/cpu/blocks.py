@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from generate.cpu.adapters import AdapterRows
 from generate.cpu.attention import Attention, CAttention, PackedRows
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError
@@ -72,11 +73,9 @@ class CBlocks:
         ]  # fmt: skip
         self.table = (structs["Block"] * len(entries))(*entries)
 
-    def _adapters(self, rows: PackedRows) -> object:
-        """Return a reference to the struct of the rows' adapters, None for none."""
-        if rows.adapters is None:
-            return None
-        struct, self.model.low_rank = rows.adapters.struct(), rows.adapters.entry()
+    def _adapters(self, rows: AdapterRows) -> object:
+        """Return a reference to the struct of the rows' adapters."""
+        struct, self.model.low_rank = rows.struct(), rows.entry()
         return ctypes.byref(struct)
 
     def _address(self, tensor: Tensor | None) -> int | None:
@@ -104,7 +103,8 @@ class CBlocks:
             ctypes.byref(self.model), self.table, len(self.table), ids.data_ptr(), positions.data_ptr(), M,
             None if sample_rows is None else sample_rows.data_ptr(), R, out.data_ptr(), work.data_ptr(),
             rows.cu_seqlens.data_ptr(), rows.context_lens.data_ptr(), rows.block_tables.data_ptr(),
-            len(rows.context_lens), rows.block_tables.shape[1], self._adapters(rows),
+            len(rows.context_lens), rows.block_tables.shape[1],
+            None if rows.adapters is None else self._adapters(rows.adapters),
         )  # fmt: skip
         if code:
             raise self.attend.error(code, rows, M, self.page_size, self.pages)

@@ -134,8 +134,8 @@ class Recording:
         if iteration.t - self._measured[begins] >= MEASURE_EVERY or iteration.t < self._measured[begins]:
             self._measured[begins] = iteration.t
             step = step_of_members(iteration.members, self._padded(), self._constrained)
-            if step.tokens and iteration.seconds > 0:
-                self._steps[size(step)].append((step, iteration.seconds))
+            if any(kind := size(step)) and iteration.seconds > 0:
+                self._steps[kind].append((step, iteration.seconds))
 
     def _depart(self, inference: Inference) -> None:
         arrived, alone, drafts = self._open.pop(inference.id)
