@@ -91,8 +91,11 @@ class MockModel:
         """Take the time of a step; return a token for each sequence due, None while its prompt lasts."""
         start = self._clock()
         seconds = self.cost(plan) / self.speed
-        outputs: list[Output] = [
-            self._output(seq, 0) if count >= seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
+        known = plan.decoding
+        outputs: list[Output] = [self._output(seq, 0) for seq in plan.sequences[:known]]
+        outputs += [
+            self._output(seq, 0) if count >= seq.pending else None
+            for seq, count in zip(plan.sequences[known:], plan.counts[known:])
         ]
         for i, drafts in enumerate(plan.drafts):
             if drafts:
@@ -117,12 +120,9 @@ class MockModel:
             return text[min(made, len(text) - 1)], 0
         if self.end is not None and seq.open_ended and made >= ANSWER and self.end in seq.sampling.banned_ids:
             return self.end, 0  # which is not among these where the request ignores it
-        place = self._place(seq, later)
+        mixed = (seq.prompt_ids[-1] * 2654435761 + made * 40503) & 0xFFFFFFFF
+        place = (mixed ^ (mixed >> 15)) % len(self.ids)
         return self.ids[place], place
-
-    def _place(self, seq: Request, later: int) -> int:
-        mixed = (seq.prompt_ids[-1] * 2654435761 + (len(seq.output_ids) + later) * 40503) & 0xFFFFFFFF
-        return (mixed ^ (mixed >> 15)) % len(self.ids)
 
     def _run(self, seq: Request, drafts: list[int]) -> Output:
         """Return the drafts that are right, and the token behind them."""
@@ -137,7 +137,7 @@ class MockModel:
         wanted = getattr(seq.sampling, "logprobs", None)
         of_prompt = getattr(seq.sampling, "prompt_logprobs", None)
         if wanted is None and of_prompt is None:
-            return self.token(seq, later)
+            return self._filler(seq, later)[0]
         prompt: list[Scored] = []
         if of_prompt is not None and not seq.output_ids:
             prompt = [self._scored(token, 0, of_prompt) for token in seq.prompt_ids[1:]]
