@@ -235,6 +235,9 @@ def begin_of(planned: float, ended: float) -> tuple[float, bool]:
     return max(planned, ended), planned < ended - 1e-5  # more than the rounding error of times of day
 
 
+OPTIONAL = ("mask_seconds", "rows", "blocked_by", "displaced", "drafts", "experts")  # in a record only with a value
+
+
 @dataclass(slots=True)
 class Iteration:
     """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` the requests left waiting.
@@ -274,27 +277,22 @@ class Iteration:
 
     def to_dict(self, bare: bool = False) -> dict[str, Any]:
         """Return the record as `/events` and trace files have it; a `bare` one has no members."""
-        blocked = {"blocked_by": self.blocked_by} if self.blocked_by else {}
-        preempted = {"displaced": self.preempted} if self.preempted else {}
-        drafts = {"drafts": [drafted._asdict() for drafted in self.drafts]} if self.drafts else {}
-        masks = {"mask_seconds": self.mask_seconds} if self.mask_seconds else {}
-        experts = {"experts": self.experts._asdict()} if self.experts else {}
-        rows = {"rows": self.rows} if self.rows else {}
-        return {
+        record = {
             "n": self.n,
             "t": self.t,
             "seconds": self.seconds,
-            **masks,
-            **rows,
+            "mask_seconds": self.mask_seconds,
+            "rows": self.rows,
             "policy": self.policy,
             "queue": self.queue,
-            **blocked,
+            "blocked_by": self.blocked_by,
             "members": [] if bare else [m._asdict() for m in self.members],
             "joined": self.joined,
             "left": [{"id": id, "reason": reason} for id, reason in self.left],
-            **preempted,
-            **drafts,
-            **experts,
+            "displaced": self.preempted,
+            "drafts": [drafted._asdict() for drafted in self.drafts],
+            "experts": self.experts and self.experts._asdict(),
             "slot_steps": self.slot_steps._asdict(),
             "pages": {"used": self.pages_used, "total": self.pages_total},
         }
+        return {name: value for name, value in record.items() if value or name not in OPTIONAL}

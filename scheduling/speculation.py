@@ -100,7 +100,7 @@ class Speculator:
         if plan.padded or self.fixed == 0:
             return
         if self.fixed is None and (
-            (not plan.repeats and max(plan.counts) > 1) or self._rests(self._size(len(plan.sequences)))
+            (not plan.repeats and max(plan.counts) > 1) or self._rests(self._sizes[_about(len(plan.sequences))])
         ):
             return
         began = self._clock()
@@ -134,16 +134,12 @@ class Speculator:
 
     def _pay_for_probe(self, rows: int) -> bool:
         """Spend allowance on a probe, a draft with no expected gain; return False if there is too little."""
-        steps = max(LEAST_PRICE, self._size(rows).price)
+        steps = max(LEAST_PRICE, self._sizes[_about(rows)].price)
         price = steps * self.law.seconds(rows, unknown=1.0) + self.drafter.seconds(1)
         if self._allowance < price:
             return False
         self._allowance, self._disturbed = self._allowance - price, DISTURBED
         return True
-
-    def _size(self, rows: int) -> _Size:
-        """Return what is known of steps of about this many rows."""
-        return self._sizes[_about(rows)]
 
     def _rests(self, size: _Size) -> bool:
         """Return whether the drafter rests, or the time of steps of this size without drafts is not known."""
@@ -152,7 +148,7 @@ class Speculator:
 
     def _rest(self, rows: int, asked: float) -> None:
         """Let the drafter rest after asking it took `asked` seconds and brought nothing, for long enough to make that up."""
-        size = self._size(rows)
+        size = self._sizes[_about(rows)]
         # The first look at a prompt indexes all of it, so that one slow look alone says nothing about the next.
         usual, size.asked = min(asked, size.asked), asked
         steps = usual / ASKING / self.law.seconds(rows, unknown=1.0)
@@ -199,7 +195,7 @@ class Speculator:
         rows, size = self._last
         if rows != len(plan.sequences):
             rows = len(plan.sequences)
-            self._last = rows, size = rows, self._size(rows)
+            self._last = rows, size = rows, self._sizes[_about(rows)]
         is_resting = plan.repeats and not self._disturbed and self._steps < size.rests_until
         if not is_resting or not self._steps % RESTING_SAMPLE:
             self._measure(plan, rows, size, seconds)

@@ -7,45 +7,32 @@ first of them, their number and when the last one ended. This module must not kn
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from scheduling.iteration import Columns, Drafted, Experts, Iteration, Members, SlotSteps
 
 CONSTANT = 4  # the first fields of a member, which are equal in all steps of a stretch: id, slot, phase, tokens
+STEP = [one.name for one in fields(Iteration) if one.init]
+ROW = [*STEP, "steps", "ended"]
 
 
 @dataclass(slots=True)
-class Stretch:
-    """A number of equal steps: the fields of the first one, when the last one ended, and who left in it."""
+class Stretch(Iteration):
+    """A number of equal steps: the record of the first one, when the last one ended, and who left in it.
 
-    n: int
-    t: float
-    ended: float
-    steps: int
-    policy: str
-    queue: int
-    joined: list[str]
-    left: list[tuple[str, str]]
-    preempted: list[str]
-    slot_steps: tuple[float, ...]
-    pages_used: int
-    pages_total: int
-    blocked_by: str | None
-    members: Members
-    drafts: list[Drafted] = field(default_factory=list)
-    mask_seconds: float = 0.0  # of all its steps
-    experts: Experts | None = None  # read by all its steps together
-    rows: tuple[int, int] | None = None
+    Its `mask_seconds`, and what was read of `experts`, are those of all its steps together.
+    """
+
+    steps: int = 1
+    ended: float = 0.0
 
     @classmethod
     def of(cls, step: Iteration) -> Stretch:
         """Return a stretch of this step alone."""
-        return cls(
-            step.n, step.t, step.t + step.seconds, 1, step.policy, step.queue, list(step.joined), list(step.left),
-            list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total,
-            step.blocked_by, step.members, step.drafts, step.mask_seconds, step.experts, step.rows,
-        )  # fmt: skip
+        stretch = cls(**{name: getattr(step, name) for name in STEP})
+        stretch.ended = step.t + step.seconds
+        return stretch
 
     def extend(self, step: Iteration) -> bool:
         """Add a step if it equals those before it; otherwise return False."""
@@ -53,46 +40,38 @@ class Stretch:
             self.left or step.joined or step.preempted or step.drafts or self.drafts
             or self.queue != step.queue or step.n != self.n + self.steps
             or self.slot_steps != step.slot_steps or (self.policy, self.rows) != (step.policy, step.rows) or self.blocked_by != step.blocked_by
+            or step.members.shared[:CONSTANT] != self.members.shared[:CONSTANT]
         ):  # fmt: skip
-            return False
-        if step.members.shared[:CONSTANT] != self.members.shared[:CONSTANT]:
             return False
         self.steps += 1
         self.ended = step.t + step.seconds
         self.mask_seconds += step.mask_seconds
         if self.experts and step.experts:
             self.experts = step.experts._replace(read=self.experts.read + step.experts.read)
-        self.left = list(step.left)
+        self.left = step.left
         return True
+
+    def row(self) -> list[Any]:
+        """Return the fields in their order, of the members their columns."""
+        return [self.members.columns if name == "members" else getattr(self, name) for name in ROW]
 
     @classmethod
     def of_row(cls, row: list[Any]) -> Stretch:
         """Return the stretch that `row` returned, as JSON has it."""
-        stretch = cls(*row)
-        stretch.members = Members(Columns(*map(tuple, row[MEMBERS])))
-        return stretch
+        own = dict(zip(ROW, row))
+        own["members"], own["slot_steps"] = Members(Columns(*map(tuple, own["members"]))), SlotSteps(*own["slot_steps"])
+        own["drafts"], own["experts"] = (
+            [Drafted(*one) for one in own["drafts"]],
+            own["experts"] and Experts(*own["experts"]),
+        )
+        return cls(**own)
 
-    def row(self) -> list[Any]:
-        """Return the fields in their order, of the members their columns."""
-        return [getattr(self, name) if name != "members" else self.members.columns for name in NAMES]
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, bare: bool = False) -> dict[str, Any]:
         """Return the record of the first step, with `repeat` equal steps of `seconds` each; `left` is of the last one."""
-        step = Iteration(
-            n=self.n, t=self.t, seconds=(self.ended - self.t) / self.steps, policy=self.policy, queue=self.queue,
-            members=self.members,
-            joined=self.joined, left=[(id, reason) for id, reason in self.left],
-            slot_steps=SlotSteps(*self.slot_steps), pages_used=self.pages_used, pages_total=self.pages_total,
-            preempted=self.preempted, blocked_by=self.blocked_by,
-            drafts=[Drafted(*drafted) for drafted in self.drafts], mask_seconds=self.mask_seconds / self.steps,
-            experts=self.experts and Experts(self.experts.read / self.steps, self.experts.of),
-            rows=self.rows,
-        )  # fmt: skip
-        return step.to_dict() | {"repeat": self.steps}
-
-
-NAMES = [one.name for one in fields(Stretch)]
-MEMBERS = NAMES.index("members")
+        experts = self.experts and self.experts._replace(read=self.experts.read / self.steps)
+        seconds, masks = (self.ended - self.t) / self.steps, self.mask_seconds / self.steps
+        step = replace(self, seconds=seconds, mask_seconds=masks, experts=experts)
+        return Iteration.to_dict(step, bare) | {"repeat": self.steps}
 
 
 class Stretches:

@@ -20,7 +20,7 @@ from costs.steps import decoding
 from observe.replay.question import Server
 from observe.replay.recording import Recording, Served
 from observe.replay.what_if import WhatIf, Workload, latest
-from scheduling.iteration import Members
+from scheduling.iteration import Members, SlotSteps
 from scheduling.policy import Policy
 from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
@@ -180,7 +180,7 @@ def test_a_policy_that_batches_more_than_was_measured_is_named_a_guess() -> None
 @pytest.mark.parametrize(("rows", "guess"), [(1, True), (3, True), (4, False), (8, False), (9, True)])
 def test_steps_far_from_the_measured_sizes_are_a_guess(rows: int, guess: bool) -> None:
     members = Members.of((str(k), k, "decode", 1, 20, 30) for k in range(rows))
-    step = Stretch(1, 0.0, 1.0, 9, "x", 0, [], [], [], (rows, 0, 0, 0, 0), 0, 0, None, members)
+    step = Stretch(1, 0.0, 1 / 9, "x", 0, members, [], [], SlotSteps(rows), 0, 0, steps=9, ended=1.0)
     assert simulated.extrapolates([step], False, [decoding(8, 400)]) == guess
 
 
