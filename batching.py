@@ -41,10 +41,10 @@ class BatchingManager:
     """Queue, loop thread and answers for one model.
 
     The loop thread calls `observers` with each Iteration and the inferences that left, and before them, if any left,
-    `on_leave`. The caller's thread calls `listeners` with each accepted inference, without a lock. Their exceptions are logged and ignored. `make_policy`
-    returns the policies of the original's three loops by name. With `dedup`, inferences in flight for which it returns
-    equal keys are computed once. When the loop fails and all requests have ended,
-    `on_death` is called with the reason, in the thread that detected the failure: a process without a loop should exit.
+    `on_leave`. The caller's thread calls `listeners` with each accepted inference, without a lock. Their exceptions are
+    logged and ignored. `make_policy` returns the policies of the original's three loops by name. With `dedup`, inferences
+    in flight for which it returns equal keys are computed once. When the loop fails and all requests have ended, `on_death`
+    is called with the reason, in the thread that detected the failure: a process without a loop should exit.
     """
 
     make_loop: type[Loop] = Loop

@@ -92,7 +92,12 @@ class MockModel:
         start = self._clock()
         seconds = self.cost(plan) / self.speed
         known = plan.decoding
-        outputs: list[Output] = [self._output(seq, 0) for seq in plan.sequences[:known]]
+        outputs: list[Output] = [  # a plain token at once: this is most of what the host does for a step
+            self._output(seq, 0)
+            if seq.constrained or seq.open_ended or getattr(seq.sampling, "logprobs", None) is not None
+            else self.ids[_place(seq.prompt_ids[-1], len(seq.output_ids), len(self.ids))]
+            for seq in plan.sequences[:known]
+        ]
         outputs += [
             self._output(seq, 0) if count >= seq.pending else None
             for seq, count in zip(plan.sequences[known:], plan.counts[known:])
@@ -120,8 +125,7 @@ class MockModel:
             return text[min(made, len(text) - 1)], 0
         if self.end is not None and seq.open_ended and made >= ANSWER and self.end in seq.sampling.banned_ids:
             return self.end, 0  # which is not among these where the request ignores it
-        mixed = (seq.prompt_ids[-1] * 2654435761 + made * 40503) & 0xFFFFFFFF
-        place = (mixed ^ (mixed >> 15)) % len(self.ids)
+        place = _place(seq.prompt_ids[-1], made, len(self.ids))
         return self.ids[place], place
 
     def _run(self, seq: Request, drafts: list[int]) -> Output:
@@ -149,6 +153,11 @@ class MockModel:
         logprob = -math.log(len(self.ids))
         others = (self.ids[(place + i) % len(self.ids)] for i in range(1, wanted))
         return Scored(token, logprob, tuple((t, logprob) for t in (token, *others))[:wanted])
+
+
+def _place(last: int, made: int, ids: int) -> int:
+    mixed = (last * 2654435761 + made * 40503) & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) % ids
 
 
 def _goes_on(plan: Plan) -> bool:

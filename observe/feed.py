@@ -38,11 +38,9 @@ def event(name: str, value: Any) -> bytes:
 
 def text(iteration: Iteration) -> str:
     """Return `dumps(iteration.to_dict())`; most of it are members, which one formatting writes several times as fast."""
-    columns = iteration.members.columns
-    rows = zip(
-        *columns._replace(id=[*map(encode_basestring, columns.id)], phase=[*map(encode_basestring, columns.phase)])
-    )
-    members = ",".join([MEMBER] * len(columns.id)) % tuple(itertools.chain.from_iterable(rows))
+    id, slot, phase, *numbers = iteration.members.columns
+    rows = zip(map(encode_basestring, id), slot, map(encode_basestring, phase), *numbers)
+    members = ",".join([MEMBER] * len(id)) % tuple(itertools.chain.from_iterable(rows))
     return dumps(iteration.to_dict(bare=True)).replace('"members":[]', f'"members":[{members}]', 1)
 
 
