@@ -59,38 +59,6 @@ class DistServe(Cost):
 
 
 @dataclass(frozen=True)
-class Ssjf(Cost):
-    """SSJF (arXiv 2404.08509): a batch takes 0.1 s + 0.02 s for each token of its longest answer."""
-
-    start: float = 0.1
-    token: float = 0.02
-    name = "ssjf"
-    flat = True
-
-    def seconds(self, step: Step) -> float:
-        return self.token + (self.start if step.prefills else 0.0)
-
-
-@dataclass(frozen=True)
-class SchedulerSim(Cost):
-    """llm-scheduler-sim: alpha + beta L (1 + gamma (b - 1) / b) for b rows, gamma 0.316 on an RTX 4080.
-
-    alpha and beta are the user's; the defaults are a 60 ms start and 15 ms a token.
-    """
-
-    alpha: float = 0.06
-    beta: float = 0.015
-    gamma: float = 0.316
-    name = "scheduler-sim"
-    flat = True
-
-    def seconds(self, step: Step) -> float:
-        rows = step.rows
-        slower = 1 + self.gamma * (rows - 1) / rows if rows else 1.0
-        return self.beta * slower + (self.alpha if step.prefills else 0.0)
-
-
-@dataclass(frozen=True)
 class Splitwise(Cost):
     """Splitwise's simulator (ISCA 2024): measured points (tokens in the batch, seconds), a mixed batch x 1.1.
 
@@ -163,8 +131,8 @@ MODELS: dict[str, Cost] = {
     "llm-mock-ragged": LlmMock(ragged=True),
     "distserve-opt13b": DistServe(),
     "vtc-a10g": VTC_A10G,
-    "ssjf": Ssjf(),
-    "scheduler-sim": SchedulerSim(),
+    # SSJF (arXiv 2404.08509): a batch takes 0.1 s + 0.02 s for each token of its longest answer.
+    "ssjf": Affine(base=0.02, prefill=0.1),
     "splitwise": Splitwise(),
     "constant": Constant(),
     "roofline": Roofline(),

@@ -77,41 +77,26 @@ def step_of(plan: Plan) -> Step:
 
     A draft token is one more row that decodes, but the keys and values of its sequence are read once for all its rows.
     """
-    decodes = context = prefills = prompt = squares = longest = widest = work = masks = 0
-    pairs, known = 0.0, plan.decoding
-    if known:  # most rows of most steps, which are known to decode one token
-        lengths = [seq.computed for seq in plan.sequences[:known]]
-        decodes, context, longest = known, sum(lengths) + known, max(lengths) + 1
-        masks = [seq.constrained for seq in plan.sequences[:known]].count(True)
+    known, masks, rows = plan.decoding, 0, list[tuple[bool, int, int]]()
     for seq, count, drafts in islice(zip(plan.sequences, plan.counts, plan.drafts or repeat(())), known, None):
-        length = seq.computed + count
-        if length > longest:
-            longest = length
         if seq.constrained and count >= seq.pending:
             masks += count if drafts else 1
-        if count == 1 and seq.output_ids:
-            decodes += 1
-            context += length
-        elif drafts:
-            decodes += count
-            context += length
-            work += length * (count - 1)
-        else:
-            prefills += 1
-            prompt += count
-            pairs += count * (seq.computed + (count + 1) / 2)
-            squares += count * count
-            work += length * count
-            if count > widest:
-                widest = count
-    widest = widest or min(decodes, 1)
+        rows.append((bool(drafts) or (count == 1 and bool(seq.output_ids)), count, seq.computed + count))
     if plan.padded:
-        prompt += plan.padding
-        for seq in plan.held:
-            decodes += 1
-            context += seq.computed + 1
-            longest = max(longest, seq.computed + 1)
-    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work + context, masks)
+        rows += [(True, 1, seq.computed + 1) for seq in plan.held]
+    if not known:
+        return _sum(rows, plan.padding, masks)
+    # Most rows of most steps, which are known to decode one token.
+    lengths = [seq.computed for seq in plan.sequences[:known]]
+    masks += [seq.constrained for seq in plan.sequences[:known]].count(True)
+    step = decoding(known, sum(lengths) + known, max(lengths) + 1)._replace(masks=masks)
+    if not rows:
+        return step
+    rest = _sum(rows, plan.padding, masks)
+    return rest._replace(
+        decodes=rest.decodes + known, context=rest.context + step.context, longest=max(rest.longest, step.longest),
+        widest=max(rest.widest, 1), work=rest.work + step.work,
+    )  # fmt: skip
 
 
 def step_of_members(

@@ -123,7 +123,7 @@ class Columns(NamedTuple):
     total: Many[int] = ()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Members(Many[Member]):
     """The members of a step, of which each is made when somebody reads it.
 
@@ -174,11 +174,6 @@ class Members(Many[Member]):
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Members) and self.columns == other.columns
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class SlotSteps(NamedTuple):

@@ -113,13 +113,10 @@ FORMULAS = [
     ("oracle-a", prefilling(1, 1, 1), 0.011),
     ("ssjf", prefilling(10), 0.12),
     ("ssjf", decoding(7, 70), 0.02),
-    ("scheduler-sim", decoding(4, 40), 0.015 * (1 + 0.316 * 3 / 4)),
     ("splitwise", prefilling(512), 0.072149),
     ("splitwise", Step(decodes=8, prefills=1, prompt=504), 1.1 * 0.072149),
     ("splitwise", decoding(12, 0), (0.022811 + 0.025686) / 2),
     ("inoue-v100", prefilling(1, 1), 1.8874e-3 + 2 * 0.1438e-3),
-    ("roofline", decoding(1, 0), 0.71e9 / 2e12),
-    ("roofline", prefilling(4096), 4096 * 0.708e9 / 312e12 + 4096 * 4097 / 2 * 98304 / 2e12),
 ]
 # As their sources publish them, with so many digits.
 LLM_MOCK = [
