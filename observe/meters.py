@@ -44,16 +44,14 @@ class Histogram:
         self.sum += value * times
 
 
+@dataclass(slots=True)
 class Progress:
     """An open sequence, and how much of it has been counted."""
 
-    __slots__ = ("counted", "is_background", "last", "seq")
-
-    def __init__(self, seq: Sequence, is_background: bool = False) -> None:
-        self.seq = seq
-        self.is_background = is_background  # its latencies are not those of a client that waits
-        self.counted = 0
-        self.last: float | None = None
+    seq: Sequence
+    is_background: bool  # its latencies are not those of a client that waits
+    counted: int = 0
+    last: float | None = None
 
 
 @dataclass(slots=True)

@@ -72,7 +72,7 @@ class Scheduler:
 
     def use(self, policy: Policy) -> None:
         """Make `policy` the active one."""
-        self.policy, self.hooks = policy, Hooks.of(policy)
+        self.policy, self.hooks = policy, Hooks(policy)
         self.max_tokens_per_step = max(self._least_tokens_per_step, policy.max_batch_size)
         if self.pages is not None:
             pages = self.batch.pages

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
@@ -17,16 +18,14 @@ from serving.inbox import Inbox
 from serving.inference import Inference
 
 
+@dataclass(slots=True)
 class Group:
     """An inference that is computed, and its copies: those that the loop has, and the number of those to come."""
 
-    __slots__ = ("coming", "copies", "first", "key")
-
-    def __init__(self, key: Hashable, first: Inference) -> None:
-        self.key = key
-        self.first = first
-        self.copies: dict[Sequence, Inference] = {}
-        self.coming = 0
+    key: Hashable
+    first: Inference
+    copies: dict[Sequence, Inference] = field(default_factory=dict)
+    coming: int = 0
 
 
 class Dedup:
