@@ -6,7 +6,7 @@ This module must not know the questions about them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -14,7 +14,7 @@ from batching import BatchingManager
 from observe.replay.recording import Recording, Served
 from observe.replay.simulator_process import in_pieces
 
-ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
+ROWS_PER_LINE, STRETCHES_PER_LINE = 50, 10  # of JSON encoded at once, because the loop needs the GIL
 
 
 class Server:
@@ -35,9 +35,8 @@ class Server:
         self._first = (manager.policy_name, served or manager.policy_name)
         self._cost, self.late, self.engines, self._inside = cost, late, list(engines), inside
 
-    def question(self, requests: Iterable[Served], more: Iterable[str] = (), **ask: Any) -> Iterator[str]:
-        """Yield the lines of a question: the requests and measured steps, then `more`, then the question itself."""
-        requests = list(requests)
+    def question(self, requests: list[Served], **ask: Any) -> Iterator[str]:
+        """Yield the lines of a question: the requests, measured steps, what was done with the requests, and what is asked."""
         numbers: dict[bytes, int] = {}  # in place of long hashes
         places = {r.id: place for place, r in enumerate(requests) if r.latency is not None}
         rows = (
@@ -48,7 +47,11 @@ class Server:
         yield from in_pieces("requests", rows, ROWS_PER_LINE)
         steps = ((*step, seconds) for step, seconds in self.recording.steps())
         yield from in_pieces("steps", steps, ROWS_PER_LINE)
-        yield from more
+        if requests:
+            end = max(one.at + (one.latency or 0.0) for one in requests)
+            yield json.dumps({"ids": [one.id for one in requests]}) + "\n"
+            stretches = (stretch.row() for stretch in self.recording.stretches(requests[0].at, end))
+            yield from in_pieces("stretches", stretches, STRETCHES_PER_LINE)
         yield json.dumps({"ask": {**ask, **self._describe()}}) + "\n"
 
     def _describe(self) -> dict[str, Any]:

@@ -11,18 +11,16 @@ import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any
 
 from observe.replay.question import Server
 from observe.replay.recording import Served
-from observe.replay.simulator_process import SimulatorProcess, in_pieces
+from observe.replay.simulator_process import SimulatorProcess
 from serving.inference import InferenceError
 
 TIMEOUT = 60.0  # seconds for one answer
 FEWEST_REQUESTS = 4
 FEWEST_STEPS = 10
 PAUSE = 2.0  # seconds without an arrival, after which a request that finds the server idle begins another load
-STRETCHES_PER_LINE = 10
 KEPT = 100  # answers about single requests
 KINDS = {"ValueError": "invalid_request_error", "UnknownWorkload": "not_found_error"}  # of the simulator's exceptions
 
@@ -62,7 +60,8 @@ class WhatIf:
         requests = [] if workload is not None else self._requests(count, span)
         drawn = None if workload is None else {**workload.__dict__, "count": count, "context": self._context}
         return self._ask(
-            self._question(requests, policies=list(policies), workload=drawn), "Name fewer policies, or lower count"
+            self._server.question(requests, policies=list(policies), workload=drawn),
+            "Name fewer policies, or lower count",
         )
 
     def blame(self, id: str) -> bytes:
@@ -71,7 +70,9 @@ class WhatIf:
         Raise InferenceError as `answer` does, and if requests that were in the server with it are still running.
         """
         if id not in self._blamed:
-            answer = self._ask(self._question(self._beside(id), blame=id), "Try again when the server is less busy")
+            answer = self._ask(
+                self._server.question(self._beside(id), blame=id), "Try again when the server is less busy"
+            )
             self._blamed[id] = answer
             for oldest in list(self._blamed)[:-KEPT]:
                 self._blamed.pop(oldest, None)
@@ -140,17 +141,6 @@ class WhatIf:
             few = f"request {id[:200]!r} is too old, or fewer than {FEWEST_STEPS} steps are measured. Send a load first"
             raise InferenceError("not_found_error", few)
         return requests
-
-    def _question(self, requests: list[Served], **ask: Any) -> Iterator[str]:
-        return self._server.question(requests, self._steps_of(requests), **ask)
-
-    def _steps_of(self, requests: list[Served]) -> Iterator[str]:
-        """Yield the lines on what the server did with the requests."""
-        if requests:
-            end = max(one.at + (one.latency or 0.0) for one in requests)
-            yield json.dumps({"ids": [one.id for one in requests]}) + "\n"
-            steps = (step.row() for step in self._server.recording.stretches(requests[0].at, end))
-            yield from in_pieces("stretches", steps, STRETCHES_PER_LINE)
 
 
 def latest(requests: list[Served], count: int) -> list[Served]:

@@ -52,13 +52,7 @@ def test_under_another_policy_the_calls_of_a_program_come_when_their_parents_are
         (),
         *((f"turn {i}",) for i in range(TURNS - 1)),
     ]
-    question = served.question(
-        requests,
-        [f'{{"ids": {[one.id for one in requests]}}}\n'.replace("'", '"')],
-        policies=["dynamic"],
-        workload=None,
-    )
-    answer = answer_to(question, what_if.answer_from)
+    answer = answer_to(served.question(requests, policies=["dynamic"], workload=None), what_if.answer_from)
     measured, again, other = answer["lanes"]
     came = [request["t"] for request in answer["requests"]]
     turns = [k for k, one in enumerate(requests) if one.program == "agent"]
@@ -71,7 +65,7 @@ def test_under_another_policy_the_calls_of_a_program_come_when_their_parents_are
 
 def test_blame_names_what_delayed_the_program_of_a_request_and_its_call() -> None:
     one = WhatIf(server(), 1024)
-    answer = answer_to(one._question(one._beside("turn 5"), blame="turn 5"), what_if.answer_from)
+    answer = answer_to(one._server.question(one._beside("turn 5"), blame="turn 5"), what_if.answer_from)
     program = answer["program"]
     assert (program["name"], program["calls"], program["trusted"]) == ("agent", TURNS, True)
     assert program["simulated_ms"] == pytest.approx(program["measured_ms"], rel=0.05)
@@ -80,7 +74,7 @@ def test_blame_names_what_delayed_the_program_of_a_request_and_its_call() -> Non
     worst = program["others"][0]
     assert worst["ms"] > 100
     assert worst["call"] in {f"turn {i}" for i in range(TURNS)}
-    assert answer_to(one._question(one._beside("3"), blame="3"), what_if.answer_from)["program"] is None
+    assert answer_to(one._server.question(one._beside("3"), blame="3"), what_if.answer_from)["program"] is None
 
 
 def test_a_call_keeps_its_pause_after_the_last_of_its_parents() -> None:

@@ -29,7 +29,7 @@ def slow(count: int = 120, rate: float = 5.0) -> tuple[Recording, Run]:
 
 def blame(recording: Recording, id: str) -> dict[str, Any]:
     one = WhatIf(Server(manager("dynamic"), recording), 1024)
-    return answer_to(one._question(one._beside(id), blame=id), simulated.answer_from)
+    return answer_to(one._server.question(one._beside(id), blame=id), simulated.answer_from)
 
 
 def test_a_queue_that_is_no_longer_recorded_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,10 +65,10 @@ class Here(WhatIf):
         workload = more.get("workload")
         chosen = [] if workload else self._requests(count, more.get("span"))
         drawn = workload and {**workload.__dict__, "count": count, "context": 1024}
-        return answer_to(self._question(chosen, policies=policies, workload=drawn), simulated.answer_from)
+        return answer_to(self._server.question(chosen, policies=policies, workload=drawn), simulated.answer_from)
 
     def blame_of(self, id: str) -> dict[str, Any]:
-        return answer_to(self._question(self._beside(id), blame=id), simulated.answer_from)
+        return answer_to(self._server.question(self._beside(id), blame=id), simulated.answer_from)
 
 
 def here(policy: str = "static") -> tuple[Here, Any]:
