@@ -47,8 +47,6 @@ class BatchingManager:
     is called with the reason, in the thread that detected the failure: a process without a loop should exit.
     """
 
-    make_loop: type[Loop] = Loop
-
     def __init__(
         self,
         model: Model,
@@ -130,9 +128,9 @@ class BatchingManager:
         self.scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step, speculator=self.speculator)
         return self.loop(self.scheduler, self.recovery).step
 
-    def loop(self, scheduler: Scheduler, recovery: Recovery) -> Loop:
+    def loop(self, scheduler: Scheduler, recovery: Recovery, kind: type[Loop] = Loop) -> Loop:
         """Return the loop of a scheduler."""
-        return self.make_loop(
+        return kind(
             scheduler, self.inbox, self.deadlines, recovery, self.observers, self.on_leave, self._clock, self.dedup,
             self.fallback,
         )  # fmt: skip

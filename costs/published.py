@@ -96,28 +96,6 @@ class Constant(Cost):
         return self.a + self.b * (step.decodes + step.prefills)
 
 
-@dataclass(frozen=True)
-class Roofline(Cost):
-    """The textbook's law: linear layers bound by weights or by arithmetic, then keys and values, then a constant.
-
-    max(weights / bandwidth, tokens * operations / rate) + kv * contexts / bandwidth + base. The defaults are GPT-2 medium
-    in 16 bit (0.708 GFLOP a token, 0.71 GB, 96 KiB of keys and values a token) on an A100's 2 TB/s and 312 TFLOP/s.
-    """
-
-    weights: float = 0.71e9
-    operations: float = 0.708e9
-    kv: float = 96 * 1024.0
-    bandwidth: float = 2e12
-    rate: float = 312e12
-    base: float = 0.0
-    name = "roofline"
-
-    def seconds(self, step: Step) -> float:
-        linear = max(self.weights / self.bandwidth, step.tokens * self.operations / self.rate)
-        read = step.context + step.pairs
-        return linear + self.kv * read / self.bandwidth + self.base
-
-
 # Least squares of the relative errors on data/vtc/cost_profile.json (VTC artifact, OSDI 2024; Llama-2-7B, A10G). A decode
 # step errs by 0.8 % in the mean; without the knee, which bounds small batches from below, it errs by 3.5 %.
 # tests/simulate/test_costs.py fits them again.
@@ -135,7 +113,6 @@ MODELS: dict[str, Cost] = {
     "ssjf": Affine(base=0.02, prefill=0.1),
     "splitwise": Splitwise(),
     "constant": Constant(),
-    "roofline": Roofline(),
     "oracle-a": Phases(base=8e-3, row=0.2e-3, start=5e-3, request=2e-3),
     "inoue-v100": Constant(a=1.8874e-3, b=0.1438e-3),
 }

@@ -140,8 +140,10 @@ class Members(Many[Member]):
         return cls(Columns(*zip(*rows)))
 
     @classmethod
-    def of_plan(cls, plan: Plan, phases: list[str]) -> Members:
-        """Return the members of a step that was computed; `phases` are those before it."""
+    def of_plan(cls, plan: Plan, phases: list[str] | None) -> Members:
+        """Return the members of a step that was computed; `phases` are those before it, None if nobody reads them."""
+        if phases is None:
+            return cls(Columns())
         rows, held, paused = plan.sequences, plan.held, plan.paused
         if held or paused:
             phases = [*phases, *["held"] * len(held), *["idle"] * len(paused)]

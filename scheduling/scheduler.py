@@ -28,7 +28,7 @@ from scheduling.advance import Advanced, Output, Token, TokenRun, advance, keep
 from scheduling.backlog import Backlog
 from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
-from scheduling.iteration import Columns, Iteration, Members, Plan, SlotSteps, reasons
+from scheduling.iteration import Iteration, Members, Plan, SlotSteps, reasons
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.sequence import Sequence
@@ -225,14 +225,11 @@ class Scheduler:
         like = plan.like if plan.repeats else None
         # Who computed a prompt, and how slots were spent, can only be told before sequences advance.
         slot_steps = SlotSteps.of(plan, self._slots, self.queue.recomputes) if like is None else like.slot_steps
-        phases = plan.phases() if self.record and like is None else []
+        phases = plan.phases() if self.record and like is None else None
         result, answered = self.take_in(plan, outputs, now)
         if result.rejected:
             slot_steps = slot_steps._replace(useful=slot_steps.useful - result.rejected, rejected=result.rejected)
-        if like is not None:
-            members = like.members.at(plan)
-        else:
-            members = Members.of_plan(plan, phases) if self.record else Members(Columns())
+        members = Members.of_plan(plan, phases) if like is None else like.members.at(plan)
         pages_used, pages_total = self.batch.pages.usage
         iteration = Iteration(
             n=plan.number, t=plan.started_at, seconds=now - plan.started_at, policy=self.policy.name,

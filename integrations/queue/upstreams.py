@@ -38,8 +38,6 @@ class Upstreams(BatchingManager):
     Where upstreams come and go, the first of `each` has no slots and stays, so that there is a queue without any of them.
     """
 
-    make_loop = UpstreamLoop
-
     def __init__(self, sites: Sites, clock: Callable[[], float] = time.perf_counter, **options: Any) -> None:
         self.sites = sites
         self._turns: dict[Sequence, Turn] = {}
@@ -210,7 +208,7 @@ class Upstreams(BatchingManager):
         one.scheduler.queue.is_closed_to = one.is_closed_to
         if one is not self.each[0]:
             self.each[0].scheduler.sharing.take(one.scheduler)
-        one.loop = self.loop(one.scheduler, Recovery(one, self._make_probe, self._clock))
+        one.loop = self.loop(one.scheduler, Recovery(one, self._make_probe, self._clock), UpstreamLoop)
         one.loop.waits = False
 
     def _round(self) -> bool:

@@ -39,7 +39,7 @@ OTHERS = [
     Affine(base=3, decode=1, prompt=0.2, hinge=1, knee=4, experts=4, chosen=0.1),
     Affine(base=2, decode=1.5, prompt=0.5, prefill=0.1, experts=2, chosen=0.5, buckets=(2, 4)),
     Phases(base=1, row=1, start=2, token=0.3, request=0.1, square=0.01, context=0.02, knee=1),
-    Scaled(MODELS["roofline"], 3.0),
+    Scaled(Affine(base=3.6e-4, hinge=2.3e-6, knee=156, context=4.9e-8, pair=4.9e-8), 3.0),
     *(MODELS[name] for name in ("distserve-opt13b", "splitwise", "llm-mock", "ssjf")),
 ]
 
