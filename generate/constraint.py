@@ -25,8 +25,6 @@ MOST_SECONDS = 0.05  # of a processor, to read a token
 class Constraint:
     """A form, and how far one answer is in it; equal to others of the same form."""
 
-    __slots__ = ("_ids", "grammar", "matcher")
-
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
         self.matcher = grammar.start()

@@ -32,8 +32,6 @@ RECENT = 10_000  # values of each latency that are kept for percentiles
 class Histogram:
     """Counts values by bucket; one thread writes, any may read."""
 
-    __slots__ = ("bounds", "counts", "sum")
-
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)

@@ -104,8 +104,6 @@ class StepLaw:
 class _Size:
     """The latest steps of a size; `steps` counts them up to MOST_WEIGHT, `latest` is the number of the last one."""
 
-    __slots__ = ("_times", "latest", "seconds", "steps")
-
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=LATEST)
         self.seconds, self.steps, self.latest = 0.0, 0, 0

@@ -1,4 +1,4 @@
-"""The watchdog of the batching loop, and the limit on restarts of the engine.
+"""The watches over what may hang, among them the watchdog of the batching loop, and the limit on restarts of the engine.
 
 This module must not know HTTP, tensors or gunicorn: the caller passes what to do on a failure.
 """
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from scheduling.lasting import LastingCall
 
@@ -45,34 +45,39 @@ def dump_stacks() -> None:
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 
-class Watchdog:
-    """Ends a loop whose thread has died, or that has completed no iteration for twice `stall_seconds`.
+class Watch:
+    """Dumps all stacks when something has stood still for `limit` seconds, and gives up the loop after twice as many.
 
-    A hook of the policy that does not return is named after HOOK_SECONDS.
-    Time counts only while the watchdog itself runs, so a process that was suspended does not count as hung.
+    Time counts only while the watch itself runs, so a process that was suspended does not count as hung.
     """
+
+    name, rest = "", ""  # of its thread; of the reason why the loop was given up
 
     def __init__(
         self,
         loop: Watched,
-        stall_seconds: float,
+        limit: float,
         clock: Callable[[], float] = time.monotonic,
         dump: Callable[[], None] = dump_stacks,
     ) -> None:
-        self._loop = loop
-        self._limit = stall_seconds
-        self._clock = clock
-        self._dump = dump
-        self._heartbeat = loop.heartbeat
+        self.seconds = 0.0  # for which it has stood still
+        self._loop, self._limit, self._clock, self._dump = loop, limit, clock, dump
+        self._seen = self.look()
         self._checked_at = clock()
-        self._stalled = 0.0  # seconds since the loop's last iteration
         self._has_dumped = False
-        self._call = LastingCall()
-        self._has_named = False
+
+    def look(self) -> object | None:
+        """Return what stands still as long as this is the same; None if nothing can."""
+        raise NotImplementedError
+
+    @property
+    def words(self) -> str:
+        """What stands still, and for how long."""
+        raise NotImplementedError
 
     def start(self) -> None:
-        """Check the loop in a separate thread until the loop has ended."""
-        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+        """Check in a separate thread until the loop has ended."""
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
 
     def _run(self) -> None:
         pause = threading.Event()
@@ -80,28 +85,55 @@ class Watchdog:
             pause.wait(min(CHECK_SECONDS, self._limit / 4))
 
     def check(self) -> bool:
-        """Check the loop once; return False when it has ended."""
-        now, heartbeat = self._clock(), self._loop.heartbeat
+        """Check once; return False when the loop has ended."""
+        now, seen = self._clock(), self.look()
         if not self._loop.is_alive:
             return False
-        if not self._loop.has_thread:
-            self._loop.give_up("the thread of the batching loop has ended")
-            return False
         passed, self._checked_at = min(now - self._checked_at, 2 * CHECK_SECONDS), now
-        if heartbeat != self._heartbeat:
-            self._heartbeat, self._stalled, self._has_dumped = heartbeat, 0.0, False
-            self._call = LastingCall()  # it keeps a frame, and so all requests that the hook was called with
+        if seen is None or seen != self._seen:
+            self._seen, self.seconds, self._has_dumped = seen, 0.0, False
         else:
-            self._stalled += passed
-            self._name_hook(passed)
-        if self._stalled >= self._limit and not self._has_dumped:
+            self.seconds += passed
+        if self.seconds >= self._limit and not self._has_dumped:
             self._has_dumped = True
-            log.error("the batching loop has not completed a step for %.0f s; thread stacks follow", self._stalled)
+            log.error("%s; thread stacks follow", self.words)
             self._dump()
-        if self._stalled >= 2 * self._limit:
-            self._loop.give_up(f"the batching loop has not completed a step for {self._stalled:.0f} s")
+        if self.seconds >= 2 * self._limit:
+            self._loop.give_up(self.words + self.rest)
             return False
         return True
+
+
+class Watchdog(Watch):
+    """Ends a loop whose thread has died, or that has completed no iteration for twice its limit.
+
+    A hook of the policy that does not return is named after HOOK_SECONDS.
+    """
+
+    name = "watchdog"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._call, self._has_named = LastingCall(), False
+
+    def look(self) -> float:
+        return self._loop.heartbeat
+
+    @property
+    def words(self) -> str:
+        return f"the batching loop has not completed a step for {self.seconds:.0f} s"
+
+    def check(self) -> bool:
+        """See `Watch.check`."""
+        if self._loop.is_alive and not self._loop.has_thread:
+            self._loop.give_up("the thread of the batching loop has ended")
+            return False
+        before, goes_on = self.seconds, super().check()
+        if self.seconds > before:
+            self._name_hook(self.seconds - before)
+        else:
+            self._call = LastingCall()  # it keeps a frame, and so all requests that the hook was called with
+        return goes_on
 
     def _name_hook(self, passed: float) -> None:
         """Log once where a call of a hook is that does not return."""
