@@ -88,9 +88,7 @@ def test_a_text_that_ends_in_the_middle_of_a_run_has_no_token_behind_its_end() -
     sequences[0].stop = lambda token: "stop" if token == 3 else None
     told: list[int] = []
     made = speculating("dynamic", 2, every=NEVER_WRONG, fixed=5)
-    made.hooks = type(made.hooks)(**{f: getattr(made.hooks, f) for f in made.hooks.__slots__} | {
-        "on_token": lambda seq, now: told.append(seq.output_ids[-1]) if seq is sequences[0] else None
-    })  # fmt: skip
+    made.hooks.on_token = lambda seq, now: told.append(seq.output_ids[-1]) if seq is sequences[0] else None
     for seq in sequences:
         made.add(seq)
     clock = iter(range(100))
