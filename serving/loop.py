@@ -72,7 +72,7 @@ class Loop:
         self.inbox.rate.add(iteration.tokens, iteration.seconds)
         # Completing a request notifies its reader as well.
         for inference in self.inbox.streams.values():
-            if inference.sequence.last_iteration == plan.number and not inference.sequence.is_finished:
+            if inference.sequence.last_iteration == plan.number and inference.sequence.finish_reason is None:
                 inference.publish_tokens()
         if self.dedup is not None and self.dedup.shared:
             self.dedup.publish(plan)
