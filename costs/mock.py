@@ -91,11 +91,11 @@ class MockModel:
         """Take the time of a step; return a token for each sequence due, None while its prompt lasts."""
         start = self._clock()
         seconds = self.cost(plan) / self.speed
-        known = plan.decoding
+        known, ids, size = plan.decoding, self.ids, len(self.ids)
         outputs: list[Output] = [  # a plain token at once: this is most of what the host does for a step
             self._output(seq, 0)
             if seq.constrained or seq.open_ended or getattr(seq.sampling, "logprobs", None) is not None
-            else self.ids[_place(seq.prompt_ids[-1], len(seq.output_ids), len(self.ids))]
+            else ids[_place(seq.prompt_ids[-1], len(seq.output_ids), size)]
             for seq in plan.sequences[:known]
         ]
         outputs += [

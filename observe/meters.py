@@ -161,7 +161,7 @@ class Meters:
             return
         for one in self._alike if self._repeats else ():
             one.counted, one.last = one.counted + self._repeats, self._ended
-        self._alike, self._repeats, self._ended = [], 0, end
+        self._alike, self._repeats, self._ended, even = [], 0, end, list[Progress]()
         since, per_step, alike = 0.0, 0, 0  # requests whose last tokens came together have the same gap
         members = iteration.members.shared
         for id, phase in zip(members.id, members.phase):
@@ -177,7 +177,7 @@ class Meters:
             if new <= 0:
                 continue
             if is_even:
-                self._alike.append(progress)
+                even.append(progress)
             progress.counted, progress.last = counted, end
             new_tokens += new
             if last is None:
@@ -194,8 +194,7 @@ class Meters:
                 since, per_step, alike = last, new, 1
         self._count_gaps(end - since, per_step, alike)
         self.generation_tokens += new_tokens
-        if not is_even:
-            self._alike = []
+        self._alike = even if is_even else []
         self._clients = sum([not progress.is_background for progress in self._alike])
 
     def _count_gaps(self, seconds: float, tokens: int, requests: int) -> None:

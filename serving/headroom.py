@@ -6,14 +6,13 @@ process, and every open connection with it. So their callers ask for more than t
 
 from __future__ import annotations
 
-import math
 import mmap
 import time
 
 NO_MEMORY = "the server has no memory left for this request. Try again later"
 HEADROOM = 64 << 20  # bytes; steps whose tensors need more fail with torch's own error
 LASTING = 0.01  # seconds for which memory that was granted counts as there
-_granted_at = -math.inf
+_granted_at = 0.0
 
 
 class NoHeadroom(MemoryError):
