@@ -21,6 +21,7 @@ REMOVED = {
         "compare, in which flags may follow a policy: compare 'dynamic --max-batch-size 8' 'dynamic --max-batch-size 16'",
     ),
     "--workload original-normal": "--workload original, whose lengths are cut to 1 to 200",
+    **dict.fromkeys(("--cost roofline", "--cost scheduler-sim"), "'calibrate', which writes a law that was measured"),
     "--users": "sweep --over users --values N",
     "--config-out": "--address auto, which uses a running Ray cluster",
     "vllm replay": "'vllm watch', whose page shows the recorded steps and simulates their requests",
