@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from models import tensors
@@ -42,7 +42,7 @@ HARMLESS = frozenset({
 PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal")  # the others change the model's own weights, too
 
 
-class AdapterError(ValueError):
+class AdapterError(checkpoint.CheckpointError):
     """The folder does not hold an adapter for this model; the message gives the reason and the remedy."""
 
 
@@ -94,7 +94,7 @@ def _matched(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
 def load(folder: Path, config: Architecture, layout: Layout) -> Adapter:
     """Return the adapter in `folder` for a model of this architecture.
 
-    Raises AdapterError, naming the setting or the tensor at fault.
+    Raises CheckpointError, naming the setting or the tensor at fault.
     """
     scales = read_config(folder)
     path = folder / WEIGHTS
@@ -108,13 +108,8 @@ def load(folder: Path, config: Architecture, layout: Layout) -> Adapter:
     mixed = (*tensors.EXPERT_PARTS, "router") if config.experts else ()
     found = tensors.pieces(config, layout).items()
     pieces = {name.removesuffix(".weight"): piece for name, piece in found if piece.place.part not in mixed}
-    try:
-        pairs = _pairs(path, pieces, layout, scales)
-        products = [*_products(path, pairs, pieces, scales)]
-    except checkpoint.CheckpointError as error:
-        raise AdapterError(str(error)) from error
-    except SafetensorError as error:
-        raise AdapterError(f"{path} is broken or truncated: {error}. Copy or download it again") from error
+    pairs = _pairs(path, pieces, layout, scales)
+    products = [*_products(path, pairs, pieces, scales)]
     modules = {re.sub(r"^\w+\.\d+\.", "", plain) for plain in pairs}
     return Adapter(products, max(len(product.a) for product in products), _digest(products), sorted(modules))
 
@@ -122,16 +117,7 @@ def load(folder: Path, config: Architecture, layout: Layout) -> Adapter:
 def read_config(folder: Path) -> Scales:
     """Return what adapter_config.json in `folder` says; AdapterError for what the engine does not compute."""
     path = folder / CONFIG
-    if not path.is_file():
-        raise AdapterError(f"{folder} has no {CONFIG}. Use a folder that save_pretrained of a PEFT model wrote")
-    if path.stat().st_size > checkpoint.LONGEST_CONFIG:
-        raise AdapterError(
-            f"{path} has {path.stat().st_size:,} bytes, at most {checkpoint.LONGEST_CONFIG:,} are read. Use PEFT's own file"
-        )
-    try:
-        raw = checkpoint.read_json(path)
-    except checkpoint.CheckpointError as error:
-        raise AdapterError(str(error)) from error
+    raw = checkpoint.read_config_file(path, "of a PEFT model")
     _refuse(raw, path)
     ranks = _pattern(raw, "rank_pattern", path, whole=True)
     alphas = _pattern(raw, "alpha_pattern", path, whole=False)

@@ -68,8 +68,7 @@ def from_gguf(metadata: Mapping[str, Any], source: str = "the GGUF file") -> Voc
     if not eos_ids:
         raise TokenizerError(f"{source} has no tokenizer.ggml.eos_token_id. {_ANOTHER}")
     bos, template = named["bos_token"], metadata.get("tokenizer.chat_template")
-    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or fields.pop("adds_bos", False))
-    fields.pop("adds_bos", None)
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", fields.pop("adds_bos", True))
     return Vocabulary(
         **fields,
         control=control,

@@ -29,17 +29,20 @@ class CheckpointError(ValueError):
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the config.json of the checkpoint in `folder`, after checking that its model can be served."""
     path = folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder} has no config.json. Use a folder that save_pretrained of a transformers model wrote"
-        )
-    if path.stat().st_size > LONGEST_CONFIG:
-        raise CheckpointError(
-            f"{path} has {path.stat().st_size:,} bytes, at most {LONGEST_CONFIG:,} are read. Use the model's own file"
-        )
-    raw = read_json(path)
+    raw = read_config_file(path, "of a transformers model")
     architecture_of(raw, path)
     return raw
+
+
+def read_config_file(path: Path, writer: str) -> dict[str, Any]:
+    """Return the settings in a file that save_pretrained `writer` wrote."""
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no {path.name}. Use a folder that save_pretrained {writer} wrote")
+    if path.stat().st_size > LONGEST_CONFIG:
+        raise CheckpointError(
+            f"{path} has {path.stat().st_size:,} bytes, at most {LONGEST_CONFIG:,} are read. Use the original file"
+        )
+    return read_json(path)
 
 
 def architecture_of(raw: Mapping[str, Any], path: Path) -> Architecture:

@@ -113,12 +113,6 @@ def from_file(path: Path) -> tiktoken.Encoding:
     return tiktoken.Encoding(path.stem, pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: len(table)})
 
 
-def of_bytes() -> tiktoken.Encoding:
-    """Return a tokenizer that needs no file: each byte is a token, and 256 is `<|endoftext|>`."""
-    table = {bytes([byte]): byte for byte in range(256)}
-    return tiktoken.Encoding("bytes", pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: 256})
-
-
 def from_tiktoken(timeout_s: float = DOWNLOAD_S) -> tiktoken.Encoding:
     """Return GPT-2's ranks from tiktoken, which caches them after one download.
 

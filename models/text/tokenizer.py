@@ -234,20 +234,17 @@ def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> T
 def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0, *, downloads: bool = True) -> Tokenizer:
     """Return a tokenizer for a model without weights: GPT-2's from `file` or tiktoken, else bard's.
 
-    Without `downloads`, it is bard's unless there is a `file`. Where bard's files are missing, each byte is a token, and a
-    text has about four times as many bytes as tokens. Both have a `warning`. Raises TokenizerError for a bad file.
+    Without `downloads`, it is bard's unless there is a `file`; otherwise bard's has a `warning`. Raises TokenizerError for
+    a bad file.
     """
     if file:
         return Tokenizer(of_ranks(ranks.from_file(Path(file))))
-    has_bard = (BARD / "vocab.json").is_file()
-    if not downloads and has_bard:
+    if not downloads:
         return Tokenizer(from_folder(BARD), fold=True)
     try:
         return Tokenizer(of_ranks(ranks.from_tiktoken(timeout_s)))
     except TokenizerError as error:
-        if has_bard:
-            return Tokenizer(from_folder(BARD), fold=True, warning=f"{error}. Until then bard's tokenizer is used")
-        return Tokenizer(of_ranks(ranks.of_bytes()), warning=f"{error}. Until then each byte is a token")
+        return Tokenizer(from_folder(BARD), fold=True, warning=f"{error}. Until then bard's tokenizer is used")
 
 
 def _chat_template(vocabulary: Vocabulary) -> ChatTemplate | None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models import adapters, families
-from models.adapters import AdapterError
+from models.sources.checkpoint import CheckpointError
 from tests.support.checkpoints import reference, reference_of, write_adapter
 
 NAME = "base_model.model.transformer.h.1.attn.c_attn.lora_A.weight"
@@ -40,7 +40,7 @@ def changed(folder: Path, **tensors: torch.Tensor | None) -> None:
 
 
 def reason(folder: Path, hf: Any) -> str:
-    with pytest.raises(AdapterError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         read(folder, hf)
     return str(caught.value)
 
