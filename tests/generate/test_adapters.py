@@ -101,8 +101,8 @@ def test_the_bits_of_a_row_do_not_depend_on_its_neighbors_or_their_adapters(
     shape: str, dtype: str, tmp_path: Path
 ) -> None:
     served = Served(shape, tmp_path, dtype, **(WIDE if shape == "gpt2" else {"head_dim": 64}))
-    prepared = [served.adapter(i, rank=3 + i)[0] for i in range(4)]
-    parts = [(tokens(7 + 5 * i, i), [*prepared, None][i % 5]) for i in range(11)]
+    prepared = [served.adapter(i, rank=3 + i % 5)[0] for i in range(11)]
+    parts = [(tokens(7 + 5 * (i % 11), i), [*prepared, None][i % 12]) for i in range(64)]
     together = served.logits(parts)
     for part, found in zip(parts, together):
         assert torch.equal(found, served.logits([part])[0])
@@ -120,16 +120,6 @@ def test_bfloat16_in_c_is_near_the_layers_one_by_one(tmp_path: Path) -> None:
     rounding = (base - expected(served.hf, ids)).std()  # of the model without the adapter
     assert (found - exact).std() < 2 * rounding
     assert (found - base).std() > 5 * rounding
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("count", [1, 8, 32, 64])
-def test_a_batch_of_64_may_have_any_number_of_adapters(count: int, tmp_path: Path) -> None:
-    served = Served("gpt2", tmp_path, "bfloat16", **WIDE)
-    prepared = [served.adapter(i, rank=16)[0] for i in range(count)]
-    parts = [(tokens(1 + i % 7, i), prepared[i % count]) for i in range(64)]
-    for part, found in zip(parts, served.logits([*parts])):
-        assert torch.equal(found, served.logits([part])[0])
 
 
 @pytest.mark.full

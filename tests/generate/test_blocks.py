@@ -14,7 +14,7 @@ from generate.cpu.linear import kernel_runs
 from generate.cpu.team import team
 from models.architecture import Architecture, Rope
 from models.network import Network
-from tests.support.generate import random_network, why_no_kernel
+from tests.support.generate import random_network
 
 BIASED = {"qkv_bias": True, "proj_bias": True, "mlp_bias": True}
 GPT2 = Architecture(
@@ -40,7 +40,7 @@ SHAPES = {
 }
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_kernel = pytest.mark.skipif(not kernel_runs(), reason=why_no_kernel())
+needs_kernel = pytest.mark.skipif(not kernel_runs(), reason="needs a C compiler")
 
 
 def network_of(config: Architecture) -> Network:

@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from generate.cpu.adapters import AdapterRows, PreparedAdapter
-from generate.runner import ModelRunner
-from models import adapters, families
 from models.network import Network
 from tests.support import points
-from tests.support.checkpoints import merged, write_adapter
-from tests.support.families import PAGE_SIZE, PAGES, PROMPTS, build_pair, check_equal, check_near
-from tests.support.generate import logits_of
+from tests.support.families import build_pair, check_adapter, check_equal, check_near
 
 MANY_TO_ONE = {"num_attention_heads": 4, "num_key_value_heads": 1}
 GRANITE = {
@@ -121,11 +116,4 @@ def test_formats_of_16_and_8_bits_are_near(shape: str, quantize: str, tmp_path: 
 def test_adapters_are_those_of_the_merged_model(shape: str, tmp_path: Path) -> None:
     hf, network = build(shape, tmp_path / "model")
     layers = [name for name, module in hf.named_modules() if isinstance(module, torch.nn.Linear) and "head" not in name]
-    folder = write_adapter(tmp_path / "adapter", hf, targets=tuple({name.rpartition(".")[2] for name in layers}))
-    config, layout = network.config, families.by_model_type()[SHAPES[shape][0]].layout
-    adapter = PreparedAdapter(adapters.load(folder, config, layout), config, torch.float32)
-    rows = AdapterRows.of([(adapter, 257)], 257)
-    found = logits_of(ModelRunner(network, PAGES, PAGE_SIZE), [PROMPTS[-1]], rows)[0]
-    with torch.inference_mode():
-        expected = merged(hf, folder)(torch.tensor([PROMPTS[-1]])).logits[0]
-    torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=1e-3)
+    check_adapter(hf, network, tmp_path / "adapter", tuple({name.rpartition(".")[2] for name in layers}))

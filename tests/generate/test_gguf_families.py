@@ -1,4 +1,4 @@
-"""A GGUF file of each family gives the model that it was converted from."""
+"""A GGUF file of each family gives the model that it was converted from, and its blocks go to the kernels as they are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from generate.cpu import linear
+from generate.machine import MachineError
+from generate.quantize import check, kept_kinds, kinds_of
 from generate.runner import ModelRunner
 from models import weights
 from models.gguf.block_matrix import KINDS, BlockMatrix, as_tensor
+from models.network import Network
 from models.sources import catalog
 from tests.support.checkpoints import randomized, transformers
 from tests.support.families import PAGE_SIZE, PAGES, PROMPTS, SHAPE, UNKNOWN
@@ -104,26 +108,79 @@ def test_a_converted_model_computes_what_transformers_does(case: str, tmp_path: 
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
+WIDE: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 64}  # whole blocks
+
+
+def stored(case: str, folder: Path, kinds: dict[str, Kind], **changes: Any) -> catalog.ResolvedModel:
+    """Return a model whose matrices have whole blocks, of these kinds by the parts of their names."""
+    sizes, keys = WIDE | changes, {"embedding_length": 96, "feed_forward_length": 64}
+    if case == "gpt2":
+        sizes |= {"n_inner": sizes.pop("intermediate_size")}
+    if "moe" in case:
+        sizes, keys = sizes | {"moe_intermediate_size": 64}, keys | {"expert_feed_forward_length": 64}
+    return catalog.resolve(str(build(case, folder, kinds, keys, **sizes)[1]))
+
+
+def matrices(network: Network) -> dict[str, Any]:
+    parts = {
+        f"{layer} {name}": part.weight
+        for layer, block in enumerate(network.blocks)
+        for name, part in [("qkv", block.qkv), ("attn_proj", block.attn_proj)]
+        + [(f"{name} {i}", part) for i, mlp in enumerate(block.mlps()) for name, part in zip(("fc", "mlp_proj"), mlp)]
+    }
+    return {**parts, "head": network.head}
+
+
+@pytest.mark.skipif(not linear.kernel_runs("int4"), reason="needs a C compiler")
 @pytest.mark.parametrize(
     ("case", "kind"),
     [("gpt_neox", "Q8_0"), ("phi", "Q4_1"), ("qwen3_moe", "Q8_0"), ("gemma3", "Q8_0"), ("gpt2", "Q4_0"), ("llama", "Q4_1"),
      ("qwen2", "Q8_0"), ("qwen3", "Q4_0")],
 )  # fmt: skip
-def test_blocks_stay_as_they_are_with_the_numbers_of_the_file(case: str, kind: str, tmp_path: Path) -> None:
-    inner = "n_inner" if case == "gpt2" else "intermediate_size"
-    sizes = {"hidden_size": 96, inner: 64} | ({"moe_intermediate_size": 64} if "moe" in case else {})
-    keys = {"embedding_length": 96, "feed_forward_length": 64}
-    keys |= {"expert_feed_forward_length": 64} if "moe" in case else {}
+def test_blocks_stay_as_they_are_and_compute_nearly_what_they_do_dequantized_alone_and_among_64(
+    case: str, kind: str, tmp_path: Path
+) -> None:
     parts = ("attn", "ffn_up", "ffn_gate", "ffn_down", "output")
     kinds = dict.fromkeys(parts, Kind[kind]) | {"inp": Kind.F32, "token_embd": Kind.Q8_0}
-    resolved = catalog.resolve(str(build(case, tmp_path, kinds, keys, **sizes)[1]))
+    resolved = stored(case, tmp_path, kinds)
     plain, blocks = (weights.load(resolved, "bfloat16", as_blocks=kinds) for kinds in ((), KINDS))
-    for before, after in zip(plain.blocks, blocks.blocks):
-        pairs = [*zip(before.mlps(), after.mlps()), ((before.qkv, before.attn_proj), (after.qkv, after.attn_proj))]
-        for one, other in (both for pair in pairs for both in zip(*pair)):
-            assert isinstance(other.weight, BlockMatrix)
-            assert torch.equal(as_tensor(other.weight), as_tensor(one.weight))
-    assert isinstance(blocks.head, BlockMatrix)
-    assert torch.equal(as_tensor(blocks.head), as_tensor(plain.head))
+    for before, after in zip(matrices(plain).values(), matrices(blocks).values(), strict=True):
+        assert isinstance(after, BlockMatrix)
+        assert torch.equal(as_tensor(after), as_tensor(before))
     assert torch.equal(blocks.embedding, plain.embedding)
     assert (blocks.config, blocks.parameters) == (plain.config, plain.parameters)
+    prompts = [[(7 * i + j) % 211 for j in range(5)] for i in range(64)]
+    exact, found = (torch.cat(logits_of(ModelRunner(network, 80, 16), prompts)) for network in (plain, blocks))
+    assert (found - exact).norm() < 0.1 * exact.norm()
+    again = weights.load(resolved, "bfloat16", as_blocks=KINDS)
+    assert torch.equal(logits_of(ModelRunner(again, 80, 16), prompts[:1])[0], found[:5])
+
+
+def test_parts_of_one_matrix_with_different_kinds_are_dequantized_and_the_others_are_not(tmp_path: Path) -> None:
+    kinds = {"blk": Kind.Q4_1, "blk.1.attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_0}
+    resolved = stored("llama", tmp_path, kinds, tie_word_embeddings=True)
+    plain, mixed = weights.load(resolved, "bfloat16"), weights.load(resolved, "bfloat16", as_blocks=KINDS)
+    in_blocks = [name for name, weight in matrices(mixed).items() if isinstance(weight, BlockMatrix)]
+    assert in_blocks == ["0 qkv", "0 attn_proj", "0 fc 0", "1 attn_proj", "1 fc 0", "2 qkv", "2 attn_proj", "2 fc 0"]
+    for name, weight in matrices(plain).items():
+        assert torch.equal(as_tensor(matrices(mixed)[name]), weight), name
+    assert mixed.head is mixed.embedding
+
+
+def test_blocks_are_kept_only_where_that_is_wanted_and_only_those_of_4_bits_beside_rounded_ones(tmp_path: Path) -> None:
+    resolved = stored("llama", tmp_path, {"blk": Kind.Q8_0, "ffn_down": Kind.Q4_1}, tie_word_embeddings=True)
+    kinds = {}
+    for quantize in ("none", "int8", "int4", "as-stored"):
+        kinds[quantize] = kinds_of(weights.load(resolved, "bfloat16", as_blocks=kept_kinds(quantize, resolved)))
+    assert kinds == {"none": [], "int8": [], "int4": ["Q4_1"], "as-stored": ["Q8_0", "Q4_1"]}
+
+
+def test_as_stored_is_refused_by_name_where_there_are_no_blocks_to_keep(tmp_path: Path) -> None:
+    for kinds in ({}, {"blk": Kind.Q5_0, "blk.1.attn_v": Kind.Q8_0}):
+        resolved = stored("llama", tmp_path, kinds, tie_word_embeddings=True)
+        with pytest.raises(MachineError, match=r"--quantize as-stored .*Use none, int8, int4"):
+            kept_kinds("as-stored", resolved)
+    with pytest.raises(MachineError, match="--dtype bfloat16"):
+        check("as-stored", torch.float32, torch.device("cpu"))
+    with pytest.raises(MachineError, match="Use none on the cuda"):
+        check("as-stored", torch.bfloat16, torch.device("cuda"))

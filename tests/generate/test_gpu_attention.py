@@ -224,17 +224,3 @@ def test_the_kernels_compile_for_real_cards(pytestconfig: pytest.Config) -> None
     kernels = json.loads(done.stdout)
     assert len(kernels) == 44
     assert all(size > 1000 for size in kernels.values())
-
-
-def test_a_fast_kernel_that_is_wrong_or_broken_does_not_serve(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> tuple[str, float]:
-        raise RuntimeError("no such card")
-
-    assert choose.agreed(lambda: ("fast", 1e-6), torch.float32, "x") == "fast"
-    assert choose.agreed(lambda: ("fast", 0.5), torch.float32, "x") is None
-    assert choose.agreed(lambda: ("fast", math.nan), torch.float32, "x") is None
-    assert choose.agreed(broken, torch.float32, "attention") is None
-    with pytest.MonkeyPatch.context() as off:
-        off.setenv("EB_KERNELS", "off")
-        assert choose.agreed(lambda: ("fast", 0.0), torch.float32, "x") is None
-    assert "attention falls back to plain PyTorch, which is much slower: no such card" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,15 @@ def failing(error: Exception) -> Any:
     return fail
 
 
-def test_a_part_that_fails_alone_is_replaced_with_one_warning(
+def test_a_part_that_fails_alone_or_is_wrong_is_replaced_with_one_warning(
     gpu: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert choose.agreed(failing(RuntimeError("PassManager::run failed")), torch.float16, "attention") is None
-    assert [record.getMessage() for record in caplog.records] == [
-        "attention falls back to plain PyTorch, which is much slower: PassManager::run failed"
-    ]
+    assert choose.agreed(lambda: ("fast", 1e-6), torch.float32, "x") == "fast"
+    for part in (failing(RuntimeError("PassManager::run failed")), lambda: ("fast", 0.5), lambda: ("fast", math.nan)):
+        caplog.clear()
+        assert choose.agreed(part, torch.float32, "attention") is None
+        (record,) = caplog.records
+        assert record.getMessage().startswith("attention falls back to plain PyTorch")
 
 
 @pytest.mark.parametrize("where", ["a part", "the recording"])

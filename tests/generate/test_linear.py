@@ -26,7 +26,7 @@ from generate.cpu.linear import KernelLinear, Linear, PackedLinear, evenly, make
 from generate.cpu.team import team
 from models.activations import ACTIVATIONS
 from models.gguf.block_matrix import BLOCK, KINDS, BlockMatrix
-from tests.support.generate import numbers, why_no_kernel
+from tests.support.generate import numbers
 
 GROUP = 64  # inputs with a scale of their own
 NEEDED = {  # of /proc/cpuinfo, by compiler flags
@@ -41,7 +41,7 @@ FORMATS = [("none", way) for way in ("TILES", "DOT", "FMA")]
 FORMATS += [(kind, way) for kind in BYTES for way in ("TILES", "FMA")]  # vectors of bytes are the same with DOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_kernel = pytest.mark.skipif(not linear.kernel_runs("int8"), reason=why_no_kernel())
+needs_kernel = pytest.mark.skipif(not linear.kernel_runs("int8"), reason="needs a C compiler")
 every_format = pytest.mark.parametrize(("kind", "way"), FORMATS, indirect=["way"])
 
 

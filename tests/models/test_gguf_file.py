@@ -70,7 +70,7 @@ def test_blocks_with_a_scale_that_is_no_number_are_refused(value: float, kind: s
     blocks = gguf.quants.quantize(np.ones((64, 96), np.float32), Kind[kind])
     blocks[5, -blocks.shape[1] // 3 :].view(np.float16)[0] = value  # the first half of a row's last block
     path = write(tmp_path / "model.gguf", "llama", {}, {"x": (blocks, Kind[kind])})
-    with pytest.raises(CheckpointError, match="scale"):
+    with pytest.raises(CheckpointError, match="'x' has a scale"):
         gguf_file.read(path).blocks("x")
 
 

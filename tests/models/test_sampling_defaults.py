@@ -10,6 +10,7 @@ import pytest
 
 from models import sampling_defaults
 from models.sources.checkpoint import CheckpointError
+from tests.support import gguf
 
 
 def write(folder: Path, **values: Any) -> Path:
@@ -44,14 +45,5 @@ def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, values: dict[str, 
 
 
 def test_a_gguf_file_names_its_values_in_its_metadata(tmp_path: Path) -> None:
-    import gguf
-
-    path = tmp_path / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_float32("general.sampling.temp", 0.6)
-    writer.add_int32("general.sampling.top_k", 40)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = gguf.write(tmp_path / "tiny.gguf", "llama", {"general.sampling.temp": 0.6, "general.sampling.top_k": 40}, {})
     assert sampling_defaults.read(path) == {"temperature": 0.6, "top_k": 40}

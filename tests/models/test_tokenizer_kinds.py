@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFValueType, GGUFWriter
 from hypothesis import settings
 
 from models.gguf import tokenizer_gguf
@@ -21,6 +20,7 @@ from models.text import general_bpe, vocabulary
 from models.text.ranks import TokenizerError
 from models.text.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
 from models.text.tokenizer_files import from_folder
+from tests.support import gguf
 from tests.support.tokenizers import CONTROL, KINDS, gguf_metadata, strings, train, write
 
 COUNT = 50 * settings.default.max_examples  # strings
@@ -113,21 +113,12 @@ def test_a_byte_without_a_token_is_left_out() -> None:
 
 
 def test_a_gguf_file_is_loaded_from_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    writer = GGUFWriter(path, "llama")
     metadata = gguf_metadata("llama-bpe")
-    for name, value in metadata.items():
-        writer.add_key_value(name, value, KIND[type(value)], KIND[type(value[0])] if isinstance(value, list) else None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    path = gguf.write(tmp_path / "model.gguf", "llama", metadata, {})
     resolved = catalog.replace(catalog.resolve("gpt2", "dummy"), tokenizer=path)
     assert load_tokenizer(resolved).encode("the end") == Tokenizer(tokenizer_gguf.from_gguf(metadata)).encode("the end")
 
 
-KIND = {
-    str: GGUFValueType.STRING, int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32, list: GGUFValueType.ARRAY
-}  # fmt: skip
 GGUF: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "no tokenizer.ggml.tokens"),
     "numbers for tokens": ({"tokens": [1, 2]}, "no tokenizer.ggml.tokens"),

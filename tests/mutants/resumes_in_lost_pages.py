@@ -4,8 +4,7 @@ from scheduling import policy
 
 
 class Policy(policy.Policy):
-    def __init__(self, max_batch_size, **options):
-        super().__init__(max_batch_size, **options)
+    def __init__(self):
         self.computed = {}
 
     def on_preempt(self, seq, now):

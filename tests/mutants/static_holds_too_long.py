@@ -4,8 +4,7 @@ from policies import static
 
 
 class Policy(static.Policy):
-    def __init__(self, max_batch_size, **options):
-        super().__init__(max_batch_size, **options)
+    def __init__(self):
         self.was_done = False
 
     def release(self, running):

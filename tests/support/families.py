@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
+from generate.cpu.adapters import AdapterRows, PreparedAdapter
 from generate.gpu.runner import GpuRunner
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import weights
+from models import adapters, families, weights
 from models.network import Network
 from models.sources import catalog
 from scheduling.sequence import Sequence
-from tests.support.checkpoints import judged, randomized, save, transformers
+from tests.support.checkpoints import judged, merged, randomized, save, transformers, write_adapter
 from tests.support.generate import logits_of, run
 
 SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
@@ -70,3 +71,14 @@ def check_near(hf: Any, network: Network, quantize: str, bound: float) -> None:
     together = logits_of(runner, PROMPTS)
     assert torch.equal(logits_of(runner, [PROMPTS[4]])[0], together[4])
     assert (together[-1].softmax(-1) - expected).abs().sum(-1).mean() < bound
+
+
+def check_adapter(hf: Any, network: Network, folder: Path, targets: tuple[str, ...]) -> None:
+    """Assert that logits with an adapter of the layers `targets`, which is left in `folder`, are those of the merged model."""
+    config, layout = network.config, families.by_model_type()[hf.config.model_type].layout
+    loaded = adapters.load(write_adapter(folder, hf, targets=targets), config, layout)
+    rows = AdapterRows.of([(PreparedAdapter(loaded, config, torch.float32), 257)], 257)
+    found = logits_of(ModelRunner(network, PAGES, PAGE_SIZE), [PROMPTS[-1]], rows)[0]
+    with torch.inference_mode():
+        expected = merged(hf, folder)(torch.tensor([PROMPTS[-1]])).logits[0]
+    torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=1e-3)

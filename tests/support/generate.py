@@ -152,21 +152,6 @@ def assert_close(
         torch.testing.assert_close(one.float(), other.float(), rtol=0.01, atol=most)
 
 
-def why_no_kernel() -> str:
-    """Return why packed_linear.c does not run here, for tests that are skipped then."""
-    from generate.cpu import linear
-
-    try:
-        fits = linear._library().packed_linear_supported(linear.declarations().constants["BFLOAT16"])
-    except (linear.KernelError, OSError) as error:
-        return str(error)
-    return (
-        "packed_linear.c is off or wrong here"
-        if fits
-        else "needs a processor with AVX2 and FMA, AVX-512, or 64-bit ARM"
-    )
-
-
 def multiply_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Triton's interpreter sum every row of a tile alike, as a GPU does: the BLAS it calls does not."""
 

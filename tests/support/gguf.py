@@ -18,8 +18,6 @@ Tensors = Mapping[str, tuple[npt.NDArray[Any], Kind]]
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-GPT2_KEYS = {"block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 80,
-             "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5}  # fmt: skip
 LLAMA_KEYS = {
     "block_count": 2,
     "context_length": 64,

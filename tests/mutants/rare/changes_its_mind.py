@@ -6,8 +6,7 @@ from scheduling import policy
 
 
 class Policy(policy.Policy):
-    def __init__(self, max_batch_size, **options):
-        super().__init__(max_batch_size, **options)
+    def __init__(self):
         self.claims = replace(self.claims, overtakes=0)
         self.calls = 0
 

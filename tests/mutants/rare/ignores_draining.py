@@ -7,8 +7,7 @@ from scheduling import policy
 
 
 class Policy(policy.Policy):
-    def __init__(self, max_batch_size, **options):
-        super().__init__(max_batch_size, **options)
+    def __init__(self):
         self.claims = replace(self.claims, conserving=False, patience=inf)
         self.inside = 0
         self.alone = False
