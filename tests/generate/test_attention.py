@@ -123,16 +123,6 @@ def test_float32_has_the_bits_of_tiles_even_for_tiny_numbers(kernel: CAttention,
     assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(*results))  # 1e30 squared is infinite
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16])
-def test_a_way_that_the_processor_lacks_leaves_the_kernel_as_it_is(
-    kernel: CAttention, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = kernel.name
-    monkeypatch.setattr(kernel, "library", type("Library", (), {"paged_attention_use": lambda self, way: 0})())
-    kernel.use("fma")
-    assert kernel.name == before
-
-
 @EACH
 @pytest.mark.parametrize("attention", ["c", "torch"])
 def test_what_is_not_finite_stays_in_its_own_sequence(

@@ -17,7 +17,7 @@ from generate.runner import ModelRunner
 from models.architecture import Architecture, Rope
 from scheduling.sequence import Sequence
 from tests.support import points
-from tests.support.generate import ARCHITECTURES, LLAMA, multiply_in_one_order, ragged, random_network, run
+from tests.support.generate import ARCHITECTURES, LLAMA, multiply_in_one_order, random_network, run
 
 pytest.importorskip("triton", reason="Triton is not there: pip install triton")
 from generate.gpu.triton_attention import TritonDecode
@@ -121,16 +121,6 @@ def test_an_rms_norm_multiplies_by_its_weight_after_the_cast(dtype: torch.dtype)
         # A number between two of the format may be rounded to either, and its product once more.
         assert ((found - expected).abs() <= 2 * torch.finfo(dtype).eps * expected.abs()).all()
         assert dtype == torch.float32 or (found == expected).float().mean() > 0.99
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_texts_are_the_cpus_for_every_family(name: str) -> None:
-    config = ARCHITECTURES[name]
-    expected = run(None, ragged(config, 10, 1, temperature=0), runner=plain_runner(config))
-    assert len({token for text in expected for token in text}) > 20
-    runner = GpuRunner(random_network(config), 120, 64, capacity=8)
-    assert runner.warm_up()
-    assert run(None, ragged(config, 10, 1, temperature=0), runner=runner) == expected
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of rows of padding, which hold anything

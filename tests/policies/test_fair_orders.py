@@ -14,8 +14,8 @@ from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from tests.support.data import path_of
-from tests.support.scheduling import Request, drive, make_scheduler, order_of_admission, requests
-from tests.support.strategies import Pool, pools, slots, traces
+from tests.support.scheduling import drive, make_scheduler, order_of_admission, requests
+from tests.support.strategies import slots
 
 
 def rivals(shapes: dict[str, tuple[int, int]], n: int = 40, **start: int) -> list[Sequence]:
@@ -193,20 +193,6 @@ def test_service_that_a_client_had_alone_is_not_held_against_it_later() -> None:
 def test_equal_counters_go_by_the_order_first_seen() -> None:
     run = drive(make_scheduler("dynamic+vtc", 1), rivals({"b": (2, 2), "a": (2, 2)}, 2))
     assert order_of_admission(run) == ["b0", "a0", "b1", "a1"]
-
-
-@given(traces(), slots, pools())
-def test_fair_orders_leave_no_slot_empty_while_a_request_fits(trace: list[Request], slots: int, pool: Pool) -> None:
-    for order in ("vtc", "vtc-pred", "lcf", "drr"):
-        sequences = requests(*trace)
-        for i, seq in enumerate(sequences):
-            seq.client = "abc"[i * 7 % 3]
-
-        def planned(scheduler: Scheduler, plan: Plan) -> None:
-            if scheduler.waiting and len(scheduler.running) < slots:
-                assert scheduler.wait_clock.reason == "kv_full"
-
-        drive(make_scheduler(f"dynamic+{order}", slots, pool()), sequences, planned=planned)
 
 
 def test_round_robin_serves_each_client_a_quantum_and_a_request_at_most() -> None:

@@ -19,7 +19,6 @@ from tests.support.strategies import Pool, pools, slots, traces
 
 TRACE_A = [(0, 4, 3), (5, 8, 1), (6, 2, 5), (60, 4, 2)]
 TRACE_B = [(0, 5, 4), (1, 5, 6), (2, 5, 2), (3, 5, 1)]
-ALL = ["nobatch", "static", "dynamic"]
 # First token / finish of each request, then end of the run, steps, held slot-steps.
 TIMELINES = """
 A nobatch                             | 14/38 | 56/56   | 68/116 | 130/142 | 142 | 11 | 0
@@ -61,13 +60,6 @@ def test_a_timeline_is_what_it_is_by_hand(line: str) -> None:
 
 
 @given(traces(), slots, pools())
-def test_nobatch_runs_one_at_a_time_in_order_of_arrival(trace: list[Request], slots: int, pool: Pool) -> None:
-    run = drive(make_scheduler("nobatch", slots, pool()), requests(*trace))
-    assert max(it.batch_size for it in run.iterations) == 1
-    assert [id for it in run.iterations for id, _ in it.left] == [s.id for s in run.sequences]
-
-
-@given(traces(), slots, pools())
 def test_static_batches_start_and_end_together(trace: list[Request], slots: int, pool: Pool) -> None:
     run = drive(make_scheduler("static", slots, pool()), requests(*trace))
     for it in run.iterations:
@@ -95,30 +87,6 @@ def test_static_takes_the_oldest_that_wait_up_to_its_slots(trace: list[Request],
 
     run = drive(make_scheduler("static", slots), requests(*trace), planned=planned)
     assert [id for it in run.iterations for id in it.joined] == [s.id for s in run.sequences]
-
-
-@given(traces(), slots, pools())
-def test_dynamic_leaves_no_slot_idle_while_the_oldest_request_fits(
-    trace: list[Request], slots: int, pool: Pool
-) -> None:
-    def planned(scheduler: Scheduler, plan: Plan) -> None:
-        if scheduler.waiting and len(scheduler.running) < slots:
-            oldest = next(iter(scheduler.waiting))
-            assert scheduler.pages is not None
-            assert scheduler.pages.reserve(oldest.hashes, oldest.total) is None
-
-    run = drive(make_scheduler("dynamic", slots, pool()), requests(*trace), planned=planned)
-    assert run.held == 0
-    assert [id for it in run.iterations for id in it.joined] == [s.id for s in run.sequences]
-    assert all(s.finished_at == s.last_token_at for s in run.sequences)
-
-
-def test_a_short_request_that_arrives_late_overtakes_a_long_one_only_in_dynamic() -> None:
-    overtakes = {}
-    for policy in ALL:
-        long, short = drive(make_scheduler(policy, 4), requests((0, 3, 30), (5, 3, 2))).sequences
-        overtakes[policy] = short.finished_at < long.finished_at
-    assert overtakes == {"nobatch": False, "static": False, "dynamic": True}
 
 
 def test_a_slot_is_taken_again_in_the_next_iteration() -> None:
