@@ -23,19 +23,19 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from tests.support import points
+from tests.support.generate import make_model as sharpened
 
 CONFIG = GPTConfig(block_size=192, vocab_size=61, n_layer=2, n_head=2, n_embd=128)
 PAGE = 16
 
 
-def make_model(dtype: torch.dtype = torch.bfloat16, seed: int = 5) -> GPT:
-    model = GPT(CONFIG)
-    model.init_weights(torch.Generator().manual_seed(seed))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3 if parameter.dim() > 1 else 1)
-        model.transformer.ln_f.weight.mul_(6)  # some texts repeat themselves at high temperatures, too
-    return model.to(dtype).eval().requires_grad_(False)
+def make_model(dtype: torch.dtype = torch.bfloat16, seed: int = 5, noise: float = 0.0) -> GPT:
+    """Return a random model; with a little noise it often agrees with the one without, and often not."""
+    model = sharpened(CONFIG, torch.float32, seed, 3)
+    model.transformer.ln_f.weight.mul_(6)  # some texts repeat themselves at high temperatures, too
+    for parameter, other in zip(model.parameters(), make_model(torch.float32, 6).parameters() if noise else ()):
+        parameter.add_(other, alpha=noise)
+    return model.to(dtype)
 
 
 def requests(n: int, seed: int, temperature: float, **sampling: Any) -> list[Sequence]:
@@ -90,42 +90,6 @@ def small_drafter(runner_of: GPT, pages: int = 400) -> ModelDrafter:
     return ModelDrafter(ModelRunner(runner_of, pages, PAGE), pages, CONFIG.block_size)
 
 
-DRAFTS = [(0, 2), (0, 8), (0, None), (5, 8), (6, 2), (5, None)]  # seeds of draft models, 0 for n-grams; how many tokens
-
-
-@pytest.mark.parametrize("temperature", points(2, 0, 1.5, 0.7))
-@pytest.mark.parametrize(("pages", "slots", "cancel"), [(400, 1, 0), (400, 16, 5), (14, 8, 0)])
-def test_the_text_is_the_same_as_without_drafts(
-    runner: ModelRunner, temperature: float, pages: int, slots: int, cancel: int
-) -> None:
-    plain = serve(requests(16, 1, temperature), None, runner=runner, pages=pages, slots=slots)
-    for seed, fixed in DRAFTS if slots > 1 else DRAFTS[:3]:
-        drafter = small_drafter(make_model(seed=seed), pages) if seed else NgramDrafter()
-        sequences = requests(16, 1, temperature)
-        served = serve(sequences, Speculator(drafter, fixed), runner=runner, pages=pages, slots=slots, cancel=cancel)
-        for seq in sequences:
-            assert served[seq.id] == plain[seq.id][: len(served[seq.id])]
-            assert seq.finish_reason == "abort" or served[seq.id] == plain[seq.id]
-        assert pages > 14 or sum(seq.preemptions for seq in sequences)
-        drafted, accepted = sum(seq.drafted for seq in sequences), sum(seq.accepted for seq in sequences)
-        if seed:
-            assert drafted or fixed is None  # on a clock that does not measure, none may be worth it
-            assert seed != 5 or accepted == drafted  # of the same model
-            assert drafter.pool.free == pages - 1
-        else:
-            assert temperature or accepted > 30
-
-
-def test_a_gpus_runner_takes_the_same_plans() -> None:
-    runner = GpuRunner(make_model(torch.float32), 400, PAGE, capacity=8)
-    assert runner.warm_up()
-    for temperature in (0, 1):
-        plain = serve(requests(12, 2, temperature), None, runner=runner)
-        sequences = requests(12, 2, temperature)
-        assert serve(sequences, Speculator(NgramDrafter(), 4), runner=runner) == plain
-        assert temperature or sum(seq.accepted for seq in sequences)
-
-
 class Room(NamedTuple):
     """What a server has; every `cancel` steps a request is cancelled."""
 
@@ -138,59 +102,68 @@ class Room(NamedTuple):
 
 ROOMS = {
     "alone": Room(slots=1),
-    "among 64": Room(slots=64, budget=1024),
     "cancellations": Room(slots=16, cancel=5),
     "a tiny pool": Room(pages=14),
+    "among 64": Room(slots=64, budget=1024),
     "a tiny pool and cancellations": Room(pages=14, cancel=7),
     "preemption by the policy": Room(policy="dynamic+mlfq"),
 }
-SERVED = 164  # of which at least a hundred are in a batch of 64
+SERVED, FEW = 164, 16  # of the many at least a hundred are in a batch of 64
+MODELS: dict[str, dict[str, Any]] = {"same": {}, "other": {"seed": 6}, "half": {"noise": 0.05}}
 
 
 @pytest.fixture(scope="module")
-def alone(runner: ModelRunner) -> Callable[[float], dict[str, list[int]]]:
-    """Return the texts of a hundred seeds at a temperature, each computed alone and without drafts."""
-    return functools.cache(lambda temperature: serve(requests(SERVED, 7, temperature), None, runner=runner, slots=1))
+def alone(runner: ModelRunner) -> Callable[[int, float], dict[str, list[int]]]:
+    """Return the texts of so many seeds at a temperature, each computed alone and without drafts."""
+    return functools.cache(lambda n, temperature: serve(requests(n, 7, temperature), None, runner=runner, slots=1))
 
 
-@pytest.fixture
-def eager_draft_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let draft models begin each text, however long that takes on this machine."""
-    monkeypatch.setattr("generate.drafters.model.WORTHWHILE", 1e9)
-
-
-def half_right() -> GPT:
-    """Return a model that often agrees with that of `runner`, and often not."""
-    model, other = make_model(torch.float32), make_model(torch.float32, seed=6)
-    with torch.no_grad():
-        for parameter, noise in zip(model.parameters(), other.parameters()):
-            parameter.add_(noise, alpha=0.05)
-    return model.to(torch.bfloat16)
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("eager_draft_models")
-@pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
-@pytest.mark.parametrize("temperature", [0, 0.7, 1.5])
-def test_each_text_of_a_hundred_seeds_is_that_computed_alone_without_drafts(
-    runner: ModelRunner, alone: Callable[[float], dict[str, list[int]]], temperature: float, room: Room
-) -> None:
-    for fixed, has_model in itertools.product((0, 2, 8, None), (False, True)):
-        drafter = small_drafter(half_right(), room.pages) if has_model else NgramDrafter()
-        sequences = requests(SERVED, 7, temperature)
-        speculator = Speculator(drafter, fixed)
-        served = serve(sequences, speculator, runner=runner, **room._asdict())
+@pytest.mark.parametrize(
+    ("count", "temperature", "room"),
+    points(
+        6,
+        *((FEW, temperature, room) for temperature in (0, 1.5) for room in [*ROOMS][:3]),
+        *((SERVED, temperature, room) for temperature in (0, 0.7, 1.5) for room in ROOMS),
+    ),
+)
+def test_each_text_is_that_computed_alone_without_drafts(
+    runner: ModelRunner, alone: Callable[[int, float], dict[str, list[int]]], count: int, temperature: float, room: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(
+        "generate.drafters.model.WORTHWHILE", 1e9
+    )  # draft models begin each text, however long it takes
+    has = ROOMS[room]
+    for fixed, draft in itertools.product((0, 2, 8, None), ("", "half") if count == SERVED else ("", *MODELS)):
+        drafter = small_drafter(make_model(**MODELS[draft]), has.pages) if draft else NgramDrafter()
+        sequences = requests(count, 7, temperature)
+        served = serve(sequences, Speculator(drafter, fixed), runner=runner, **has._asdict())
         for seq in sequences:
-            text = alone(temperature)[seq.id]
+            text = alone(count, temperature)[seq.id]
             assert served[seq.id] == (text[: len(served[seq.id])] if seq.finish_reason == "abort" else text)
-        finished = [seq for seq in sequences if seq.finish_reason != "abort"]
-        assert len(finished) < SERVED if room.cancel else len(finished) == SERVED
-        assert len(finished) > 40
-        accepted = sum(seq.accepted for seq in sequences)
-        assert accepted > 50 or fixed == 0 or (fixed is None and room.slots > 1)  # as many as are worth it may be none
+        drafted, accepted = sum(seq.drafted for seq in sequences), sum(seq.accepted for seq in sequences)
+        assert draft != "same" or accepted == drafted
         assert not accepted or fixed != 0
-        assert room.slots < 64 or sum(seq.batch_max == 64 for seq in sequences) >= 100
-        assert bool(sum(seq.preemptions for seq in sequences)) == (room.pages == 14 or room.policy != "dynamic")
+        assert not draft or drafter.pool.free == has.pages - 1
+        finished = [seq for seq in sequences if seq.finish_reason != "abort"]
+        assert (len(finished) < count) == bool(has.cancel)
+        assert bool(sum(seq.preemptions for seq in sequences)) == (has.pages == 14 or has.policy != "dynamic")
+        if count == SERVED:
+            assert len(finished) > 40
+            assert (
+                accepted > 50 or fixed == 0 or (fixed is None and has.slots > 1)
+            )  # as many as are worth it may be none
+            assert has.slots < 64 or sum(seq.batch_max == 64 for seq in sequences) >= 100
+
+
+def test_a_gpus_runner_takes_the_same_plans() -> None:
+    runner = GpuRunner(make_model(torch.float32), 400, PAGE, capacity=8)
+    assert runner.warm_up()
+    for temperature in (0, 1):
+        plain = serve(requests(12, 2, temperature), None, runner=runner)
+        sequences = requests(12, 2, temperature)
+        assert serve(sequences, Speculator(NgramDrafter(), 4), runner=runner) == plain
+        assert temperature or sum(seq.accepted for seq in sequences)
 
 
 def test_drafts_share_a_step_with_scored_prompts_log_probabilities_and_penalties(runner: ModelRunner) -> None:

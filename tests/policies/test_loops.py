@@ -50,24 +50,40 @@ def test_static_exact_pads_nothing_and_holds_no_slot(trace: list[Request], slots
     assert run.held == sum(it.slot_steps.padding for it in run.iterations) == 0
 
 
-def test_static_exact_groups_the_queue_by_shape_in_order_of_first_appearance() -> None:
-    shapes = [(3, 2), (4, 2), (3, 2), (3, 2), (3, 1), (4, 2)]
-    run = drive(make_scheduler("static-exact", 2), burst(*shapes))
-    assert joined(run) == [["r0", "r2"], ["r3"], ["r1", "r5"], ["r4"]]
+BATCHES: dict[str, tuple[str, int, dict[str, object], list[Request], list[str], list[int]]] = {
+    # What it shows: policy, slots, options, requests; the numbers of those in each batch, and when it begins.
+    "groups by shape in order of first appearance": (
+        "static-exact", 2, {}, [(0, 3, 2), (0, 4, 2), (0, 3, 2), (0, 3, 2), (0, 3, 1), (0, 4, 2)],
+        ["02", "3", "15", "4"], [0, 30, 55, 87],
+    ),
+    "the queue is emptied before it is looked at again": (
+        "static-exact", 4, {}, [(0, 3, 1), (0, 4, 1), (1, 3, 1), (2, 4, 1)], ["0", "1", "2", "3"], [0, 13, 27, 40],
+    ),
+    "exactly k, and the last when they have waited": (
+        "fixed", 8, {"k": 3, "flush": 1000}, [(10 * i, 3, 2) for i in range(7)], ["012", "345", "6"], [20, 55, 1060],
+    ),
+    "a lone request when the window closes": ("window", 4, {"delay": 25}, [(7, 3, 2)], ["0"], [32]),
+    "the largest preferred size, and later the rest": (
+        "window", 16, {"delay": 500, "preferred": "4,8"}, [(0, 2, 1)] * 9, ["01234567", "8"], [0, 500],
+    ),
+    "collected until the oldest has waited": (
+        "static-global", 2, {"flush": 30}, [(0, 2, 1), (20, 2, 1), (29, 2, 1)], ["01", "2"], [30, 44],
+    ),
+    "like with like in the order in which bins are full": (
+        "multibin", 2, {"bounds": "5"}, [(0, 2, n) for n in (1, 9, 2, 8, 9, 1, 8, 2)], ["02", "13", "46", "57"], [0, 28, 154, 280],
+    ),
+    "a bin whose oldest has waited": ("multibin", 2, {"bounds": "5", "flush": 50}, [(0, 2, 1), (10, 2, 9)], ["0", "1"], [50, 62]),
+}  # fmt: skip
 
 
-def test_static_exact_empties_the_queue_before_it_looks_again() -> None:
-    run = drive(make_scheduler("static-exact", 4), requests((0, 3, 1), (0, 4, 1), (1, 3, 1), (2, 4, 1)))
-    assert joined(run) == [["r0"], ["r1"], ["r2"], ["r3"]]
-
-
-def test_fixed_starts_batches_of_exactly_k_and_flushes_the_last() -> None:
-    trace = [(10 * i, 3, 2) for i in range(7)]
-    loop = make_scheduler("fixed", 8, k=3, flush=1000)
-    run = drive(loop, requests(*trace))
-    assert [len(group) for group in joined(run)] == [3, 3, 1]
-    assert run.sequences[-1].scheduled_at == 60 + 1000
-    assert loop.policy.max_batch_size == 3
+@pytest.mark.parametrize("case", BATCHES)
+def test_batches_are_formed_by_the_rule_of_the_loop(case: str) -> None:
+    policy, slots, options, trace, groups, times = BATCHES[case]
+    run = drive(make_scheduler(policy, slots, **options), requests(*trace))
+    assert joined(run) == [[f"r{i}" for i in group] for group in groups]
+    assert [it.t for it in run.iterations if it.joined] == times
+    if len(trace) == 1:
+        assert run.sequences[0].waited == {"window": (0, 25)}
 
 
 def test_fixed_does_not_wait_when_no_request_will_arrive() -> None:
@@ -97,28 +113,11 @@ def test_window_without_delay_is_static(trace: list[Request], slots: int, pool: 
     assert static == window
 
 
-def test_a_lone_request_starts_when_the_window_closes() -> None:
-    run = drive(make_scheduler("window", 4, delay=25), requests((7, 3, 2)))
-    assert run.sequences[0].scheduled_at == 32
-    assert run.sequences[0].waited == {"window": (0, 25)}
-
-
-def test_window_takes_the_largest_preferred_size_and_leaves_the_rest() -> None:
-    run = drive(make_scheduler("window", 16, delay=500, preferred="4,8"), burst(*[(2, 1)] * 9))
-    assert [len(group) for group in joined(run)] == [8, 1]
-    assert run.sequences[8].scheduled_at == 500
-
-
 def test_static_global_decodes_each_batch_to_the_longest_of_all() -> None:
     run = drive(make_scheduler("static-global", 2, n=4), burst((2, 1), (2, 3), (2, 2), (2, 7)))
     assert joined(run) == [["r0", "r1"], ["r2", "r3"]]
     assert len(run.iterations) == 14
     assert run.held == (6 + 4) + (5 + 0)
-
-
-def test_static_global_collects_until_its_oldest_has_waited_long_enough() -> None:
-    run = drive(make_scheduler("static-global", 2, flush=30), requests((0, 2, 1), (20, 2, 1), (29, 2, 1)))
-    assert [s.scheduled_at for s in run.sequences] == [30, 30, 44]
 
 
 @given(traces(), slots, pools())
@@ -256,17 +255,6 @@ def test_lightllm_tries_every_ten_decodes_and_then_each_step() -> None:
     assert [s.first_iteration for s in run.sequences] == [1, 1, 15]
     late = drive(make_scheduler("lightllm", 3), requests((0, 2, 14), (0, 2, 30), (1, 2, 1)))
     assert late.sequences[2].first_iteration == 12
-
-
-def test_multibin_batches_like_with_like_in_the_order_of_completion() -> None:
-    lengths = [1, 9, 2, 8, 9, 1, 8, 2]
-    run = drive(make_scheduler("multibin", 2, bounds="5"), burst(*((2, n) for n in lengths)))
-    assert joined(run) == [["r0", "r2"], ["r1", "r3"], ["r4", "r6"], ["r5", "r7"]]
-
-
-def test_multibin_flushes_a_bin_whose_oldest_has_waited() -> None:
-    run = drive(make_scheduler("multibin", 2, bounds="5", flush=50), requests((0, 2, 1), (10, 2, 9)))
-    assert [s.scheduled_at for s in run.sequences] == [50, 62]
 
 
 def test_multibins_bins_have_equal_mass() -> None:

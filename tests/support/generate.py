@@ -229,13 +229,13 @@ def need_compiler() -> None:
         pytest.skip(str(error))
 
 
-def make_model(config: GPTConfig, dtype: torch.dtype = torch.float32) -> GPT:
-    model = GPT(config)
-    model.init_weights(torch.Generator().manual_seed(5))
-    with torch.no_grad():  # sharper than at birth, so that greedy text is not one token for ever
-        for parameter in model.parameters():
-            parameter.mul_(4 if parameter.dim() > 1 else 1)
-    return model.to(dtype).eval().requires_grad_(False)
+def make_model(config: GPTConfig, dtype: torch.dtype = torch.float32, seed: int = 5, factor: float = 4) -> GPT:
+    """Return a random model, sharper than at birth by `factor`, so that greedy text is not one token for ever."""
+    model = GPT(config).eval().requires_grad_(False)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    for parameter in model.parameters():
+        parameter.mul_(factor if parameter.dim() > 1 else 1)
+    return model.to(dtype)
 
 
 def ragged(config: GPTConfig, n: int, seed: int, **sampling: Any) -> list[Sequence]:
