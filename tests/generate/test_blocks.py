@@ -11,7 +11,6 @@ from generate.cpu import linear
 from generate.cpu.attention import CAttention, PackedRows, TorchAttention
 from generate.cpu.blocks import CBlocks, LayeredBlocks, make_blocks
 from generate.cpu.linear import kernel_runs
-from generate.cpu.team import team
 from models.architecture import Architecture, Rope
 from models.network import Network
 from tests.support.generate import random_network
@@ -84,22 +83,6 @@ def test_one_call_gives_what_plain_layers_give_in_float32(config: Architecture) 
         assert found.shape == (75 if sample_rows is None else 2, config.n_embd)
         assert (found - expected).abs().max() < 0.1 * expected.std()
         assert (found - expected).std() < 0.015 * expected.std()
-
-
-@needs_kernel
-@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
-def test_a_row_is_the_same_alone_among_others_in_chunks_and_with_threads(config: Architecture) -> None:
-    ids, positions = tokens(20, 70, seed=3)
-    together = make(config)
-    whole = together(ids, positions, rows([20, 70], [20, 70]), None)
-    together = make(config)
-    alone = [together(ids[i : i + 1], positions[i : i + 1], rows([1], [i + 1]), None) for i in range(20)]
-    assert torch.equal(torch.cat(alone), whole[:20])
-    together = make(config)
-    team().use(3, own=True)
-    chunks = [(0, 3), (3, 20)]
-    parts = [together(ids[a:b], positions[a:b], rows([b - a], [b]), None) for a, b in chunks]
-    assert torch.equal(torch.cat(parts), whole[:20])
 
 
 @needs_kernel

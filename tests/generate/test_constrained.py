@@ -15,17 +15,17 @@ from generate.constraint import Constraint
 from generate.drafters.forced import ForcedDrafter
 from generate.drafters.ngram import NgramDrafter
 from generate.gpu.runner import GpuRunner
-from generate.grammar import FormError, Grammars
+from generate.grammar import FormError
 from generate.params import SamplingParams
 from generate.runner import ModelRunner, Runner
 from generate.sampling import Draws, History, NotFinite, sample
 from models import weights
 from models.sources import catalog
-from models.text.tokenizer import Tokenizer, load_tokenizer
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from tests.generate.test_grammar import grammars, tokenizer
 from tests.support import points
 from tests.support.schemas import CASES, TEXT, WHOLE, closed, items, text
 
@@ -37,16 +37,6 @@ SCHEMAS = [
 ]  # fmt: skip
 ANSWER = 60  # tokens
 ALONE = 24  # requests that are served by themselves, too
-
-
-@functools.cache
-def tokenizer() -> Tokenizer:
-    return load_tokenizer(catalog.resolve("bard"))
-
-
-@functools.cache
-def grammars() -> Grammars:
-    return Grammars(tokenizer(), tokenizer().vocab_size)
 
 
 def runner(kind: type[Runner] = ModelRunner, pages: int = 400) -> Runner:

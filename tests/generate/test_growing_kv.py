@@ -132,42 +132,24 @@ def test_steps_are_not_packed_again_while_pages_grow() -> None:
     assert runner.packed == 2  # the prompts and the first decodes
 
 
-def test_a_prompt_is_scored_once_although_it_is_computed_again() -> None:
-    def scored(pages: int) -> tuple[list[Sequence], int]:
-        sequences = requests(6, 5, logprobs=1, prompt_logprobs=1)
-        for seq in sequences:
-            seq.hashes = [f"scored {seq.id}".encode()]  # as the server has it: no page is found
-        return sequences, serve(ModelRunner(make_model(CONFIG), pages, PAGE_SIZE), pages, sequences)[1]
-
-    (alone, none), (crowded, preemptions) = scored(400), scored(24)
-    assert none == 0
-    assert preemptions > 1
-    for seq, other in zip(crowded, alone):
-        assert [d.token for d in seq.prompt_details] == seq.prompt_ids[1:]
-        assert [d.token for d in seq.details] == seq.output_ids == other.output_ids
-        assert [d.logprob for d in seq.prompt_details] == pytest.approx([d.logprob for d in other.prompt_details])
-
-
-def test_a_request_for_scores_alone_has_them_all_after_its_prompt_was_preempted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_prompts_are_scored_once_although_they_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of requests that grow, and those of requests for scores alone, whose prompts take several steps."""
     monkeypatch.setattr(Policy, "margin", 1)  # requests grow from their first tokens on
 
     def scored(pages: int) -> tuple[list[Sequence], list[Sequence]]:
-        """Serve prompts that take several steps, with no tokens to generate, among requests that grow."""
-        growing = requests(8, 6)
-        rng = random.Random(7)
+        growing, rng = requests(8, 6, logprobs=1, prompt_logprobs=1), random.Random(7)
         silent = [Sequence([rng.randrange(CONFIG.vocab_size) for _ in range(200)], 0, id=f"s{i}") for i in range(6)]
-        for seq in silent:
-            seq.sampling = SamplingParams(prompt_logprobs=1)
+        for seq in (*growing, *silent):
+            seq.sampling = seq.sampling or SamplingParams(prompt_logprobs=1)
             seq.hashes = [f"scored {seq.id}".encode()]  # as the server has it: no page is found
         serve(ModelRunner(make_model(CONFIG), pages, PAGE_SIZE), pages, [*growing, *silent])
         return growing, silent
 
-    (free, alone), (short, crowded) = scored(400), scored(34)
-    assert sum(seq.preemptions for seq in crowded) > 0 == sum(seq.preemptions for seq in alone)
-    for seq, other in zip(crowded, alone):
-        assert (seq.finish_reason, seq.output_ids, seq.details) == ("length", [], [])
-        assert [d.token for d in seq.prompt_details] == seq.prompt_ids[1:]
-        assert [d.logprob for d in seq.prompt_details] == pytest.approx([d.logprob for d in other.prompt_details])
-    assert [seq.output_ids for seq in short] == [seq.output_ids for seq in free]
+    free, short = scored(400), scored(40)
+    for alone, crowded in zip(free, short):
+        assert sum(seq.preemptions for seq in crowded) > 0 == sum(seq.preemptions for seq in alone)
+        for seq, other in zip(crowded, alone):
+            assert [d.token for d in seq.prompt_details] == seq.prompt_ids[1:]
+            assert [d.logprob for d in seq.prompt_details] == pytest.approx([d.logprob for d in other.prompt_details])
+            assert [d.token for d in seq.details] == seq.output_ids == other.output_ids
+    assert {(seq.finish_reason, len(seq.output_ids)) for seq in short[1]} == {("length", 0)}

@@ -13,9 +13,11 @@ from generate.cpu.team import team
 from generate.machine import MachineError
 from generate.quantize import QuantizeError
 from generate.runner import ModelRunner
+from tests.generate import test_blocks
 from tests.support.generate import ARCHITECTURES, logits_of, make_model, random_network
 
 CPU = torch.device("cpu")
+SHAPES = {**test_blocks.SHAPES, **ARCHITECTURES}
 FORMATS = [name for name in linear.FORMATS if name != "none"]
 
 pytestmark = [
@@ -25,11 +27,11 @@ pytestmark = [
 
 
 def runner_of(name: str, format: str) -> ModelRunner:
-    return ModelRunner(random_network(ARCHITECTURES[name], torch.bfloat16), 40, PAGE_SIZE, None, format)
+    return ModelRunner(random_network(SHAPES[name], torch.bfloat16), 40, PAGE_SIZE, None, format)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("format", linear.FORMATS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_every_family_gives_a_row_the_same_bits_alone_and_among_others_with_helpers(name: str, format: str) -> None:
     runner = runner_of(name, format)
     assert isinstance(runner.blocks, CBlocks)
@@ -40,14 +42,6 @@ def test_every_family_gives_a_row_the_same_bits_alone_and_among_others_with_help
     team().use(3, own=True)
     for others in (logits_of(runner, prompts), [logits_of(runner, [prompt])[0] for prompt in prompts]):
         assert all(torch.equal(one, other) for one, other in zip(others, together, strict=True))
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_logits_are_near_those_of_the_weights_as_they_were(format: str) -> None:
-    name = "llama, 3 heads to 1"
-    prompt = [31 * i % 211 for i in range(40)]
-    true, found = (logits_of(runner_of(name, each), [prompt])[0].softmax(-1) for each in ("none", format))
-    assert 0 < (found - true).abs().sum(-1).mean() < (0.15 if format == "int8" else 0.8)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -19,7 +19,7 @@ from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from simulate.hook_limit import limited
 from simulate.measured import observed, observed_law
-from tests.support.observe import COST, inferences, recorded, served, watch
+from tests.support.observe import COST, inferences, recorded, served
 from tests.support.scheduling import drive, make_scheduler, requests
 
 
@@ -48,9 +48,7 @@ def test_constrained_requests_take_their_masks_with_them_into_the_simulation() -
             planned.append(step_of(plan).masks)
             return super().__call__(plan)
 
-    run = served("dynamic", people, Noting(**{**COST.__dict__, "mask_row_s": 0.004}))
-    recording = Recording(clock=lambda: run.ended)
-    watch(recording, run, people)
+    recording, run, _ = recorded("dynamic", Noting(**{**COST.__dict__, "mask_row_s": 0.004}), people=people)
     prompts = {one.id: len(one.sequence.prompt_ids) for one in people[::3]}
     assert [step_of_members(record.members, False, prompts).masks for record in run.iterations] == planned
     assert [one.constrained for one in recording.arrived()] == [s.constrained for s in run.sequences]
@@ -118,9 +116,7 @@ def test_an_embedding_is_simulated_as_an_answer_of_one_token() -> None:
         people = inferences()
         for one in people[::2]:
             one.sequence.max_tokens = tokens
-        run = served("dynamic", people)
-        recording = Recording(clock=lambda: run.ended)
-        watch(recording, run, people)
+        recording, _, _ = recorded(people=people)
         return [(one.at, one.prompt, one.tokens, one.latency) for one in recording.arrived()]
 
     assert seen(0) == seen(1)

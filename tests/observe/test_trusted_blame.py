@@ -13,18 +13,14 @@ from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
 from simulate.measured import what_if as simulated
 from simulate.simulator import Run
-from tests.support.observe import COST, answer_to, inferences, manager, served, watch
+from tests.support.observe import COST, answer_to, inferences, manager, recorded
 
 SLOWER = 1.22
 
 
 def slow(count: int = 120, rate: float = 5.0) -> tuple[Recording, Run]:
     """Return a recording of a server whose steps take 22 % longer than COST; at 5 requests a second it has a standing queue."""
-    people = inferences(count, rate)
-    run = served("dynamic", people, Scaled(COST, SLOWER))
-    recording = Recording(clock=lambda: run.ended)
-    watch(recording, run, people)
-    return recording, run
+    return recorded("dynamic", Scaled(COST, SLOWER), people=inferences(count, rate))[:2]
 
 
 def blame(recording: Recording, id: str) -> dict[str, Any]:

@@ -264,12 +264,9 @@ def test_a_hook_that_fails_in_the_simulation_is_reported_with_its_line(tmp_path:
 
 
 def test_too_little_to_simulate_names_the_remedy() -> None:
-    people = inferences(3)
-    run = served("static", people)
-    recording = Recording(clock=lambda: run.ended)
-    watch(recording, run, people)
+    recording, _, server = recorded("static", people=inferences(3))
     with pytest.raises(InferenceError, match=r"3 finished requests.*Send a load first") as caught:
-        Here(Server(manager("static"), recording), 1024).answer(["dynamic"], 200)
+        Here(Server(server, recording), 1024).answer(["dynamic"], 200)
     assert caught.value.kind == "not_found_error"
 
 

@@ -77,9 +77,10 @@ class Uneven(Affine):
 
 
 def recorded(
-    policy: str = "dynamic", cost: Cost | None = None, speculator: Speculator | None = None
-) -> tuple[Recording, Run, Any]:
-    people = inferences()
+    policy: str = "dynamic", cost: Cost | None = None, speculator: Speculator | None = None,
+    people: list[Inference] | None = None,
+) -> tuple[Recording, Run, Any]:  # fmt: skip
+    people = people or inferences()
     run = served(policy, people, cost, speculator)
     server = manager(policy, speculator=speculator)
     recording = Recording(lambda: server.policy.padded, clock=lambda: run.ended)
