@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduling.sequence import Sequence
-from tests.support.scheduling import Run, burst, drive, make_scheduler, order_of_admission, requests
+from tests.support.scheduling import Run, burst, drive, make_scheduler, order_of_admission
 
 
 def with_adapters(sequences: list[Sequence], adapters: str) -> list[Sequence]:
@@ -29,18 +29,6 @@ def test_the_batch_keeps_its_adapters_as_long_as_requests_of_them_wait() -> None
 def test_requests_without_an_adapter_go_before_those_of_adapters_that_are_not_in_the_batch() -> None:
     run = drive(make_scheduler("dynamic+adapter-affinity", 1, guard=1000), with_adapters(burst(*[(1, 3)] * 5), "ab.a."))
     assert order_of_admission(run) == ["r2", "r4", "r0", "r1", "r3"]
-
-
-def test_a_request_that_has_waited_too_long_goes_first() -> None:
-    def admitted(guard: int) -> list[str]:
-        trace = requests((0, 1, 30), (1, 1, 1), *((1, 1, 1) for _ in range(6)))
-        return order_of_admission(
-            drive(make_scheduler("dynamic+adapter-affinity", 2, guard=guard), with_adapters(trace, "abaaaaaa"))
-        )
-
-    # Steps end at 11, 24, 37, ...: with 20, r1 has waited for too long at 24.
-    assert admitted(guard=1000) == ["r0", "r2", "r3", "r4", "r5", "r6", "r7", "r1"]
-    assert admitted(guard=20)[:4] == ["r0", "r2", "r1", "r3"]
 
 
 def test_a_batch_has_fewer_adapters_than_in_order_of_arrival() -> None:

@@ -121,15 +121,6 @@ def test_a_policy_file_that_cannot_be_loaded_is_a_named_error_with_its_line(tmp_
         policies.get_policy(str(path))
 
 
-def test_a_policy_that_ends_the_process_when_it_is_made_is_a_named_error(tmp_path):
-    path = tmp_path / "ends.py"
-    path.write_text(
-        "from scheduling import policy\n\nclass Policy(policy.Policy):\n    def __init__(self):\n        raise SystemExit\n"
-    )
-    with pytest.raises(ValueError, match=r"line 5: __init__\(\) raises SystemExit"):
-        policies.get_policy(str(path))
-
-
 HEAD = "from policies import tgi\nfrom scheduling import policy\n\nclass Policy(policy.Policy):\n"
 WRONG = {
     "oder(self, waiting, now): return waiting": "nothing uses oder(). Rename it to order()",
@@ -138,6 +129,7 @@ WRONG = {
     "order(self, waiting, now): sorted(waiting, key=lambda seq: seq.max_tokens)": "returns nothing. Return the waiting requests",
     "__init__(self, limit): super().__init__(limit)": "Write `def __init__(self)`",
     "__init__(self, max_batch_size, **options): self.count = 0": "super().__init__(max_batch_size, **options)",
+    "__init__(self): raise SystemExit": "__init__() raises SystemExit",
     "__init__(self): self.count = unheard_of": "NameError: name 'unheard_of' is not defined (Define or import it)",
 }
 RIGHT = """    def __init__(self):

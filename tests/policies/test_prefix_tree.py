@@ -80,17 +80,6 @@ def test_a_request_that_arrives_while_its_prefix_is_computed_shares_it() -> None
     assert [seq.cached for seq in run.sequences] == [0, 10]
 
 
-def test_no_request_is_overtaken_by_one_of_a_later_window() -> None:
-    def admitted(window: float) -> list[str]:
-        alone = (1, [2, 2, 2], 1)
-        stream = [(20 * i, [1, 1, 3], 4) for i in range(8)]
-        loop = make_scheduler("dynamic+prefix-tree", 1, PagePool(40, 2), window=window)
-        return order_of_admission(drive(loop, sorted(requests(*stream, alone), key=lambda seq: seq.arrived_at)))
-
-    assert admitted(1e9)[-1] == "r8"
-    assert admitted(0) == ["r0", "r8", *(f"r{i}" for i in range(1, 8))]
-
-
 @pytest.mark.full
 def test_a_prefix_of_prefixes_as_long_as_a_context_is_no_problem() -> None:
     sequences = [Sequence([1] * (i + 2), 1, id=f"r{i}") for i in range(1500)]
