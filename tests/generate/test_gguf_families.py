@@ -18,8 +18,7 @@ from models import weights
 from models.gguf.block_matrix import KINDS, BlockMatrix, as_tensor
 from models.network import Network
 from models.sources import catalog
-from tests.support.checkpoints import randomized, transformers
-from tests.support.families import PAGE_SIZE, PAGES, PROMPTS, SHAPE, UNKNOWN
+from tests.support.families import PAGE_SIZE, PAGES, PROMPTS, random_hf
 from tests.support.generate import logits_of
 from tests.support.gguf import converted
 
@@ -86,10 +85,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def build(case: str, folder: Path, kinds: Any = None, other_keys: Any = None, **more: Any) -> tuple[Any, Path]:
     """Return transformers' model, and a file with its tensors."""
     model_type, changes, keys = FAMILIES[case]
-    torch.manual_seed(len(case))
-    known = {key: value for key, value in SHAPE.items() if key not in UNKNOWN.get(model_type, ())}
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    hf = randomized(transformers().AutoConfig.for_model(model_type, **{**known, **ids, **changes, **more}))
+    hf = random_hf(model_type, {**changes, **more}, len(case))
     factors = {
         f"rope_factors_{name}.weight": (np.array(LONG[f"{name}_factor"], np.float32), Kind.F32)
         for name in ("long", "short")

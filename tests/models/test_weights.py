@@ -71,6 +71,10 @@ def test_the_shards_of_an_index_are_joined(tmp_path: Path) -> None:
     save(tmp_path, hf, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert_same(hf, weights.load_gpt(catalog.resolve(str(tmp_path))))
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(checkpoint.CheckpointError, match=gone.name):
+        catalog.resolve(str(tmp_path))
     (tmp_path / "model.safetensors.index.json").unlink()
     with pytest.raises(checkpoint.CheckpointError, match=r"model\.safetensors\.index\.json"):
         catalog.resolve(str(tmp_path))
@@ -138,6 +142,7 @@ def _rewrite(folder: Path, change: Any) -> None:
     save_file(state, folder / "model.safetensors")
 
 
+PICKLES = ("pytorch_model.bin", "pytorch_model-00001-of-00002.bin")
 BROKEN = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "JSON"),
@@ -148,6 +153,8 @@ BROKEN = {
     "odd heads": (lambda f: edit(f, n_head=3), "n_head 3"),
     "no size": (lambda f: edit(f, n_layer=0), "n_layer to 0"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "--load-format dummy"),
+    "a pickle": (lambda f: (f / "model.safetensors").rename(f / PICKLES[0]), rf"{PICKLES[0]}.*save_pretrained"),
+    "pickles": (lambda f: (f / "model.safetensors").rename(f / PICKLES[1]), rf"{PICKLES[1]}.*save_pretrained"),
     "truncated": (_truncate, "truncated"),
     "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "truncated"),
     "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\x10" + bytes(99)), "header"),
@@ -181,21 +188,6 @@ def test_the_originals_module_refuses_another_family(tmp_path: Path) -> None:
     resolved = catalog.resolve(str(save(tmp_path, reference_of("qwen2"))))
     with pytest.raises(ValueError, match=r"qwen2, not a GPT-2\. Use bard"):
         weights.load_gpt(resolved)
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    save(tmp_path, reference(n_layer=4), max_shard_size="20KB")
-    gone = sorted(tmp_path.glob("*.safetensors"))[1]
-    gone.unlink()
-    with pytest.raises(checkpoint.CheckpointError, match=gone.name):
-        catalog.resolve(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
-def test_a_pickled_checkpoint_is_refused_with_the_remedy(tiny: Path, name: str) -> None:
-    (tiny / "model.safetensors").rename(tiny / name)
-    with pytest.raises(checkpoint.CheckpointError, match=rf"{name}.*save_pretrained"):
-        catalog.resolve(str(tiny))
 
 
 def test_activations_are_the_models() -> None:

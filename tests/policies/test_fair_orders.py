@@ -82,9 +82,15 @@ def test_the_larger_the_error_of_a_prediction_the_wider_the_gap() -> None:
     assert widths[-1] < width("vtc") / 2
 
 
+def profiled(prompt: int, output: int) -> float:
+    """Return the milliseconds that the paper's authors measured for such a request, by their fit."""
+    return 0.21001891 * prompt + 0.10075395 * output + 0.0039868 * prompt * output + 0.00324733 * output**2 + 1.14601454
+
+
 @pytest.mark.parametrize(
     ("order", "options"),
-    [("vtc", {"w_p": 1, "w_q": 2}), *(("vtc-pred", {"predictor": name}) for name in ("oracle", "noisy", "uniform", "mean"))],
+    [("vtc", {"w_p": 1, "w_q": 2}), *(("vtc-pred", {"predictor": name}) for name in ("oracle", "noisy", "uniform", "mean")),
+     ("vtc", {"cost": "profile"}), ("vtc-pred", {"cost": "profile"})],
     ids=str,
 )  # fmt: skip
 def test_a_counter_counts_each_prompt_and_token_once_whatever_was_charged_ahead(
@@ -92,13 +98,9 @@ def test_a_counter_counts_each_prompt_and_token_once_whatever_was_charged_ahead(
 ) -> None:
     loop = make_scheduler(f"dynamic+{order}", 3, **options)
     drive(loop, rivals(SHAPES, 10))
-    wanted = {"a": 10 * (12 + 2 * 2), "b": 10 * (2 + 2 * 20)}
+    price = profiled if "cost" in options else lambda prompt, output: prompt + 2 * output
+    wanted = {client: 10 * price(*shape) for client, shape in SHAPES.items()}
     assert loop.policy.counters == pytest.approx(wanted)  # type: ignore[attr-defined]
-
-
-def profiled(prompt: int, output: int) -> float:
-    """Return the milliseconds that the paper's authors measured for such a request, by their fit."""
-    return 0.21001891 * prompt + 0.10075395 * output + 0.0039868 * prompt * output + 0.00324733 * output**2 + 1.14601454
 
 
 def test_the_profiled_cost_is_the_fit_of_the_papers_profile() -> None:
@@ -111,14 +113,6 @@ def test_the_profiled_cost_is_the_fit_of_the_papers_profile() -> None:
     p, n, t = np.array(rows).T
     found = np.linalg.lstsq(np.stack([p, n, p * n, n * n, np.ones(len(t))], 1), t, rcond=None)[0]
     assert found == pytest.approx(vtc.PROFILE, rel=1e-6)
-
-
-@pytest.mark.parametrize("order", ["vtc", "vtc-pred"])
-def test_a_profiled_cost_charges_each_request_for_its_lengths(order: str) -> None:
-    loop = make_scheduler(f"dynamic+{order}", 3, cost="profile")
-    drive(loop, rivals(SHAPES, 10))
-    wanted = {client: 10 * profiled(*shape) for client, shape in SHAPES.items()}
-    assert loop.policy.counters == pytest.approx(wanted)  # type: ignore[attr-defined]
 
 
 def test_a_profiled_cost_charges_ahead_by_the_prediction() -> None:

@@ -31,14 +31,19 @@ PROMPTS = [random.Random(n).choices(range(211), k=n) for n in LENGTHS]
 PAGES, PAGE_SIZE, ANSWER = 60, 64, 6
 
 
+def random_hf(model_type: str, changes: dict[str, Any], seed: int) -> Any:
+    """Return transformers' model of SHAPE with these changes."""
+    torch.manual_seed(seed)
+    known = {key: value for key, value in SHAPE.items() if key not in UNKNOWN.get(model_type, ())}
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return randomized(transformers().AutoConfig.for_model(model_type, **{**known, **ids, **changes}))
+
+
 def build_pair(
     model_type: str, changes: dict[str, Any], seed: int, folder: Path, dtype: torch.dtype = torch.float32
 ) -> tuple[Any, Network]:
     """Return transformers' model of SHAPE with these changes, and ours of the files that transformers saved."""
-    torch.manual_seed(seed)
-    known = {key: value for key, value in SHAPE.items() if key not in UNKNOWN.get(model_type, ())}
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    hf = randomized(transformers().AutoConfig.for_model(model_type, **{**known, **ids, **changes}))
+    hf = random_hf(model_type, changes, seed)
     return hf, weights.load(catalog.resolve(str(save(folder, hf, max_shard_size="60KB"))), dtype)
 
 
