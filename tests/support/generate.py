@@ -1,4 +1,4 @@
-"""What tests of the engine share: sequences on scattered pages of NaN, small random networks, why a kernel does not run."""
+"""What tests of the engine share: sequences on scattered pages of NaN, and small random networks."""
 
 from __future__ import annotations
 
