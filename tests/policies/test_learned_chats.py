@@ -21,7 +21,7 @@ from simulate.simulator import simulate
 from tests.support import ROOT
 from tests.support.scheduling import make_scheduler
 
-KNOWN = json.loads((ROOT / "benchmarks/results/chats-smollm2.json").read_text())
+KNOWN = json.loads((ROOT / "dev/benchmarks/results/chats-smollm2.json").read_text())
 COUNT = 972
 DRIFTS: dict[str, Callable[[int], bool]] = {  # whether a request is turned round
     "none": lambda i: False,
