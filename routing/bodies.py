@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from routing.routers import Asked
+from routing.routers import RoutingKey
 
 # The routes that generate text, each with the field that holds its prompt.
 PROMPTS = {
@@ -17,12 +17,12 @@ LARGEST = 1 << 20  # bytes of a body that the servers take
 BLOCK = 256  # characters of a prompt in one block
 
 
-def asked(path: str, fields: Mapping[str, Any], session: str) -> Asked:
+def routing_key(path: str, fields: Mapping[str, Any], session: str) -> RoutingKey:
     """Return what routers may know: the prompt's blocks, and the session of the header or else the field `user`."""
     name = PROMPTS.get(path) or next((name for name in ("messages", "prompt", "input") if name in fields), "")
     options = fields.get("parameters") if name == "inputs" else fields
     user = options.get("user") if isinstance(options, Mapping) else None
-    return Asked(blocks(str(fields.get(name, ""))[:LARGEST]), session or (user if isinstance(user, str) else ""))
+    return RoutingKey(blocks(str(fields.get(name, ""))[:LARGEST]), session or (user if isinstance(user, str) else ""))
 
 
 def blocks(prompt: str) -> list[int]:

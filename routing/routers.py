@@ -43,7 +43,7 @@ class Replicas:
         return SLACK * sum(self.load) / len(self.load) + SPARE
 
 
-class Asked(NamedTuple):
+class RoutingKey(NamedTuple):
     """What a router knows about a request: its session, and a chained hash of each full block of its prompt."""
 
     blocks: Many[Hashable] = ()
@@ -51,14 +51,14 @@ class Asked(NamedTuple):
 
 
 # Yields the replicas' indices, the best first and each once: the caller takes the next where one refuses.
-Router = Callable[[Replicas, Asked], Iterator[int]]
+Router = Callable[[Replicas, RoutingKey], Iterator[int]]
 
 
 def round_robin(rng: Random) -> Router:
     """Each replica in turn, whatever its load."""
     turns = itertools.count()
 
-    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
+    def route(replicas: Replicas, key: RoutingKey) -> Iterator[int]:
         return _around(next(turns), len(replicas.names))
 
     return route
@@ -66,13 +66,13 @@ def round_robin(rng: Random) -> Router:
 
 def random(rng: Random) -> Router:
     """A random replica, as many independent front ends choose."""
-    return lambda replicas, asked: _around(rng.randrange(len(replicas.names)), len(replicas.names))
+    return lambda replicas, key: _around(rng.randrange(len(replicas.names)), len(replicas.names))
 
 
 def least_loaded(rng: Random) -> Router:
     """The replica with the fewest requests; ties go to the one with the fewest prompt tokens to compute, then at random."""
 
-    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
+    def route(replicas: Replicas, key: RoutingKey) -> Iterator[int]:
         load, count = replicas.load, len(replicas.names)
         least = min(load)
         start = rng.randrange(count)
@@ -88,7 +88,7 @@ def least_loaded(rng: Random) -> Router:
 def power_of_two(rng: Random) -> Router:
     """The less loaded of two random replicas (Mitzenmacher 2001); ties go to the one with more free KV pages."""
 
-    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
+    def route(replicas: Replicas, key: RoutingKey) -> Iterator[int]:
         count, load, free = len(replicas.names), replicas.load, replicas.kv_free
         start = a = rng.randrange(count)
         b = rng.randrange(count - 1) if count > 1 else a
@@ -112,11 +112,11 @@ def prefix_aware(rng: Random) -> Router:
     home: OrderedDict[Hashable, str] = OrderedDict()
     fallback = power_of_two(rng)
 
-    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
-        known = (home[block] for block in reversed(asked.blocks) if block in home)
-        order = _bounded(_first_there(replicas, known), replicas, fallback(replicas, asked))
+    def route(replicas: Replicas, key: RoutingKey) -> Iterator[int]:
+        known = (home[block] for block in reversed(key.blocks) if block in home)
+        order = _bounded(_first_there(replicas, known), replicas, fallback(replicas, key))
         first = next(order)
-        _remember(home, asked.blocks, replicas.names[first])
+        _remember(home, key.blocks, replicas.names[first])
         return itertools.chain([first], order)
 
     return route
@@ -131,16 +131,16 @@ def session_sticky(rng: Random) -> Router:
     home: OrderedDict[str, str] = OrderedDict()
     fallback = power_of_two(rng)
 
-    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
-        if not asked.session:
-            return _bounded(None, replicas, fallback(replicas, asked))
-        known = [home[asked.session]] if asked.session in home else []
+    def route(replicas: Replicas, key: RoutingKey) -> Iterator[int]:
+        if not key.session:
+            return _bounded(None, replicas, fallback(replicas, key))
+        known = [home[key.session]] if key.session in home else []
         preferred = _first_there(replicas, known)
         if preferred is None:
-            preferred = max(range(len(replicas.names)), key=lambda i: _weight(asked.session, replicas.names[i]))
-        order = _bounded(preferred, replicas, fallback(replicas, asked))
+            preferred = max(range(len(replicas.names)), key=lambda i: _weight(key.session, replicas.names[i]))
+        order = _bounded(preferred, replicas, fallback(replicas, key))
         first = next(order)
-        _remember(home, [asked.session], replicas.names[first])
+        _remember(home, [key.session], replicas.names[first])
         return itertools.chain([first], order)
 
     return route

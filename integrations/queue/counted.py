@@ -42,7 +42,7 @@ class Counter:
         self.reason: str | None = None
         self.is_error = status >= 400
         self.is_over = False  # the upstream's last event has come
-        self.told: int | None = None  # the upstream's own count
+        self.reported: int | None = None  # the upstream's own count
         self._events, self._length, self._bytes, self._token_length = 0, 0, 0, token_length
         self._rest = bytearray()
         self._is_empty = True  # nothing of an answer was seen, other than counts
@@ -71,8 +71,8 @@ class Counter:
             self._line(rest)
         elif rest:
             length = self._read(_json(rest))
-            self._count(-(-length // 4) if self.told is None and not self.is_error else 0)
-        self._count(self.told or round(self._guess))
+            self._count(-(-length // 4) if self.reported is None and not self.is_error else 0)
+        self._count(self.reported or round(self._guess))
         return self.tokens - before
 
     def _count(self, tokens: int) -> None:
@@ -87,18 +87,18 @@ class Counter:
             return
         length = self._read(_json(line))
         self._events, self._length = self._events + (length > 0), self._length + length
-        self._count(max(self._events, int(SURE * self._guess), self.told or 0))
+        self._count(max(self._events, int(SURE * self._guess), self.reported or 0))
 
     @property
     def _guess(self) -> float:
-        is_guess = self._token_length and (self.told or 0) <= 1  # some begin with a count of 0 or 1
+        is_guess = self._token_length and (self.reported or 0) <= 1  # some begin with a count of 0 or 1
         return self._length / self._token_length if is_guess else 0.0
 
     @property
     def token_length(self) -> float | None:
         """The characters per token of a stream with more tokens than events, once the upstream has sent its count."""
-        told = self.told or 0  # a token has at least a byte, a character at most four
-        return self._length / told if self._events and MORE * self._events < told <= 4 * self._length else None
+        reported = self.reported or 0  # a token has at least a byte, a character at most four
+        return self._length / reported if self._events and MORE * self._events < reported <= 4 * self._length else None
 
     def _read(self, value: Any, depth: int = 0) -> int:
         """Note counts and reasons in a JSON value; return how many characters of text it carries."""
@@ -116,7 +116,7 @@ class Counter:
             elif isinstance(item, str) and name in REASONS and item:
                 self.reason = item
             elif type(item) is int and name in COUNTS:
-                self.told = max(self.told or 0, item)
+                self.reported = max(self.reported or 0, item)
             elif type(item) is int and name in PROMPTS:
                 self.prompt_tokens = item
             elif isinstance(item, str) and name in OTHERS:

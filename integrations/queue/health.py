@@ -35,13 +35,13 @@ async def _look(site: Site) -> None:
 
 def state(sites: Sequence[Site]) -> tuple[str, str | None]:
     """Return `down` if no upstream can be reached or may get a request, else `ok`; and which ones fail, and since when."""
-    said, is_down = [], True
+    failures, is_down = [], True
     for site in sites:
         since, how, rest = site.down_since, f"{site.name} cannot be reached", site.rest
         if since is None and rest is not None and rest.is_failure:
             since, how = time.time() - (rest.clock() - rest.since), rest.why
         if since is not None:
-            said.append(f"{how} since {time.strftime('%F %T UTC', time.gmtime(since))}")
+            failures.append(f"{how} since {time.strftime('%F %T UTC', time.gmtime(since))}")
         # After its rest, its next request may find it well.
         is_down = is_down and since is not None and not (site.down_since is None and site.may_be_asked)
-    return "down" if is_down else "ok", "; ".join(said) or None
+    return "down" if is_down else "ok", "; ".join(failures) or None

@@ -23,8 +23,8 @@ async def look(wires: Wires, request: web.Request, body: bytes, sites: Sequence[
     for site in sites:
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
             async with contextlib.AsyncExitStack() as stack:
-                asked = wires.ask(request.method, site.url + path, wires.headers(request), body or None)
-                answer = await asyncio.wait_for(stack.enter_async_context(asked), ASK_SECONDS)
+                opening = wires.ask(request.method, site.url + path, wires.headers(request), body or None)
+                answer = await asyncio.wait_for(stack.enter_async_context(opening), ASK_SECONDS)
                 return await _copy(answer, request, wires.key)
     names = " nor ".join(site.name for site in sites) or "any upstream: there is none"
     raise ApiError(f"no answer from {names}. Start the upstream, or try again later", type="unavailable_error")

@@ -13,7 +13,7 @@ import config as settings
 from client import places
 from client.send import ask
 from config import Config
-from integrations.queue.asked import CLIENT_BY
+from integrations.queue.hints import CLIENT_BY
 from integrations.queue.menu import LOOPS, ORDERS
 from integrations.queue.server import Settings
 from integrations.queue.sites import LOCAL, Site, Sites, read_site

@@ -23,16 +23,15 @@ from yarl import URL
 
 from api.http.errors import ApiError
 from integrations.queue import answers, errors
-from integrations.queue import asked as asking
-from integrations.queue.asked import Asked, Means
 from integrations.queue.counted import Counter
+from integrations.queue.hints import HINTS, Means, RequestHints, hashed_key
 from integrations.queue.receiving import Room
 from integrations.queue.sites import EVERYONE, Site, Sites
 from integrations.queue.upstream import Turn
 from integrations.queue.upstreams import Upstreams
 from integrations.queue.wire import CONNECT_SECONDS, REUSED, passed, to_client
 from routing import bodies
-from routing.routers import Asked as Routed
+from routing.routers import RoutingKey
 from serving.inference import Inference, InferenceError
 
 # Headers that carry a key of some vendor, or a session; Idempotency-Key is no secret.
@@ -70,7 +69,7 @@ class Wires:
 
     def headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
         """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
-        headers = passed(request.headers, self.own_key, asking.HINTS | {"host"})
+        headers = passed(request.headers, self.own_key, HINTS | {"host"})
         if self.key or self.own_key:
             headers = CIMultiDict((name, value) for name, value in headers.items() if not SECRET.search(name))
         if self.key:
@@ -79,7 +78,7 @@ class Wires:
 
     def whose(self, request: web.BaseRequest, model: str) -> str:
         """Return the key, as a hash, and the model to which a refusal may be due."""
-        key = "" if self.key or self.own_key else asking.hashed_key(request.headers)
+        key = "" if self.key or self.own_key else hashed_key(request.headers)
         return EVERYONE if self.sites.usual else f"{key}:{model}"
 
     def ask(
@@ -107,10 +106,12 @@ def failed(error: InferenceError) -> ApiError:
 class Relay:
     """A request that is being queued, with its turn; raises ApiError where the front answers itself."""
 
-    def __init__(self, request: web.Request, body: bytes, room: Room, asked: Asked, routed: Routed, wires: Wires):
-        self.request, self.body, self.asked, self._routed = request, body, asked, routed
+    def __init__(
+        self, request: web.Request, body: bytes, room: Room, hints: RequestHints, key: RoutingKey, wires: Wires
+    ):
+        self.request, self.body, self.hints, self._routing_key = request, body, hints, key
         self._room, self._size = room, len(body)
-        self.told_tokens: int | None = None  # as the upstream counts them, where fewer are believed
+        self.reported_tokens: int | None = None  # as the upstream counts them, where fewer are believed
         self.prompt_tokens: int | None = None  # as the upstream counts them, if it says
         self.output_tokens = 0  # that have come; the loop may not have seen the last ones yet
         self._wires = wires
@@ -124,8 +125,8 @@ class Relay:
 
     def expect(self, inference: Inference) -> None:
         """Take the inference that waits in the queue for this request."""
-        whose = self._wires.whose(self.request, self.asked.model)
-        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), self._routed, whose)
+        whose = self._wires.whose(self.request, self.hints.model)
+        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), self._routing_key, whose)
         self._wires.upstream.expect(self.turn)
 
     def on_end(self) -> None:
@@ -246,7 +247,7 @@ class Relay:
 
     async def _exchange(self, site: Site, notes: set[str]) -> web.StreamResponse | None:
         headers = self._wires.headers(self.request)
-        if self.asked.streams:
+        if self.hints.streams:
             headers["Accept-Encoding"] = "identity"  # tokens cannot be counted in compressed bytes
         if site.own:
             headers["X-Request-Id"] = self.turn.inference.id
@@ -281,7 +282,7 @@ class Relay:
     async def _copy(self, answer: aiohttp.ClientResponse, site: Site) -> web.StreamResponse:
         """Pass an answer on as it comes, and count what is in it."""
         is_plain = answer.headers.get("Content-Encoding", "identity").lower() == "identity"
-        lengths, model = self._wires.token_lengths, self.asked.model
+        lengths, model = self._wires.token_lengths, self.hints.model
         counter = Counter(answer.content_type if is_plain else "", answer.status, lengths.of(model))
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=self._head(answer, site))
         if "Content-Length" in answer.headers:
@@ -315,7 +316,7 @@ class Relay:
         if count := counter.end():
             upstream.tokens(turn, count)
         self.output_tokens, prompt = counter.tokens, counter.prompt_tokens
-        self.told_tokens = counter.told if counter.told and counter.told > counter.tokens else None
+        self.reported_tokens = counter.reported if counter.reported and counter.reported > counter.tokens else None
         if prompt is not None and 0 <= prompt <= self._size:  # a token has at least a byte
             self.prompt_tokens = prompt
         if counter.token_length is not None:
@@ -339,11 +340,11 @@ class Relay:
         """End an answer whose upstream failed: a stream with an error event, any other by breaking the connection."""
         self._wires.upstream.end(self.turn, "abort", error)
         if counter.is_stream and response.content_length is None:
-            asked = failed(error), self.request.method, self.request.path
+            failure = failed(error), self.request.method, self.request.path
             if response.content_type == answers.STREAM:  # of ours, no half event has passed
-                last = b"\n\n" * (not self.turn.at.site.own) + errors.event(*asked)
+                last = b"\n\n" * (not self.turn.at.site.own) + errors.event(*failure)
             else:
-                last = b"\n" + json.dumps(errors.content(*asked)[1]).encode() + b"\n"
+                last = b"\n" + json.dumps(errors.content(*failure)[1]).encode() + b"\n"
             await to_client(response.write(last))
             await to_client(response.write_eof())
         elif self.request.transport is not None:

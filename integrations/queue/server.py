@@ -27,11 +27,10 @@ from api.pages import dashboard, events
 from api.service import Engine, Service
 from config import Config
 from integrations.queue import access, health, looks, wire
-from integrations.queue import asked as asking
-from integrations.queue.asked import Allowance, Asked, Means
 from integrations.queue.bridge import Bridge
 from integrations.queue.clients import Client
 from integrations.queue.door import Door, check_origin, expect
+from integrations.queue.hints import Allowance, Means, RequestHints, read_hints
 from integrations.queue.limits import Limits
 from integrations.queue.menu import Menu, Shared
 from integrations.queue.parsing import parse
@@ -41,11 +40,11 @@ from integrations.queue.sites import Sites
 from integrations.queue.steps import StepsOfEach
 from integrations.queue.upstreams import Upstreams
 from integrations.queue.wire import OF_OWN, PASS_THROUGH, POSTS_THROUGH, QUEUED, STATES
-from observe.replay.question import Server as Asking
+from observe.replay import question
 from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
 from routing import bodies
-from routing.routers import Asked as Routed
+from routing.routers import RoutingKey
 from serving.inbox import MAX_RETRY_SECONDS
 from serving.inference import Inference, InferenceError
 from serving.places import Places
@@ -108,7 +107,7 @@ class Queue(Door):
             on_death=on_death,
         )  # fmt: skip
         recording = Recording()
-        questions = Asking(
+        questions = question.Server(
             self.manager, recording, served=config.policy, slots=slots, late=True, engines=self.manager.engines
         )
         self.manager.listeners.append(recording.on_arrival)
@@ -218,12 +217,12 @@ class Queue(Door):
             text = "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             raise ApiError(text, type="authentication_error")
 
-    def _understand(self, request: web.Request, body: bytes) -> tuple[Asked, Routed]:
+    def _understand(self, request: web.Request, body: bytes) -> tuple[RequestHints, RoutingKey]:
         """Return what a request asks for, and what routers may know of it."""
         with large.serialize_large(len(body)):
             fields = parse(body)
-            asked = asking.asked(fields, request.headers, request.remote or "", self.settings.client_by)
-            return asked, bodies.asked(request.path, fields, asked.session)
+            hints = read_hints(fields, request.headers, request.remote or "", self.settings.client_by)
+            return hints, bodies.routing_key(request.path, fields, hints.session)
 
     async def _queue(self, request: web.Request) -> web.StreamResponse:
         """Hold a request until its turn, and answer it by an upstream."""
@@ -232,35 +231,35 @@ class Queue(Door):
         largest = min(self._largest, self._room.limit)
         body = await receive(request, self.limits, largest, encoded=not is_own, take=room.take)
         if len(body) <= large.LARGE:
-            asked, routed = self._understand(request, body)
+            hints, key = self._understand(request, body)
         else:
-            asked, routed = await asyncio.to_thread(self._understand, request, body)
-        room.take(PLACE * len(asked.prompt))
-        if asked.choices > (slots := self.sites.most) and not is_own:
+            hints, key = await asyncio.to_thread(self._understand, request, body)
+        room.take(PLACE * len(hints.prompt))
+        if hints.choices > (slots := self.sites.most) and not is_own:
             raise ApiError(
-                f"n is {asked.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
+                f"n is {hints.choices}, but no upstream takes more than {slots} at once. Use n up to {slots}"
             )
         meters, inference = self.service.meters, None
-        notes["asked"] = asked._replace(prompt=[])
+        notes["hints"] = hints._replace(prompt=[])
         status, rejected = 499, None
         meters.arrived()
         try:
-            if (wait := self._allowance.wait(asked.client)) > 0:
+            if (wait := self._allowance.wait(hints.client)) > 0:
                 most, seconds = self.settings.client_tokens, math.ceil(wait)
-                text = f"client {asked.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
+                text = f"client {hints.client!r} has used its {most:,g} tokens per minute. Try again in {seconds} s"
                 raise InferenceError("overloaded", text, seconds)
-            relay = notes["relay"] = Relay(request, body, room, asked._replace(prompt=[]), routed, self.wires)
-            inference = self._inference(request, asked, relay, len(body))
-            estimate, asked, body = len(asked.prompt), relay.asked, b""  # the relay lets go of its own
+            relay = notes["relay"] = Relay(request, body, room, hints._replace(prompt=[]), key, self.wires)
+            inference = self._inference(request, hints, relay, len(body))
+            estimate, hints, body = len(hints.prompt), relay.hints, b""  # the relay lets go of its own
             relay.expect(inference)
             self._enqueue(inference)
             response = await relay.run()
             status = response.status
             if relay.prompt_tokens is not None:
-                self._overhead.learn(asked.model, min(relay.prompt_tokens - estimate, MOST_BEYOND))
+                self._overhead.learn(hints.model, min(relay.prompt_tokens - estimate, MOST_BEYOND))
             is_known = relay.output_tokens or relay.prompt_tokens is not None  # not of an answer that cannot be read
             if is_known and relay.turn.ended in ("stop", "length"):
-                self.manager.answers.learn(asked.model, max(1.0, relay.output_tokens / asked.choices))
+                self.manager.answers.learn(hints.model, max(1.0, relay.output_tokens / hints.choices))
             return response
         except InferenceError as error:
             if inference is not None:
@@ -273,7 +272,7 @@ class Queue(Door):
         finally:
             outputs = [] if inference is None else [relay.output_tokens]
             if inference is not None and inference.sequence.scheduled_at is not None:
-                self._allowance.pay(asked.client, len(inference.sequence.prompt_ids) + outputs[0])
+                self._allowance.pay(hints.client, len(inference.sequence.prompt_ids) + outputs[0])
             meters.answered(request.path, status, rejected, 0, outputs, True)
 
     def _enqueue(self, inference: Inference) -> None:
@@ -286,20 +285,20 @@ class Queue(Door):
                 error.retry_after = max(1, min(MAX_RETRY_SECONDS, math.ceil(seconds or 0.0)))
             raise
 
-    def _inference(self, request: web.Request, asked: Asked, relay: Relay, size: int) -> Inference:
+    def _inference(self, request: web.Request, hints: RequestHints, relay: Relay, size: int) -> Inference:
         """Return what waits in the queue for a request with a body of this size, the most tokens that its prompt can have."""
-        prompt = [0] * round(min(self._overhead.of(asked.model), size - len(asked.prompt))) + asked.prompt
-        limit = asked.limit or max(1, self.settings.context - len(prompt))
+        prompt = [0] * round(min(self._overhead.of(hints.model), size - len(hints.prompt))) + hints.prompt
+        limit = hints.limit or max(1, self.settings.context - len(prompt))
         name = request.headers.get("X-Request-Id", "")
         is_free = ID.fullmatch(name) and self.service.registry.find(name) is None
         inference = Inference(
-            "", limit * asked.choices, prompt, id=name if is_free else uuid.uuid4().hex, client=asked.client,
-            priority=asked.priority, session=asked.session, open_ended=asked.limit is None, deadline=asked.slo_s,
-            call=self.service.programs.begin(asked.program, asked.session, asked.parent), on_end=relay.on_end,
+            "", limit * hints.choices, prompt, id=name if is_free else uuid.uuid4().hex, client=hints.client,
+            priority=hints.priority, session=hints.session, open_ended=hints.limit is None, deadline=hints.slo_s,
+            call=self.service.programs.begin(hints.program, hints.session, hints.parent), on_end=relay.on_end,
         )  # fmt: skip
-        inference.sequence.slots = asked.choices
+        inference.sequence.slots = hints.choices
         # For `adapter-affinity`: an upstream that swaps models serves the same one in a row.
-        inference.sequence.adapter = asked.model
+        inference.sequence.adapter = hints.model
         return inference
 
     async def position(self, request: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from urllib.parse import urlsplit
 
-from routing.routers import ROUTERS, Asked, Replicas, Router
+from routing.routers import ROUTERS, Replicas, Router, RoutingKey
 
 REST_SECONDS = 1.0  # of an upstream that refuses, if it names no time, or that fails while no other takes requests
 FIRST_REST = 5.0  # of one that fails while another takes requests; each further rest is twice as long
@@ -137,13 +137,13 @@ class Sites:
         """The slots of the upstream with the most."""
         return max([self.usual, *(site.slots for site in self.all)])
 
-    def order(self, able: list[Site], load: list[int], asked: Asked) -> Iterator[int]:
+    def order(self, able: list[Site], load: list[int], key: RoutingKey) -> Iterator[int]:
         """Yield the places of the upstreams that can take a request, the best first; `load` is how many each has."""
-        told = [site for site in able if site.own]
+        own = [site for site in able if site.own]
         facts = Replicas(
-            [site.name for site in able], load, [site.kv_free for site in told], [site.prefill_tokens for site in told]
+            [site.name for site in able], load, [site.kv_free for site in own], [site.prefill_tokens for site in own]
         )
-        return self._route(facts, asked)
+        return self._route(facts, key)
 
     @property
     def remembers(self) -> bool:

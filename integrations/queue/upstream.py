@@ -16,7 +16,7 @@ from math import inf
 from typing import cast
 
 from integrations.queue.sites import EVERYONE, Rest, Site
-from routing.routers import Asked
+from routing.routers import RoutingKey
 from scheduling.advance import Output, TokenRun
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
@@ -29,18 +29,18 @@ LOST = "the connection of this request was lost. Try again"
 
 
 class Turn:
-    """A request. `begin` is called when it is let through, and `asked` is what routers know of it.
+    """A request. `begin` is called when it is let through, and `routing_key` is what routers know of it.
 
     The other fields hold what the upstream sent since the last step.
     """
 
     __slots__ = (
-        "again", "arrived", "asked", "at", "begin", "begun_at", "ended", "error", "inference", "last", "refused_at", "rest",
-        "tried", "unread", "where", "whose",
+        "again", "arrived", "at", "begin", "begun_at", "ended", "error", "inference", "last", "refused_at", "rest",
+        "routing_key", "tried", "unread", "where", "whose",
     )  # fmt: skip
 
-    def __init__(self, inference: Inference, begin: Callable[[], None], asked: Asked, whose: str = EVERYONE) -> None:
-        self.inference, self.begin, self.asked = inference, begin, asked
+    def __init__(self, inference: Inference, begin: Callable[[], None], key: RoutingKey, whose: str = EVERYONE) -> None:
+        self.inference, self.begin, self.routing_key = inference, begin, key
         self.whose = whose  # its client's key and model, if a refusal may be due to them
         self.arrived, self.refused_at = time.monotonic(), inf  # first
         self.tried: set[str] = set()  # the upstreams that failed it, which do not get it again

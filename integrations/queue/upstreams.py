@@ -16,10 +16,10 @@ from math import ceil, inf
 from typing import Any
 
 from batching import BatchingManager
-from integrations.queue.asked import Means
+from integrations.queue.hints import Means
 from integrations.queue.sites import Site, Sites
 from integrations.queue.upstream import Turn, Upstream, UpstreamLoop
-from routing.routers import Asked
+from routing.routers import RoutingKey
 from scheduling.policy import Policy
 from scheduling.reservations import ENDLESS
 from scheduling.scheduler import Scheduler
@@ -297,7 +297,8 @@ class Upstreams(BatchingManager):
             except BaseException:  # the loop that asks next handles it
                 return able
         load = [one.scheduler.batch.taken for one in able]
-        return [able[i] for i in self.sites.order([one.site for one in able], load, turn.asked if turn else Asked())]
+        key = turn.routing_key if turn else RoutingKey()
+        return [able[i] for i in self.sites.order([one.site for one in able], load, key)]
 
     def _step(self, one: Upstream) -> bool:
         """Run an iteration of a loop. Steps of all upstreams are numbered together."""

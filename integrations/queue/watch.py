@@ -31,7 +31,7 @@ from api.service import Engine, Service
 from batching import BatchingManager, Inference, InferenceError
 from config import Config
 from integrations.queue.server import Silent
-from observe.replay.question import Server as Asking
+from observe.replay import question
 from observe.replay.recording import Recording
 from observe.replay.what_if import WhatIf
 from scheduling.iteration import Iteration, Member, Members, SlotSteps, begin_of
@@ -74,7 +74,7 @@ class Watch(BatchingManager):
         self._requests: dict[str, Inference] = {}
         self._number = self._before = 0  # of the last step, and of the last one before vLLM started again
         self._ended, self._file = 0.0, ""  # when the last step ended, and the name of the policy's file, if it has one
-        self._questions = Asking(self, Recording(), inside=True)  # about what vLLM has done since it started
+        self._questions = question.Server(self, Recording(), inside=True)  # about what vLLM has done since it started
         self.listeners.append(lambda *new: self._questions.recording.on_arrival(*new))
         self.observers.append(lambda *step: self._questions.recording.observe(*step))
         self.inbox.switch = self._ask_for  # type: ignore[method-assign, assignment]

@@ -1,1 +1,1 @@
-"""Many replicas of the server: which of them gets a request."""
+"""Replicas of the server on a Ray cluster, behind one queue that chooses among them."""

@@ -30,7 +30,7 @@ from ray.experimental import internal_kv  # noqa: E402
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig  # noqa: E402
 from ray.serve.request_router import RequestRouter  # noqa: E402
 
-from integrations.ray.door import Found  # noqa: E402
+from integrations.ray.fleet_queue import Found  # noqa: E402
 from integrations.ray.options import Plan  # noqa: E402
 from integrations.ray.server_process import ServerProcess  # noqa: E402
 from routing.autoscalers import Bounds, Load  # noqa: E402
@@ -160,8 +160,8 @@ class Scaler:
 
     def _queued(self) -> dict[str, float]:
         """Return what waits in the queue, as fields of a load; nothing if it has not been heard of for a while."""
-        told = internal_kv._internal_kv_get(WAITING) if internal_kv._internal_kv_initialized() else None
-        at, load = json.loads(told or "[0, []]")
+        stored = internal_kv._internal_kv_get(WAITING) if internal_kv._internal_kv_initialized() else None
+        at, load = json.loads(stored or "[0, []]")
         fields = ("waiting", "waiting_tokens", "prefill_tokens")
         return {name: getattr(Load(*load), name) for name in fields} if time.time() - at < FRESH_SECONDS else {}
 

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
     from integrations.queue.door import serve
-    from integrations.ray.door import FleetQueue
+    from integrations.ray.fleet_queue import FleetQueue
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 

@@ -1,1 +1,1 @@
-"""Policies of this project inside engines that are not ours."""
+"""Policies of this project as the scheduler of vLLM."""

@@ -15,7 +15,7 @@ from rich.console import Console
 from costs.cost import Sizes, Transfer
 from routing import autoscalers, bodies
 from routing.autoscalers import AUTOSCALERS, Bounds
-from routing.routers import ROUTERS, Asked
+from routing.routers import ROUTERS, RoutingKey
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from simulate.commands.arguments import Sections, arrival_options, engine_options, policies_argument
@@ -147,10 +147,10 @@ def asking(rows: Rows) -> Asks | None:
     """Return what a router knows of each request: the blocks of its text, as before real servers, or of its trace."""
     texts, named = rows.texts, rows.blocks
     if texts is not None:
-        return lambda seq: Asked(bodies.blocks(texts[int(seq.id)]), seq.client)
+        return lambda seq: RoutingKey(bodies.blocks(texts[int(seq.id)]), seq.client)
     if named is None or not rows.by_number:
         return None
-    return lambda seq: Asked(seq.hashes[: len(named.prompts[named.prompt[int(seq.id)]])], seq.client)
+    return lambda seq: RoutingKey(seq.hashes[: len(named.prompts[named.prompt[int(seq.id)]])], seq.client)
 
 
 def figures(run: FleetRun, limits: dict[str, float | None]) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from costs.cost import Cost, Host
-from routing.routers import Asked, Replicas, Router
+from routing.routers import Replicas, Router, RoutingKey
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.fleet.fleet_run import FleetRun
 from simulate.fleet.replica import Replica
 from simulate.simulator import waits_forever
 
-Asks = Callable[[Sequence], Asked]  # returns what a router knows of a request
+Asks = Callable[[Sequence], RoutingKey]  # returns what a router knows of a request
 
 
 class Pool:
@@ -55,8 +55,8 @@ class Pool:
         self.now = now
         if asks is None:
             self.replicas[0].scheduler.batch.pages.hash(seq)  # the same in every replica
-        asked = asks(seq) if asks else Asked(seq.hashes, seq.client)
-        return self.replicas[next(route(self._known, asked))]
+        key = asks(seq) if asks else RoutingKey(seq.hashes, seq.client)
+        return self.replicas[next(route(self._known, key))]
 
 
 class _FreePages(Many[float]):

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from random import Random
 
-from routing.routers import Asked, Replicas, Router
+from routing.routers import Replicas, Router, RoutingKey
 
 STEPS = 150  # requests of one case
 
@@ -66,8 +66,8 @@ class _Case:
         replicas = Replicas(names, load, free, [self.rng.randint(0, 999) for _ in names])
         before = copy.deepcopy(replicas)
         prompt = self.rng.randint(0, 5)
-        asked = Asked(range(10 * prompt, 10 * prompt + self.rng.randint(0, 3)), self.rng.choice(["", "a", "b", "c"]))
-        order = list(self.route(replicas, asked))
+        key = RoutingKey(range(10 * prompt, 10 * prompt + self.rng.randint(0, 3)), self.rng.choice(["", "a", "b", "c"]))
+        order = list(self.route(replicas, key))
         if replicas != before:
             return "purity: it changed the facts that it was given"
         if sorted(order) != list(range(len(names))):
@@ -85,7 +85,7 @@ class _Case:
         names = [*self.loads]
         for k in range(30 * len(names)):
             replicas = Replicas(names, [*self.loads.values()])
-            i = next(iter(self.route(replicas, Asked([1000 + k], f"session-{k}"))))
+            i = next(iter(self.route(replicas, RoutingKey([1000 + k], f"session-{k}"))))
             self.loads[names[i]] += 1
             self.chosen.append(names[i])
         idle = [name for name, load in self.loads.items() if not load]

@@ -12,7 +12,7 @@ from costs.cost import Host
 from costs.published import Constant
 from costs.steps import Step
 from routing import bodies
-from routing.routers import ROUTERS, Asked, Replicas
+from routing.routers import ROUTERS, Replicas, RoutingKey
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -38,15 +38,15 @@ def schedulers(count: int) -> list[Scheduler]:
 def test_a_router_knows_of_a_text_what_the_ingress_knows_of_it() -> None:
     rows = workloads.draw("shared-prefix:2:120", 5.0, 6)
     assert rows.texts is not None
-    seen: list[Asked] = []
+    seen: list[RoutingKey] = []
 
-    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
-        seen.append(asked)
+    def route(replicas: Replicas, key: RoutingKey) -> Iterator[int]:
+        seen.append(key)
         return iter([0])
 
     Fleet(schedulers(2), Constant()).run(rows.arriving(), route, asking(rows))
     body = [
-        bodies.asked("/inference", {"prompt": text, "user": user}, "")
+        bodies.routing_key("/inference", {"prompt": text, "user": user}, "")
         for text, user in zip(rows.texts, rows.client or [])
     ]
     assert seen == body
@@ -68,10 +68,10 @@ def test_sessions_go_where_the_names_of_the_replicas_send_them() -> None:
 def test_the_busiest_replica_is_told_by_the_mean() -> None:
     turns = iter([0, 0, 0, 1])
     sequences = [Sequence([1], 1, id=str(i), arrived_at=float(i)) for i in range(4)]
-    run = Fleet(schedulers(2), Constant()).run(sequences, lambda replicas, asked: iter([next(turns)]))
+    run = Fleet(schedulers(2), Constant()).run(sequences, lambda replicas, key: iter([next(turns)]))
     assert run.busiest == pytest.approx(1.5)
     idle = Fleet(schedulers(2), Constant()).run(
-        [Sequence([1], 1, id="0", arrived_at=0.0)], lambda replicas, asked: iter([0])
+        [Sequence([1], 1, id="0", arrived_at=0.0)], lambda replicas, key: iter([0])
     )
     assert idle.busiest == 2  # the mean counts a replica that got no request
 

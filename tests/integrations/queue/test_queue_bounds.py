@@ -46,14 +46,14 @@ async def test_a_body_with_more_in_it_than_any_model_reads_is_refused(front: Fro
 async def test_a_picture_of_30_mb_passes_byte_for_byte_and_is_no_text(front: Front) -> None:
     body = picture(30 * MB, max_tokens=2, model="m", tag="p")
     front.hold()
-    asking = asyncio.create_task(front.send("POST", CHAT, {"X-Request-Id": "p"}, body))
+    sending = asyncio.create_task(front.send("POST", CHAT, {"X-Request-Id": "p"}, body))
     await front.until(lambda: front.upstream.seen)
     ((tag, _, seen, _),) = front.upstream.seen
     assert tag == "p" and seen == body  # noqa: PT018  a difference of 30 MB would be printed
     (seq,) = front.queue.manager.inbox.open
     assert (seq.adapter, len(seq.prompt_ids) < 10_000) == ("m", True)
     front.go()
-    assert (await asking).status == 200
+    assert (await sending).status == 200
 
 
 @pytest.mark.parametrize("policy", ["dynamic+vtc", "dynamic+vtc-pred"])

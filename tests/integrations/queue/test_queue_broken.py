@@ -102,11 +102,11 @@ async def test_one_request_at_a_time_tries_a_silent_upstream_until_it_takes_one(
         site.url = "http://127.0.0.1:9"
         await front.all(*({"max_tokens": 1} for _ in range(6)))
         site.url = url
-        asked = asyncio.create_task(front.all(*({"tag": i, "max_tokens": 9} for i in range(40))))
+        requests = asyncio.create_task(front.all(*({"tag": i, "max_tokens": 9} for i in range(40))))
         await front.until(lambda: len(front.upstreams[1].ended) >= 36)
         assert len(seen) == 1
         site.url = well
-    assert {answer.status for answer in await asked} == {200}  # the one that tried was cut, and sent to the other
+    assert {answer.status for answer in await requests} == {200}  # the one that tried was cut, and sent to the other
     while site.failing:
         await front.ask(max_tokens=1)
     assert {(await front.ask(max_tokens=1)).status} == {200}

@@ -28,10 +28,10 @@ def test_requests_wait_while_there_is_no_upstream(policy: str) -> None:
         only(front)
         await settled(front, 0)
         assert (await front.send("GET", "/health")).status == 503
-        asked = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6)), in_order=True))
+        requests = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6)), in_order=True))
         await front.until(lambda: front.queue.manager.waiting == 3)
         only(front, 0, 1)
-        assert {answer.status for answer in await asked} == {200}
+        assert {answer.status for answer in await requests} == {200}
         assert (await front.send("GET", "/health")).status == 200
         await front.until(lambda: front.idle)
         assert front.queue.manager.max_queue == 1024
@@ -78,11 +78,11 @@ async def test_an_upstream_that_comes_takes_free_numbers_and_the_policy_of_the_o
 
 @queued(count=3, slots=2, usual=2)
 async def test_upstreams_that_change_under_load_cost_no_request(front: Front) -> None:
-    asked = asyncio.create_task(front.all(*({"max_tokens": 4 + i % 5, "tag": i} for i in range(60))))
+    requests = asyncio.create_task(front.all(*({"max_tokens": 4 + i % 5, "tag": i} for i in range(60))))
     for numbers in ((0,), (), (1, 2), (2,), (0, 1), (0, 1, 2)) * 2:
         only(front, *numbers)
         await asyncio.sleep(0.02)
-    assert {answer.status for answer in await asked} == {200}
+    assert {answer.status for answer in await requests} == {200}
     assert sum(len(one.seen) for one in front.upstreams) == 60
     await settled(front, 6)
     await front.until(lambda: front.idle)

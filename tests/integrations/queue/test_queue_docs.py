@@ -39,9 +39,9 @@ async def run(block: str) -> None:
                 sent = await asyncio.create_subprocess_exec("curl", "-sSf", *url, stdout=asyncio.subprocess.PIPE)
                 assert (await sent.communicate())[0]
                 assert sent.returncode == 0
-        asked: list[dict[str, str]] = [head for _, head, body, _ in upstream.seen if body]
-        assert len(asked) == block.count("curl ")
-        assert all(head["Content-Type"] == "application/json" for head in asked)
+        heads: list[dict[str, str]] = [head for _, head, body, _ in upstream.seen if body]
+        assert len(heads) == block.count("curl ")
+        assert all(head["Content-Type"] == "application/json" for head in heads)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here: apt install curl")

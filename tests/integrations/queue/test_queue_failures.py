@@ -37,10 +37,10 @@ def test_requests_wait_for_an_upstream_that_comes_back() -> None:
         async with scripted(1, 0.002) as gone:
             port = int(gone.url.rpartition(":")[2])
         async with queueing([gone], "dynamic", 1, Settings(), {}) as front:
-            asked = asyncio.create_task(front.all(*({"tag": i, **ONE} for i in range(3))))
+            requests = asyncio.create_task(front.all(*({"tag": i, **ONE} for i in range(3))))
             await front.until(lambda: front.queue.sites.all[0].failures)
             async with scripted(1, 0.002, port) as back:
-                assert {answer.status for answer in await asked} == {200}
+                assert {answer.status for answer in await requests} == {200}
                 assert back.tags == ["0", "1", "2"]
 
     run_async(asyncio.wait_for(run(), 20))
@@ -63,10 +63,10 @@ async def test_one_request_finds_out_whether_an_upstream_takes_requests_again_an
 ) -> None:
     front.queue.sites.refuse(front.queue.sites.all[0], EVERYONE, None, {"Retry-After": "0.1"})
     asks = ({"tag": i, "fault": "429", "times": 1, "after": 1, **ONE} for i in range(4))
-    asked = asyncio.create_task(front.all(*asks, in_order=True))
+    requests = asyncio.create_task(front.all(*asks, in_order=True))
     await front.until(lambda: front.upstream.refusals)
     assert front.upstream.tags == ["0"]
-    assert {answer.status for answer in await asked} == {200}
+    assert {answer.status for answer in await requests} == {200}
     assert not front.queue.sites.all[0].rests
 
 
@@ -89,10 +89,10 @@ async def test_an_answer_in_one_piece_that_is_not_refused_at_once_counts_as_take
     monkeypatch.setattr(sites, "REST_SECONDS", 0.02)
     front.hold()
     ask = {"fault": "429", "times": 2, "max_tokens": 5, "stream": False}
-    asked = asyncio.create_task(front.all(*({"tag": i, **ask} for i in range(2))))
+    requests = asyncio.create_task(front.all(*({"tag": i, **ask} for i in range(2))))
     await front.until(lambda: len(front.upstream.running) == 2)
     front.go()
-    await asked
+    await requests
 
 
 @queued(count=2)
@@ -232,10 +232,10 @@ async def test_clients_that_read_nothing_are_cut_and_do_not_stop_the_others(fron
 @queued(max_queue=2)
 async def test_a_full_queue_refuses_with_an_estimate(front: Front) -> None:
     first = await front.occupied(1)
-    asked = asyncio.create_task(front.all(*({"tag": i, "max_tokens": 10} for i in range(5))))
+    requests = asyncio.create_task(front.all(*({"tag": i, "max_tokens": 10} for i in range(5))))
     await front.until(lambda: front.arrived == 6)
     front.go()
-    full = [answer for answer in [*await asked, *await asyncio.gather(*first)] if answer.status == 429]
+    full = [answer for answer in [*await requests, *await asyncio.gather(*first)] if answer.status == 429]
     assert len(full) == 3
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in full)
     assert len(front.upstream.seen) == 3
@@ -304,14 +304,14 @@ def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back() -> No
 
     async def test(front: Front) -> None:
         async def one(i: int) -> Answer | None:
-            asked = asyncio.create_task(
+            requests = asyncio.create_task(
                 front.ask(tag=i, fault=faults[i % 8], after=0.05, max_tokens=3 + i % 5, stream=i % 3 > 0)
             )
             if i % 11 == 5:
                 await asyncio.sleep(0.002 * (i % 7))
-                asked.cancel()
+                requests.cancel()
                 return None
-            return await asked
+            return await requests
 
         answers = await asyncio.gather(*(one(i) for i in range(200)), return_exceptions=True)
         for i, answer in enumerate(answers):
@@ -351,7 +351,7 @@ def test_an_upstream_that_is_killed_and_comes_back_loses_only_what_it_was_comput
                     is_whole = text.endswith(b"data: [DONE]\n\n" if body["stream"] else b"}")
                     return "whole" if answer.status == 200 and is_whole and b'"error"' not in text else "failed"
 
-                asked = [asyncio.create_task(one(i)) for i in range(200)]
+                requests = [asyncio.create_task(one(i)) for i in range(200)]
                 await front.until(lambda: len(killed.seen) > 20)
                 await first.aclose()
                 await asyncio.sleep(0.3)
@@ -359,7 +359,7 @@ def test_an_upstream_that_is_killed_and_comes_back_loses_only_what_it_was_comput
                 back = await second.enter_async_context(scripted(4, 0.005, port))
                 await front.until(lambda: back.seen)
                 alive.going.set()
-                outcomes = collections.Counter(await asyncio.gather(*asked))
+                outcomes = collections.Counter(await asyncio.gather(*requests))
                 assert outcomes["left"] == 20
                 assert outcomes["cut"] + outcomes["failed"] <= 4  # the slots of the killed one
                 assert outcomes.total() == 200

@@ -29,7 +29,7 @@ def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EB_INTERNAL_COMPLETE", "1")
 
 
-def told(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+def report_slots(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
     async def tell(site: Site, key: str) -> int:
         return slots
 
@@ -78,7 +78,7 @@ def test_another_address_needs_a_key() -> None:
 
 
 def test_an_upstream_that_tells_its_slots_gets_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, 4)
+    report_slots(monkeypatch, 4)
     plan = options.parse(URL)
     assert (plan.sites.slots, plan.config.policy, plan.notes) == (5, "dynamic", ())
 
@@ -112,7 +112,7 @@ def test_an_upstream_is_asked_for_its_slots_in_the_way_of_its_kind(path: str, an
 def test_slots_that_nobody_tells_are_found_by_adaptive(
     monkeypatch: pytest.MonkeyPatch, words: list[str], policy: str
 ) -> None:
-    told(monkeypatch, 0)
+    report_slots(monkeypatch, 0)
     plan = options.parse([*words, *URL])
     assert (plan.config.policy, len(plan.notes)) == (policy, 1)
 

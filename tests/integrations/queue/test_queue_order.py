@@ -54,10 +54,10 @@ def test_two_clients_get_equal_numbers_of_tokens_under_vtc_alone(policy: str, le
 
     async def test(front: Front) -> None:
         first = await front.occupied(4)
-        asked = asyncio.create_task(front.all(*asks))
+        requests = asyncio.create_task(front.all(*asks))
         await front.until(lambda: front.queue.manager.waiting == len(asks))
         front.go()
-        await asyncio.gather(asked, *first)
+        await asyncio.gather(requests, *first)
         order = front.upstream.tags
         last = max(i for i, tag in enumerate(order) if tag[0] == "b")
         alice, bob = (sum(int(tag[1:]) for tag in order[:last] if tag[0] == client) for client in "ab")
@@ -70,12 +70,12 @@ def test_two_clients_get_equal_numbers_of_tokens_under_vtc_alone(policy: str, le
 async def test_the_program_that_began_first_goes_first(front: Front) -> None:
     first = await front.occupied(1)
     names: list[Any] = [{"program": "p"}, {"headers": {"X-Session-Id": "s"}}, {"headers": {"X-Parent-Session-Id": "p"}}]
-    asked = []
+    requests = []
     for tag, name in enumerate(names):
-        asked.append(asyncio.create_task(front.ask(tag=tag, max_tokens=2, **name)))
-        await front.until(lambda: front.queue.manager.waiting == len(asked))
+        requests.append(asyncio.create_task(front.ask(tag=tag, max_tokens=2, **name)))
+        await front.until(lambda: front.queue.manager.waiting == len(requests))
     front.go()
-    await asyncio.gather(*first, *asked)
+    await asyncio.gather(*first, *requests)
     assert front.upstream.tags == ["first", "0", "2", "1"]
 
 
@@ -83,10 +83,10 @@ async def test_the_program_that_began_first_goes_first(front: Front) -> None:
 async def test_an_upstream_that_swaps_models_swaps_them_seldom(front: Front) -> None:
     asks = [{"model": ["llama", "qwen", "gemma"][i % 3], "tag": f"{i % 3}{i}", "max_tokens": 3} for i in range(18)]
     first = await front.occupied(2, model="llama")
-    asked = asyncio.create_task(front.all(*asks))
+    requests = asyncio.create_task(front.all(*asks))
     await front.until(lambda: front.queue.manager.waiting == 18)
     front.go()
-    await asyncio.gather(asked, *first)
+    await asyncio.gather(requests, *first)
     order = [tag[0] for tag in front.upstream.tags if not tag.startswith("first")]
     assert sum(a != b for a, b in itertools.pairwise(order)) < 10  # 17 in order of arrival
 
@@ -176,10 +176,10 @@ async def test_a_request_takes_a_slot_for_each_of_its_answers_and_nobody_overtak
     asks = [
         {"tag": i, "n": n, "max_tokens": tokens} for i, (n, tokens) in enumerate([(2, 10), (1, 40), (3, 5), (1, 5)])
     ]
-    asked = asyncio.create_task(front.all(*asks, in_order=True))
+    requests = asyncio.create_task(front.all(*asks, in_order=True))
     await front.until(lambda: "0" in front.upstream.ended)
     assert front.upstream.tags == ["0", "1"]
-    await asked
+    await requests
     assert front.upstream.tags == ["0", "1", "2", "3"]
     assert front.upstream.ended["1"] < front.upstream.ended["2"]
     await front.until(lambda: front.idle)
@@ -202,11 +202,11 @@ async def test_a_policy_that_raises_gives_way_to_dynamic_and_no_request_is_lost(
     policy = front.queue.manager.policy
     assert policy is not None
     (first,) = await front.occupied(1)
-    asked = asyncio.create_task(front.all(*({"max_tokens": 4, "tag": i} for i in range(6))))
+    requests = asyncio.create_task(front.all(*({"max_tokens": 4, "tag": i} for i in range(6))))
     await front.until(lambda: front.queue.manager.waiting == 6)
     policy.order = lambda waiting, now: sys.exit()  # type: ignore[assignment, method-assign, return-value]
     front.go()
-    answers = [await first, *await asked]
+    answers = [await first, *await requests]
     assert {answer.status for answer in answers} == {200}
     assert front.queue.manager.policy_name == "dynamic"
     assert front.queue.manager.fallback.failures == 1

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from integrations.queue.asked import Allowance, Means, asked, pieces
 from integrations.queue.counted import LARGEST, Counter
+from integrations.queue.hints import Allowance, Means, pieces, read_hints
 from integrations.queue.sites import LONGEST_REST, REST_SECONDS, retry_after
 
 
@@ -25,37 +25,37 @@ from integrations.queue.sites import LONGEST_REST, REST_SECONDS, retry_after
     ],
 )
 def test_lengths_and_limits_are_read_in_each_dialect(fields: dict[str, Any], limit: int | None, length: int) -> None:
-    found = asked(fields, {}, "10.0.0.1")
+    found = read_hints(fields, {}, "10.0.0.1")
     assert (found.limit, len(found.prompt)) == (limit, length)
 
 
 def test_a_client_is_its_header_else_its_field_else_its_key_else_its_address() -> None:
     headers, fields = {"X-Queue-Client": "alice", "Authorization": "Bearer secret"}, {"user": "bob"}
-    keyed = asked({}, {"Authorization": "Bearer secret"}, "10.0.0.1").client
-    assert asked(fields, headers, "10.0.0.1").client == "alice"
-    assert asked(fields, {"Authorization": "x"}, "10.0.0.1").client == "bob"
+    keyed = read_hints({}, {"Authorization": "Bearer secret"}, "10.0.0.1").client
+    assert read_hints(fields, headers, "10.0.0.1").client == "alice"
+    assert read_hints(fields, {"Authorization": "x"}, "10.0.0.1").client == "bob"
     assert keyed.startswith("key-")
     assert "secret" not in keyed
-    assert asked({}, {}, "10.0.0.1").client == "10.0.0.1"
-    assert asked(fields, headers, "10.0.0.1", "key").client == keyed
-    assert asked(fields, headers, "10.0.0.1", "address").client == "10.0.0.1"
+    assert read_hints({}, {}, "10.0.0.1").client == "10.0.0.1"
+    assert read_hints(fields, headers, "10.0.0.1", "key").client == keyed
+    assert read_hints(fields, headers, "10.0.0.1", "address").client == "10.0.0.1"
 
 
 def test_hints_of_the_wrong_type_count_as_absent() -> None:
     for value in ("nan", "inf", "x", "", "1e400"):
-        found = asked({}, {"X-Queue-Priority": value, "X-Queue-Slo": value}, "")
+        found = read_hints({}, {"X-Queue-Priority": value, "X-Queue-Slo": value}, "")
         assert (found.priority, found.slo_s) == (0, None)
-    found = asked({"priority": 5, "slo_s": 2}, {"X-Queue-Priority": "-9999", "X-Queue-Slo": "-1"}, "")
+    found = read_hints({"priority": 5, "slo_s": 2}, {"X-Queue-Priority": "-9999", "X-Queue-Slo": "-1"}, "")
     assert (found.priority, found.slo_s) == (-1000, None)
 
 
 def test_a_program_and_its_sessions_are_named_by_the_body_else_by_headers() -> None:
     headers = {"X-Session-Id": "s", "X-Parent-Session-Id": "up", "X-Program-Id": "p"}
-    found = asked({}, headers, "")
+    found = read_hints({}, headers, "")
     assert (found.program, found.session, found.parent) == ("p", "s", "up")
-    named = asked({"program": "mine", "session_id": "own"}, headers, "")
+    named = read_hints({"program": "mine", "session_id": "own"}, headers, "")
     assert (named.program, named.session, named.parent) == ("mine", "own", "up")
-    assert asked({"program": 3, "session": ["x"]}, {}, "").program == ""
+    assert read_hints({"program": 3, "session": ["x"]}, {}, "").program == ""
 
 
 def test_equal_texts_have_equal_stand_ins() -> None:
@@ -92,16 +92,16 @@ def test_the_counts_do_not_depend_on_how_bytes_are_cut(kind: str, body: bytes, t
         assert found == counter.tokens == tokens
 
 
-def stream(texts: list[str], told: int | None = None) -> list[bytes]:
+def stream(texts: list[str], reported: int | None = None) -> list[bytes]:
     """Return the events of a stream, with the count at its end."""
     events: list[dict[str, Any]] = [{"choices": [{"delta": {"content": text}}]} for text in texts]
-    events += [{"choices": [], "usage": {"completion_tokens": told}}] if told else []
+    events += [{"choices": [], "usage": {"completion_tokens": reported}}] if reported else []
     return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
 
 
 def test_several_tokens_in_an_event_are_counted_by_the_length_of_tokens_in_earlier_answers() -> None:
     first = Counter("text/event-stream", 200)
-    counts = [first.feed(event) for event in stream(["abcd efgh "] * 10, told=20)]
+    counts = [first.feed(event) for event in stream(["abcd efgh "] * 10, reported=20)]
     assert counts == [*[1] * 10, 10]
     assert first.token_length == 5
     later = Counter("text/event-stream", 200, first.token_length)
@@ -109,28 +109,28 @@ def test_several_tokens_in_an_event_are_counted_by_the_length_of_tokens_in_earli
         later.feed(event)
     assert later.tokens == 16  # rather too few than too many: what has passed cannot be taken back
     assert later.end() == 4
-    assert later.feed(stream([], told=21)[0]) == 1
+    assert later.feed(stream([], reported=21)[0]) == 1
 
 
 def test_the_count_of_an_upstream_wins_over_the_length_of_its_text() -> None:
     counter = Counter("text/event-stream", 200, token_length=5)
-    for event in reversed(stream(["a long piece of text"], told=2)):
+    for event in reversed(stream(["a long piece of text"], reported=2)):
         counter.feed(event)
     assert (counter.tokens, counter.end()) == (2, 0)
 
 
 def test_a_stream_with_a_token_in_each_event_teaches_nothing() -> None:
     counter = Counter("text/event-stream", 200)
-    for event in stream(["a long piece of text"] * 10, told=10):
+    for event in stream(["a long piece of text"] * 10, reported=10):
         counter.feed(event)
     assert (counter.tokens, counter.token_length) == (10, None)
 
 
 def test_a_count_that_the_text_does_not_bear_out_teaches_nothing() -> None:
     counter = Counter("text/event-stream", 200)
-    for event in stream(["a", "b"], told=1000):
+    for event in stream(["a", "b"], reported=1000):
         counter.feed(event)
-    assert (counter.tokens, counter.token_length) == (len(b"".join(stream(["a", "b"], told=1000))), None)
+    assert (counter.tokens, counter.token_length) == (len(b"".join(stream(["a", "b"], reported=1000))), None)
 
 
 def test_a_huge_answer_is_not_kept() -> None:

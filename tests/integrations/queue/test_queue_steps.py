@@ -32,7 +32,7 @@ def burst(began: float, ended: float, rows: dict[str, int], joined: str = "", le
     return Iteration(0, began, ended - began, "p", 0, members, list(joined), ends, SlotSteps(idle=4.0), 0, 0)
 
 
-class Told:
+class Recorder:
     def __init__(self) -> None:
         self.steps: list[Iteration] = []
         self.left: list[str] = []
@@ -47,76 +47,76 @@ class Told:
 
 
 def test_a_very_long_answer_in_one_piece_has_a_bounded_number_of_steps() -> None:
-    told = Told()
-    told.observe(burst(0, 1, {"w": 0}, joined="w"), [])
-    told.observe(burst(1, 5, {"w": 300_000}, left="w"), [answer("w", 0, 5, 5, 300_000)])
-    assert len(told.steps) < 5000
-    assert sum(told.tokens("w")) == pytest.approx(300_000, rel=0.01)
-    assert told.steps[-1].t + told.steps[-1].seconds == pytest.approx(5)
+    recorder = Recorder()
+    recorder.observe(burst(0, 1, {"w": 0}, joined="w"), [])
+    recorder.observe(burst(1, 5, {"w": 300_000}, left="w"), [answer("w", 0, 5, 5, 300_000)])
+    assert len(recorder.steps) < 5000
+    assert sum(recorder.tokens("w")) == pytest.approx(300_000, rel=0.01)
+    assert recorder.steps[-1].t + recorder.steps[-1].seconds == pytest.approx(5)
 
 
 def test_an_answer_in_one_piece_has_a_token_in_each_step_that_a_stream_shows() -> None:
-    told = Told()
-    told.observe(burst(0, 1, {"s": PROMPT, "w": 0}, joined="sw"), [])
+    recorder = Recorder()
+    recorder.observe(burst(0, 1, {"s": PROMPT, "w": 0}, joined="sw"), [])
     for t in range(1, 4):
-        told.observe(burst(t, t + 1, {"s": 1, "w": 0}), [])
+        recorder.observe(burst(t, t + 1, {"s": 1, "w": 0}), [])
     ends = [answer("s", 0, 1, 5, 5), answer("w", 0, 5, 5, 5)]
-    told.observe(burst(4, 5, {"s": 1, "w": 5}, left="sw"), ends)
-    assert told.tokens("w") == told.tokens("s") == [PROMPT, 1, 1, 1, 1]
-    assert [step.seconds for step in told.steps] == [1, 1, 1, 1, 1]
-    assert told.left == ["s", "w"]
+    recorder.observe(burst(4, 5, {"s": 1, "w": 5}, left="sw"), ends)
+    assert recorder.tokens("w") == recorder.tokens("s") == [PROMPT, 1, 1, 1, 1]
+    assert [step.seconds for step in recorder.steps] == [1, 1, 1, 1, 1]
+    assert recorder.left == ["s", "w"]
 
 
 def test_a_request_that_the_upstream_refuses_holds_no_steps_back() -> None:
-    told = Told()
-    told.observe(burst(0, 1, {"a": PROMPT, "b": 0}, joined="ab"), [])
-    told.observe(replace(burst(1, 2, {"a": 1}), preempted=["b"]), [])
-    told.observe(burst(2, 3, {"a": 1}, left="a"), [answer("a", 0, 1, 3, 3)])
-    assert (told.left, len(told.steps)) == (["a"], 3)
+    recorder = Recorder()
+    recorder.observe(burst(0, 1, {"a": PROMPT, "b": 0}, joined="ab"), [])
+    recorder.observe(replace(burst(1, 2, {"a": 1}), preempted=["b"]), [])
+    recorder.observe(burst(2, 3, {"a": 1}, left="a"), [answer("a", 0, 1, 3, 3)])
+    assert (recorder.left, len(recorder.steps)) == (["a"], 3)
 
 
 def test_answers_in_one_piece_alone_are_spread_over_the_time_that_they_took() -> None:
-    told = Told()
-    told.observe(burst(0, 4, {"a": 4, "b": 0}, joined="ab", left="a"), [answer("a", 0, 4, 4, 4)])
-    assert told.steps == []  # it is not known yet how many tokens the other one had
-    told.observe(burst(4, 8, {"b": 8}, left="b"), [answer("b", 0, 8, 8, 8)])
-    assert [step.seconds for step in told.steps] == pytest.approx([1] * 8)
-    assert told.tokens("a") == [PROMPT, 1, 1, 1]
-    assert told.tokens("b") == [PROMPT, *[1] * 7]
+    recorder = Recorder()
+    recorder.observe(burst(0, 4, {"a": 4, "b": 0}, joined="ab", left="a"), [answer("a", 0, 4, 4, 4)])
+    assert recorder.steps == []  # it is not known yet how many tokens the other one had
+    recorder.observe(burst(4, 8, {"b": 8}, left="b"), [answer("b", 0, 8, 8, 8)])
+    assert [step.seconds for step in recorder.steps] == pytest.approx([1] * 8)
+    assert recorder.tokens("a") == [PROMPT, 1, 1, 1]
+    assert recorder.tokens("b") == [PROMPT, *[1] * 7]
 
 
 def test_a_request_that_joins_others_is_on_its_way_in_the_first_step() -> None:
-    told = Told()
-    told.observe(burst(0, 4, {"a": 0}, joined="a"), [])
-    told.observe(burst(4, 8, {"a": 8, "b": 0}, joined="b", left="a"), [answer("a", 0, 8, 8, 8)])
-    told.observe(burst(8, 9, {"b": 4}, left="b"), [answer("b", 4, 9, 9, 4)])
-    assert told.tokens("b") == [0, PROMPT, 1, 1, 1]
+    recorder = Recorder()
+    recorder.observe(burst(0, 4, {"a": 0}, joined="a"), [])
+    recorder.observe(burst(4, 8, {"a": 8, "b": 0}, joined="b", left="a"), [answer("a", 0, 8, 8, 8)])
+    recorder.observe(burst(8, 9, {"b": 4}, left="b"), [answer("b", 4, 9, 9, 4)])
+    assert recorder.tokens("b") == [0, PROMPT, 1, 1, 1]
 
 
 def test_two_bursts_of_one_step_are_one_step() -> None:
-    told = Told()
-    told.observe(burst(0, 1, {"a": PROMPT, "b": PROMPT}, joined="ab"), [])
+    recorder = Recorder()
+    recorder.observe(burst(0, 1, {"a": PROMPT, "b": PROMPT}, joined="ab"), [])
     for t in range(1, 5):
-        told.observe(burst(t, t + 0.75, {"a": 1, "b": -1}), [])
-        told.observe(burst(t + 0.75, t + 1, {"a": -1, "b": 1}), [])
-    told.observe(burst(5, 6, {"a": 1, "b": 1}, left="ab"), [answer("a", 0, 1, 6, 6), answer("b", 0, 1, 6, 6)])
-    assert len(told.steps) == 6
-    assert [m.tokens for step in told.steps[1:] for m in step.members] == [1] * 10
+        recorder.observe(burst(t, t + 0.75, {"a": 1, "b": -1}), [])
+        recorder.observe(burst(t + 0.75, t + 1, {"a": -1, "b": 1}), [])
+    recorder.observe(burst(5, 6, {"a": 1, "b": 1}, left="ab"), [answer("a", 0, 1, 6, 6), answer("b", 0, 1, 6, 6)])
+    assert len(recorder.steps) == 6
+    assert [m.tokens for step in recorder.steps[1:] for m in step.members] == [1] * 10
 
 
 def test_several_tokens_in_one_event_were_as_many_steps() -> None:
-    told = Told()
-    told.observe(burst(0, 1, {"a": PROMPT}, joined="a"), [])
-    told.observe(burst(1, 4, {"a": 3}), [])
-    told.observe(burst(4, 7, {"a": 3}, left="a"), [answer("a", 0, 1, 7, 7)])
-    assert told.tokens("a") == [PROMPT, *[1] * 6]
-    assert [step.seconds for step in told.steps] == pytest.approx([1] * 7)
+    recorder = Recorder()
+    recorder.observe(burst(0, 1, {"a": PROMPT}, joined="a"), [])
+    recorder.observe(burst(1, 4, {"a": 3}), [])
+    recorder.observe(burst(4, 7, {"a": 3}, left="a"), [answer("a", 0, 1, 7, 7)])
+    assert recorder.tokens("a") == [PROMPT, *[1] * 6]
+    assert [step.seconds for step in recorder.steps] == pytest.approx([1] * 7)
 
 
 def test_a_request_without_an_answer_leaves_without_a_step() -> None:
-    told = Told()
-    told.observe(None, [Inference("", 100, [0], id="x", client="c", on_end=lambda: None)])
-    assert (told.steps, told.left) == ([], ["x"])
+    recorder = Recorder()
+    recorder.observe(None, [Inference("", 100, [0], id="x", client="c", on_end=lambda: None)])
+    assert (recorder.steps, recorder.left) == ([], ["x"])
 
 
 @queued(slots=3, step=0.015)
@@ -125,8 +125,8 @@ async def test_what_if_is_right_where_some_answers_are_streamed_and_others_are_n
     while len(errors) < 5 and (not errors or errors[-1] > 0.25):  # the machine may pause in an attempt
         await front.all(*({"max_tokens": n, "stream": i % 4 == 0, "tag": i} for i, n in enumerate(lengths)))
         await front.until(lambda: front.idle)
-        told = await front.what_if(len(lengths))
-        members = [member for record in told["lanes"][0]["records"] for member in record["members"]]
+        what_if = await front.what_if(len(lengths))
+        members = [member for record in what_if["lanes"][0]["records"] for member in record["members"]]
         assert {member["tokens"] for member in members if member["phase"] == "decode"} == {1}
-        errors.append(abs(told["error"]["latency_mean_s"]))
+        errors.append(abs(what_if["error"]["latency_mean_s"]))
     assert min(errors) < 0.25

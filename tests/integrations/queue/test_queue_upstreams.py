@@ -71,11 +71,11 @@ async def test_what_a_client_got_at_one_upstream_counts_at_the_other(front: Fron
 @queued(count=2, slots=2)
 async def test_an_upstream_that_is_down_costs_no_request_and_the_other_serves_all(front: Front) -> None:
     front.hold()
-    asked = asyncio.create_task(front.all(*({"max_tokens": 8, "tag": i} for i in range(16))))
+    requests = asyncio.create_task(front.all(*({"max_tokens": 8, "tag": i} for i in range(16))))
     await front.until(lambda: all(len(one.running) == 2 for one in front.upstreams))
     front.queue.sites.all[0].url = "http://127.0.0.1:9"
     front.go()
-    answers = await asked
+    answers = await requests
     assert {answer.status for answer in answers} == {200}
     assert sum(answer.headers["X-Upstream"] == "u1" for answer in answers) >= 12
     await front.until(lambda: front.idle)
@@ -85,7 +85,7 @@ async def test_an_upstream_that_is_down_costs_no_request_and_the_other_serves_al
 async def test_a_policy_is_switched_under_load_for_all_upstreams_at_once(front: Front) -> None:
     first = await front.occupied(4)
     requests, steps = watched(front)
-    asked = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6, 12, 2))))
+    sending = asyncio.create_task(front.all(*({"max_tokens": n, "tag": n} for n in (9, 3, 6, 12, 2))))
     await front.until(lambda: front.queue.manager.waiting == 5)
     limit = front.queue.manager.max_queue
     for policy in ("nobatch", "static", "dynamic+sjf"):
@@ -93,7 +93,7 @@ async def test_a_policy_is_switched_under_load_for_all_upstreams_at_once(front: 
         assert answer.json["max_batch_size"] == (2 if policy == "nobatch" else 4)
     assert front.queue.manager.max_queue == limit
     front.go()
-    await asyncio.gather(asked, *first)
+    await asyncio.gather(sending, *first)
     assert [one.num_tokens for one in joined(requests)] == [2, 3, 6, 9, 12]
     assert {step.policy for step in steps[-5:]} == {"dynamic+sjf"}
 
@@ -120,12 +120,12 @@ async def test_a_closed_loop_fills_a_batch_at_each_upstream(front: Front) -> Non
 async def test_what_if_simulates_as_many_engines_and_says_how_far_it_is_off(front: Front) -> None:
     await front.all(*({"max_tokens": 4 + i % 9, "tag": i} for i in range(24)), in_order=True)
     await front.until(lambda: front.idle)
-    asked = await front.what_if(24)
-    assert (asked["slots"], asked["engines"], asked["bound"]) == (4, 2, None)
-    assert set(asked["error"]) == {"latency_mean_s", "latency_p99_s", "makespan_s"}
-    measured, again, sjf = asked["lanes"]
+    what_if = await front.what_if(24)
+    assert (what_if["slots"], what_if["engines"], what_if["bound"]) == (4, 2, None)
+    assert set(what_if["error"]) == {"latency_mean_s", "latency_p99_s", "makespan_s"}
+    measured, again, sjf = what_if["lanes"]
     assert measured["requests"] == again["requests"] == sjf["requests"]
-    for lane in asked["lanes"]:
+    for lane in what_if["lanes"]:
         assert {tuple(record["rows"]) for record in lane["records"]} == {(0, 2), (2, 4)}
         numbers = [record["n"] for record in lane["records"]]
         assert numbers == sorted(set(numbers))
@@ -156,16 +156,16 @@ async def test_an_answer_without_a_length_is_expected_to_be_as_long_as_earlier_o
     await front.all(*({"real": 9} for _ in range(4)))
     await front.until(lambda: front.idle)
     front.hold()
-    asked = [asyncio.create_task(front.ask(real=9))]
+    requests = [asyncio.create_task(front.ask(real=9))]
     await front.until(lambda: front.upstream.running)
     for i, model in enumerate(("", "", "new", "")):
-        asked.append(asyncio.create_task(front.ask({"X-Request-Id": f"w{i}"}, real=9, model=model)))
-        await front.until(lambda: len(manager.scheduler.waiting) == len(asked) - 1)
+        requests.append(asyncio.create_task(front.ask({"X-Request-Id": f"w{i}"}, real=9, model=model)))
+        await front.until(lambda: len(manager.scheduler.waiting) == len(requests) - 1)
     waits = [(await front.send("GET", f"/queue/position?id=w{i}")).json["expected_wait_s"] for i in range(4)]
     assert 0 < waits[0] < waits[1] < waits[2] < manager.inbox.rate.seconds_for(100)
     assert waits[3] > manager.inbox.rate.seconds_for(front.queue.settings.context)
     front.go()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*requests)
 
 
 @queued()
@@ -201,7 +201,7 @@ async def test_a_refused_request_is_told_its_place_by_its_own_deadline(front: Fr
     waiting = asyncio.create_task(front.ask(max_tokens=200_000, slo_s=60))
     await front.until(lambda: len(front.queue.manager.scheduler.waiting) == 1)
     late = await front.ask(max_tokens=9, slo_s=100)
-    front.queue.manager._sorts_at = 0.0  # or the second is told by the order found for the first
+    front.queue.manager._sorts_at = 0.0  # or the second gets the order found for the first
     soon = await front.ask(max_tokens=9, slo_s=1)
     assert [answer.status for answer in (soon, late)] == [429, 429]
     assert int(soon.headers["Retry-After"]) < int(late.headers["Retry-After"])

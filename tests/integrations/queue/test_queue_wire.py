@@ -244,10 +244,10 @@ def test_no_key_passes_whatever_is_asked_and_however_it_fails(caplog: pytest.Log
         ]
         got += [await front.send("GET", page, {"Authorization": f"Bearer {OWN}"}) for page in pages]
         got.append(await front.send("GET", "/events?detail=1", {"X-Api-Key": OWN}, leaves_after=1))
-        told = "".join(answer.text + str(answer.headers) for answer in got) + json.dumps(log) + caplog.text
+        shown = "".join(answer.text + str(answer.headers) for answer in got) + json.dumps(log) + caplog.text
         assert len(log) > 60
-        assert SECRET not in told
-        assert OWN not in told + str(front.upstream.seen)
+        assert SECRET not in shown
+        assert OWN not in shown + str(front.upstream.seen)
         assert {head.get("Authorization") for _, head, _, _ in front.upstream.seen} == {f"Bearer {SECRET}"}
 
     before(test, slots=4, api_key=OWN, settings=Settings(key=SECRET, idle=20.0))
@@ -261,9 +261,9 @@ async def test_the_key_of_the_queue_never_reaches_the_upstream_and_no_key_of_the
     value = f"Bearer {OWN}" if header == "Authorization" else OWN
     keys = {"Authorization": f"Bearer {OWN}", header: value}
     answer = await front.ask(keys, max_tokens=2)
-    told = await front.send("GET", "/v1/models", keys)
+    models = await front.send("GET", "/v1/models", keys)
     pages = [await front.send("GET", path, keys) for path in ("/stats", "/metrics", "/policy", "/slots")]
-    assert {one.status for one in (answer, told, *pages)} == {200}
+    assert {one.status for one in (answer, models, *pages)} == {200}
     for _, head, body, path in front.upstream.seen:
         assert head["Authorization"] == f"Bearer {SECRET}"
         assert OWN not in json.dumps(head) + path + body.decode()

@@ -17,8 +17,8 @@ from integrations.queue import clients, health
 from integrations.queue.door import bind
 from integrations.queue.limits import Limits
 from integrations.queue.sites import Site
-from integrations.ray import door, options
-from integrations.ray.door import FleetQueue, Found
+from integrations.ray import fleet_queue, options
+from integrations.ray.fleet_queue import FleetQueue, Found
 from routing.autoscalers import Load
 from tests.integrations.queue.scripted import connected, decorator
 from tests.support import SOON, run_async
@@ -124,7 +124,7 @@ async def front(fleet: Fixed, policy: str = "dynamic", limits: Limits = LIMITS, 
     sock = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door, "LOOK_SECONDS", 600.0)
+        patch.setattr(fleet_queue, "LOOK_SECONDS", 600.0)
         patch.setattr(health, "LOOK_SECONDS", SOON)
         async with clients.listening(queue.app(), sock, limits), aiohttp.ClientSession() as session:
             one = Front(queue, fleet, url, session)

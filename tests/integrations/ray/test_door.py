@@ -161,13 +161,13 @@ def test_an_error_of_the_request_itself_is_not_repeated(status: int, content: An
 @replicated(says(GOOD))
 async def test_a_request_waits_for_a_replica(front: Front) -> None:
     await front.only()
-    asked = asyncio.create_task(front.post("/inference", ASK))
+    request = asyncio.create_task(front.post("/inference", ASK))
     await front.until(lambda: front.queue.manager.waiting)
     await front.queue.refresh()
     assert front.fleet.waiting.waiting == 1  # as the autoscaler learns
     assert front.fleet.waiting.waiting_tokens >= 4
     await front.only("a")
-    assert (await asked)[0] == 200
+    assert (await request)[0] == 200
 
 
 @pytest.mark.usefixtures("impatient")
@@ -205,9 +205,9 @@ def test_a_client_that_leaves_is_gone_at_the_replica_too(begins: bool) -> None:
                 came.set()
                 await answer.read()
 
-        asked = asyncio.create_task(ask())
+        request = asyncio.create_task(ask())
         await came.wait()
-        asked.cancel()
+        request.cancel()
         await asyncio.wait_for(left.wait(), SOON)
         await front.until(lambda: not front.sites[0].open)
 
@@ -218,12 +218,12 @@ def test_a_draining_queue_refuses_requests_and_finishes_open_ones() -> None:
     release = asyncio.Event()
 
     async def test(front: Front) -> None:
-        asked = asyncio.create_task(front.post("/inference", ASK))
+        request = asyncio.create_task(front.post("/inference", ASK))
         await front.until(lambda: front.queue.open)
         front.queue.draining = True
         assert (await front.post("/generate", {"inputs": "a"}))[0] == 503
         release.set()
-        assert (await asked)[0] == 200
+        assert (await request)[0] == 200
         assert json.loads((await front.get("/ready"))[1])["status"] == "draining"
 
     behind(test, waits(release))

@@ -155,11 +155,11 @@ def test_a_report_bounds_the_requests_of_a_replica_and_tells_routers_more() -> N
         front.fleet.reports = {"a": REPORT}
         await front.queue.refresh()
         assert (front.sites[0].kv_free, front.sites[0].prefill_tokens) == (0.75, 7)
-        asked = [asyncio.create_task(front.post("/inference", ASK)) for _ in range(6)]
+        requests = [asyncio.create_task(front.post("/inference", ASK)) for _ in range(6)]
         await front.until(lambda: front.queue.manager.waiting == 2)
         await front.until(lambda: front.sites[0].open == 4)  # one more than its slots
         release.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*requests)
 
     behind(test, waits(release))
 
@@ -169,8 +169,8 @@ def test_a_request_for_more_answers_than_any_replica_has_slots_goes_to_an_idle_o
     async def test(front: Front) -> None:
         front.fleet.reports = {"a": REPORT | {"slots": 1}}
         await front.queue.refresh()
-        asked = [{"prompt": "x", "n": n} for n in (1, 4, 1, 20)]
-        answers = await asyncio.gather(*(front.post("/v1/completions", fields) for fields in asked))
+        bodies = [{"prompt": "x", "n": n} for n in (1, 4, 1, 20)]
+        answers = await asyncio.gather(*(front.post("/v1/completions", fields) for fields in bodies))
         assert [status for status, _ in answers] == [200] * 4
 
     behind(test, says(GOOD), policy=policy)
@@ -180,14 +180,14 @@ def test_a_router_counts_each_answer_of_a_request() -> None:
     release = asyncio.Event()
 
     async def test(front: Front) -> None:
-        asked = [asyncio.create_task(front.post("/v1/completions", {"prompt": "x", "n": 4}))]
+        requests = [asyncio.create_task(front.post("/v1/completions", {"prompt": "x", "n": 4}))]
         await front.until(lambda: sum(site.open for site in front.sites))
         other = next(site for site in front.sites if not site.open)
-        asked += [asyncio.create_task(front.post("/v1/completions", {"prompt": "x"})) for _ in range(3)]
+        requests += [asyncio.create_task(front.post("/v1/completions", {"prompt": "x"})) for _ in range(3)]
         await front.until(lambda: sum(site.open for site in front.sites) == 4)
         assert other.open == 3
         release.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*requests)
 
     behind(test, waits(release), waits(release), words=("--router", "least-loaded"))
 

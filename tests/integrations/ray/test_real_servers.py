@@ -93,10 +93,10 @@ def test_a_client_that_leaves_frees_its_slot(servers: list[Server]) -> None:
 
     async def test(front: Front) -> None:
         await front.only("a")
-        asked = asyncio.create_task(front.post("/inference", {"prompt": "SLOWLY", "num_tokens": 900, "stream": True}))
+        request = asyncio.create_task(front.post("/inference", {"prompt": "SLOWLY", "num_tokens": 900, "stream": True}))
         while await running(front) == 0:
-            assert not asked.done()
-        asked.cancel()
+            assert not request.done()
+        request.cancel()
         while await running(front):
             pass
 

@@ -109,9 +109,9 @@ def test_a_scheduler_that_is_not_breaks_one(broken: Any, cls: type[Any], law: st
     assert broken(cls).law == law
 
 
-@pytest.mark.parametrize(("line", "told"), [(["--cases", "0"], "at least 1"), ([], "EB_VLLM_PYTHON")])
+@pytest.mark.parametrize(("line", "message"), [(["--cases", "0"], "at least 1"), ([], "EB_VLLM_PYTHON")])
 def test_what_cannot_be_checked_is_told_at_once(
-    line: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
@@ -119,7 +119,7 @@ def test_what_cannot_be_checked_is_told_at_once(
     monkeypatch.setattr(serve, "version", missing)
     with pytest.raises(SystemExit):
         check.main(line)
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_smallest_case_has_only_what_it_needs(broken: Any) -> None:

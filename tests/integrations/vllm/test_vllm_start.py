@@ -27,7 +27,7 @@ def test_vllm_becomes_the_process_with_the_policy_in_its_environment(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("found", "line", "told"),
+    ("found", "line", "message"),
     [
         ("0.33.0", [], "--untested"),
         ("0.32.1", ["--policy", "dynamo"], "'dynamic'"),
@@ -35,12 +35,12 @@ def test_vllm_becomes_the_process_with_the_policy_in_its_environment(monkeypatch
     ],
 )
 def test_what_would_go_wrong_later_is_told_at_once(
-    found: str, line: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: str, line: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "version", lambda name: found)
     with pytest.raises(SystemExit):
         serve.main(["m", *line])
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_only_three_rooms_are_found_from_vllms_path() -> None:
@@ -65,10 +65,10 @@ def test_only_three_rooms_are_found_from_vllms_path() -> None:
     ],
 )
 def test_a_body_tells_the_scheduler_who_sent_it(fields: Any, headers: dict[str, str], hints: dict[str, Any]) -> None:
-    told = json.loads(marked(json.dumps(fields).encode(), headers))["vllm_xargs"]
-    assert told.keys() == hints.keys()
+    marks = json.loads(marked(json.dumps(fields).encode(), headers))["vllm_xargs"]
+    assert marks.keys() == hints.keys()
     assert all(
-        told[name] == value for name, value in hints.items() if name != "client" or not headers.get("authorization")
+        marks[name] == value for name, value in hints.items() if name != "client" or not headers.get("authorization")
     )
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two lists of the replicas
 GLANCE_SECONDS = 0.1  # between two checks for one that has failed
-TELL_SECONDS = 5.0  # for a replica's answer to a switch
+SWITCH_SECONDS = 5.0  # for a replica's answer to a switch
 SPARE_SECONDS = 60.0  # a replica is silent for longer than its own time limit only if it hangs
 
 
@@ -61,7 +61,7 @@ class FleetQueue(Queue):
         self._source = source
         self._known: dict[str, Site] = {}
         self._switch: dict[str, Any] = {}  # the last one, for replicas that start later
-        self._told: set[str] = set()  # the replicas that have carried it out
+        self._switched: set[str] = set()  # the replicas that have carried it out
 
     async def _connections(self, app: web.Application) -> AsyncIterator[None]:
         async for _ in super()._connections(app):
@@ -93,19 +93,19 @@ class FleetQueue(Queue):
             site.prefill_tokens = int(report.get("prefill_tokens", 0))
             site.slots = min(int(report.get("slots") or self.sites.usual) + 1, self.sites.usual)
         self._known = found
-        self._told &= found.keys()  # one that comes back under its name may be another server
-        await self._tell_all()
+        self._switched &= found.keys()  # one that comes back under its name may be another server
+        await self._switch_all()
         self._source.report(self._waiting())
 
-    async def _tell_all(self) -> None:
+    async def _switch_all(self) -> None:
         if self._switch:
-            await asyncio.gather(*(self._tell_policy(site, self._switch) for site in self._known.values()))
-        ready = [site for name, site in self._known.items() if not self._switch or name in self._told]
+            await asyncio.gather(*(self._switch_site(site, self._switch) for site in self._known.values()))
+        ready = [site for name, site in self._known.items() if not self._switch or name in self._switched]
         if [id(site) for site in ready] != [id(site) for site in self.sites.all]:
             self.manager.update(ready)
 
-    async def _tell_policy(self, site: Site, switch: dict[str, Any]) -> None:
-        if site.name in self._told:
+    async def _switch_site(self, site: Site, switch: dict[str, Any]) -> None:
+        if site.name in self._switched:
             return
         headers = {"Content-Type": "application/json"}  # the session adds none of its own
         if key := self.service.config.api_key:
@@ -113,11 +113,11 @@ class FleetQueue(Queue):
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
             async with self.wires.session.put(
                 f"{site.url}/policy", json=switch, headers=headers,
-                timeout=aiohttp.ClientTimeout(total=TELL_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=SWITCH_SECONDS),
             ) as answer:  # fmt: skip
                 await answer.read()
                 if answer.status == 200 and switch is self._switch:
-                    self._told.add(site.name)
+                    self._switched.add(site.name)
 
     async def on_page(self, request: web.Request, body: bytes) -> None:
         """Switch the replicas' loop before the queue's own order; the queue names what is wrong with the request."""
@@ -132,8 +132,8 @@ class FleetQueue(Queue):
             (loop, others), _ = divided(name, options)
         except Exception:  # of a policy's own code, too
             return
-        self._switch, self._told = {"policy": loop, "options": others}, set()
-        await self._tell_all()
+        self._switch, self._switched = {"policy": loop, "options": others}, set()
+        await self._switch_all()
 
     def _waiting(self) -> Load:
         waiting = self.manager.queued

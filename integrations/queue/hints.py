@@ -28,7 +28,7 @@ CLIENT_BY = ("header", "key", "address")
 MOST_PRIORITY, MOST_TOKENS, MOST_CHOICES, LONGEST_NAME = 1000, 1 << 20, 128, 200
 
 
-class Asked(NamedTuple):
+class RequestHints(NamedTuple):
     """`prompt` are stand-ins for token ids: about as many as the prompt has tokens, and equal where texts are equal."""
 
     prompt: list[int]
@@ -44,12 +44,14 @@ class Asked(NamedTuple):
     parent: str = ""  # the session that started this one
 
 
-def asked(fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, client_by: str = "header") -> Asked:
+def read_hints(
+    fields: Mapping[str, Any], headers: Mapping[str, str], peer: str, client_by: str = "header"
+) -> RequestHints:
     """Return what a body and its headers ask for; hints of the wrong type count as absent.
 
     A client is its header, else `user`, else its key, else its address; with `client_by` only its key, or only its address.
     """
-    return Asked(
+    return RequestHints(
         prompt=pieces("\n".join(text for name in PROMPTS for text in _texts(fields.get(name), 0))) or [0],
         limit=_limit(fields),
         choices=max(1, min(_whole(fields.get("n")) or 1, MOST_CHOICES)),
