@@ -23,7 +23,6 @@ COUNTS = ("completion_tokens", "output_tokens", "eval_count", "tokens_predicted"
 PROMPTS = ("prompt_tokens", "input_tokens", "prompt_eval_count", "tokens_evaluated")
 CONTAINERS = ("choices", "delta", "message", "tool_calls", "function", "token", "content_block", "usage", "response",
               "details", "output", "content", "item", "timings")  # fmt: skip
-LAST = ("message_stop", "response.completed")  # types of events
 MORE, SURE = 1.05, 0.8  # tokens per event above which lengths count; the part of the estimate reported early
 DEEPEST, LONGEST = 10, 64  # nested values, and items of a list, that are read
 MOST_TOKENS = 1 << 18  # of one answer
@@ -41,7 +40,6 @@ class Counter:
         self.prompt_tokens: int | None = None
         self.reason: str | None = None
         self.is_error = status >= 400
-        self.is_over = False  # the upstream's last event has come
         self.reported: int | None = None  # the upstream's own count
         self._events, self._length, self._bytes, self._token_length = 0, 0, 0, token_length
         self._rest = bytearray()
@@ -82,7 +80,6 @@ class Counter:
     def _line(self, line: bytes) -> None:
         if line.startswith(b"data:"):
             line = line[5:].lstrip()
-        self.is_over = self.is_over or line == b"[DONE]"
         if not line.startswith(b"{"):
             return
         length = self._read(_json(line))
@@ -107,7 +104,6 @@ class Counter:
         if not isinstance(value, dict) or depth >= DEEPEST:
             return 0
         self.is_error |= depth == 0 and value.get("error") is not None
-        self.is_over |= value.get("done") is True or value.get("stop") is True or value.get("type") in LAST
         found = 0
         for name, item in value.items():
             if isinstance(item, str) and name in TEXTS:
