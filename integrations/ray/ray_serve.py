@@ -119,9 +119,7 @@ class ReplicaActor:
         """Return what routers may know. Ray's controller asks every REPORT_SECONDS and tells all routers."""
         return (await self._load())._asdict()
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what the autoscaler may know; Ray averages it over `look_back_period_s`."""
-        return (await self._load())._asdict()
+    record_autoscaling_stats = record_routing_stats  # Ray averages what the autoscaler may know
 
     async def check_health(self) -> None:
         """Raise when the server does not answer or its loop hangs. After three times Ray replaces the actor."""
