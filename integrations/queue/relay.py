@@ -117,7 +117,6 @@ class Relay:
         self._wires = wires
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
-        self._let_through = False
         self._answer: aiohttp.ClientResponse | None = None
         self._attempting: asyncio.Task[None] | None = None
         self._blame_doubted: Callable[[], None] | None = None  # after an error that may be this request's fault
@@ -126,7 +125,7 @@ class Relay:
     def expect(self, inference: Inference) -> None:
         """Take the inference that waits in the queue for this request."""
         whose = self._wires.whose(self.request, self.hints.model)
-        self.turn = Turn(inference, lambda: self._from_loop(self._on_turn), self._routing_key, whose)
+        self.turn = Turn(inference, lambda: self._from_loop(self._wakeup.set), self._routing_key, whose)
         self._wires.upstream.expect(self.turn)
 
     def on_end(self) -> None:
@@ -139,10 +138,6 @@ class Relay:
     def _from_loop(self, act: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # this server's event loop has ended
             self._loop.call_soon_threadsafe(act)
-
-    def _on_turn(self) -> None:
-        self._let_through = True
-        self._wakeup.set()
 
     def _on_end(self) -> None:
         self._wakeup.set()
@@ -161,10 +156,8 @@ class Relay:
                 self._wakeup.clear()
                 if self.turn.inference.is_finished:
                     raise failed(self.turn.inference.error or ENDED)
-                if self._let_through:
-                    self._let_through = False
-                    if (answer := await self._attempt()) is not None:
-                        return answer
+                if (answer := await self._attempt()) is not None:
+                    return answer
         finally:  # also when the client has left: this task is cancelled then
             self.body = b""
             if self.turn.ended is None:

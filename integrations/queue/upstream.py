@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 from typing import cast
 
@@ -28,31 +29,29 @@ TOGETHER = 0.003  # seconds in which tokens arrive that were computed together
 LOST = "the connection of this request was lost. Try again"
 
 
+@dataclass(slots=True, eq=False)
 class Turn:
     """A request. `begin` is called when it is let through, and `routing_key` is what routers know of it.
 
     The other fields hold what the upstream sent since the last step.
     """
 
-    __slots__ = (
-        "again", "arrived", "at", "begin", "begun_at", "ended", "error", "inference", "last", "refused_at", "rest",
-        "routing_key", "tried", "unread", "where", "whose",
-    )  # fmt: skip
-
-    def __init__(self, inference: Inference, begin: Callable[[], None], key: RoutingKey, whose: str = EVERYONE) -> None:
-        self.inference, self.begin, self.routing_key = inference, begin, key
-        self.whose = whose  # its client's key and model, if a refusal may be due to them
-        self.arrived, self.refused_at = time.monotonic(), inf  # first
-        self.tried: set[str] = set()  # the upstreams that failed it, which do not get it again
-        self.at: Upstream  # once it is let through; `where` is that upstream's name
-        self.where = ""
-        self.begun_at = 0.0  # when it was last let through
-        self.rest: Rest | None = None  # that it ends, if the upstream takes it
-        self.unread = 0  # tokens
-        self.ended: str | None = None  # stop, length or abort, when its answer is complete
-        self.error: InferenceError | None = None
-        self.again = False  # the upstream did not take it
-        self.last = 0  # length of the whole answer, once known
+    inference: Inference
+    begin: Callable[[], None]
+    routing_key: RoutingKey
+    whose: str = EVERYONE  # its client's key and model, if a refusal may be due to them
+    arrived: float = field(default_factory=time.monotonic)
+    refused_at: float = inf  # first
+    tried: set[str] = field(default_factory=set)  # the upstreams that failed it, which do not get it again
+    at: Upstream = field(init=False)  # once it is let through; `where` is that upstream's name
+    where: str = ""
+    begun_at: float = 0.0  # when it was last let through
+    rest: Rest | None = None  # that it ends, if the upstream takes it
+    unread: int = 0  # tokens
+    ended: str | None = None  # stop, length or abort, when its answer is complete
+    error: InferenceError | None = None
+    again: bool = False  # the upstream did not take it
+    last: int = 0  # length of the whole answer, once known
 
 
 class Upstream:
@@ -66,15 +65,10 @@ class Upstream:
     loop: Loop
 
     def __init__(
-        self,
-        site: Site,
-        turns: dict[Sequence, Turn],
-        clock: Callable[[], float] = time.perf_counter,
-        together: float = TOGETHER,
-        numbers: range | None = None,
+        self, site: Site, turns: dict[Sequence, Turn], clock: Callable[[], float], numbers: range | None
     ) -> None:
         self.site, self.due, self.numbers = site, inf, numbers
-        self._turns, self._clock, self._together = turns, clock, together
+        self._turns, self._clock = turns, clock
         self.open: Plan | None = None  # the last plan, if nothing came of it
         self._stepped = 0.0  # when the last step ended
         self.let_through = 0  # requests so far
@@ -87,7 +81,7 @@ class Upstream:
 
     def tell(self, turn: Turn) -> None:
         """Note that something came; the caller has the inbox's lock, unless it is the loops' thread."""
-        self.due = min(self.due, 0.0 if turn.ended or turn.again else self._clock() + self._together)
+        self.due = min(self.due, 0.0 if turn.ended or turn.again else self._clock() + TOGETHER)
 
     def is_closed_to(self, seq: Sequence) -> bool:
         """Return whether a waiting request must not go to this site now, although others may."""

@@ -75,7 +75,7 @@ class Upstreams(BatchingManager):
                     break
                 start = taken.stop
             numbers = range(start, start + count)
-        return Upstream(site, self._turns, self._clock, numbers=numbers)
+        return Upstream(site, self._turns, self._clock, numbers)
 
     def update(self, sites: list[Site]) -> None:
         """Use these upstreams from now on; any thread may call it.
