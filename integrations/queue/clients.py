@@ -171,6 +171,7 @@ class Client(web.RequestHandler):
     ) -> web.StreamResponse:
         """Return the answer, in JSON, to a request that cannot be parsed or whose handler failed."""
         if isinstance(exc, HttpProcessingError):
+            request._version = HttpVersion11  # aiohttp takes what it cannot parse for HTTP/1.0
             answer = errors.response(_malformed(exc))
         else:
             super().handle_error(request, status, exc, message)  # it logs, and raises if an answer has begun
@@ -209,13 +210,6 @@ async def listening(app: web.Application, sock: socket.socket, limits: Limits) -
     await runner.setup()
     server = runner.server
     assert server is not None
-    make = server.request_factory
-
-    def request(message: Any, *rest: Any) -> web.BaseRequest:
-        """Answer requests that could not be parsed as HTTP/1.1, which aiohttp takes for HTTP/1.0."""
-        return make(message._replace(version=HttpVersion11) if message.method == "UNKNOWN" else message, *rest)
-
-    server.request_factory = request
     clients = Clients(limits)
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(lambda: Client(clients, server), sock=sock, backlog=BACKLOG)
