@@ -16,10 +16,6 @@ REFUSALS = (429, 503, 529)  # statuses with which a replica may refuse
 STREAM = "text/event-stream"
 
 
-class Refused(aiohttp.ClientError):
-    """A replica ended a stream before its first token."""
-
-
 def is_refusal(body: bytes) -> bool:
     """Return whether an answer or event of this content means that another replica may take the request."""
     fields = parse(body)
@@ -32,7 +28,7 @@ def is_refusal(body: bytes) -> bool:
 
 
 async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield a replica's answer as it comes; Refused if it is a stream that ends without an event, or begins with a refusal.
+    """Yield a replica's answer as it comes; ClientPayloadError if a stream has no event, or begins with a refusal.
 
     A stream passes in whole events, from the first that is no comment.
     """
@@ -50,11 +46,11 @@ async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             first = next((event for event in ready.split(b"\n\n") if event and not event.startswith(b":")), b"")
             is_error = first.startswith((b'data: {"error"', b'data:{"error"', b"event: error"))
             if is_error and is_refusal(first.partition(b"data:")[2]):
-                raise Refused
+                raise aiohttp.ClientPayloadError
             has_begun = bool(first)
         if ready and has_begun:
             yield ready + end
     if not has_begun:
-        raise Refused
+        raise aiohttp.ClientPayloadError
     if rest:
         yield rest

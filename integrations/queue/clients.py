@@ -47,7 +47,7 @@ class Clients:
         """Count a new connection; return False if there is no room for it."""
         if len(self._open) >= self.limits.connections:
             # A connection that waits and has sent everything may go: its client loses nothing and connects again.
-            longest = next((one for one in self._waiting if not one.is_sending), None)
+            longest = next((one for one in self._waiting if not one.unsent), None)
             if longest is None:
                 return False
             self.forget(longest)
@@ -70,7 +70,7 @@ class Clients:
         """Wait until no client may be about to send a request, which would be lost if its connection closed now."""
         now = asyncio.get_running_loop().time
         end = now() + LAST_SECONDS
-        while now() < end and any(client.is_recent(now() - QUIET_SECONDS) for client in self._waiting):
+        while now() < end and any(client.since > now() - QUIET_SECONDS for client in self._waiting):
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def sweep(self) -> None:
@@ -85,7 +85,7 @@ class Clients:
 
 
 class Client(web.RequestHandler):
-    """One connection: `_limit` seconds may pass since `_since`."""
+    """One connection: `_limit` seconds may pass since it began to wait or to send, at `since`."""
 
     def __init__(self, clients: Clients, server: web.Server) -> None:
         super().__init__(
@@ -101,7 +101,7 @@ class Client(web.RequestHandler):
         self._restart(clients.limits.receive)
 
     def _restart(self, limit: float) -> None:
-        self._since, self._limit = self._loop.time(), limit
+        self.since, self._limit = self._loop.time(), limit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a request, or refuse it where there are too many connections."""
@@ -148,20 +148,15 @@ class Client(web.RequestHandler):
 
     def check(self, now: float) -> None:
         """Close this connection if its client has sent or read nothing for too long."""
-        unsent = self._connection.get_write_buffer_size()
-        if unsent != self._unsent:
-            self._unsent, self._since = unsent, now
-        if now - self._since > (self._clients.limits.send if unsent else self._limit):
+        if self.unsent != self._unsent:
+            self._unsent, self.since = self.unsent, now
+        if now - self.since > (self._clients.limits.send if self.unsent else self._limit):
             self.abort()
 
-    def is_recent(self, when: float) -> bool:
-        """Return whether it began to wait or to send after this time."""
-        return self._since > when
-
     @property
-    def is_sending(self) -> bool:
-        """Whether a part of an answer has not reached the client."""
-        return self._connection.get_write_buffer_size() > 0
+    def unsent(self) -> int:
+        """The bytes of an answer that have not reached the client."""
+        return self._connection.get_write_buffer_size()
 
     def abort(self) -> None:
         self._connection.abort()
