@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from aiohttp import web
 
 from api.hooks import cors
 from api.http.errors import ApiError, shown
+from api.service import Service
 from integrations.queue import errors
 from integrations.queue.clients import Client, listening, within_open_files
 from integrations.queue.limits import Limits
@@ -26,6 +28,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class Door:
     """Counts the open requests; `draining` makes it refuse new ones that generate text."""
+
+    service: Service
 
     def __init__(self, limits: Limits, key: str = "") -> None:
         self.limits = limits
@@ -128,11 +132,27 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-async def serve(door: Door, sock: socket.socket, stop: asyncio.Event, drain_seconds: float) -> None:
-    """Serve at a socket until `stop`; then refuse new requests, and end when the accepted ones are answered."""
+def note(text: str) -> None:
+    """Print a line for the person who started this process."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def fail(text: str, status: int = 2) -> NoReturn:
+    """Exit with an error."""
+    note(f"error: {text}")
+    raise SystemExit(status)
+
+
+async def serve(door: Door, sock: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until `stop`, with stdout for the access log; then refuse new requests, and end with the accepted ones."""
+    service = door.service
+    service.serves = not sys.stdout.isatty()
+    service.access_log.start()
+    sys.stdout = sys.stderr  # what a policy prints is no access log
     async with listening(door.app(), sock, within_open_files(door.limits)):
         await stop.wait()
         door.draining = True
-        end = asyncio.get_running_loop().time() + drain_seconds
+        end = asyncio.get_running_loop().time() + service.config.request_timeout
         while door.open and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(PAUSE_SECONDS)
+    service.access_log.flush()

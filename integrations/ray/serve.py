@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from client.send.servers import APP
-from integrations.queue.door import bind
+from integrations.queue.door import bind, fail, note, serve
 from integrations.ray import options
 from integrations.ray.options import Plan
 from terminal.option_types import is_local
@@ -57,7 +57,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
-    from integrations.queue.door import serve
     from integrations.ray.fleet_queue import FleetQueue
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -86,9 +85,6 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     queue = FleetQueue(plan, ray_serve.RayReplicas(handle), die)
-    log = queue.service.access_log
-    queue.service.serves = not sys.stdout.isatty()
-    log.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
@@ -96,19 +92,9 @@ async def _serve(ray_serve: Any, plan: Plan, sock: socket.socket) -> None:
     if not config.api_key and not is_local(config.host):
         note(f"warning: anyone who can reach {config.address} may use it. Set EB_API_KEY, or use --host 127.0.0.1")
     try:
-        await serve(queue, sock, stop, config.request_timeout)
-        log.flush()
+        await serve(queue, sock, stop)
     finally:  # the handle's router needs this loop for its own end
         await loop.run_in_executor(None, ray_serve.stop, plan)
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def fail(text: str, status: int = 2) -> NoReturn:
-    note(f"error: {text}")
-    raise SystemExit(status)
 
 
 if __name__ == "__main__":
