@@ -50,7 +50,7 @@ def test_the_commands_work_as_they_are_written(name: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("EB_INTERNAL_COMPLETE", "1")
     for word in re.findall(r"(\w+)=(\S+)", "".join(re.findall(r"^export (.*)", BLOCKS[name], re.MULTILINE))):
         monkeypatch.setenv(*word)
-    run_async(asyncio.wait_for(run(BLOCKS[name]), 30))
+    run_async(asyncio.wait_for(run(BLOCKS[name]), 180))
 
 
 def test_the_sections_have_commands() -> None:

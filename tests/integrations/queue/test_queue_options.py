@@ -151,10 +151,10 @@ def test_the_command_serves_until_it_is_told_to_end_though_a_page_is_open() -> N
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_until(lambda: answers(f"http://127.0.0.1:{port}/health/live") or process.poll() is not None)
-            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=5)
+            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=60)
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         page.close()
         assert process.stderr is not None
         assert "(2 at once) under dynamic+vtc" in process.stderr.read()

@@ -110,7 +110,7 @@ def test_the_first_ctrl_c_waits_for_open_requests_and_the_second_does_not() -> N
             await asyncio.sleep(0.3)
             assert queue.returncode is None
             queue.send_signal(signal.SIGINT)
-            assert await asyncio.wait_for(queue.wait(), 20) == -signal.SIGINT
+            assert await asyncio.wait_for(queue.wait(), 60) == -signal.SIGINT
             with contextlib.suppress(aiohttp.ClientError):
                 await open
 
@@ -128,7 +128,7 @@ def test_a_loop_that_dies_ends_the_process_with_a_status_that_supervisors_see(tm
         ):
             async with session.post(url + CHAT, json=BODY) as answer:
                 assert answer.status == 503
-            assert await asyncio.wait_for(queue.wait(), 30) == 1
+            assert await asyncio.wait_for(queue.wait(), 60) == 1
 
     run_async(asyncio.wait_for(run(), 180))
 
@@ -156,7 +156,7 @@ def test_a_request_on_a_kept_connection_is_answered_until_the_queue_has_ended(mo
                 assert b"Connection: close" in last
                 await ending
 
-    run_async(asyncio.wait_for(run(), 60))
+    run_async(asyncio.wait_for(run(), 180))
 
 
 async def refuses_connections(front: Front) -> bool:
