@@ -7,19 +7,14 @@ from typing import Any
 
 from routing.routers import RoutingKey
 
-# The routes that generate text, each with the field that holds its prompt.
-PROMPTS = {
-    "/inference": "prompt", "/v1/completions": "prompt", "/v1/chat/completions": "messages",
-    "/v1/messages": "messages", "/v1/responses": "input", "/v1/embeddings": "input",
-    "/generate": "inputs", "/generate_stream": "inputs", "/": "inputs",
-}  # fmt: skip
+PROMPTS = ("messages", "prompt", "input", "inputs")  # the fields with a prompt: each dialect has one of them
 LARGEST = 1 << 20  # bytes of a body that the servers take
 BLOCK = 256  # characters of a prompt in one block
 
 
-def routing_key(path: str, fields: Mapping[str, Any], session: str) -> RoutingKey:
+def routing_key(fields: Mapping[str, Any], session: str) -> RoutingKey:
     """Return what routers may know: the prompt's blocks, and the session of the header or else the field `user`."""
-    name = PROMPTS.get(path) or next((name for name in ("messages", "prompt", "input") if name in fields), "")
+    name = next((name for name in PROMPTS if name in fields), "")
     options = fields.get("parameters") if name == "inputs" else fields
     user = options.get("user") if isinstance(options, Mapping) else None
     return RoutingKey(blocks(str(fields.get(name, ""))[:LARGEST]), session or (user if isinstance(user, str) else ""))

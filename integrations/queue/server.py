@@ -222,7 +222,7 @@ class Queue(Door):
         with large.serialize_large(len(body)):
             fields = parse(body)
             hints = read_hints(fields, request.headers, request.remote or "", self.settings.client_by)
-            return hints, bodies.routing_key(request.path, fields, hints.session)
+            return hints, bodies.routing_key(fields, hints.session)
 
     async def _queue(self, request: web.Request) -> web.StreamResponse:
         """Hold a request until its turn, and answer it by an upstream."""

@@ -129,13 +129,11 @@ class StepsOfEach:
         """Take in a burst and the requests that left; called in the loops' thread."""
         if burst is not None:
             self._rows.update(dict.fromkeys(burst.joined, burst.rows))
-        gone: dict[tuple[int, int] | None, list[Inference]] = {}
+        gone: dict[tuple[int, int] | None, list[Inference]] = {burst.rows: []} if burst is not None else {}
         for one in left:
             gone.setdefault(self._rows.pop(one.id, None), []).append(one)
-        if burst is not None:
-            self._each[burst.rows].observe(burst, gone.pop(burst.rows, []))
         for rows, some in gone.items():
-            self._each[rows].observe(None, some)
+            self._each[rows].observe(burst if burst is not None and burst.rows == rows else None, some)
 
 
 def _end(burst: Iteration) -> float:

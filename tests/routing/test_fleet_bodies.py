@@ -12,7 +12,7 @@ def test_prompts_share_the_blocks_that_they_share() -> None:
 
 
 def test_a_session_is_that_of_the_header_or_the_user() -> None:
-    assert bodies.routing_key("/inference", {"prompt": "x", "user": "u"}, "").session == "u"
-    assert bodies.routing_key("/generate", {"inputs": "x", "parameters": {"user": "u"}}, "").session == "u"
-    assert bodies.routing_key("/inference", {"prompt": "x", "user": "u"}, "s").session == "s"
-    assert bodies.routing_key("/inference", {"prompt": 3, "user": ["u"]}, "").session == ""
+    assert bodies.routing_key({"prompt": "x", "user": "u"}, "").session == "u"
+    assert bodies.routing_key({"inputs": "x", "parameters": {"user": "u"}}, "").session == "u"
+    assert bodies.routing_key({"prompt": "x", "user": "u"}, "s").session == "s"
+    assert bodies.routing_key({"prompt": 3, "user": ["u"]}, "").session == ""

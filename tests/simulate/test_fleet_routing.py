@@ -45,10 +45,7 @@ def test_a_router_knows_of_a_text_what_the_ingress_knows_of_it() -> None:
         return iter([0])
 
     Fleet(schedulers(2), Constant()).run(rows.arriving(), route, asking(rows))
-    body = [
-        bodies.routing_key("/inference", {"prompt": text, "user": user}, "")
-        for text, user in zip(rows.texts, rows.client or [])
-    ]
+    body = [bodies.routing_key({"prompt": text, "user": user}, "") for text, user in zip(rows.texts, rows.client or [])]
     assert seen == body
     assert len(seen[0].blocks) > 1
 
