@@ -15,7 +15,6 @@ import pytest
 from costs import cost as costs
 from costs.cost import Affine, Cost, Host
 from costs.steps import decoding, step_of_members
-from integrations.vllm import replay
 from scheduling.iteration import Member
 from simulate.__main__ import main
 from simulate.measured import calibrate, intervals
@@ -231,6 +230,4 @@ def test_a_record_that_is_no_text_is_refused_without_showing_it(tmp_path: Path) 
     (tmp_path / "record").write_bytes(b"\xff" * 10_000)
     with pytest.raises(ValueError) as refused:
         cost_of(tmp_path / "record")
-    with pytest.raises(SystemExit) as refused_too:
-        replay.main([str(tmp_path / "record")])
-    assert max(len(str(refused.value)), len(str(refused_too.value))) < 1000
+    assert len(str(refused.value)) < 1000
