@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scheduling.draft_choice import DraftChoice
 from scheduling.iteration import Drafted
@@ -16,8 +14,7 @@ from scheduling.speculation import Acceptance, Offer, Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
 from simulate.laws.scripted_drafter import ScriptedDrafter
-from tests.support.scheduling import Request, burst, drive, failing, make_scheduler, next_tokens, requests
-from tests.support.strategies import Faults, Pool, budgets, faults, pools, slots, traces
+from tests.support.scheduling import burst, drive, make_scheduler, next_tokens
 
 NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
 
@@ -29,35 +26,6 @@ def speculating(
     made = make_scheduler(policy, slots, pages, budget)
     made.speculator = Speculator(ScriptedDrafter(lambda seq, place: place, every), fixed)
     return made
-
-
-@pytest.mark.parametrize("policy", ["dynamic", "nobatch", "static-exact", "chunked", "tgi", "dynamic+srpt"])
-@given(
-    traces(), slots, pools(), budgets, st.sampled_from([1, 2, 3, 7]),
-    st.sampled_from([1, 2, 5, None]), st.sets(st.integers(1, 25), max_size=5), faults, faults,
-)  # fmt: skip
-def test_every_request_gets_exactly_its_tokens_and_no_page_leaks(
-    policy: str,
-    trace: list[Request],
-    slots: int,
-    pool: Pool,
-    budget: int,
-    every: int,
-    fixed: int | None,
-    out_of_memory: set[int],
-    cancel: Faults,
-    fail: Faults,
-) -> None:
-    made = speculating(policy, slots, pool(), budget, every=every, fixed=fixed)
-    made.policy.margin = 1
-    sequences = requests(*trace)
-    for seq in sequences:
-        seq.open_ended = True
-    run = drive(made, sequences, forward=failing(fail), preempt=out_of_memory, cancel=cancel)
-    for seq in run.sequences:
-        assert seq.output_ids == list(range(len(seq.output_ids)))
-        assert seq.finish_reason == "length" or fail or cancel
-        assert 0 <= seq.accepted <= seq.drafted
 
 
 def test_right_drafts_save_steps_and_wrong_ones_do_not_cost_any() -> None:

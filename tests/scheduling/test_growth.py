@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import policies
 from costs.cost import Cost
 from costs.steps import Step
-from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.laws.check import check
-from simulate.laws.contents import Contents
 from simulate.simulator import Run, simulate
-from tests.support import points
 from tests.support.scheduling import drive, make_scheduler, next_tokens, requests
-from tests.support.strategies import Pool, budgets, slots, traces
-
-LOOPS = points(2, "dynamic", "prefill-first", "chunked", "tgi", "lightllm", "adaptive", "baton", "econoserve", "static",
-               "dynamic+srpt", "dynamic+mlfq", "dynamic+vtc", "dynamic+sjf")  # fmt: skip
-cancels = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=4)
-shortages = st.sets(st.integers(1, 25), max_size=3)
 
 
 def open_ended(*trace: tuple[int, int | list[int], int]) -> list[Sequence]:
@@ -42,42 +30,6 @@ def growing(policy: str, slots: int, pool: PagePool | None, margin: int = 1, bud
     made = make_scheduler(policy, slots, pool, budget)
     made.policy.margin = margin
     return made
-
-
-@st.composite
-def tight_pools(draw: st.DrawFn) -> Pool:
-    """Draw what makes a pool in which the largest request of `traces` just fits, or a little more."""
-    size = draw(st.integers(1, 5))
-    least = -(-20 // size) + 1
-    pages = draw(st.integers(least, 2 * least))
-    return partial(PagePool, pages, size, prefix_cache=draw(st.booleans()), salt="test")
-
-
-@pytest.mark.parametrize("policy", LOOPS)
-@given(traces(), slots, tight_pools(), budgets, st.integers(1, 4), cancels, shortages)
-def test_each_request_gets_its_tokens_from_keys_of_its_own(
-    policy: str, trace: list, slots: int, pool: Pool, budget: int, margin: int, cancel: dict, out_of_memory: set[int]
-) -> None:
-    pages = pool()
-    assert pages is not None
-    contents = Contents(pages.page_size)
-
-    def planned(scheduler: Scheduler, plan: Plan) -> None:
-        assert all(contents.compute(seq, count) for seq, count in zip(plan.sequences, plan.counts))
-        live = [seq for seq in scheduler.running if not seq.is_finished]
-        assert all(len(seq.pages) * pages.page_size >= min(seq.length + 1, seq.total) for seq in live)
-        assert not any(seq.pages for seq in scheduler.waiting)
-
-    made = growing(policy, slots, pages, margin, budget)
-    run = drive(made, open_ended(*trace), cancel=cancel, preempt=out_of_memory, planned=planned)
-    for seq in run.sequences:
-        assert seq.finish_reason == "length" or any(cancel.values())
-        assert seq.output_ids == list(range(len(seq.output_ids)))
-    if not out_of_memory:
-        assert sum(len(it.preempted) for it in run.iterations) == sum(seq.preemptions for seq in run.sequences)
-    asked = sum(len(seq.prompt_ids) for seq in run.sequences if seq.scheduled_at is not None)
-    assert pages.query_tokens == (asked if pages.prefix_cache else 0)
-    assert pages.hit_tokens == sum(seq.cached for seq in run.sequences)
 
 
 @pytest.mark.parametrize(("is_open_ended", "running"), [(False, 21), (True, 64)])

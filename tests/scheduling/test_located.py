@@ -118,7 +118,7 @@ def test_an_error_whose_own_text_fails_is_named_by_its_type() -> None:
         ("witing", "Did you mean 'waiting'?"),
         ("nothing_like_it", "Define or import it"),
         ("__import__('scheduling.optins')", "Did you mean 'scheduling.options'?"),
-        ("__import__('no_such_thing')", "Install no_such_thing, or do without it"),
+        ("__import__('xylophone')", "Install xylophone, or do without it"),
     ],
 )
 def test_an_unknown_name_has_a_remedy(code: str, words: str) -> None:

@@ -32,11 +32,14 @@ def traces(draw: st.DrawFn) -> list[Request]:
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> Pool:
-    """Draw what makes a pool in which each request of `traces` fits alone, or what makes none."""
-    if draw(st.booleans()):
-        return lambda: None
+def tight_pools(draw: st.DrawFn, most: int = 2) -> Pool:
+    """Draw what makes a pool in which the largest request of `traces` just fits, or `most` such requests."""
     size = draw(st.integers(1, 5))
     least = -(-20 // size) + 1
-    pages = draw(st.integers(least, 3 * least))
+    pages = draw(st.integers(least, most * least))
     return partial(PagePool, pages, size, prefix_cache=draw(st.booleans()), salt="test")
+
+
+def pools() -> st.SearchStrategy[Pool]:
+    """Draw what makes a pool in which each request of `traces` fits alone, or what makes none."""
+    return st.just(lambda: None) | tight_pools(3)
