@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,9 @@ from typing import Any
 import pytest
 
 from client import client, flags
-from client.data import Planned
-from client.report import measure
-from client.send import load
-from client.send.target import Target
+from tests.support import ROOT
 from tests.support.mock_server import STATS, MockServer
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.servers import free_port
 
 
 def run(server: MockServer, *flags: str, **environ: str) -> int:
@@ -29,12 +24,6 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
     """Give the last line of stdout, parsed, and all of stderr."""
     out, err = capsys.readouterr()
     return json.loads(out.splitlines()[-1]), err
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_in_a_pipe_a_run_ends_with_tables_and_one_line_of_json(
@@ -132,19 +121,6 @@ def test_numtokens_range_implies_the_selection_range(server: MockServer) -> None
     assert all(len(body["prompt"].split()) == body["num_tokens"] for body in server.asked)
 
 
-def test_a_slow_server_delays_no_send(server: MockServer) -> None:
-    server.most = 40  # nobody is answered before all are here
-    trace = [Planned(i, i * 0.01, "To be", 5) for i in range(40)]
-    sending = load.LoadRun(Target(server.url), trace)
-    sending.start()
-    assert sending.wait(60)
-    outcomes = sending.outcomes()
-    assert [o.error for o in outcomes] == [""] * 40
-    assert max(o.sent for o in outcomes) < min(o.ended for o in outcomes)
-    assert all(o.sent >= o.intended for o in outcomes)
-    assert measure.max_concurrent(outcomes) == 40
-
-
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -201,22 +177,25 @@ def test_an_unreachable_server_ends_with_3_url_and_remedy(flags: list[str], caps
     assert "./server.sh dynamic" in err
 
 
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
 def test_a_server_on_this_machine_is_reached_past_the_proxy_of_the_environment(
-    name: str, server: MockServer, monkeypatch: pytest.MonkeyPatch
+    name: str, server: MockServer, proxied: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
+    proxied.setenv(name, f"http://127.0.0.1:{free_port()}")
     assert run(server, "--burst", "--numsamples", "2") == 0
 
 
 def test_the_error_names_the_proxy_without_its_password(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], proxied: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", f"http://me:secret@127.0.0.1:{free_port()}")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
+    proxied.setenv("http_proxy", f"http://me:secret@127.0.0.1:{free_port()}")
     assert client.main(["--burst", "--url", "http://192.0.2.1:8500"], {}) == 3
     err = capsys.readouterr().err
     assert "NO_PROXY=192.0.2.1" in err
@@ -262,39 +241,42 @@ def test_a_missing_key_is_a_usage_error_with_remedy(server: MockServer, capsys: 
     assert "Set EB_API_KEY or use --api-key" in capsys.readouterr().err
 
 
+NO_IP = ["http://10.0.0.5", "10.0.0.5:8500", "a b", "[zz]", "[::1]:8500", "zz::"]
+
+
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "words", "ip"),
     [
-        ("--burst --rate 2", "--burst and --rate exclude each other"),
-        ("--wait 1 --rate 2", "--rate and --wait exclude"),
-        ("--num-samples=5", "Did you mean '--numsamples'?"),
-        ("--rate 0", "--rate is '0'. Use a number above 0"),
-        ("--numsamples 0", "Use a whole number from 1 to"),
-        ("--numtokens_range 10 0", "--numtokens_range is '0'"),
-        ("--numtokens_range 5 --selection normal", "draws its own lengths."),
-        ("--prompt hi", "Use --prompt TEXT --numtokens 40"),
-        ("--prompt= --numtokens 3", "--prompt is empty"),
-        ("--numtokens 7", "--numtokens_range for a load run"),
-        ("--prompt hi --numtokens 3 --burst", "Remove --burst"),
-        ("--json /nowhere/at/all.json", "Use another --json file"),
-        ("--url http://[zz]:80", "'http://[zz]:80' is not a server address"),
-        ("--url http://[::1", "is not a server address"),
-        ("--url http://h:99999", "is not a server address"),
-        ("--url http://:80", "is not a server address"),
-    ],
+        (flags, words, "127.0.0.1")
+        for flags, words in (
+            ("--burst --rate 2", "--burst and --rate exclude each other"),
+            ("--wait 1 --rate 2", "--rate and --wait exclude"),
+            ("--num-samples=5", "Did you mean '--numsamples'?"),
+            ("--rate 0", "--rate is '0'. Use a number above 0"),
+            ("--numsamples 0", "Use a whole number from 1 to"),
+            ("--numtokens_range 10 0", "--numtokens_range is '0'"),
+            ("--numtokens_range 5 --selection normal", "draws its own lengths."),
+            ("--prompt hi", "Use --prompt TEXT --numtokens 40"),
+            ("--prompt= --numtokens 3", "--prompt is empty"),
+            ("--numtokens 7", "--numtokens_range for a load run"),
+            ("--prompt hi --numtokens 3 --burst", "Remove --burst"),
+            ("--json /nowhere/at/all.json", "Use another --json file"),
+            ("--url http://[zz]:80", "'http://[zz]:80' is not a server address"),
+            ("--url http://[::1", "is not a server address"),
+            ("--url http://h:99999", "is not a server address"),
+            ("--url http://:80", "is not a server address"),
+        )
+    ]
+    + [("", f"IP: {host!r} is neither", host) for host in NO_IP],
 )
-def test_usage_errors_end_with_2_value_and_remedy(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert client.main(flags.split(), {"IP": "127.0.0.1"}) == 2
+def test_usage_errors_end_with_2_value_and_remedy(
+    flags: str, words: str, ip: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert client.main(flags.split(), {"IP": ip}) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
     assert words in err.replace("\n", " ")
-
-
-@pytest.mark.parametrize("host", ["http://10.0.0.5", "10.0.0.5:8500", "a b", "[zz]", "[::1]:8500", "zz::"])
-def test_an_invalid_ip_is_a_usage_error(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert client.main([], {"IP": host}) == 2
-    assert capsys.readouterr().err.startswith(f"error: IP: {host!r} is neither")
 
 
 def test_ip_comes_from_the_environment_then_from_the_env_file_then_from_the_default(

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,23 +16,17 @@ from client.data import Planned
 from client.display import Display
 from client.send import load
 from client.send.target import Target
-from tests.support import points
+from tests.support import ROOT, points, wait_until
 from tests.support.mock_server import MockServer
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def started(command: list[str], folder: Path, server: MockServer, **environ: str) -> subprocess.Popen[str]:
     flags = ["--port", str(server.port)]
     kept = {name: value for name, value in os.environ.items() if name not in ("IP", "PYTHONPATH")}
     return subprocess.Popen(
-        [sys.executable, *command, *flags],
-        cwd=folder,
-        env={**kept, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, *command, *flags], cwd=folder, env={**kept, **environ},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +68,10 @@ def test_a_python_without_packages_gets_one_line_with_the_remedy(script: str) ->
     assert "pip install -r" in result.stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
 def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> None:
     command = ["client/client.py", "--rate", "20", "--numsamples", "5000"]
     process = started(command, ROOT, server, IP="127.0.0.1")
-    deadline = time.monotonic() + 30
-    while not server.asked and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: server.asked)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     result = json.loads(out.splitlines()[-1])
@@ -93,14 +83,11 @@ def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> N
     assert "Traceback" not in err
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
 @pytest.mark.process
 def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
     server.ttft = 60
     process = started(["client/client.py", "--burst"], ROOT, server, IP="127.0.0.1")
-    deadline = time.monotonic() + 30
-    while len(server.asked) < 100 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: len(server.asked) == 100)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "stopped sending" not in process.stderr.readline():

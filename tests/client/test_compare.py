@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,20 +15,15 @@ from typing import Any
 import pytest
 
 from client import compare, experiment, graph, sweep
-from client.report import figures, store, summary
+from client.report import store, summary
+from client.report.measure import Outcome
 from client.send import servers
 from client.send.servers import ServerFailed, free_port, started
+from tests.support import ROOT
 from tests.support.mock_server import MockServer, mock_server
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("quick_figures")
 SMALL = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200", "burst", "--seed", "3"]
-
-
-@pytest.fixture(autouse=True)
-def _quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw few resamples, and ask no simulator: tests/simulate/test_predict.py does."""
-    monkeypatch.setattr(figures, "MAX_RESAMPLES", 100)
-    monkeypatch.setattr(compare, "SIMULATOR", Path("not here"))
 
 
 @pytest.fixture
@@ -121,53 +117,47 @@ def test_repeats_have_consecutive_seeds_and_give_intervals(pair: tuple[MockServe
     assert best == "quick"
 
 
-def headline(**rates: list[float]) -> str:
+def headline(runs: list[dict[str, Any]], **more: Any) -> str:
+    return summary.headline(store.Results(Path(), {"runs": runs, **more}, []))
+
+
+def burst(**rates: list[float]) -> str:
     """Return the headline of bursts with these tokens per second, run by run."""
-    runs = [
+    return headline([
         {"policy": policy, "load": "burst", "repeat": i, "output_throughput": rate}
-        for policy, each in rates.items()
-        for i, rate in enumerate(each)
-    ]
-    return summary.headline(store.Results(Path(), {"runs": runs}, []))
+        for policy, each in rates.items() for i, rate in enumerate(each)
+    ])  # fmt: skip
 
 
-def test_single_runs_that_hardly_differ_are_not_told_apart() -> None:
-    text = headline(static=[96.0], dynamic=[100.0], nobatch=[10.0])
-    assert (
-        "dynamic (100 tokens/s) and static (96 tokens/s) are not distinguishable with one run; nobatch 10 tokens/s"
-        in text
-    )
+def test_runs_that_hardly_differ_are_not_told_apart() -> None:
+    text = burst(static=[96.0], dynamic=[100.0], nobatch=[10.0])
+    pair = "dynamic (100 tokens/s) and static (96 tokens/s) are not distinguishable with one run"
+    assert f"{pair}; nobatch 10 tokens/s" in text
     assert "one run each" in text
-    assert "dynamic has the most" in headline(static=[94.0], dynamic=[100.0])
-
-
-def test_three_runs_are_told_apart_by_their_intervals() -> None:
-    assert "a has the most" in headline(a=[101.0, 102.0, 103.0], b=[98.0, 99.0, 100.0])
-    overlapping = headline(a=[90.0, 130.0, 100.0], b=[80.0, 120.0, 95.0])
+    assert "dynamic has the most" in burst(static=[94.0], dynamic=[100.0])
+    assert "a has the most" in burst(a=[101.0, 102.0, 103.0], b=[98.0, 99.0, 100.0])  # by their intervals
+    overlapping = burst(a=[90.0, 130.0, 100.0], b=[80.0, 120.0, 95.0])
     assert "not distinguishable" in overlapping
     assert "--repeats" not in overlapping
 
 
-def test_the_headline_of_an_open_load_is_about_latency() -> None:
+OPEN = {"load": "poisson:8", "repeat": 0, "output_throughput": 1.0}
+
+
+def test_the_headline_of_an_open_load_is_about_latency_and_who_cannot_keep_up() -> None:
     spans = {"a": [400.0, 600.0], "b": [550.0, 700.0], "c": [2000.0, 3000.0]}
-    runs = [
-        {"policy": policy, "load": "poisson:8", "repeat": 0, "mean_e2el_ms": sum(span) / 2, "output_throughput": 1.0,
-         "intervals": {"mean_e2el_ms": span}} for policy, span in spans.items()
-    ]  # fmt: skip
-    text = summary.headline(store.Results(Path(), {"runs": runs}, []))
+    text = headline([
+        OPEN | {"policy": policy, "mean_e2el_ms": sum(span) / 2, "intervals": {"mean_e2el_ms": span}}
+        for policy, span in spans.items()
+    ])  # fmt: skip
     assert "a (0.50 s) and b (0.62 s) are not distinguishable with one run; c 2.50 s (5.0 times as long)" in text
-
-
-def test_a_policy_that_cannot_keep_up_is_not_compared_by_its_latency() -> None:
-    served = {"a": 7.9, "b": 3.0, "c": 7.5}
     runs = [
-        {"policy": policy, "load": "poisson:8", "repeat": 0, "mean_e2el_ms": 8000 / rate, "output_throughput": 1.0,
-         "request_rate": 8.0, "request_throughput": rate} for policy, rate in served.items()
-    ]  # fmt: skip
-    text = summary.headline(store.Results(Path(), {"runs": runs}, []))
-    assert "b cannot keep up" in text
-    assert "2.67" not in text
-    assert "b cannot keep up" in summary.headline(store.Results(Path(), {"runs": runs[1:2]}, []))
+        OPEN | {"policy": policy, "mean_e2el_ms": 8000 / rate, "request_rate": 8.0, "request_throughput": rate}
+        for policy, rate in {"a": 7.9, "b": 3.0, "c": 7.5}.items()
+    ]
+    assert "b cannot keep up" in headline(runs)
+    assert "2.67" not in headline(runs)  # it is not compared by its latency
+    assert "b cannot keep up" in headline(runs[1:2])
 
 
 def test_the_highest_throughput_of_a_sweep_says_where_it_still_rises() -> None:
@@ -177,58 +167,38 @@ def test_the_highest_throughput_of_a_sweep_says_where_it_still_rises() -> None:
         for policy, each in rates.items()
         for i, rate in enumerate(each)
     ]
-    sweep = {"over": "users", "saturation": {"full": 16}}
-    flat, rising, full = summary.headline(store.Results(Path(), {"runs": runs, "sweep": sweep}, [])).split(",")
+    flat, rising, full = headline(runs, sweep={"over": "users", "saturation": {"full": 16}}).split(",")
     assert ["rising" in part.partition("users")[2] for part in (flat, rising, full)] == [False, True, False]
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("main", "line", "words"),
     [
-        ("a b --goodput ttft:9 --no-stream", "use e2el:MS"),
-        ("static static", "twice"),
-        ("dynamic --load poison:3", "Did you mean 'poisson'"),
-        ("dynamic --workload orka", "Did you mean 'orca'"),
-        ("x=http://u:p@h dynamic", "is not a server address"),
-        ("one.json", "Use A.json B.json"),
-        ("nothing.json none.json", "nothing.json"),
-    ],
-)
-def test_usage_errors_end_with_2_and_a_remedy(
-    flags: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare.main([*flags.split(), "--out", str(tmp_path)], {}) == 2
-    assert words in capsys.readouterr().err.replace("\n", " ")
-
-
-@pytest.mark.parametrize("main", [compare.main, sweep.main])
-def test_a_wrong_address_is_rejected_before_anything_is_written(
-    main: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ours=http://a:8500", "other=http", "--out", str(tmp_path)], {}) == 2
-    assert "other: 'http' is not a server address" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("main", "flags", "words"),
-    [
+        (compare.main, "a b --goodput ttft:9 --no-stream", "use e2el:MS"),
+        (compare.main, "static static", "twice"),
+        (compare.main, "dynamic --load poison:3", "Did you mean 'poisson'"),
+        (compare.main, "dynamic --workload orka", "Did you mean 'orca'"),
+        (compare.main, "x=http://u:p@h dynamic", "is not a server address"),
+        (compare.main, "one.json", "Use A.json B.json"),
+        (compare.main, "nothing.json none.json", "nothing.json"),
+        (compare.main, "ours=http://a:8500 other=http", "other: 'http' is not a server address"),
+        (sweep.main, "ours=http://a:8500 other=http", "other: 'http' is not a server address"),
         (compare.main, "dynamic edf", "'edf' is an order"),
         (compare.main, "a=http://127.0.0.1:1 dinamic", "Did you mean 'dynamic'"),
         (sweep.main, "static dinamic", "Did you mean 'dynamic'"),
+        (compare.main, "'dynamic --prefix-cache off --max-batch-size 5000'", "--max-batch-size is '5000'"),
+        *((sweep.main, flags, "") for flags in ("--over speed", "--load burst", "--repeats 3", "--values 0")),
+        (sweep.main, "--over batch", "--over batch was removed in 0.2.0. Use "),
+        (sweep.main, "--over speculate", "--over speculate was removed in 0.2.0. Use "),
+        (sweep.main, "--users 2", "--users was removed in 0.2.0. Use "),
     ],
 )
-def test_all_policies_are_checked_before_a_server_starts_or_a_folder_is_made(
-    main: Callable[..., int], flags: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_usage_errors_end_with_2_and_a_remedy_before_anything_is_written(
+    main: Callable[..., int], line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*flags.split(), "--numsamples", "2", "--out", str(tmp_path)], {}) == 2
+    assert main([*shlex.split(line), "--out", str(tmp_path)], {}) == 2
     assert words in capsys.readouterr().err.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_policy_may_have_flags_of_its_server_behind_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.main(["dynamic --prefix-cache off --max-batch-size 5000", "--out", str(tmp_path)], {}) == 2
-    assert "--max-batch-size is '5000'" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_the_flags_of_a_policy_win_over_those_of_all_servers() -> None:
@@ -297,17 +267,6 @@ def test_a_server_is_saturated_by_a_rate_it_cannot_serve_or_users_without_gain()
     assert not sweep.saturated("users", [at(0, 5), at(0, 9), at(0, 9.1)], [])
 
 
-@pytest.mark.parametrize("flags", ["--over speed", "--load burst", "--repeats 3", "--values 0"])
-def test_an_impossible_sweep_is_rejected(flags: str, tmp_path: Path) -> None:
-    assert sweep.main([*flags.split(), "--out", str(tmp_path)], {}) == 2
-
-
-@pytest.mark.parametrize("flags", ["--over batch", "--over speculate", "--users 2"])
-def test_what_was_swept_before_is_answered_with_its_replacement(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep.main(flags.split(), {}) == 2
-    assert f"{flags.removesuffix(' 2')} was removed in 0.2.0. Use " in capsys.readouterr().err.replace("\n", " ")
-
-
 def test_a_server_that_does_not_start_is_reported_with_its_own_message(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with pytest.raises(ServerFailed, match="dinamic"), started("dinamic", [], log):
@@ -343,7 +302,6 @@ with servers.started("static", [], pathlib.Path("log")) as url:
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
 def test_a_terminated_comparison_leaves_no_server(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     command = [sys.executable, "-c", STARTER]
@@ -373,10 +331,7 @@ def test_the_originals_picture_is_drawn_from_its_tables(
 
 def test_requests_are_written_the_moment_they_end(tmp_path: Path) -> None:
     folder = store.Store(tmp_path / "x", {"seed": 1})
-    write = folder.record({"policy": "p", "load": "burst", "repeat": 0})
-    from client.report.measure import Outcome
-
-    write(Outcome(0, 5, 0.0, 0.001, 1.0, tokens=5))
+    folder.record({"policy": "p", "load": "burst", "repeat": 0})(Outcome(0, 5, 0.0, 0.001, 1.0, tokens=5))
     with (tmp_path / "x" / "requests.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["policy"], row["asked_tokens"], row["latency_s"]) == ("p", "5", "1.000000")

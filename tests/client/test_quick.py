@@ -7,17 +7,14 @@ from pathlib import Path
 import pytest
 
 from client import compare
-from client.report import figures, store
+from client.report import store
 from client.send.servers import free_port
 from tests.support.mock_server import mock_server
 
 SMALL = ["--quick", "--workload", "fixed:8:4", "--numsamples", "12", "--seed", "3", "--no-plots"]
 
 
-@pytest.fixture(autouse=True)
-def _quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MAX_RESAMPLES", 100)
-    monkeypatch.setattr(compare, "SIMULATOR", Path("not here"))
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def test_quick_and_full_are_what_the_help_says() -> None:

@@ -21,8 +21,7 @@ from client.report import album, measure, page, plots, plots_steps, plots_sweep,
 from client.report.album import Album
 from scheduling.iteration import SlotSteps
 from terminal.console import table_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
 
 
 def step(n: int) -> dict[str, Any]:

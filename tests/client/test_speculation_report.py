@@ -9,7 +9,6 @@ import pytest
 
 from client.report import plots_requests, store, summary
 from client.report.album import Album
-from client.top import Watched
 from simulate.__main__ import main
 
 
@@ -39,15 +38,3 @@ def test_a_comparison_has_what_speculation_did_where_there_was_some(more: list[s
     for name in [picture.name for picture in album.pictures]:
         assert (tmp_path / "run" / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in (tmp_path / "run" / "plots" / f"{name}.svg").read_text()
-
-
-def test_the_terminal_counts_no_rejected_tokens() -> None:
-    watched = Watched()
-    member = {"id": "a", "phase": "decode", "tokens": 5, "computed": 9, "total": 50, "slot": 0}
-    step = {
-        "n": 1, "t": 0.0, "seconds": 1.0, "queue": 0, "policy": "dynamic", "members": [member], "joined": [], "left": [],
-        "slot_steps": {"useful": 1}, "pages": {"used": 0, "total": 0},
-    }  # fmt: skip
-    watched.add("step", {**step, "drafts": [{"id": "a", "drafted": 4, "accepted": 1}]})
-    figures = watched.figures(1.0)
-    assert (figures["tokens/s"], figures["accepted"]) == (2, 0.25)

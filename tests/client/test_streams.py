@@ -187,9 +187,4 @@ def test_an_answer_at_once_counts_where_a_stream_was_requested(
     assert client.main(flags, {}) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (result["output_lens"], result["mean_ttft_ms"]) == ([7], None)
-
-
-def test_what_a_command_sends_depends_on_the_server(server: MockServer) -> None:
-    flags = ["--url", server.url, "--api", "openai", "--stream", "--burst", "--numsamples", "1"]
-    assert client.main(flags, {}) == 0
-    assert server.asked[0]["stream_options"] == {"include_usage": True}
+    assert server.asked[0]["stream_options"] == {"include_usage": True}  # what each server takes

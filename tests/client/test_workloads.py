@@ -3,13 +3,14 @@
 import json
 import math
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from client.data import Planned, plan, trace_sha256
+from client.data import plan, trace_sha256
 from client.workloads import arrivals, catalog, corpus, traces
 from client.workloads.arrivals import Arrivals
 
@@ -19,6 +20,10 @@ BURST = Arrivals("burst")
 
 def drawn(spec: str, count: int = 60, pace: Arrivals = BURST, seed: int = 1) -> catalog.Plan:
     return catalog.draw(spec, count, pace, seed, TEXT)
+
+
+def replayed(file: Path, speed: str = "") -> catalog.Plan:
+    return catalog.draw(f"trace:{file}{speed}", None, Arrivals("trace", 1.0), 1, TEXT)
 
 
 @pytest.mark.parametrize("name", catalog.WORKLOADS)
@@ -86,20 +91,30 @@ def test_a_text_of_ones_own_is_cut_into_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("read", "text", "words"),
     [
-        ("orka", "Did you mean 'orca'"),
-        ("fixed:0:3", "numbers from 1"),
-        ("orca:3", "too many numbers"),
-        ("anyscale:x", r"anyscale\[:CAP\]"),
-        ("trace:nothing.csv", r"nothing\.csv"),
-        ("llm-mock:nothing.json", r"nothing\.json' does not exist.*llm-mock:FILE"),
-        ("llm-mock:5:6", "too many numbers"),
+        (catalog.check, "orka", "Did you mean 'orca'"),
+        (catalog.check, "fixed:0:3", "numbers from 1"),
+        (catalog.check, "orca:3", "too many numbers"),
+        (catalog.check, "anyscale:x", r"anyscale\[:CAP\]"),
+        (catalog.check, "trace:nothing.csv", r"nothing\.csv"),
+        (catalog.check, "llm-mock:nothing.json", r"nothing\.json' does not exist.*llm-mock:FILE"),
+        (catalog.check, "llm-mock:5:6", "too many numbers"),
+        (arrivals.parse, "poison:2", "Did you mean 'poisson'"),
+        (arrivals.parse, "poisson", "Use poisson:RATE"),
+        (arrivals.parse, "poisson:0", "above 0"),
+        (arrivals.parse, "gamma:2", "gamma:RATE:B"),
+        (arrivals.parse, "closed:2.5", "Use closed"),
+        (arrivals.parse, "ramp:1:nan", "Use ramp"),
+        (arrivals.parse, "burst:3", "Use burst"),
+        (arrivals.parse, "trace:x", "unknown load"),
     ],
 )
-def test_an_impossible_workload_is_refused_with_its_form(spec: str, words: str) -> None:
+def test_an_impossible_workload_or_pace_is_refused_with_its_form(
+    read: Callable[[str], object], text: str, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
-        catalog.check(spec)
+        read(text)
 
 
 @pytest.mark.parametrize(
@@ -107,24 +122,6 @@ def test_an_impossible_workload_is_refused_with_its_form(spec: str, words: str) 
 )
 def test_a_pace_is_read_as_it_is_written(text: str) -> None:
     assert arrivals.parse(text).text == text
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("poison:2", "Did you mean 'poisson'"),
-        ("poisson", "Use poisson:RATE"),
-        ("poisson:0", "above 0"),
-        ("gamma:2", "gamma:RATE:B"),
-        ("closed:2.5", "Use closed"),
-        ("ramp:1:nan", "Use ramp"),
-        ("burst:3", "Use burst"),
-        ("trace:x", "unknown load"),
-    ],
-)
-def test_an_impossible_pace_is_refused(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        arrivals.parse(text)
 
 
 def test_gaps_have_the_rate_and_the_burstiness_that_were_asked_for() -> None:
@@ -174,10 +171,10 @@ def test_azures_trace_is_read_and_its_bad_lines_are_named(tmp_path: Path) -> Non
     note = trace.notes()[0]
     assert "2 of 5 lines" in note
     assert "line 4: 1 columns instead of 3; line 5: prompt 'x' is not" in note
-    replayed = catalog.draw(f"trace:{file}:2", None, Arrivals("trace", 1.0), 1, TEXT)
-    assert [p.at for p in replayed.planned] == pytest.approx([0, 2.15729, 2.659705])
-    assert replayed.planned[2].num_tokens == 512
-    assert any("longer than the context" in note for note in replayed.notes)
+    found = replayed(file, ":2")
+    assert [p.at for p in found.planned] == pytest.approx([0, 2.15729, 2.659705])
+    assert found.planned[2].num_tokens == 512
+    assert any("longer than the context" in note for note in found.notes)
 
 
 def test_mooncakes_blocks_become_shared_prefixes(tmp_path: Path) -> None:
@@ -187,14 +184,14 @@ def test_mooncakes_blocks_become_shared_prefixes(tmp_path: Path) -> None:
     ]
     file = tmp_path / "mooncake.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + '\n{"broken\n\n[]\n')
-    replayed = catalog.draw(f"trace:{file}", None, Arrivals("trace", 1.0), 1, TEXT)
-    first, second = replayed.planned
+    found = replayed(file)
+    first, second = found.planned
     assert (first.at, second.at) == (0, 1)
     shared = len(TEXT.at(7 * 7919, 64)) + 1 + len(TEXT.at(7919, 64))
     assert first.prompt[:shared] == second.prompt[:shared]
     assert first.prompt != second.prompt
-    assert "line 3: invalid JSON" in replayed.notes[0]
-    assert "line 5: not a JSON object" in replayed.notes[0]
+    assert "line 3: invalid JSON" in found.notes[0]
+    assert "line 5: not a JSON object" in found.notes[0]
 
 
 def written(tmp_path: Path, *rows: dict[str, object]) -> Path:
@@ -212,10 +209,10 @@ def test_qwens_traces_are_in_seconds_with_parents_and_blocks_of_16_tokens(tmp_pa
     )  # fmt: skip
     found = traces.read(file)
     assert ([row.at for row in found.rows], found.notes()) == ([0, 1.5, 3, 4.5], [])
-    replayed = catalog.draw(f"trace:{file}", None, Arrivals("trace", 1.0), 1, TEXT).planned
-    turns = [(p.call.after, p.call.tool_s) for p in replayed if p.call]
+    sent = replayed(file).planned
+    turns = [(p.call.after, p.call.tool_s) for p in sent if p.call]
     assert turns == [((), 0), ((0,), 1.5), ((1,), 3), ((), 0)]  # the parent of the last one is not in the file
-    assert [len(corpus.split(p.prompt)) for p in replayed[:2]] == [40, 41]
+    assert [len(corpus.split(p.prompt)) for p in sent[:2]] == [40, 41]
 
 
 def test_more_blocks_than_a_prompt_holds_are_refused_and_a_line_may_name_their_size(tmp_path: Path) -> None:
@@ -231,51 +228,53 @@ def test_times_that_are_hardly_milliseconds_are_doubted(tmp_path: Path, gap: flo
     assert len(traces.read(written(tmp_path, *rows)).notes()) == notes
 
 
-def trace_lines(run: list[Planned]) -> list[dict[str, object]]:
-    """Return a run as the lines of a trace file in the client's own form."""
-    return [
-        {"at": p.at, "prompt": p.prompt, "num_tokens": p.num_tokens} | ({"user": p.user} if p.user else {}) for p in run
-    ]
-
-
 def test_a_trace_of_our_own_comes_back_as_it_was(tmp_path: Path) -> None:
     before = drawn("drawn-turns", 12, Arrivals("poisson", 3.0)).planned
-    file = tmp_path / "own.jsonl"
-    file.write_text("\n".join(map(json.dumps, trace_lines(before))))
-    after = catalog.draw(f"trace:{file}", None, Arrivals("trace", 1.0), 9, TEXT).planned
-    assert after == before
+    names = ("at", "prompt", "num_tokens", "user")
+    file = written(tmp_path, *({name: value for name in names if (value := getattr(p, name)) != ""} for p in before))
+    assert replayed(file).planned == before
 
 
 def test_a_trace_says_which_answers_follow_a_grammar(tmp_path: Path) -> None:
-    file = tmp_path / "own.jsonl"
-    lines = ({"at": 0, "prompt_tokens": 9, "num_tokens": 5} | more for more in ({}, {"form": True}, {"form": "json"}))
-    file.write_text("\n".join(map(json.dumps, lines)))
-    trace = traces.read(file)
+    row = {"at": 0, "prompt_tokens": 9, "num_tokens": 5}
+    trace = traces.read(written(tmp_path, *(row | more for more in ({}, {"form": True}, {"form": "json"}))))
     assert [row.constrained for row in trace.rows] == [False, True]
     assert trace.bad == [(3, "form is not true or false")]
 
 
-@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "{}\n"])
-def test_a_trace_without_a_request_is_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "empty.csv"
-    file.write_text(content)
-    with pytest.raises(ValueError, match="has no request"):
-        traces.read(file)
-
-
-def test_a_column_that_appears_twice_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "twice.csv"
-    file.write_text("at,ContextTokens,ContextTokens\n1,2,3\n")
-    with pytest.raises(ValueError, match="line 1: the column 'ContextTokens' appears 2 times"):
-        traces.read(file)
-
-
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
+DAY = "2024-05-10 00:00:00"
+
+
+def rows_at(*stamps: str) -> str:
+    return "\n".join([HEAD, *(f"{stamp},10,5" for stamp in stamps)])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *((text, "has no request") for text in ("", "a,b\n1,2\n", "{}\n")),
+        ("at,ContextTokens,ContextTokens\n1,2,3\n", "line 1: the column 'ContextTokens' appears 2 times"),
+        ('[{"at": 0, "prompt_tokens": 10, "num_tokens": 5}]', "line 1: it is a JSON array, or"),
+        (f"{HEAD}\n0,1,1".encode("utf-16"), "not text in UTF-8"),
+        ('"' + "x" * 200_000, "line 1: "),
+        (HEAD, "no line with one"),
+        (rows_at(f"{DAY}Z", f"{DAY}Z", "2024-05-10 00:00:01"), r"line 4: .* line 2 "),  # times of two forms
+        (rows_at(f"{DAY}Z", f"{DAY}Z", "7"), r"line 4: .* line 2 "),
+        (rows_at(DAY, DAY, "2024-05-10 00:00:01Z"), r"line 4: .* line 2 "),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_file_that_is_no_trace_is_refused_plainly(tmp_path: Path, content: str | bytes, words: str) -> None:
+    file = tmp_path / "trace"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=words):
+        traces.read(file)
 
 
 def times(tmp_path: Path, *stamps: str) -> list[float]:
     file = tmp_path / "trace.csv"
-    file.write_text("\n".join([HEAD, *(f"{stamp},10,5" for stamp in stamps)]))
+    file.write_text(rows_at(*stamps))
     trace = traces.read(file)
     assert trace.bad == []
     return [row.at for row in trace.rows]
@@ -301,13 +300,6 @@ def test_a_date_keeps_its_zone_and_without_one_is_in_utc(
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-@pytest.mark.parametrize("other", ["2024-05-10 00:00:01", "7", "2024-05-10 00:00:01Z"])
-def test_times_of_two_forms_are_refused_by_their_lines(tmp_path: Path, other: str) -> None:
-    first = "2024-05-10 00:00:00" if other.endswith("Z") else "2024-05-10 00:00:00Z"
-    with pytest.raises(ValueError, match=r"line 4: .* line 2 "):
-        times(tmp_path, first, first, other)
 
 
 @pytest.mark.parametrize(
@@ -345,23 +337,6 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(tmp_path: Path, row: str
     assert words in trace.bad[0][1]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b'[{"at": 0, "prompt_tokens": 10, "num_tokens": 5}]', "line 1: it is a JSON array, or"),
-        (f"{HEAD}\n0,1,1".encode("utf-16"), "not text in UTF-8"),
-        (b'"' + b"x" * 200_000, "line 1: "),
-        (HEAD.encode(), "no line with one"),
-    ],
-    ids=["array", "utf-16", "long", "head"],
-)
-def test_a_file_of_another_kind_is_refused_plainly(tmp_path: Path, content: bytes, words: str) -> None:
-    file = tmp_path / "trace"
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match=words):
-        traces.read(file)
-
-
 @pytest.mark.parametrize("pace", [Arrivals(kind, 1e-320, 1.0) for kind in ("poisson", "gamma", "constant", "onoff")])
 def test_a_run_without_an_end_is_refused(pace: Arrivals, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Use a higher rate"):
@@ -369,4 +344,4 @@ def test_a_run_without_an_end_is_refused(pace: Arrivals, tmp_path: Path) -> None
     file = tmp_path / "trace.csv"
     file.write_text(f"{HEAD}\n0,1,1\n1,1,1\n")
     with pytest.raises(ValueError, match="Play the trace faster"):
-        catalog.draw(f"trace:{file}:1e-320", None, Arrivals("trace", 1.0), 1, TEXT)
+        replayed(file, ":1e-320")

@@ -126,25 +126,6 @@ def test_a_preempted_request_waits_again_and_its_next_token_is_not_its_first(rea
     assert first == 2
 
 
-def test_the_wrong_ones_of_a_requests_guessed_tokens_are_not_counted(reader: Any) -> None:
-    output, gaps, waste = reader.evaluate(
-        """() => {
-          const model = new EB.Model();
-          const step = (n, phase, tokens, computed, rejected, drafts) => model.add({ n, t: n, seconds: 1, policy: "x", queue: 0,
-            members: [{ id: "a", slot: 0, phase, tokens, computed, total: 13 }], joined: n === 1 ? ["a"] : [], left: [],
-            slot_steps: { useful: 1 - rejected, rejected }, pages: { used: 1, total: 2 }, ...drafts });
-          step(1, "prefill", 4, 4, 0);
-          step(2, "decode", 1, 5, 0);
-          step(3, "decode", 4, 8, 0.25, { drafts: [{ id: "a", drafted: 3, accepted: 2 }] });
-          const columns = model.columns;
-          return [columns.map((column) => column.output), columns.map((column) => column.gaps), columns[2].steps];
-        }"""
-    )
-    assert output == [0, 2, 3]  # the prompt's step gave one, which the first decode shows
-    assert gaps[2] == [1 / 3] * 3
-    assert waste == [0.75, 0, 0, 0, 0, 0.25]
-
-
 def test_a_step_says_how_long_it_waited_for_token_masks_and_how_many_experts_it_read(reader: Any) -> None:
     without, waited, mixed = reader.evaluate(
         """() => {
