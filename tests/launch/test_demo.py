@@ -1,4 +1,4 @@
-"""The demonstration: how it is asked for, and that it needs nothing from elsewhere."""
+"""The demonstration needs nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ import pytest
 import app
 import config as settings
 from launch.engine import load_engine
-
-
-@pytest.mark.parametrize(
-    "argv", [["demo"], ["--demo"], ["dynamic", "--demo"], ["--demo", "dynamic"], ["--demo", "on", "--port", "9000"]]
-)
-def test_it_is_asked_for_by_a_word_or_a_flag(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    app.main([*argv, "--print-config"])
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["--demo"].split()[0] == "on"
-    assert lines["--model"].split() == [settings.DEMO["model"], "demo"]
 
 
 def test_its_load_begins_with_the_engine_and_asks_no_one_for_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,15 +39,11 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loaded]:
     engine.manager.stop()
 
 
-def test_a_prompt_and_tokens_are_computed_before_the_server_is_ready(loaded: Loaded) -> None:
-    client, _, phases = loaded
+def test_a_prompt_and_tokens_are_computed_before_the_server_is_ready_and_not_counted(loaded: Loaded) -> None:
+    client, service, phases = loaded
     assert client.get("/ready").status_code == 200
     assert phases[:2] == ["prefill", "decode"]
     assert len(phases) < 5
-
-
-def test_the_warm_up_is_not_counted(loaded: Loaded) -> None:
-    client, service, _ = loaded
     lines = client.get("/metrics").text.splitlines()
     counters = [line.split() for line in lines if line.split("{")[0].split()[0].endswith("_total")]
     assert counters

@@ -153,34 +153,3 @@ def test_what_is_no_http_is_refused_in_json_too(server: Server, sent: bytes) -> 
     assert response.headers["Content-Type"] == "application/json"
     assert json.loads(body)["error"]["message"].endswith("Send a plain HTTP/1.1 request")
     assert len(body) < 1_000
-
-
-@pytest.fixture(scope="module")
-def full_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Yield a server with one place, which one endless request holds."""
-    argv = ["nobatch", "--model", "mock:llm-mock", "--max-batch-size", "1", "--max-queue", "0"]
-    with Server(tmp_path_factory.mktemp("full") / "log", *argv) as server:
-        endless = json.dumps({"prompt": "x", "num_tokens": 1000}).encode()
-        head = f"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(endless)}\r\n\r\n"
-        with clients(server, 1, head.encode() + endless):
-            wait_until(lambda: server.get("/stats").json["requests-running"] == 1)
-            yield server
-
-
-def test_clients_that_are_refused_again_and_again_are_answered_at_a_bounded_rate(full_server: Server) -> None:
-    began = time.monotonic()
-    with clients(full_server, 200, HEAD[:-2] + b"\r\n" + b" " * 100) as refused:
-        assert {client.recv(1000)[:12] for client in refused} == {b"HTTP/1.1 429"}
-    assert time.monotonic() - began > (200 - 64) / 50  # 64 at once, then 50 a second
-    assert full_server.get("/health").status == 200
-
-
-def test_a_place_that_frees_is_there_for_the_next_request(full_server: Server) -> None:
-    for bad in (b"{}", b"no JSON"):
-        assert full_server.send("POST", "/inference", bad).status == 429
-
-    def all_are_counted() -> bool:
-        http = full_server.get("/stats").json["http"]
-        return bool(http["received"] == http["2xx"] + http["4xx"] + http["5xx"] + http["cancelled"] + 1)
-
-    wait_until(all_are_counted)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -44,28 +45,47 @@ def in_the_loop(server: Server) -> int:
     return count
 
 
-def refused_while_full(server: Server) -> Answer:
-    """Fill every place, and return the answer to one more request, which sends nothing of its body."""
+@contextmanager
+def full(server: Server) -> Iterator[None]:
+    """Fill every place meanwhile."""
     wait_until(lambda: in_the_loop(server) == 0)
     with ExitStack() as stack:
         for _ in range(PLACES):
             stack.enter_context(begin(server, "/inference", json.dumps(LONG).encode()))
         wait_until(lambda: in_the_loop(server) == PLACES)
-        with begin(server, "/inference", b"", length=1000) as late:
-            return read_answer(late)
+        yield
+
+
+def refused_while_full(server: Server) -> Answer:
+    """Return the answer of a full server to a request which sends nothing of its body."""
+    with full(server), begin(server, "/inference", b"", length=1000) as late:
+        return read_answer(late)
 
 
 def test_a_full_server_refuses_before_the_body_with_the_limit_of_its_policy(server: Server) -> None:
     answer = refused_while_full(server)
     assert (answer.status, answer.headers["Content-Type"]) == (429, "application/json")
     assert 1 <= int(answer.headers["Retry-After"]) <= 60
-    assert answer.json["error"] == {
-        "message": "the server is full (4 requests queued or running, this one adds 1, limit 4). "
-        "Try again later, or raise --max-queue",
-        "type": "overloaded",
-        "param": None,
-        "code": None,
-    }
+    message = "the server is full (4 requests queued or running, this one adds 1, limit 4). Try again later, or raise --max-queue"
+    assert answer.json["error"] == {"message": message, "type": "overloaded", "param": None, "code": None}
+
+
+def test_clients_that_are_refused_again_and_again_are_answered_at_a_bounded_rate_and_counted(server: Server) -> None:
+    with full(server), ExitStack() as stack:
+        began = time.monotonic()
+        refused = [stack.enter_context(begin(server, "/inference", b" " * 100)) for _ in range(200)]
+        assert {client.recv(1000)[:12] for client in refused} == {b"HTTP/1.1 429"}
+        assert time.monotonic() - began > (200 - 64) / 50  # 64 at once, then 50 a second
+        assert server.get("/health").status == 200
+        for bad in (b"{}", b"no JSON"):
+            assert server.send("POST", "/inference", bad).status == 429
+
+        def all_are_counted() -> bool:
+            http = server.get("/stats").json["http"]
+            counted = http["2xx"] + http["4xx"] + http["5xx"] + http["cancelled"]
+            return bool(http["received"] == counted + PLACES)
+
+        wait_until(all_are_counted)
 
 
 def test_every_place_returns_after_answers_refusals_and_disconnects(server: Server) -> None:

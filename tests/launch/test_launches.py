@@ -93,6 +93,7 @@ def test_what_cannot_work_is_refused_in_one_line(
         (lambda folder: os.truncate(folder / "model.safetensors", 5000), "broken or truncated"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"not a checkpoint"), "model.safetensors"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text("[" * 90_000), "nested too deeply"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
     ],
 )
@@ -238,9 +239,3 @@ runpy.run_path("app.py", run_name="__main__")
 def test_only_a_repository_is_looked_for_on_the_hub(tmp_path: Path) -> None:
     names = ["gpt2", "owner/name", "owner/name:a.gguf", "smollm2", "bard", str(tmp_path), "missing.gguf"]
     assert [name for name in names if catalog.is_on_hub(name)] == names[:3]
-
-
-def test_a_config_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[" * 90_000)
-    with pytest.raises(ValueError, match="nested too deeply"):
-        catalog.resolve(str(tmp_path))

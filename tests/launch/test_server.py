@@ -5,12 +5,9 @@ Most tests share one server that computes a model; each is stopped by its own pi
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,9 +16,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.support import ROOT, in_background, wait_until
+from tests.support import in_background, wait_until
 from tests.support.checkpoints import write_checkpoint
-from tests.support.servers import Server, clean_environment, read_answer
+from tests.support.servers import Server, read_answer
 
 pytestmark = pytest.mark.process
 
@@ -97,18 +94,6 @@ def test_a_client_that_does_not_hang_up_keeps_nobody_waiting(server: Server) -> 
     finally:
         for connection in lingering:
             connection.close()
-
-
-def test_the_client_runs_against_the_server_end_to_end(server: Server, tmp_path: Path) -> None:
-    client = ROOT / "client" / "client.py"
-    result = subprocess.run(
-        [sys.executable, str(client), "--burst", "--numsamples", "8", "--seed", "1", "--port", str(server.port)],
-        capture_output=True, text=True, timeout=180, cwd=tmp_path, env=clean_environment(IP="127.0.0.1"),
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    numbers = json.loads(result.stdout.splitlines()[-1])
-    assert (numbers["completed"], numbers["failed"]) == (8, 0)
-    assert numbers["total_output_tokens"] > 0
 
 
 def test_a_key_is_asked_for_and_sigterm_lets_the_last_request_finish(tmp_path: Path) -> None:

@@ -24,7 +24,43 @@ DIALECTS = {
     "/v1/completions": lambda prompt, n: {"prompt": prompt, "max_tokens": n},
     "/generate": lambda prompt, n: {"inputs": prompt, "parameters": {"max_new_tokens": n}},
 }
-every_dialect = pytest.mark.parametrize("path", DIALECTS)
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_what_breaks_for_one_is_its_own_error_and_a_dead_engine_that_of_all(
+    app: Flask, client: FlaskClient, model: FakeModel, path: str
+) -> None:
+    tgi = path == "/generate"
+
+    def before(plan: Plan) -> None:
+        for seq in plan.sequences:
+            if error := {b"large": MemoryError(), b"deadly": SystemError("NULL")}.get(bytes(seq.prompt_ids)):
+                raise error
+
+    def kind(prompt: str, status: int) -> Any:
+        reply = ask(app, path, prompt)
+        assert reply.status_code == status
+        assert status != 503 or int(reply.headers["Retry-After"]) >= 1
+        body = reply.get_json()
+        return body.get("error_type") or body["error"]["type"]
+
+    model.before = before
+    engine = app.extensions["service"].engine
+    armed = Faults(bad_detokenize={"prompt_contains": "garbled"})
+    object.__setattr__(engine, "make_inference", armed.maker(engine.make_inference))
+    assert kind("large", 503) == "out_of_memory"
+    assert kind("garbled", 424 if tgi else 500)
+    assert ask(app, path).status_code == 200
+    for prompt in ("deadly", "hi"):  # who was in it, and who comes later
+        assert kind(prompt, 503) == ("healthcheck" if tgi else "unavailable_error")
+        assert "only a new process" in ask(app, path).get_data(as_text=True)
+    for route in ("/health", "/ready"):
+        state = client.get(route)
+        assert (state.status_code, state.get_json()["status"]) == (503, "dead")
+        assert "only a new process" in state.get_json()["reason"]
+    assert client.get("/health/live").status_code == 200
+    object.__setattr__(engine, "stall_seconds", 2.0)
+    assert app.extensions["service"].stall_seconds == 2.0  # a shorter limit for a loop that hangs can be set
 
 
 @pytest.fixture
@@ -38,50 +74,6 @@ def app(model: FakeModel) -> Iterator[Flask]:
 
 def ask(app: Flask, path: str, prompt: str = "hi", n: int = 3) -> Any:
     return app.test_client().post(path, json=DIALECTS[path](prompt, n))
-
-
-def words_of(reply: Any) -> tuple[int, str]:
-    """Return the status and the kind of an error, in whatever dialect."""
-    body = reply.get_json()
-    return reply.status_code, body.get("error_type") or body["error"]["type"]
-
-
-def breaking(words: str, error: Exception) -> Any:
-    def before(plan: Plan) -> None:
-        if any(words in bytes(seq.prompt_ids).decode() for seq in plan.sequences):
-            raise error
-
-    return before
-
-
-@every_dialect
-def test_memory_that_is_not_enough_for_one_is_503_in_every_dialect(app: Flask, model: FakeModel, path: str) -> None:
-    model.before = breaking("large", MemoryError())
-    refusal = ask(app, path, "a large one")
-    assert words_of(refusal) == (503, "out_of_memory")
-    assert refusal.headers["Retry-After"]
-    assert ask(app, path).status_code == 200
-
-
-@every_dialect
-def test_an_engine_that_is_gone_is_503_with_a_time_to_come_again(
-    app: Flask, client: FlaskClient, model: FakeModel, path: str
-) -> None:
-    def die(plan: Plan) -> None:
-        raise SystemError("NULL")
-
-    model.before = die
-    tgi = path == "/generate"
-    for _ in range(2):  # who was in it, and who comes later
-        refusal = ask(app, path)
-        assert words_of(refusal) == (503, "healthcheck" if tgi else "unavailable_error")
-        assert int(refusal.headers["Retry-After"]) >= 1
-        assert "only a new process" in refusal.get_data(as_text=True)
-    for route in ("/health", "/ready"):
-        state = client.get(route)
-        assert (state.status_code, state.get_json()["status"]) == (503, "dead")
-        assert "only a new process" in state.get_json()["reason"]
-    assert client.get("/health/live").status_code == 200
 
 
 def test_after_a_failed_step_the_server_is_ready_when_a_token_has_been_computed(
@@ -131,20 +123,3 @@ def test_slots_that_memory_does_not_hold_are_told_with_what_to_set(
     assert "--max-batch-size 2" in state["advice"]
     assert client.get("/stats").get_json()["engine"]["slot_cap"] == 2
     assert "eb_slot_cap 2.0" in client.get("/metrics").get_data(as_text=True)
-
-
-def test_a_text_that_cannot_be_made_is_its_own_requests_error(app: Flask) -> None:
-    service: Service = app.extensions["service"]
-    engine = service.engine
-    assert engine is not None
-    armed = Faults(bad_detokenize={"prompt_contains": "garbled"})
-    object.__setattr__(engine, "make_inference", armed.maker(engine.make_inference))
-    for path, status in {"/inference": 500, "/v1/completions": 500, "/generate": 424}.items():
-        assert ask(app, path, "garbled").status_code == status
-        assert ask(app, path).status_code == 200
-
-
-def test_a_shorter_limit_for_a_loop_that_hangs_can_be_set(app: Flask) -> None:
-    service: Service = app.extensions["service"]
-    object.__setattr__(service.engine, "stall_seconds", 2.0)
-    assert service.stall_seconds == 2.0
