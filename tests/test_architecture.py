@@ -142,12 +142,16 @@ def test_the_pure_rooms_ask_nobody_for_time_or_chance(room: str) -> None:
         assert "__import__" not in set(imports(path)), path.name
 
 
-def test_inside_of_vllm_nothing_knows_the_laboratory() -> None:
-    assert [path.name for path in files_of("integrations/vllm") if "simulate" in set(imports(path))] == ["check.py"]
-
-
-def test_only_one_file_knows_ray() -> None:
-    assert [path.name for path in files_of("integrations/ray") if "ray" in set(imports(path))] == ["ray_serve.py"]
+@pytest.mark.parametrize(
+    ("room", "module", "knows"),
+    [
+        ("integrations/vllm", "simulate", ["check.py"]),
+        ("integrations/ray", "ray", ["ray_serve.py"]),
+        ("generate", "triton", ["triton_attention.py", "triton_layers.py", "triton_prompts.py"]),
+    ],
+)
+def test_only_some_files_of_a_room_know_a_module(room: str, module: str, knows: list[str]) -> None:
+    assert [path.name for path in files_of(room) if module in set(imports(path))] == knows
 
 
 def loaded_after(*codes: str) -> list[set[str]]:
@@ -209,8 +213,3 @@ def test_the_model_loads_no_engine_and_the_engine_no_triton() -> None:
     model, engine = loaded_after("import model", "import launch.engine, generate.runner, generate.gpu.runner")
     assert not model & {"generate", "flask"}
     assert "triton" not in engine
-
-
-def test_only_the_gpus_kernels_know_triton() -> None:
-    knows = [p.name for p in files_of("generate") if "triton" in set(imports(p))]
-    assert knows == ["triton_attention.py", "triton_layers.py", "triton_prompts.py"]

@@ -17,24 +17,13 @@ from launch import banner
 from tests.support.fakes import FakeTokenizer, fake_engine
 
 
-def shown(
-    config: Config, capsys: pytest.CaptureFixture[str], tokenizer: FakeTokenizer | None = None, **facts: Any
-) -> str:
-    engine = dataclasses.replace(fake_engine(tokenizer=tokenizer), facts=facts)
+def shown(config: Config, capsys: pytest.CaptureFixture[str], tokenizer: Any = None, **facts: Any) -> str:
+    engine = fake_engine(policy=config.policy, tokenizer=tokenizer)
     try:
-        banner.show(config, engine, 1.25)
+        banner.show(config, dataclasses.replace(engine, facts=facts), 1.25)
     finally:
         engine.manager.stop()
     return capsys.readouterr().err
-
-
-def test_the_banner_tells_the_slots_that_the_policy_uses_from_those_of_the_engine(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    engine = fake_engine(policy="nobatch")
-    banner.show(Config(policy="nobatch"), engine, 1.0)
-    engine.manager.stop()
-    assert "nobatch, 1 of 8 slots" in capsys.readouterr().err
 
 
 def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +37,7 @@ def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> 
         assert words in text, words
     assert re.search(r"API key +none", text)
     assert not re.search("warning|HTTP threads|attention", text)
+    assert "nobatch, 1 of 8 slots" in shown(Config(policy="nobatch"), capsys)
 
 
 def test_on_a_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

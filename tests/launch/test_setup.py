@@ -196,23 +196,22 @@ def test_where_the_cpu_builds_cannot_be_reached_the_ordinary_index_takes_their_p
 
 
 @pytest.mark.parametrize(
-    "configured",
+    "environ",
     [
-        "global.index-url='https://mirror.invalid/simple'",
-        ":env:.extra-index-url='https://mirror.invalid/simple'",
-        "install.find-links='/wheels'",
-        "global.timeout='5'\nglobal.no-index='true'",
+        {"PIP_CONFIG": "global.index-url='https://mirror.invalid/simple'"},
+        {"PIP_CONFIG": ":env:.extra-index-url='https://mirror.invalid/simple'"},
+        {"PIP_CONFIG": "install.find-links='/wheels'"},
+        {"PIP_CONFIG": "global.timeout='5'\nglobal.no-index='true'"},
+        {"SYSTEM": "Darwin arm64", **NO_CUDA},
+        {"DRIVER": "nvidia-smi", **NO_CUDA},
     ],
 )
-def test_an_index_of_the_users_own_is_the_only_one(folder: Path, configured: str) -> None:
-    assert installed(set_up(folder, PIP_CONFIG=configured)[2]) == ["server"]
-
-
-def test_a_driver_and_a_mac_get_the_ordinary_build(folder: Path) -> None:
-    assert installed(set_up(folder, SYSTEM="Darwin arm64", **NO_CUDA)[2]) == ["server"]
-    shutil.rmtree(folder / ".venv")
-    write_program(folder.parent / "bin" / "nvidia-smi", "true")
-    assert installed(set_up(folder, **NO_CUDA)[2]) == ["server"]
+def test_a_mac_a_driver_and_an_index_of_the_users_own_get_the_ordinary_build(
+    folder: Path, environ: dict[str, str]
+) -> None:
+    if "DRIVER" in environ:
+        write_program(folder.parent / "bin" / environ["DRIVER"], "true")
+    assert installed(set_up(folder, **environ)[2]) == ["server"]
 
 
 def test_a_mac_with_an_intel_processor_serves_only_mocks(folder: Path) -> None:

@@ -14,7 +14,7 @@ from scheduling.speculation import Acceptance, Offer, Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
 from simulate.laws.scripted_drafter import ScriptedDrafter
-from tests.support.scheduling import burst, drive, make_scheduler, next_tokens
+from tests.support.scheduling import add_all, burst, drive, make_scheduler, next_tokens, plan_of
 
 NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
 
@@ -57,8 +57,7 @@ def test_a_text_that_ends_in_the_middle_of_a_run_has_no_token_behind_its_end() -
     told: list[int] = []
     made = speculating("dynamic", 2, every=NEVER_WRONG, fixed=5)
     made.hooks.on_token = lambda seq, now: told.append(seq.output_ids[-1]) if seq is sequences[0] else None
-    for seq in sequences:
-        made.add(seq)
+    add_all(made, sequences)
     clock = iter(range(100))
     steps = []
     while not made.is_idle:
@@ -79,26 +78,22 @@ def test_drafts_take_only_pages_that_are_free_and_give_back_those_of_wrong_ones(
     sequences[0].open_ended = True
     made.add(sequences[0])
     made.step(lambda plan: [0], lambda: 0.0)  # the prompt
-    plan = made.plan(0.0)
-    assert plan is not None
+    plan = plan_of(made, 0.0)
     assert len(plan.drafts[0]) == 7  # to the end of the answer
     assert pool.free == 0
     made.commit(plan, next_tokens(plan), 0.0)
     assert len(sequences[0].pages) == 3  # five tokens so far, and one more
     taken = pool.take(), pool.take(), pool.take()
-    plan = made.plan(0.0)
-    assert plan is not None
+    plan = plan_of(made, 0.0)
     assert not plan.drafts
     assert taken
 
 
 def test_the_token_budget_of_a_step_bounds_its_drafts() -> None:
     made = speculating("dynamic", 4, None, 6, every=NEVER_WRONG, fixed=8)
-    for seq in burst((1, 20), (1, 20)):
-        made.add(seq)
+    add_all(made, burst((1, 20), (1, 20)))
     made.step(next_tokens, lambda: 0.0)
-    plan = made.plan(0.0)
-    assert plan is not None
+    plan = plan_of(made, 0.0)
     assert sum(plan.counts) == 6
 
 
@@ -159,12 +154,10 @@ def asked(drafter: Slow, *batches: int) -> list[tuple[int, int]]:
     counts, now = [], 0.0
     for batch in batches:
         sequences = burst(*[(1, 1 << 30)] * batch)
-        for seq in sequences:
-            made.add(seq)
+        add_all(made, sequences)
         before = drafter.asked, drafter.proposed
         for _ in range(1000):
-            plan = made.plan(now)
-            assert plan is not None
+            plan = plan_of(made, now)
             now += 1.0 + sum(plan.counts)
             made.commit(plan, next_tokens(plan), now)
         counts.append((drafter.asked - before[0], drafter.proposed - before[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -141,14 +141,6 @@ def fill(pool: PagePool, prompt: list[int], answer: int = 1) -> list[int]:
     return found[0]
 
 
-@given(prompts, st.integers(1, 5))
-def test_a_prompt_known_in_full_still_has_a_token_to_compute(prompt: list[int], size: int) -> None:
-    pool = PagePool(40, size)
-    fill(pool, prompt)
-    cached = pool.cached_tokens(pool.hashes(prompt))
-    assert cached == (len(prompt) - 1) // size * size
-
-
 def test_without_a_prefix_cache_nothing_is_ever_found() -> None:
     pool = PagePool(20, 2, prefix_cache=False)
     fill(pool, [1, 2, 3, 4, 5])
@@ -160,23 +152,6 @@ def test_the_salt_separates_models() -> None:
     one, other = PagePool(20, 2, salt="gpt2 float32"), PagePool(20, 2, salt="gpt2 bfloat16")
     assert not set(one.hashes([1, 2, 3, 4, 5])) & set(other.hashes([1, 2, 3, 4, 5]))
     assert one.hashes([1, 2, 3]) == PagePool(9, 2, salt="gpt2 float32").hashes([1, 2, 9])
-
-
-def test_two_who_computed_the_same_at_once_keep_a_page_each() -> None:
-    pool = PagePool(20, 2)
-    hashes = pool.hashes([1, 2, 3])
-    first, second = pool.reserve(hashes, 4), pool.reserve(hashes, 4)
-    assert first is not None
-    assert second is not None
-    assert not set(first[0]) & set(second[0])
-    for pages, _ in (first, second):
-        pool.publish(pages, hashes)
-    for pages, _ in (first, second):
-        pool.release(pages)
-    assert (pool.cached, pool.free) == (1, 19)
-    found = pool.reserve(hashes, 4)
-    assert found is not None
-    assert found[0][0] == first[0][0]
 
 
 def test_pages_given_back_twice_are_caught() -> None:

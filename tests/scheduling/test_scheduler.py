@@ -16,7 +16,7 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
 from scheduling.stretches import Stretches
-from tests.support.scheduling import drive, failing, make_scheduler, next_tokens, requests
+from tests.support.scheduling import add_all, drive, failing, make_scheduler, next_tokens, plan_of, requests
 
 slots = st.integers(1, 5)
 
@@ -67,8 +67,7 @@ def test_a_missing_token_fails_its_row_alone() -> None:
 
     silent, other = requests((0, 3, 2), (0, 3, 1))
     drive_one = make_scheduler("dynamic", 2)
-    for seq in (silent, other):
-        drive_one.add(seq)
+    add_all(drive_one, (silent, other))
     drive_one.step(forward, lambda: 0.0)
     assert (silent.state, silent.finish_reason) == ("finished", "abort")
     assert (other.state, other.finish_reason) == ("finished", "length")
@@ -78,10 +77,7 @@ def test_a_step_that_was_not_committed_can_be_tried_again() -> None:
     loop = make_scheduler("dynamic", 2, PagePool(9, 4))
     (seq,) = requests((0, 6, 2))
     loop.add(seq)
-    lost = loop.plan(0)
-    again = loop.plan(1)
-    assert lost is not None
-    assert again is not None
+    lost, again = plan_of(loop, 0), plan_of(loop, 1)
     assert (again.sequences, again.counts) == (lost.sequences, lost.counts)
     assert (seq.computed, seq.output_ids) == (0, [])
 
@@ -89,11 +85,9 @@ def test_a_step_that_was_not_committed_can_be_tried_again() -> None:
 def test_preempted_requests_join_first_again_and_keep_their_tokens() -> None:
     made = make_scheduler("dynamic", 4, PagePool(40, 4))
     sequences = requests((0, 3, 5), (0, 3, 5), (0, 3, 5), (9, 3, 5))
-    for seq in sequences:
-        made.add(seq)
+    add_all(made, sequences)
     made.step(next_tokens, lambda: 10)
-    plan = made.plan(11)
-    assert plan is not None
+    plan = plan_of(made, 11)
     made.preempt(plan, sequences[2:], 11)
     made.batch.slot_cap = 2
     record = made.commit(plan, next_tokens(plan), 12)
@@ -108,10 +102,8 @@ def test_preempted_requests_join_first_again_and_keep_their_tokens() -> None:
 
 def test_a_request_that_is_preempted_in_the_step_of_its_admission_has_not_joined() -> None:
     made = make_scheduler("dynamic", 4)
-    for seq in requests((0, 3, 5), (0, 3, 5)):
-        made.add(seq)
-    plan = made.plan(1)
-    assert plan is not None
+    add_all(made, requests((0, 3, 5), (0, 3, 5)))
+    plan = plan_of(made, 1)
     made.preempt(plan, plan.sequences[1:], 1)
     record = made.commit(plan, next_tokens(plan), 2)
     assert (record.joined, record.preempted, record.queue) == (["r0"], [], 1)
@@ -211,8 +203,7 @@ def test_a_hook_reads_those_that_wait_as_a_list_and_cannot_change_them() -> None
             return sorted(waiting, key=lambda seq: -seq.arrived_at)
 
     scheduler = Scheduler(Mine(1))
-    for seq in requests((0, 1, 1), (1, 1, 1), (2, 1, 1)):
-        scheduler.add(seq)
+    add_all(scheduler, requests((0, 1, 1), (1, 1, 1), (2, 1, 1)))
     assert [seq.id for seq in scheduler.queue.in_order(scheduler.policy, [], [], 0.0)] == ["r2", "r1", "r0"]
 
 
@@ -225,8 +216,7 @@ def test_without_records_of_members_everything_else_is_the_same() -> None:
             todo = [s for s in sequences if s.state == "waiting" and s not in loop.waiting]
             if not todo and loop.is_idle:
                 break
-            for seq in todo:
-                loop.add(seq)
+            add_all(loop, todo)
             loop.step(next_tokens, lambda loop=loop: 10.0 * loop.number)
         runs.append([(s.finished_at, s.first_token_at, s.waited, s.batch_sum) for s in sequences])
     assert runs[0] == runs[1]
@@ -235,19 +225,16 @@ def test_without_records_of_members_everything_else_is_the_same() -> None:
 def test_identical_steps_ahead_are_as_many_as_no_request_leaves_or_joins_in() -> None:
     loop = make_scheduler("dynamic", 2)
     first, second, third = requests((0, 2, 6), (0, 2, 9), (0, 2, 1))
-    for seq in (first, second):
-        loop.add(seq)
+    add_all(loop, (first, second))
     plans = []
     for _ in range(3):
-        plan = loop.plan(0)
-        assert plan is not None
+        plan = plan_of(loop, 0)
         plans.append(identical_steps_ahead(loop, plan))
         loop.commit(plan, next_tokens(plan), 1)
     assert plans == [1, 5, 4]
     assert admission_closed(loop)
     loop.add(third)
-    plan = loop.plan(1)
-    assert plan is not None
+    plan = plan_of(loop, 1)
     assert identical_steps_ahead(loop, plan) == 3  # no slot is free, so the third changes nothing
     loop.switch(policies.get_policy("dynamic", 3), 1)
     assert not admission_closed(loop)

@@ -12,7 +12,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.laws.contents import Contents
-from tests.support.scheduling import Run, drive, failing, make_scheduler, next_tokens
+from tests.support.scheduling import Run, add_all, drive, failing, make_scheduler, next_tokens, plan_of
 
 PAGE, HEAD = 4, 20
 
@@ -96,11 +96,9 @@ def test_another_computes_the_head_of_a_writer_that_is_gone(policy: str, fault: 
 
 def test_a_reader_that_is_preempted_while_it_waits_has_nothing_to_recompute() -> None:
     scheduler, (writer, reader) = make_scheduler("dynamic", 2, PagePool(60, PAGE), budget=8), burst(2)
-    for seq in (writer, reader):
-        scheduler.add(seq)
+    add_all(scheduler, (writer, reader))
     for now in range(2):  # 16 of the head's 20 tokens
-        plan = scheduler.plan(now)
-        assert plan is not None
+        plan = plan_of(scheduler, now)
         assert reader.computed == HEAD
         scheduler.commit(plan, next_tokens(plan), now + 1)
     scheduler.preempt(plan, [reader], 2)
@@ -131,22 +129,18 @@ def test_only_pages_with_the_same_salt_and_only_before_pinning_are_shared() -> N
     pool.pin([list(range(9))], 1, 30)
     pinned = burst(2)
     scheduler = make_scheduler("dynamic", 2, pool)
-    for seq in pinned:
-        scheduler.add(seq)
+    add_all(scheduler, pinned)
     assert scheduler.plan(0) is not None
     assert [seq.cached for seq in pinned] == [PAGE, PAGE]
 
 
 def test_a_step_that_is_tried_again_leaves_out_the_rows_that_read_others() -> None:
     scheduler, sequences = make_scheduler("dynamic", 3, PagePool(60, PAGE)), burst(3)
-    for seq in sequences:
-        scheduler.add(seq)
-    plan = scheduler.plan(0)
-    assert plan is not None
+    add_all(scheduler, sequences)
+    plan = plan_of(scheduler, 0)
     assert plan.readers == sequences[1:]
     plan.stand_alone()
     assert (plan.sequences, plan.paused) == (sequences[:1], sequences[1:])
     scheduler.commit(plan, [RuntimeError("its own fault")], 1)
-    after = scheduler.plan(1)
-    assert after is not None
+    after = plan_of(scheduler, 1)
     assert (after.counts, [seq.cached for seq in sequences[1:]]) == ([22, 2], [0, 20])

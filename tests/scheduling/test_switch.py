@@ -10,7 +10,7 @@ import policies
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from tests.support import points
-from tests.support.scheduling import Request, drive, failing, make_scheduler, next_tokens, requests
+from tests.support.scheduling import Request, add_all, drive, failing, make_scheduler, next_tokens, requests
 from tests.support.strategies import Faults, Pool, budgets, faults, pools, slots, traces
 
 SWITCHED = ["static", "dynamic", "chunked", "multibin", "dynamic+mlfq", "tgi+drr"]  # then those for --all
@@ -63,8 +63,7 @@ def test_a_switch_to_more_slots_lets_waiting_requests_join_at_once() -> None:
 def test_a_switch_releases_requests_that_only_the_old_policy_held() -> None:
     loop = make_scheduler("static", 3)
     done, live = requests((0, 2, 1), (0, 2, 5))
-    for seq in (done, live):
-        loop.add(seq)
+    add_all(loop, (done, live))
     loop.step(next_tokens, lambda: 5.0)
     assert done.state == "held"
     assert loop.switch(policies.get_policy("dynamic", 3), 6.0) == [done]
@@ -82,8 +81,7 @@ def test_a_new_policy_is_notified_of_waiting_requests_in_their_order_and_of_runn
             heard.append(("runs", seq.id, now))
 
     loop = make_scheduler("nobatch", 1)
-    for seq in requests((0, 2, 4), (1, 2, 4), (2, 2, 4)):
-        loop.add(seq)
+    add_all(loop, requests((0, 2, 4), (1, 2, 4), (2, 2, 4)))
     loop.plan(3)
     loop.switch(Listening(2), 5)
     assert heard == [("runs", "r0", 5), ("waits", "r1", 1), ("waits", "r2", 2)]

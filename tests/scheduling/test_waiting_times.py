@@ -6,7 +6,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from tests.support.scheduling import drive, make_scheduler, next_tokens, requests
+from tests.support.scheduling import drive, make_scheduler, next_tokens, plan_of, requests
 
 
 def test_waiting_for_a_slot_is_reported() -> None:
@@ -45,8 +45,7 @@ def test_a_request_that_arrived_before_the_last_plan_but_was_added_after_it_wait
     loop = make_scheduler("nobatch", 1)
     running, late = requests((0, 4, 3), (9, 4, 1))
     loop.add(running)
-    plan = loop.plan(10)
-    assert plan is not None
+    plan = plan_of(loop, 10)
     loop.add(late)
     loop.commit(plan, next_tokens(plan), 20)
     loop.remove_all([running], 20)
@@ -60,8 +59,7 @@ def test_a_request_that_enters_an_empty_queue_inherits_no_reason() -> None:
     running, gone, late = requests((0, 4, 3), (0, 4, 1), (12, 4, 1))
     loop.add(running)
     loop.add(gone)
-    plan = loop.plan(0)
-    assert plan is not None
+    plan = plan_of(loop, 0)
     loop.commit(plan, next_tokens(plan), 14)
     loop.remove_all([gone], 14)
     loop.add(late)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import policies
@@ -51,6 +51,18 @@ def make_scheduler(
 ) -> Scheduler:
     """Return a scheduler whose policy has these options; without a budget, a step may compute any number of tokens."""
     return Scheduler(policies.get_policy(policy, max_batch_size=slots, options=options), pages, budget)
+
+
+def add_all(scheduler: Scheduler, sequences: Iterable[Sequence]) -> None:
+    for seq in sequences:
+        scheduler.add(seq)
+
+
+def plan_of(scheduler: Scheduler, now: float) -> Plan:
+    """Plan a step, which there must be."""
+    plan = scheduler.plan(now)
+    assert plan is not None
+    return plan
 
 
 def prompt_tokens(plan: Plan) -> int:

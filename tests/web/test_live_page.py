@@ -22,7 +22,7 @@ TINY_LLAMA = {
 pytestmark = in_a_browser
 
 
-def test_it_is_live_and_shows_what_runs(tab: Tab) -> None:
+def test_it_is_live_and_shows_what_runs_of_a_load_that_fills_the_batch(tab: Tab, server: Server) -> None:
     page = tab.open()
     tab.until("document.querySelector('#status-text').textContent === 'live'")
     page.fill("#load-count", "30")
@@ -34,18 +34,7 @@ def test_it_is_live_and_shows_what_runs(tab: Tab) -> None:
     tab.until("document.querySelector('#load-state').textContent === '30 of 30 answered'")
     shares = page.locator("#waste-legend b").all_text_contents()
     assert sum(int(share.split()[0]) for share in shares) == 100
-
-
-@pytest.mark.full
-def test_its_badge_tells_a_change_of_policy_at_once(tab: Tab, server: Server) -> None:
-    page = tab.open()
-    tab.until("document.querySelector('#status-text').textContent === 'live'")
-    json_body = {"Content-Type": "application/json"}
-    for policy in ("nobatch", "static"):
-        body = f'{{"policy": "{policy}"}}'.encode()
-        assert server.send("PUT", "/policy", body, **json_body).status == 200
-        tab.until(f"document.querySelector('#policy').textContent === '{policy}'")
-    assert page.title().startswith("static")
+    assert 8 in {row["batch_size"] for row in server.get("/stats").json["engine"]["batch_stats"]}
 
 
 def test_the_box_streams_an_answer_and_text_stays_text(live: Tab) -> None:

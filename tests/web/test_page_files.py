@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import threading
 from typing import Any
@@ -17,7 +16,6 @@ from client.report import race
 from config import Config
 from tests.support import ROOT, SOON, wait_until
 from tests.support.fakes import FakeModel, fake_engine, places_taken
-from tests.support.servers import Server
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
@@ -135,14 +133,3 @@ def test_a_long_recording_is_cut_at_the_same_moment_for_all() -> None:
     assert end == pytest.approx(0.6)
     assert (len(kept["slow"]), len(kept["fast"])) == (2, 6)
     assert race.cut({"slow": slow}, limit=10) == ({"slow": slow}, None)
-
-
-@pytest.mark.process
-def test_the_load_of_the_button_fills_a_batch(server: Server) -> None:
-    body = json.dumps({"count": 24, "min_tokens": 5, "max_tokens": 20}).encode()
-    reply = server.send("POST", "/load", body, **{"Content-Type": "application/json"})
-    assert reply.json["total"] == 24
-    wait_until(lambda: not server.send("GET", "/load").json["active"])
-    assert server.send("GET", "/load").json["done"] == 24
-    sizes = {row["batch_size"] for row in server.get("/stats").json["engine"]["batch_stats"]}
-    assert 8 in sizes

@@ -21,17 +21,9 @@ pytestmark = in_a_browser
 def page(chromium: Any) -> Iterator[Any]:
     """Yield the page of a queue whose upstream cannot be reached."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "integrations.queue",
-        "dynamic+vtc",
-        "--upstream",
-        "http://127.0.0.1:9",
-        "--slots",
-        "2",
-    ]
-    with subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    queue = ["-m", "integrations.queue", "dynamic+vtc", "--upstream", "http://127.0.0.1:9", "--slots", "2"]
+    command = [sys.executable, *queue, "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             wait_until(lambda: "queueing at" in process.stderr.readline())  # type: ignore[union-attr]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,29 +10,15 @@ from typing import Any
 import pytest
 from browser import CALMLY, SMALL, WINDOW, Tab, assert_axe_finds_nothing_serious, in_a_browser
 
-from client.report import race, store
-from tests.support import ROOT, points, wait_until
+from client.report import race
+from tests.support import points, wait_until
 from tests.support.scheduling import drive, make_scheduler, requests
-from tests.support.servers import Server, clean_environment
+from tests.support.servers import Server
 
 THREE = ["nobatch", "static", "dynamic"]
 LOADS = ["poisson:40", "burst"]
 
 pytestmark = in_a_browser
-
-
-@pytest.fixture(scope="module")
-def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a real comparison of three policies under two loads."""
-    folder = tmp_path_factory.mktemp("results")
-    command = [
-        sys.executable, "-m", "client.compare", *THREE, "--model", "mock:llm-mock@100",
-        "--load-format", "auto", "--numsamples", "7", "--load", *LOADS, "--seed", "1", "--warmup", "5",
-        "--server=--max-batch-size 4", "--no-plots", "--out", str(folder), "--name", "x",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=180)
-    assert done.returncode == 0, done.stderr.decode()
-    return folder / "x"
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +121,15 @@ def test_the_race_within_a_report_needs_no_server(raced: Tab, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_comparison_is_raced_load_by_load(tab: Tab, comparison: Path) -> None:
+def test_a_comparison_is_raced_load_by_load(tab: Tab, tmp_path: Path) -> None:
+    lines = []
+    for start, load in enumerate(LOADS):
+        for policy in THREE:
+            run = drive(make_scheduler(policy, 4), requests(*((start + i, 5, 3 + i) for i in range(7))))
+            lines += [json.dumps({"policy": policy, "load": load, "repeat": 0} | step) for step in run.records()]
+    (tmp_path / "iterations.jsonl").write_text("\n".join(lines))
     page = tab.open("/race")
-    page.set_input_files("#files", comparison / "iterations.jsonl")
+    page.set_input_files("#files", tmp_path / "iterations.jsonl")
     tab.until("EB.race.lanes.length === 3")
     assert page.locator("#load option").all_text_contents() == LOADS
     firsts = set()
@@ -153,19 +143,6 @@ def test_a_comparison_is_raced_load_by_load(tab: Tab, comparison: Path) -> None:
         assert answered == ["7 of 7"] * 3
         firsts.add(page.evaluate("EB.race.lanes[0].origin"))
     assert len(firsts) == 2
-
-
-@pytest.mark.full
-def test_a_report_races_every_policy_under_every_load(chromium: Any, comparison: Path) -> None:
-    path = comparison / "race.html"
-    path.write_text(f"<!doctype html><title>x</title>{race.embed(store.read(comparison))}")
-    page = chromium.new_page()
-    page.goto(path.as_uri())
-    frame = framed(page, 3)
-    assert frame.locator("#load option").all_text_contents() == LOADS
-    frame.select_option("#load", LOADS[1])
-    assert frame.locator(".lane .badge").all_text_contents() == THREE
-    page.close()
 
 
 @pytest.mark.full

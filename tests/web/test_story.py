@@ -70,6 +70,8 @@ def test_the_policy_is_switched_by_keyboard_and_the_picture_names_it(seen: Tab, 
     page.keyboard.press("Enter")
     seen.until("!document.querySelector('#policy-menu').matches(':popover-open')")
     assert server.get("/policy").json["policy"] == "dynamic+sjf"
+    seen.until("document.querySelector('#policy').textContent === 'dynamic+sjf'")
+    assert page.title().startswith("dynamic+sjf")
     assert page.evaluate("document.activeElement.id") == "policy"
     seen.until("EB.page.live.columns.some((c, i, all) => i && c.policy !== all[i - 1].policy)")
     server.send("PUT", "/policy", b'{"policy": "dynamic"}', **JSON)
