@@ -1,6 +1,5 @@
 """The workload: what a seed promises, and the three generators of the original."""
 
-import math
 import threading
 
 import numpy as np
@@ -82,28 +81,6 @@ def test_lengths_that_cannot_be_served_are_rejected_with_a_remedy(wrong: list[in
 def test_an_unknown_selection_is_rejected_with_the_list() -> None:
     with pytest.raises(ValueError, match="normal, buckets, range"):
         PromptData(1, selection="pareto")
-
-
-def test_poisson_gaps_are_exponential_and_never_truncated() -> None:
-    times = np.array(Arrivals("poisson", 5.0).times(20_000, np.random.default_rng(1)))
-    gaps = np.diff(times)
-    assert times[0] == 0
-    assert gaps.mean() == pytest.approx(1 / 5, rel=0.03)
-    assert gaps.std() == pytest.approx(1 / 5, rel=0.05)
-    assert gaps.max() > 8 / 5
-
-
-def test_wait_gaps_lie_between_0_and_the_wait() -> None:
-    gaps = np.diff(Arrivals("wait", 2.0).times(500, np.random.default_rng(1)))
-    assert gaps.min() >= 0
-    assert gaps.max() <= 2
-    assert Arrivals("wait", 2.0).rate == 1
-
-
-@pytest.mark.parametrize("arrivals", [Arrivals("burst"), Arrivals("wait", 0.0)])
-def test_a_burst_leaves_all_at_once(arrivals: Arrivals) -> None:
-    assert arrivals.times(5, np.random.default_rng(1)) == [0.0] * 5
-    assert arrivals.rate == math.inf
 
 
 def test_samples_are_taken_once_each_from_many_threads_and_then_run_out() -> None:

@@ -124,14 +124,28 @@ def test_a_pace_is_read_as_it_is_written(text: str) -> None:
     assert arrivals.parse(text).text == text
 
 
-def test_gaps_have_the_rate_and_the_burstiness_that_were_asked_for() -> None:
-    rng = np.random.default_rng(1)
-    gaps = np.diff(Arrivals("gamma", 5.0, 0.25).times(20_000, rng))
-    assert gaps.mean() == pytest.approx(0.2, rel=0.05)
-    assert gaps.std() / gaps.mean() == pytest.approx(2.0, rel=0.05)
-    assert np.diff(Arrivals("constant", 4.0).times(9, rng)) == pytest.approx([0.25] * 8)
-    assert Arrivals("closed", 4).users == 4
-    assert Arrivals("closed", 4).rate == math.inf
+@pytest.mark.parametrize(
+    ("pace", "rate", "deviation", "longest"),
+    [
+        (Arrivals("poisson", 5.0), 5, 1.0, (8 / 5, math.inf)),  # exponential, and never truncated
+        (Arrivals("gamma", 5.0, 0.25), 5, 2.0, (8 / 5, math.inf)),
+        (Arrivals("constant", 4.0), 4, 0.0, (1 / 4, 1 / 4)),
+        (Arrivals("wait", 2.0), 1, 3**-0.5, (1.9, 2)),
+        *((pace, math.inf, 0.0, (0, 0)) for pace in (BURST, Arrivals("wait", 0.0), Arrivals("closed", 4))),
+    ],
+    ids=lambda value: value.text if isinstance(value, Arrivals) else "",
+)
+def test_gaps_have_the_rate_and_the_burstiness_that_were_asked_for(
+    pace: Arrivals, rate: float, deviation: float, longest: tuple[float, float]
+) -> None:
+    times = np.array(pace.times(20_000, np.random.default_rng(1)))
+    gaps = np.diff(times)
+    assert (times[0], pace.rate) == (0, rate)
+    assert gaps.min() >= 0
+    assert longest[0] - 1e-9 <= gaps.max() <= longest[1] + 1e-9
+    assert gaps.mean() == pytest.approx(1 / rate, rel=0.03)
+    assert gaps.std() == pytest.approx(deviation / rate, rel=0.05, abs=1e-9)
+    assert pace.users == (4 if pace.kind == "closed" else None)
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 10.0), (10.0, 2.0), (4.0, 4.0), (0.0, 8.0)])
