@@ -19,6 +19,7 @@ from generate import machine
 from generate.gpu import card
 from generate.gpu.runner import GpuRunner
 from launch import banner, doctor, load_model
+from tests.support.checkpoints import write_checkpoint
 from tests.support.fakes import fake_engine
 from tests.support.generate import SHAPES, make_model
 
@@ -74,7 +75,7 @@ def test_parts_name_what_fell_back_and_what_was_cut(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(load_model, "make_runner", warn)
     monkeypatch.setattr(card, "DRIVER", tmp_path)
     monkeypatch.setenv(DEVICE_ERROR, "CUDA error: an illegal memory access was encountered")
-    parts = load_model._load(Config(model="bard"), 2, 0.001)
+    parts = load_model._load(Config(model=str(write_checkpoint(tmp_path / "tiny"))), 2, 0.001)
     assert parts.facts["fallbacks"] == [FALLBACK]
     said = "\n".join(parts.facts["warnings"])
     for words in ("there is an NVIDIA driver, but torch", "The CPU computes instead", "keys and values get 0% of their share",

@@ -13,18 +13,22 @@ from api.service import Engine, Service
 from app import connect, create_app, load_engine
 from config import Config
 from launch import banner
-from tests.support.checkpoints import reference_of, save, write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 PAGE = 64
 GPT2_PAGE = 2 * 2 * 128 * 4 * PAGE  # keys and values, layers, width, bytes, tokens
 LLAMA_PAGE = 2 * 2 * 16 * 4 * PAGE
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "max_position_embeddings": 100_000, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 
 
 def llama(folder: Path) -> Path:
-    """Return a Llama with the tokenizer of the small GPT-2, and a context of 100,000 tokens."""
-    write_checkpoint(folder)
-    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-    return save(folder, reference_of("llama", vocab_size=vocabulary, max_position_embeddings=100_000))
+    """Return a Llama of random weights with the tokenizer of the small GPT-2, and a context of 100,000 tokens."""
+    config = write_checkpoint(folder) / "config.json"
+    config.write_text(json.dumps(LLAMA | {"vocab_size": json.loads(config.read_text())["vocab_size"]}))
+    return folder
 
 
 @pytest.fixture(params=["gpt2", "llama"])
@@ -34,7 +38,9 @@ def loaded(
     """Serve a model with memory for three pages of 64 tokens."""
     folder = llama(tmp_path) if request.param == "llama" else write_checkpoint(tmp_path)
     page = LLAMA_PAGE if request.param == "llama" else GPT2_PAGE
-    config = Config(policy="dynamic", model=str(folder), dtype="float32", compute_threads=1, kv_memory=3 * page)
+    config = Config(
+        policy="dynamic", model=str(folder), load_format="dummy", dtype="float32", compute_threads=1, kv_memory=3 * page
+    )
     app = create_app(config)
     service: Service = app.extensions["service"]
     engine = load_engine(config)
