@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,42 +45,41 @@ def read(line: str, environ: dict[str, str] | None = None, lines: dict[str, str]
     return options.read(COMMAND, line.split(), environ, dotenv)
 
 
-def test_a_flag_takes_several_values_up_to_the_next_flag() -> None:
-    values = read("a --load x y --port 9000 b --load z")
-    assert values.load == ["x", "y", "z"]
-    assert values.what == ["a", "b"]
-    assert read("--load=x b").what == ["b"]
+@pytest.mark.parametrize(
+    ("line", "environ", "dotenv", "expected"),
+    [
+        # A flag takes several values up to the next flag, and a repeated flag one each time.
+        ("a --load x y --port 9000 b --load z", {}, {}, {"load": ["x", "y", "z"], "what": ["a", "b"]}),
+        ("--load=x b", {}, {}, {"what": ["b"]}),
+        ("--pair a=1 b --pair c=2", {}, {}, {"pair": ["a=1", "c=2"], "what": ["b"]}),
+        # What is absent has its default.
+        ("", {}, {}, {"load": None, "sizes": [1, 2], "pair": [], "rate": None, "quick": False}),
+        ("--no-stream --cache off", {}, {}, {"stream": False, "cache": False}),
+        # A flag wins over the environment, and that over .env.
+        ("--port 1", {"EB_PORT": "2"}, {"EB_PORT": "3"}, {"port": 1}),
+        ("", {"PORT": "2"}, {"EB_PORT": "3"}, {"port": 2}),
+        ("", {"EB_PORT": ""}, {"PORT": "3", "EB_PAIR": "x y"}, {"port": 3}),
+        ("", {}, {"EB_PAIR": "x y"}, {"pair": ["x y"]}),
+    ],
+)
+def test_a_value_comes_from_its_flag_then_its_variable_then_dotenv_then_its_default(
+    line: str, environ: dict[str, str], dotenv: dict[str, str], expected: dict[str, Any]
+) -> None:
+    values = read(line, environ, dotenv)
+    assert {name: getattr(values, name) for name in expected} == expected
 
 
-def test_a_repeated_flag_takes_one_value_each_time() -> None:
-    values = read("--pair a=1 b --pair c=2")
-    assert (values.pair, values.what) == (["a=1", "c=2"], ["b"])
+def test_it_is_known_where_a_value_comes_from() -> None:
+    assert not read("").is_given("port")
+    assert read("--port 8500").is_given("port")
+    assert read("", {}, {"EB_CACHE": "off"}).origin["cache"] == ".env"
+    assert read("", {"EB_CACHE": "off"}).origin["cache"] == "environment"
 
 
 def test_pairs_are_given_one_by_one_or_separated_by_commas() -> None:
     assert options.read_pairs(["a=1,b=x=y", "c=4,8"], "--pair") == {"a": "1", "b": "x=y", "c": "4,8"}
     with pytest.raises(UsageError, match="Use NAME=VALUE, as in --pair a=1"):
         options.read_pairs(["a"], "--pair")
-
-
-def test_what_is_absent_has_its_default() -> None:
-    values = read("")
-    assert (values.load, values.sizes, values.pair, values.rate, values.quick) == (None, [1, 2], [], None, False)
-    assert not values.is_given("port")
-    assert read("--port 8500").is_given("port")
-
-
-def test_a_flag_wins_over_the_environment_and_that_over_dotenv() -> None:
-    assert read("--port 1", {"EB_PORT": "2"}, {"EB_PORT": "3"}).port == 1
-    assert read("", {"PORT": "2"}, {"EB_PORT": "3"}).port == 2
-    assert read("", {"EB_PORT": ""}, {"PORT": "3", "EB_PAIR": "x y"}).port == 3
-    assert read("", {}, {"EB_PAIR": "x y"}).pair == ["x y"]
-    assert read("", {"EB_CACHE": "off"}).origin["cache"] == "environment"
-
-
-def test_a_switch_has_a_negation() -> None:
-    assert read("--no-stream --quick").stream is False
-    assert read("--cache off").cache is False
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import math
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -25,14 +24,12 @@ from client.report import waste
 from client.send import events
 from client.send.target import Target
 from config import Config
-from tests.support import ROOT, wait_until
+from dev.tools import trace_export
+from tests.support import wait_until
 from tests.support.fakes import FakeModel, fake_engine
 from tests.support.mock_server import mock_server
 from tests.support.scheduling import drive, make_scheduler
 from tests.support.scheduling import requests as requests_at
-
-sys.path.insert(0, str(ROOT / "dev/tools"))
-import trace_export
 
 
 def static_run() -> list[dict[str, Any]]:

@@ -83,10 +83,47 @@ def test_a_finish_reason_ends_a_stream_and_half_an_event_does_not(api: str) -> N
     assert received(api, [DONE]).error == "unreadable answer"
 
 
-@pytest.mark.parametrize("api", ["openai", "chat"])
-def test_an_empty_answer_is_one(api: str) -> None:
-    outcome = received(api, [line(chunk(api, "", "stop")), DONE])
-    assert (outcome.error, outcome.completion, outcome.finish_reason) == ("", "", "stop")
+ONE, TWO, THREE = words("openai")
+ROLE, STOP = line(chunk("chat", "", role="assistant")), line(chunk("chat", "", "stop"))
+SPREAD = {"tokens": 8, "sizes": [3, 3, 2], "itls": pytest.approx([GAP / 3] * 3 + [GAP / 2] * 2)}
+TOKYO = [("", 1), ("東", 2), ("", 3), ("", 4), ("京", 5)]
+KINDS: list[dict[str, Any]] = [
+    {"reasoning": "hm"}, {"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}
+]  # fmt: skip
+
+
+def used(api: str, *counts: int) -> list[bytes]:
+    return [line(chunk(api, "x", used=count)) for count in counts]
+
+
+@pytest.mark.parametrize(
+    ("api", "pieces", "expected"),
+    [
+        *((api, [line(chunk(api, "", "stop"))], {"completion": "", "finish_reason": "stop"}) for api in PLANNED),
+        # A gap before n tokens counts n times as an nth of it, also if they arrive in several chunks together.
+        *((api, [*used(api, 4, 9, 10), line(total(10))],
+           {"chunks": (4, 5, 1), "itls": pytest.approx([GAP / 5] * 5 + [GAP])}) for api in PLANNED),
+        ("openai", [ONE, TWO + THREE, ONE + TWO + THREE, line(total(6))],
+         {"itls": pytest.approx([GAP / 2] * 2 + [GAP / 3] * 3)}),
+        # A total at the end is spread evenly over the chunks.
+        ("openai", [ONE, TWO, THREE, line(total(8))], SPREAD),
+        ("openai", [ONE, TWO, THREE, line(chunk("openai", "", "length", used=8))], SPREAD),
+        # A token without text counts where the usage grows, and a chunk without tokens lengthens the next gap.
+        ("openai", [line(chunk("openai", text, used=count)) for text, count in TOKYO],
+         {"tokens": 5, "completion": "東京", "first": GAP, "itls": pytest.approx([GAP] * 4)}),
+        ("openai", [*used("openai", 1, 1, 2), line(total(2))], {"sizes": [1, 0, 1], "itls": pytest.approx([2 * GAP])}),
+        # Reasoning and tool calls are tokens.
+        *(("chat", [ROLE, *[line(chunk("chat", None, **kind))] * 3, STOP, line(total(3))],
+           {"tokens": 3, "completion": "", "finish_reason": "stop", "first": 2 * GAP, "itls": pytest.approx([GAP, GAP])})
+          for kind in KINDS),
+    ],
+)  # fmt: skip
+def test_every_token_of_a_stream_counts_and_has_its_gap(
+    api: str, pieces: list[bytes], expected: dict[str, Any]
+) -> None:
+    outcome = received(api, [*pieces, DONE])
+    assert outcome.error == ""
+    assert {name: getattr(outcome, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("end", [b"\r", b"\r\n", b"\n"])
@@ -105,53 +142,6 @@ def test_data_of_several_lines_is_one_event_and_a_line_alone_is_one_too() -> Non
     assert received("chat", [long, DONE]).completion == "One"
     single = received("chat", [*words("chat", b"\n"), b"data: [DONE]\n"])
     assert (single.completion, single.itls) == ("One two three", pytest.approx([GAP, GAP]))
-
-
-@pytest.mark.parametrize("api", ["openai", "chat"])
-def test_a_gap_before_n_tokens_counts_n_times_as_an_nth_of_it(api: str) -> None:
-    pieces = [line(chunk(api, "x", used=used)) for used in (4, 9, 10)]
-    outcome = received(api, [*pieces, line(total(10)), DONE])
-    assert outcome.chunks == (4, 5, 1)
-    assert outcome.itls == pytest.approx([GAP / 5] * 5 + [GAP])
-
-
-def test_chunks_that_arrive_together_are_one_gap_before_all_of_their_tokens() -> None:
-    one, two, three = words("openai")
-    outcome = received("openai", [one, two + three, one + two + three, line(total(6)), DONE])
-    assert outcome.itls == pytest.approx([GAP / 2] * 2 + [GAP / 3] * 3)
-
-
-@pytest.mark.parametrize("last", [line(total(8)), line(chunk("openai", "", "length", used=8))], ids=["alone", "final"])
-def test_a_total_at_the_end_is_spread_evenly_over_the_chunks(last: bytes) -> None:
-    outcome = received("openai", [*words("openai"), last, DONE])
-    assert (outcome.tokens, outcome.sizes, len(outcome.itls)) == (8, [3, 3, 2], 5)
-    assert sum(outcome.itls) == pytest.approx(2 * GAP)
-
-
-def test_a_token_without_text_counts_where_the_usage_grows() -> None:
-    parts = [("", 1), ("東", 2), ("", 3), ("", 4), ("京", 5)]
-    outcome = received("openai", [*(line(chunk("openai", text, used=used)) for text, used in parts), DONE])
-    assert (outcome.tokens, outcome.completion, outcome.first) == (5, "東京", GAP)
-    assert outcome.itls == pytest.approx([GAP] * 4)
-
-
-@pytest.mark.parametrize(
-    "delta",
-    [{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}],
-    ids=lambda delta: next(iter(delta)),
-)
-def test_reasoning_and_tool_calls_are_tokens(delta: dict[str, Any]) -> None:
-    role = chunk("chat", "", role="assistant")
-    said = [line(chunk("chat", None, **delta))] * 3
-    outcome = received("chat", [line(role), *said, line(chunk("chat", "", "stop")), line(total(3)), DONE])
-    assert (outcome.error, outcome.tokens, outcome.completion, outcome.finish_reason) == ("", 3, "", "stop")
-    assert outcome.first == 2 * GAP
-    assert outcome.itls == pytest.approx([GAP, GAP])
-
-
-def test_a_chunk_without_tokens_lengthens_the_next_gap() -> None:
-    outcome = received("openai", [line(chunk("openai", "x", used=used)) for used in (1, 1, 2)] + [line(total(2)), DONE])
-    assert (outcome.sizes, outcome.itls) == ([1, 0, 1], pytest.approx([2 * GAP]))
 
 
 def test_a_stream_of_tgi_ends_with_the_whole_text_with_details_or_without() -> None:

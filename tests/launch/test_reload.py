@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ def slow(seconds: float) -> dict[str, str]:
     return arming({"slow_load": {"seconds": seconds}, "slow_step": {"ms": 5}})
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50", **slow(1)) as server:
-        yield server
-
-
 def reload(server: Server) -> set[int]:
     """Ask for a reload; return the workers from before once there is another."""
     old = set(server.workers)
@@ -34,31 +27,35 @@ def reload(server: Server) -> set[int]:
     return old
 
 
+MOCK = ("dynamic", "--model", "mock:llm-mock@50")
+
+
 @pytest.mark.process
-def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_model_is_loaded(server: Server) -> None:
-    expected = server.post(**LONG).json
-    refused: list[Answer] = []
-    for _ in range(3):  # who stands still while the model loads sees no refusal
-        with in_background(lambda: server.post(**LONG)) as early:
-            wait_until(lambda: early or server.get("/stats").json["requests-running"] == 1)
-            old = reload(server)
-            answers = []
+def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_model_is_loaded(tmp_path: Path) -> None:
+    with Server(tmp_path / "log", *MOCK, **slow(1)) as server:
+        expected = server.post(**LONG).json
+        refused: list[Answer] = []
+        for _ in range(3):  # who stands still while the model loads sees no refusal
+            with in_background(lambda: server.post(**LONG)) as early:
+                wait_until(lambda: early or server.get("/stats").json["requests-running"] == 1)
+                old = reload(server)
+                answers = []
 
-            def has_ended() -> bool:
-                answers.append(server.post(prompt="the", num_tokens=3))  # noqa: B023
-                return not old & {*server.workers}  # noqa: B023
+                def has_ended() -> bool:
+                    answers.append(server.post(prompt="the", num_tokens=3))  # noqa: B023
+                    return not old & {*server.workers}  # noqa: B023
 
-            wait_until(has_ended)
-        assert {answer.status for answer in answers} <= {200, 503}
-        assert early[0].status == 200
-        assert early[0].json["completion"] == expected["completion"]
-        wait_until(lambda: server.get("/ready").status == 200)
-        if refused := [answer for answer in answers if answer.status == 503]:
-            break
-    assert refused
-    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
-    assert server.post(**LONG).json["completion"] == expected["completion"]
-    assert server.output().count("Traceback") == 0
+                wait_until(has_ended)
+            assert {answer.status for answer in answers} <= {200, 503}
+            assert early[0].status == 200
+            assert early[0].json["completion"] == expected["completion"]
+            wait_until(lambda: server.get("/ready").status == 200)
+            if refused := [answer for answer in answers if answer.status == 503]:
+                break
+        assert refused
+        assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
+        assert server.post(**LONG).json["completion"] == expected["completion"]
+        assert server.output().count("Traceback") == 0
 
 
 @pytest.mark.full
@@ -73,23 +70,17 @@ def test_a_reload_of_a_broken_model_ends_the_server_and_says_why(tmp_path: Path)
         assert "error: " in server.output()
 
 
-@pytest.fixture
-def slow_loader(tmp_path: Path) -> Iterator[Server]:
-    """Return a server whose loads take longer than gunicorn waits for a worker to end."""
-    limit = {"GUNICORN_CMD_ARGS": "--graceful-timeout 3"}
-    argv = ("dynamic", "--model", "mock:llm-mock@50")
-    with Server(tmp_path / "log", *argv, **slow(6), **limit) as server:
-        yield server
-
-
 @pytest.mark.process
-def test_sigterm_during_a_reload_does_not_wait_for_it(slow_loader: Server) -> None:
+def test_sigterm_during_a_reload_does_not_wait_for_it(tmp_path: Path) -> None:
+    # Loads take longer than a worker may take to end.
+    variables = slow(6) | {"GUNICORN_CMD_ARGS": "--graceful-timeout 3"}
     short = LONG | {"num_tokens": 40}  # it ends well within the time that a drain may take
-    with in_background(lambda: slow_loader.post(**short)) as early:
-        wait_until(lambda: early or slow_loader.get("/stats").json["requests-running"] == 1)
-        assert len(slow_loader.workers) == 1
-        reload(slow_loader)
-        slow_loader.process.send_signal(signal.SIGHUP)
-        assert slow_loader.stop() == 0
-    assert early[0].status == 200
-    assert slow_loader.output().count("ready in") == 1  # nobody waited until the new worker had loaded
+    with Server(tmp_path / "log", *MOCK, **variables) as server:
+        with in_background(lambda: server.post(**short)) as early:
+            wait_until(lambda: early or server.get("/stats").json["requests-running"] == 1)
+            assert len(server.workers) == 1
+            reload(server)
+            server.process.send_signal(signal.SIGHUP)
+            assert server.stop() == 0
+        assert early[0].status == 200
+        assert server.output().count("ready in") == 1  # nobody waited until the new worker had loaded

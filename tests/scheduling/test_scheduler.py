@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import policies
 from scheduling.fast_forward import admission_closed, identical_steps_ahead
-from scheduling.iteration import Experts, Plan
+from scheduling.iteration import Experts, Plan, SlotSteps
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Scheduler
@@ -142,15 +142,8 @@ def test_the_record_has_phases_batch_sizes_and_waste() -> None:
     first, second = (it.to_dict() for it in run.iterations)
     assert [m["phase"] for m in first["members"]] == ["prefill", "prefill"]
     assert [m["phase"] for m in second["members"]] == ["decode", "held"]
-    assert first["slot_steps"] == {
-        "useful": 1.5,
-        "padding": 0.5,
-        "held": 0,
-        "idle": 2,
-        "recomputed": 0.0,
-        "rejected": 0.0,
-    }
-    assert second["slot_steps"] == {"useful": 1, "padding": 0, "held": 1, "idle": 2, "recomputed": 0.0, "rejected": 0.0}
+    assert first["slot_steps"] == SlotSteps(1.5, 0.5, 0, 2, 0.0, 0.0)._asdict()
+    assert second["slot_steps"] == SlotSteps(1, 0, 1, 2, 0.0, 0.0)._asdict()
     assert second["left"] == [{"id": "r0", "reason": "length"}, {"id": "r1", "reason": "length"}]
     assert [(s.batch_max, s.iterations) for s in run.sequences] == [(2, 1), (2, 2)]
 

@@ -15,6 +15,7 @@ def test_waiting_for_a_slot_is_reported() -> None:
     assert run.sequences[0].waited == {}
     assert run.sequences[1].waited == {"policy_order": (1, 9), "slots_full": (2, 24)}
     assert run.sequences[2].waited == {"policy_order": (1, 8), "slots_full": (3, 42)}
+    assert [step.blocked_by for step in run.iterations] == [None, *["slots_full"] * 3, *[None] * 5]
 
 
 def test_waiting_for_pages_is_reported() -> None:
@@ -26,12 +27,6 @@ def test_waiting_for_pages_is_reported() -> None:
 def test_waiting_for_the_end_of_a_static_batch_is_reported() -> None:
     run = drive(make_scheduler("static", 2), requests((0, 4, 3), (5, 8, 1)))
     assert run.sequences[1].waited == {"policy_order": (3, 33)}
-
-
-def test_each_step_names_why_requests_were_left_in_the_queue() -> None:
-    run = drive(make_scheduler("nobatch", 1), requests((0, 4, 3), (5, 8, 1), (6, 2, 5)))
-    assert [step.blocked_by for step in run.iterations] == [None, *["slots_full"] * 3, *[None] * 5]
-    run = drive(make_scheduler("static", 2), requests((0, 4, 3), (5, 8, 1)))
     assert [step.get("blocked_by") for step in run.records()] == [None, "policy_order", "policy_order", None]
 
 

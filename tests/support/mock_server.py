@@ -22,7 +22,7 @@ CHAT_TOKENS = 5  # of an answer that no max_tokens ends
 
 
 class MockServer:
-    """Remembers what it was asked, and when; answers after `ttft` and a token every `itl` seconds."""
+    """Remembers what it was asked; answers after `ttft` and a token every `itl` seconds."""
 
     def __init__(self) -> None:
         self.ttft = 0.0
@@ -31,7 +31,6 @@ class MockServer:
         self.queue_s = 0.0
         self.asked: list[dict[str, Any]] = []
         self.paths: list[str] = []
-        self.arrived: list[float] = []
         self.keys: list[str | None] = []
         self.sessions: list[tuple[str | None, ...]] = []  # and programs, of the headers
         self.running = self.most_running = 0
@@ -102,7 +101,6 @@ class MockServer:
         if path == CHAT and not (self.chats and body):
             reply(writer, 400 if self.chats else 404, {"error": {"message": "no messages, or no such path"}})
             return
-        self.arrived.append(time.perf_counter())
         self.asked.append(body)
         self.paths.append(path)
         self.keys.append(headers.get("authorization"))
