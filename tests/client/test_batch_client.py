@@ -19,7 +19,7 @@ import pytest
 from batch_files.lines import BadLine, ForeignFile, Line, Pending
 from batch_files.output import InUse, LineFile
 from client import batch
-from tests.support import ROOT, wait_until
+from tests.support import ROOT, limited, wait_until
 from tests.support.mock_server import MockServer
 from tests.support.servers import clean_environment
 
@@ -181,22 +181,15 @@ def test_a_killed_run_goes_on_with_every_line_answered_once(server: MockServer, 
     assert ids(tmp_path / "out.jsonl") == sorted(f"r{i}" for i in range(300))
 
 
-def test_a_full_disk_keeps_whole_lines_and_the_rest_can_be_sent_later(server: MockServer, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_whole_lines_and_the_rest_can_be_sent_later(
+    server: MockServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "in.jsonl", (line(f"r{i}") for i in range(60)))
-    words = [str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), "--url", server.url]
-    code = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY));"
-        "from client import batch; sys.exit(batch.main())"
-    )
-    limited = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=ROOT, env=clean_environment(), capture_output=True, text=True
-    )
-    assert limited.returncode == 1
-    assert "Run the same command again" in limited.stderr
+    with limited(resource.RLIMIT_FSIZE, 4096):  # so that writing fails as it does on a full disk
+        assert run(server, tmp_path) == 1
+    assert "Run the same command again" in capsys.readouterr().err
     assert 0 < len(rows(tmp_path / "out.jsonl")) < 60
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
-    assert batch.main(words) == 0
+    assert run(server, tmp_path) == 0
     assert ids(tmp_path / "out.jsonl") == sorted(f"r{i}" for i in range(60))
 
 

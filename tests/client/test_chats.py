@@ -148,7 +148,7 @@ SHAREGPT: list[Any] = [
 ]  # fmt: skip
 
 
-def test_a_sharegpt_file_gives_its_first_questions(tmp_path: Path) -> None:
+def test_a_sharegpt_file_gives_its_first_questions_to_llm_mock_as_plain_prompts(tmp_path: Path) -> None:
     file = tmp_path / "sharegpt.json"
     file.write_text("\ufeff" + json.dumps(SHAREGPT))
     plan = catalog.draw(f"sharegpt:{file}", 2, BURST, 1, TEXT)
@@ -157,15 +157,9 @@ def test_a_sharegpt_file_gives_its_first_questions(tmp_path: Path) -> None:
     assert "2 of 4 entries" in plan.notes[0]
     assert "entry 2: has no question with an answer; entry 4: has no list" in plan.notes[0]
     assert "repeated" in catalog.draw(f"sharegpt:{file}", 5, BURST, 1, TEXT).notes[1]
-
-
-def test_llm_mock_asks_the_questions_of_a_sharegpt_file_as_plain_prompts(tmp_path: Path) -> None:
-    file = tmp_path / "sharegpt.json"
-    file.write_text(json.dumps(SHAREGPT))
-    plan = catalog.draw(f"llm-mock:{file}", 2, BURST, 1, TEXT)
-    assert {(p.prompt, p.num_tokens, p.chat) for p in plan.planned} == {
-        ("we come to the king", 51, None), ("who is he", 50, None)
-    }  # fmt: skip
+    plain = catalog.draw(f"llm-mock:{file}", 2, BURST, 1, TEXT).planned
+    asked = {(p.prompt, p.num_tokens, p.chat) for p in plain}
+    assert asked == {("we come to the king", 51, None), ("who is he", 50, None)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -13,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import app
 from config import Config, ConfigError
 from launch import doctor, preflight
 from models.sources import catalog
-from tests.support import ROOT, points
+from tests.support import ROOT, limited, points
 from tests.support.checkpoints import write_checkpoint
 from tests.support.servers import Server, free_port, run_app
 
@@ -112,17 +111,6 @@ def test_a_port_in_use_is_refused(variables: pytest.MonkeyPatch, capsys: pytest.
         line = refused(capsys, "--port", str(port))
     assert line.startswith(f"error: port {port} on 127.0.0.1")
     assert line.endswith(f"--port {port % 65535 + 1}\n")
-
-
-@contextlib.contextmanager
-def limited(which: int, to: int) -> Iterator[None]:
-    """Lower a limit of this process, and with it that of its children, meanwhile."""
-    soft, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (to, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(which, (soft, hard))
 
 
 def test_a_full_disk_is_refused(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 import policies
@@ -11,10 +9,8 @@ from costs.cost import Cost
 from costs.steps import Step
 from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
-from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.laws.check import check
 from simulate.simulator import Run, simulate
 from tests.support.scheduling import drive, make_scheduler, next_tokens, requests
 
@@ -137,37 +133,3 @@ def test_a_leap_over_steps_in_which_pages_grow_changes_nothing(policy: str, page
     assert (leaping.steps, leaping.gaps) == (walking.steps, walking.gaps)
     if policy != "adaptive":
         assert any(s.preemptions for s in walking.sequences) == (pages < 200)
-
-
-class Early(Reservations):
-    """Publishes a page before it is full."""
-
-    def publish(self, seq: Sequence) -> None:
-        seq.computed += 1
-        super().publish(seq)
-        seq.computed -= 1
-
-
-class Leaky(Reservations):
-    """Keeps the pages of a request that is preempted."""
-
-    def release(self, seq: Sequence) -> None:
-        if seq.is_finished:
-            super().release(seq)
-        seq.pages = []
-
-
-@pytest.mark.parametrize(
-    ("planted", "law"), [(Early, "the same tokens as without preemption"), (Leaky, "no page is leaked")]
-)
-def test_the_law_checker_notices_a_fault_in_the_bookkeeping_of_pages(
-    planted: Callable[[PagePool | None], Reservations], law: str
-) -> None:
-    class Faulty(Scheduler):
-        def __init__(self, policy: Policy, pages: PagePool | None = None, *args: int) -> None:
-            super().__init__(policy, pages, *args)
-            self.batch.pages = planted(pages)
-
-    verdict = check("dynamic", 100, seed=15, make_scheduler=Faulty, large=0)
-    assert verdict.broken is not None
-    assert verdict.broken.law == law, str(verdict)

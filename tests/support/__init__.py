@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -59,3 +60,14 @@ def in_background(act: Callable[[], Any]) -> Iterator[list[Any]]:
     yield results
     thread.join(60)
     assert not thread.is_alive(), "it hangs"
+
+
+@contextmanager
+def limited(which: int, to: int) -> Iterator[None]:
+    """Lower a limit of this process, and with it that of its children, meanwhile."""
+    soft, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (to, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, (soft, hard))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+from flask import Flask
+from flask.testing import FlaskClient
 
 from api.pages.demo import arrivals
 from api.schemas.demo import LoadRequest
@@ -20,14 +22,23 @@ from tests.support.fakes import FakeModel, fake_engine, places_taken
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
-def test_a_browser_gets_the_page_and_everybody_else_json() -> None:
-    client = create_app(Config(), fake_engine(FakeModel())).test_client()
+@pytest.fixture
+def app() -> Iterator[Flask]:
+    engine = fake_engine(FakeModel())
+    yield create_app(Config(), engine)
+    engine.manager.stop()
+
+
+def test_a_browser_gets_the_page_and_everybody_else_json(client: FlaskClient) -> None:
     page = client.get("/", headers=HTML)
     assert page.mimetype == "text/html"
     assert "script-src 'self'" in page.headers["Content-Security-Policy"]
     assert page.headers["Vary"] == "Accept"
     assert client.get("/").get_json()["status"] == "ok"
     assert client.get("/", headers={"Accept": "*/*"}).get_json()["status"] == "ok"
+    for fields in ({"count": 401}, {"rate": -1}, {"count": True}, {"max_tokens": 0}):  # a load is bounded
+        assert client.post("/load", json=fields).status_code == 400
+    assert client.get("/load").get_json()["active"] is False
 
 
 def test_the_page_needs_no_key_and_all_that_tells_something_does() -> None:
@@ -76,13 +87,6 @@ def test_a_load_is_the_same_for_the_same_seed_and_poisson() -> None:
     engine.manager.stop()
 
 
-@pytest.mark.parametrize("fields", [{"count": 401}, {"rate": -1}, {"count": True}, {"max_tokens": 0}])
-def test_a_load_is_bounded(fields: dict[str, Any]) -> None:
-    client = create_app(Config(), fake_engine(FakeModel())).test_client()
-    assert client.post("/load", json=fields).status_code == 400
-    assert client.get("/load").get_json()["active"] is False
-
-
 def test_a_load_counts_its_answers_and_rejections() -> None:
     app = create_app(Config(), fake_engine(FakeModel(), max_batch_size=2, max_queue=6))
     client = app.test_client()
@@ -96,8 +100,7 @@ def test_a_load_counts_its_answers_and_rejections() -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-3, 1e-308])
-def test_a_load_that_is_stopped_sends_no_more_and_lets_another_start(rate: float) -> None:
-    client = create_app(Config(), fake_engine(FakeModel())).test_client()
+def test_a_load_that_is_stopped_sends_no_more_and_lets_another_start(client: FlaskClient, rate: float) -> None:
     slow = {"count": 400, "rate": rate}
     assert client.post("/load", json=slow).get_json()["active"] is True
     assert client.post("/load", json=slow).status_code == 429
