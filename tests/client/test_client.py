@@ -96,16 +96,11 @@ def test_verbose_prints_the_completions_as_they_are(server: MockServer, capsys: 
     assert last_json(capsys)[1].count("[bold]and so on") == 2
 
 
-def test_the_same_seed_sends_the_same_bodies(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:
-    names = []
-    bodies = []
+def test_the_same_seed_sends_the_same_bodies(server: MockServer) -> None:
     for _ in range(2):
-        server.asked.clear()
         assert run(server, "--wait", "0", "--numsamples", "6", "--seed", "9") == 0
-        names.append(last_json(capsys)[0]["trace_sha256"])
-        bodies.append(sorted(json.dumps(body) for body in server.asked))
-    assert names[0] == names[1]
-    assert bodies[0] == bodies[1]
+    bodies = [json.dumps(body) for body in server.asked]
+    assert sorted(bodies[:6]) == sorted(bodies[6:])
 
 
 def test_without_flags_it_is_a_hundred_requests_at_one_a_second() -> None:

@@ -41,13 +41,12 @@ def test_gaps_of_streams_are_pooled_and_tpot_is_computed(monkeypatch: pytest.Mon
 
 
 def test_different_arrivals_are_rejected_without_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = []
-    for name in "ab":
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps({**run_of([1.0] * 12), "trace_sha256": name}))
-        paths.append(str(path))
-    assert compare.main(paths) == 2
+    paths = [tmp_path / f"{name}.json" for name in "ab"]
+    for path in paths:
+        path.write_text(json.dumps({**run_of([1.0] * 12), "trace_sha256": path.stem}))
+    files = [*map(str, paths)]
+    assert compare.main(files) == 2
     assert "different arrivals" in capsys.readouterr().err
-    assert compare.main([*paths, "--different"]) == 0
+    assert compare.main([*files, "--different"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said[0]["verdict"] == verdict.SAME

@@ -88,14 +88,6 @@ def test_a_race_of_live_servers_shows_each_with_its_policy(tab: Tab, server: Ser
         tab.expected = [f"http://127.0.0.1:{other.port}/events?"]  # it alone, as the address asks for
 
 
-def framed(page: Any, lanes: int) -> Any:
-    """Return the frame of a report with its race, once all lanes are there."""
-    wait_until(lambda: len(page.frames) == 2)
-    frame = page.frames[1]
-    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == lanes)
-    return frame
-
-
 def test_the_race_within_a_report_needs_no_server(raced: Tab, tmp_path: Path) -> None:
     runs = {
         policy: drive(make_scheduler(policy, 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
@@ -110,7 +102,9 @@ def test_the_race_within_a_report_needs_no_server(raced: Tab, tmp_path: Path) ->
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url))
     page.goto(path.as_uri())
-    frame = framed(page, 2)
+    wait_until(lambda: len(page.frames) == 2)
+    frame = page.frames[1]
+    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 2)
     assert frame.locator(".badge").all_text_contents()[1:] == ["static", "dynamic"]
     frame.evaluate("EB.race.clock = 1e9")
     wait_until(lambda: frame.locator(".done", has_text="finished in").count() == 2)
