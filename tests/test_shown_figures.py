@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from dev.tools import pack_lab
 from simulate.__main__ import main
 from simulate.best import regret
 from tests.support import ROOT
@@ -26,13 +27,7 @@ SHOWN = re.compile(
     r"^```bash\n((?:\./eb simulate run .*\n(?: .*\n)*)+)```\n\n((?:\|.*\n)+)(?:\n\[[^]]*\]\(\S+/lab/#([\w-]+)\))?",
     re.MULTILINE,
 )
-LOADS = {  # as dev/tools/pack_lab.py draws them
-    "steady": ("uniform", "poisson"),
-    "bursty": ("uniform", "gamma"),
-    "all-at-once": ("uniform", "burst"),
-    "short-and-long": ("short-long", "poisson"),
-    "long-prompts": ("fastgen", "poisson"),
-}
+LOADS = {name: drawn[:2] for name, drawn in pack_lab.WORKLOADS.items()}
 
 
 def number(value: float) -> str:

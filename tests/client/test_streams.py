@@ -114,7 +114,8 @@ def used(api: str, *counts: int) -> list[bytes]:
         ("openai", [*used("openai", 1, 1, 2), line(total(2))], {"sizes": [1, 0, 1], "itls": pytest.approx([2 * GAP])}),
         # Reasoning and tool calls are tokens.
         *(("chat", [ROLE, *[line(chunk("chat", None, **kind))] * 3, STOP, line(total(3))],
-           {"tokens": 3, "completion": "", "finish_reason": "stop", "first": 2 * GAP, "itls": pytest.approx([GAP, GAP])})
+           {"tokens": 3, "completion": "", "finish_reason": "stop", "first": 2 * GAP,
+            "itls": pytest.approx([GAP, GAP])})
           for kind in KINDS),
     ],
 )  # fmt: skip

@@ -169,7 +169,8 @@ def test_a_config_made_in_code_is_checked_too() -> None:
         )),
         *(("prefix_cache", word, True) for word in ("on", "ON", "1", "true", "yes")),
         *(("address", host, address) for host, address in (
-            ("::", "[::]:1"), ("[::]", "[::]:1"), ("[::1]", "[::1]:1"), ("localhost", "localhost:1"), ("10.1.2.3", "10.1.2.3:1")
+            ("::", "[::]:1"), ("[::]", "[::]:1"), ("[::1]", "[::1]:1"), ("localhost", "localhost:1"),
+            ("10.1.2.3", "10.1.2.3:1"),
         )),
     ],
 )  # fmt: skip
@@ -249,6 +250,8 @@ def test_help_shows_the_common_flags_first_and_how_to_see_the_others(capsys: pyt
 def test_help_lists_the_policies_and_print_config_hides_the_key(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in [name for name in os.environ if name.startswith("EB_") or name == "BATCHING"]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("EB_API_KEY", "hunter2")
     with pytest.raises(SystemExit):
         app.main(["--help"])

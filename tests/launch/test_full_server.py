@@ -66,7 +66,10 @@ def test_a_full_server_refuses_before_the_body_with_the_limit_of_its_policy(serv
     answer = refused_while_full(server)
     assert (answer.status, answer.headers["Content-Type"]) == (429, "application/json")
     assert 1 <= int(answer.headers["Retry-After"]) <= 60
-    message = "the server is full (4 requests queued or running, this one adds 1, limit 4). Try again later, or raise --max-queue"
+    message = (
+        "the server is full (4 requests queued or running, this one adds 1, limit 4). "
+        "Try again later, or raise --max-queue"
+    )
     assert answer.json["error"] == {"message": message, "type": "overloaded", "param": None, "code": None}
 
 

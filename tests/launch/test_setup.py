@@ -128,7 +128,7 @@ def test_a_server_without_weights_and_its_help_need_no_torch_and_another_install
 def test_help_installs_no_more_than_a_mock_needs(folder: Path, command: str) -> None:
     calls = ran(folder, "eb", "help", command)[2] + ran(folder, "eb", command, "-h")[2]
     assert set(installed(calls)) <= {"mock", "client"}
-    assert installed(ran(folder, "eb", "fleet", "dynamic")[2])[-1] == "ray"
+    assert command != "fleet" or installed(ran(folder, "eb", "fleet", "dynamic")[2])[-1] == "ray"
 
 
 @pytest.mark.parametrize(

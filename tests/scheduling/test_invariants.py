@@ -1,7 +1,7 @@
 """What every policy keeps on random traces, with failing rows, cancellations and preemptions in between.
 
-`drive` checks conservation, slots, pages, tokens and waiting times of every run after every step. That a run can be repeated
-and keeps Little's law is shown of every policy by the checker of laws, in tests/simulate/test_check.py.
+`drive` checks conservation, slots, pages, tokens and waiting times of every run after every step. The law checker shows
+of every policy that a run can be repeated and keeps Little's law (tests/simulate/test_check.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.support.scheduling import Request, drive, failing, make_scheduler, re
 from tests.support.strategies import Faults, Pool, budgets, faults, pools, slots, tight_pools, traces
 
 ALL = ["nobatch", "static", "dynamic"]
-MORE = ["static-exact", "impatient", "elastic", "window", "multibin", "bucket", "static-global", "chunked", "prefill-first",
-        "tgi", "lightllm", "adaptive", "baton", "econoserve", "dynamic+srpt", "dynamic+mlfq", "dynamic+vtc", "dynamic+vtc-pred",
-        "dynamic+sjf"]  # fmt: skip
+MORE = ["static-exact", "impatient", "elastic", "window", "multibin", "bucket", "static-global", "chunked",
+        "prefill-first", "tgi", "lightllm", "adaptive", "baton", "econoserve", "dynamic+srpt", "dynamic+mlfq",
+        "dynamic+vtc", "dynamic+vtc-pred", "dynamic+sjf"]  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", [*ALL, *MORE])
@@ -45,7 +45,7 @@ def test_every_request_gets_exactly_its_tokens_from_keys_of_its_own_unless_it_fa
     margin: int | None,
     drafts: tuple[int, int | None] | None,
 ) -> None:
-    """With a `margin`, answers have no known end and grow; of `drafts`, each so-manieth is wrong."""
+    """With a `margin`, pages grow with the answers; `drafts` says that each n-th is wrong, and how many a step has."""
     pages, sequences = pool(), requests(*trace)
     made = make_scheduler(policy, slots, pages, budget)
     contents = Contents(pages.page_size) if pages else None
