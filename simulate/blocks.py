@@ -16,12 +16,10 @@ TOKENS = 512  # of a block of Mooncake's trace
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of each request: a prompt of the trace in one of its copies; different copies share no blocks."""
+    """The blocks of each request, numbered from 0."""
 
-    prompts: list[np.ndarray]  # the blocks of each prompt of the trace, numbered from 0
+    prompts: list[np.ndarray]
     count: int  # the number of different blocks
-    prompt: np.ndarray  # of each request: its prompt
-    copy: np.ndarray  # of each request: its copy of the trace
     size: int = TOKENS  # of a block
 
     @classmethod
@@ -29,15 +27,11 @@ class Blocks:
         """Number the blocks of the prompts of a trace, each of `size` tokens."""
         numbers: dict[Hashable, int] = {}
         numbered = [np.array([numbers.setdefault(b, len(numbers)) for b in p], dtype=np.int64) for p in prompts]
-        return cls(numbered, len(numbers), np.arange(len(numbered)), np.zeros(len(numbered), int), size)
+        return cls(numbered, len(numbers), size)
 
     def only(self, chosen: np.ndarray) -> Blocks:
         """Return the blocks of the requests with these indices."""
-        return replace(self, prompt=self.prompt[chosen], copy=self.copy[chosen])
-
-    def copied(self, chosen: np.ndarray, copy: np.ndarray) -> Blocks:
-        """Return the blocks of the requests with these indices, each in another copy."""
-        return replace(self, prompt=self.prompt[chosen], copy=copy)
+        return replace(self, prompts=[self.prompts[i] for i in chosen])
 
     @property
     def are_shared(self) -> bool:
@@ -45,17 +39,13 @@ class Blocks:
         heads = [prompt[0] for prompt in self.prompts if len(prompt)]
         return len(set(heads)) < len(heads)
 
-    def _numbers(self, i: int, most: int) -> np.ndarray:
-        return np.asarray(self.prompts[self.prompt[i]][:most] + self.copy[i] * self.count)
-
     def keys(self, i: int, tokens: int) -> list[bytes]:
         """Return a key for each full block of a prompt; behind the named blocks, keys that no other request has."""
-        packed = self._numbers(i, tokens // self.size).tobytes()
+        packed = self.prompts[i][: tokens // self.size].tobytes()
         keys = [packed[at : at + 8] for at in range(0, len(packed), 8)]
         return keys + [b"%d %d" % (i, block) for block in range(len(keys), tokens // self.size)]
 
     def tokens(self, i: int, tokens: int) -> list[int]:
         """Return a prompt whose tokens are equal where blocks are; behind the blocks, tokens that no other request has."""
-        head = np.repeat(self._numbers(i, -(-tokens // self.size)), self.size)[:tokens]
-        own = int(self.copy.max() + 1) * self.count + i
-        return [*head.tolist(), *[own] * (tokens - len(head))]
+        head = np.repeat(self.prompts[i], self.size)[:tokens]
+        return [*head.tolist(), *[self.count + i] * (tokens - len(head))]

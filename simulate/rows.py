@@ -1,4 +1,4 @@
-"""The requests of a simulation as columns of numbers, and what becomes of them: faster, fewer, copied, hinted.
+"""The requests of a simulation as columns of numbers, and what becomes of them: faster, fewer, hinted.
 
 Orders that go by client, priority or deadline need requests that differ in them: `Rows.hinted` draws these. This module
 must not know where requests come from, policies, costs, or what becomes of a request.
@@ -36,7 +36,7 @@ class Rows:
     that names them. Without either, prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
     of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run. With `open_ended`, no
     request names a limit, whatever `limit` says of its length. `constrained`: whether its answer follows a grammar.
-    `pinned` are prompts of others, with tokens equal to those of `ids` where the texts are. `calls` are those of programs, which
+    `calls` are those of programs, which
     begin `at` and, if `closed`, send a call when those that it needs are answered.
     """
 
@@ -58,7 +58,6 @@ class Rows:
     arrivals: Arrivals | None = None
     open_ended: bool = False
     constrained: list[bool] | None = None
-    pinned: tuple[list[int], ...] = ()
 
     def sequences(self) -> list[Sequence]:
         """Return a fresh sequence for each row, or the closed loop of all."""
@@ -187,27 +186,6 @@ class Rows:
             kept = {*islice(dict.fromkeys(call.program for call in self.calls), count)}
             count = sum(call.program in kept for call in self.calls)
         return self.only(np.arange(min(count, len(self.at))))
-
-    def copied(self, copies: int, seed: int) -> Rows:
-        """Return `copies` copies of the requests at once, each with contents and clients of its own.
-
-        Each but the first begins at a random time of the run, and goes on with its first requests after its last ones.
-        """
-        n = len(self.at)
-        span = float(self.at[-1]) * n / max(n - 1, 1)
-        shifts = np.random.default_rng([seed, copies]).random(copies) * span
-        shifts[0] = 0.0
-        at = ((self.at[None, :] + shifts[:, None]) % span if span else np.tile(self.at, (copies, 1))).ravel()
-        order = np.argsort(at, kind="stable")
-        row, copy = order % n, order // n
-        rows = replace(self.only(row), at=at[order], arrivals=None)
-        if self.client:
-            rows = replace(rows, client=[f"{self.client[r]}/{c}" for r, c in zip(row.tolist(), copy.tolist())])
-        if self.ids is not None or self.calls:
-            raise ValueError(
-                "the prompts of this trace are texts or calls of programs, which have no copies. Leave out --copies"
-            )
-        return replace(rows, blocks=self.blocks and self.blocks.copied(row, copy))
 
     def fitting(self, context: int) -> Rows:
         """Return the requests that fit a context, with a note about the others; ValueError if none fits."""

@@ -47,8 +47,7 @@ class Inside(Chosen):
 class Engine:
     """What serves the requests.
 
-    Without `kv_tokens` memory is unlimited. `speculator` makes what proposes draft tokens. `prepare` is called with the
-    empty pages. `engines` are the slots of each of several engines, with unlimited memory, that serve one queue; `slots` are
+    Without `kv_tokens` memory is unlimited. `speculator` makes what proposes draft tokens. `engines` are the slots of each of several engines, with unlimited memory, that serve one queue; `slots` are
     the most of one.
     """
 
@@ -58,7 +57,6 @@ class Engine:
     page_size: int = 16
     prefix_cache: bool = True
     evict: str = "lru"
-    prepare: Callable[[PagePool], object] = lambda pages: None
     speculator: Callable[[], Speculator | None] = lambda: None
     engines: tuple[int, ...] = ()
 
@@ -69,7 +67,6 @@ class Engine:
             evict = policies.get_eviction(self.evict)
             count = self.kv_tokens // self.page_size + 1  # page 0 is for padding
             pages = pool(count, self.page_size, prefix_cache=self.prefix_cache, evict=evict)
-            self.prepare(pages)
         policy, speculator = chosen.policy(self.slots), self.speculator()
         if self.engines:
             ends = [*accumulate(self.engines)]

@@ -54,7 +54,6 @@ def draw(
     seed: int = 0,
     arrivals: str = "poisson",
     context: int = corpus.USUAL_CONTEXT,
-    pinned: Iterable[str] = (),
 ) -> Rows:
     """Draw the run that the client sends with the same workload, arrivals, number of requests, seed and context.
 
@@ -77,8 +76,7 @@ def draw(
     process = Arrivals("trace", 1.0) if arrivals == "trace" else arrivals_of(arrivals, rate)
     plan = catalog.draw(workload, count, process, seed, corpus.load(), context)
     texts = [planned.prompt for planned in plan.planned]
-    numbered = _numbered(map(corpus.split, [*texts, *pinned]))
-    ids = numbered[: len(texts)]
+    ids = _numbered(map(corpus.split, texts))
     clients = [planned.user for planned in plan.planned]
     rows = Rows(
         np.array([planned.at for planned in plan.planned]),
@@ -89,7 +87,6 @@ def draw(
         ids=ids,
         texts=texts,
         arrivals=plan.arrivals,
-        pinned=tuple(numbered[len(texts) :]),
     )
     calls = [
         planned.call._replace(fresh=len(own), answer=planned.num_tokens, at=planned.at)

@@ -25,6 +25,15 @@ REMOVED = {
     "--users": "sweep --over users --values N",
     "--config-out": "--address auto, which uses a running Ray cluster",
     "vllm replay": "'vllm watch', whose page shows the recorded steps and simulates their requests",
+    "--copies": "--speed N, which raises the load of a trace",
+    **dict.fromkeys(
+        (
+            f"{command} {flag}"
+            for command in ("run", "plan", "fleet")
+            for flag in ("--pinned-prefixes", "--pinned-pages")
+        ),
+        "'simulate prefix --kinds trie', or the server's own --pinned-prefixes",
+    ),
     "predict": "'compare', which writes its predictions beside the measurements",
 }
 

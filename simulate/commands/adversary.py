@@ -13,7 +13,6 @@ from rich.console import Console
 import policies
 from simulate import workloads
 from simulate.arena.adversary import MEASURES, Adversary, Duel, Finding
-from simulate.commands import option_checks
 from simulate.commands.arguments import Sections, engine_options
 from simulate.commands.inputs import make_cost
 from simulate.commands.option_checks import refuse
@@ -91,8 +90,6 @@ def make_duel(args: Values) -> tuple[Duel, tuple[str, str]]:
     if rival != "bound":
         known = {info.option for info in policies.describe(rival)}
         sides.append(Chosen(rival, {name: value for name, value in values.items() if name in known}))
-    asked = [side.policy(args.max_batch_size) for side in sides]
-    refuse(args, option_checks.of_cost(cost, args, ", ".join(side.name for side in sides), asked))
     engine = Engine(args.max_batch_size, args.max_tokens_per_step)
     own, *others = [partial(engine.scheduler, side) for side in sides]
     return Duel(own, others[0] if others else None, cost, host, args.measure), (args.policy, rival)

@@ -46,8 +46,6 @@ KV_OPTIONS = [
         "--page-size", "tokens per KV page; 512 is the block size of Mooncake's traces, and faster for them",
         Number(1), default=16,
     ),
-    Option("--pinned-prefixes", "with --kv-tokens: a ShareGPT file, as for the server", FILE),
-    Option("--pinned-pages", "with --pinned-prefixes: number of cached pages", Number(0), default=256),
 ]  # fmt: skip
 
 
@@ -94,10 +92,6 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
         Option("--rate", "requests per second, or programs", POSITIVE, default=rate),
         Option("--num", "number of requests, or of programs; with --trace: all of them, or the first N", Number(1), default=num),
         Option("--trace", "take the requests from this CSV or JSON-lines file", FILE),
-        Option(
-            "--copies", "play a trace N times at once, each copy shifted by a random time, with its own prompts and clients",
-            Number(1), default=1,
-        ),
         Option("--speed", "play a trace this many times as fast", POSITIVE, default=1.0),
         Option(
             "--context", "leave out requests with more tokens of prompt and answer together; above 1024, the requests of a --workload "

@@ -150,7 +150,7 @@ def asking(rows: Rows) -> Asks | None:
         return lambda seq: RoutingKey(bodies.blocks(texts[int(seq.id)]), seq.client)
     if named is None or not rows.by_number:
         return None
-    return lambda seq: RoutingKey(seq.hashes[: len(named.prompts[named.prompt[int(seq.id)]])], seq.client)
+    return lambda seq: RoutingKey(seq.hashes[: len(named.prompts[int(seq.id)])], seq.client)
 
 
 def figures(run: FleetRun, limits: dict[str, float | None]) -> dict[str, Any]:

@@ -8,13 +8,11 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from batch_files import sharegpt
 from client.workloads.arrivals import check_span
 from client.workloads.corpus import USUAL_CONTEXT
 from costs import drafting, published
 from costs.cost import Aligned, Cost, Host, Padded, Ragged
 from costs.steps import decoding, prefilling
-from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.speculation import Speculator
 from simulate import workloads
@@ -37,7 +35,6 @@ def make_scenario(
     """
     chosen, asked = make_policies(args, reported)
     cost, host = make_cost(args)
-    refuse(args, option_checks.of_cost(cost, args, ", ".join(args.policies), asked))
     rows = _rows(args, unit=unit, draws_more=draws_more)
     for note in option_checks.notes(args, asked, rows):
         say(console, f"note: {note}")
@@ -45,13 +42,9 @@ def make_scenario(
     def speculator() -> Speculator | None:
         return None if args.acceptance is None else drafting.speculator(args.acceptance, args.drafts, args.seed)
 
-    def prepare(pages: PagePool) -> None:
-        if args.pinned_prefixes:
-            pages.pin(rows.pinned, args.pinned_pages, int(rows.most.max()))
-
     engine = Engine(
         args.max_batch_size, args.max_tokens_per_step, args.kv_tokens, args.page_size, rows.has_contents,
-        prepare=prepare, speculator=speculator,
+        speculator=speculator,
     )  # fmt: skip
     return Scenario(chosen, engine, cost, host, rows, asked)
 
@@ -132,22 +125,19 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> Rows:
         count = None if replays and not args.is_given("num") else args.num
         arrivals = "trace" if replays else args.arrivals
         context = max(args.context, USUAL_CONTEXT)
-        pinned = [question for question, _ in sharegpt.read(args.pinned_prefixes)[0]] if args.pinned_prefixes else []
-        rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals, context, pinned)
+        rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals, context)
     own_rate = has_own_rate(args)
     refuse(args, option_checks.of_arrivals(args, rows, own_rate=own_rate, unit=unit, draws_more=draws_more))
     if args.open_loop:
         rows = rows.in_open_loop()
     if args.context:
         rows = rows.fitting(args.context)
-    # The order matters: --num counts only requests that fit the context, and each copy has all that it took.
+    # The order matters: --num counts only requests that fit the context.
     if args.trace:
         if args.is_given("num"):
             rows = rows.first(args.num)
         rows = rows.faster(args.speed)
         check_span(rows.at, f"Use a higher --speed than {args.speed!r}, or leave out the last requests with --num")
-        if args.copies > 1:
-            rows = rows.copied(args.copies, args.seed)
     rows = rows.hinted(args.seed, args.clients, args.priorities, args.slo)
     size, longest = args.page_size, int(rows.most.max())
     if args.kv_tokens and -(-longest // size) > args.kv_tokens // size:

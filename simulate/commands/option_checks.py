@@ -10,8 +10,6 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import policies
-from costs.cost import Aligned, Cost, Padded, Ragged
-from costs.steps import decoding, prefilling
 from scheduling.policy import Policy
 from simulate.rows import Rows
 from terminal.options import UsageError, Values
@@ -93,25 +91,6 @@ def of_policies(args: Values, asked: Sequence[Policy], reported: Collection[str]
             yield option, f"has no effect: {named} does not use {words}. Use {loop}+{order}, or leave it out"
 
 
-def of_cost(cost: Cost, args: Values, named: str, asked: Iterable[Policy]) -> Reasons:
-    """Yield --engine if it changes the time of no step of these policies."""
-    uneven = decoding(2, 100, 64)
-    if isinstance(cost, Aligned) and cost.seconds(uneven) == cost.law.seconds(uneven):
-        yield "engine", f"has no effect: {args.cost} takes the same time for all contexts. Use another --cost"
-    if not isinstance(cost, Ragged | Padded):
-        return
-    law = cost.law
-    pads = law.seconds(prefilling(16, 64)) != law.seconds(prefilling(16, 64, padded=True))
-    holds = law.seconds(decoding(2, 128, 64)) != law.seconds(decoding(1, 64, 64))
-    padded = {policy.padded for policy in asked if policy.max_batch_size > 1}
-    if isinstance(cost, Ragged) and True not in padded:
-        yield "engine", f"has no effect: {named} does not pad. Leave it out"
-    elif isinstance(cost, Padded) and False not in padded:
-        yield "engine", f"has no effect: {named} pads already. Leave it out"
-    elif not (pads or (holds and isinstance(cost, Ragged))):
-        yield "engine", f"has no effect: {args.cost} takes the same time with and without padding. Use another --cost"
-
-
 def of_arrivals(args: Values, drawn: Rows, *, own_rate: bool, unit: bool, draws_more: bool) -> Reasons:
     """Yield the options that change nothing about requests that were `drawn` or read, before these get their hints.
 
@@ -123,11 +102,10 @@ def of_arrivals(args: Values, drawn: Rows, *, own_rate: bool, unit: bool, draws_
         yield "rate", f"has no effect on arrivals that have their own rate. {remedy}"
     if args.trace:
         yield "workload arrivals", "has no effect with --trace. Leave one out"
-        if not (draws_more or args.clients or args.priorities or args.slo or args.copies > 1):
+        if not (draws_more or args.clients or args.priorities or args.slo):
             yield "seed", "has no effect: nothing in --trace is random. Leave it out"
     else:
         yield "speed", "requires --trace. Add it, or use --rate"
-        yield "copies", "requires --trace. Add it, or use a larger --num"
         if args.arrivals == "burst" and not unit:
             yield "rate", "has no effect: in a burst all arrive at once. Leave it out"
     if not drawn.closed:
@@ -138,9 +116,7 @@ def of_arrivals(args: Values, drawn: Rows, *, own_rate: bool, unit: bool, draws_
     if drawn.priority:
         yield "priorities", "has no effect: --trace has priorities. Leave it out"
     if not args.kv_tokens:
-        yield "page_size pinned_prefixes", f"{UNLIMITED} 65536"
-    names, how = ("trace", "with") if args.pinned_prefixes else ("pinned_pages", "without")
-    yield names, f"has no effect {how} --pinned-prefixes. Leave it out"
+        yield "page_size", f"{UNLIMITED} 65536"
 
 
 def notes(args: Values, asked: Iterable[Policy], rows: Rows) -> Iterator[str]:

@@ -154,8 +154,6 @@ def without_effect(args: Values, scenario: Scenario[Rows]) -> Reasons:
     if not args.kv_tokens:
         yield "open_ended", f"{UNLIMITED} 65536"
         yield "evict", f"{UNLIMITED} 4096"
-    if args.pinned_prefixes:
-        yield "evict", "has no effect with --pinned-prefixes. Leave it out"
     if all(policy.padded or policy.closed for policy in scenario.asked):
         yield "open_ended", f"has no effect: {named} always reserves the whole answer. Use dynamic, or leave it out"
     if not scenario.rows.has_contents:

@@ -15,7 +15,6 @@ from client.workloads.sample import parse
 from config import Config
 from costs import mock
 from costs.cost import Cost
-from simulate.commands import option_checks
 from simulate.commands.arguments import Sections, engine_options, policies_argument
 from simulate.commands.calibrate import flags_of, report
 from simulate.commands.fit import table_of_compared
@@ -65,9 +64,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         for note in plan.notes:
             say(console, f"note: {note}")
     flags = server_flags(args)
-    chosen, asked = make_policies(args)
+    chosen, _ = make_policies(args)
     cost, noise = _cost_to_validate(args, config.load(flags).config, console)
-    refuse(args, option_checks.of_cost(cost, args, ", ".join(args.policies), asked))
     if args.learn and (noise is None or not args.cost):
         raise UsageError(
             "--learn needs the file of a calibration. Use --cost FILE.json, made by 'python -m simulate calibrate'"

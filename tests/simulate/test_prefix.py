@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import policies
-from client.workloads import corpus, traces
+from client.workloads import traces
 from costs import published
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import prefix
-from simulate.__main__ import main
 from simulate.prefix import Trie
 from simulate.simulator import simulate
 from tests.support.data import path_of
@@ -104,19 +100,3 @@ def test_a_full_hit_still_computes_a_token() -> None:
     run = prefix.serve(published.make("llm-mock"), [prompt] * 2, 1, Trie([prompt], 100))
     assert [seq.cached for seq in run.sequences] == [29, 29]
     assert (run.tokens == 57).all()
-
-
-def test_pinned_beginnings_save_time_without_a_request_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head, file = corpus.plays().at(0, 96), tmp_path / "sharegpt.json"
-    said = [[{"from": "human", "value": f"{head} {n}"}, {"from": "gpt", "value": "aye"}] for n in ("king", "queen")]
-    file.write_text(json.dumps([{"conversations": each} for each in said]))
-    line = f"run dynamic --workload llm-mock:{file} --num 2 --arrivals burst --kv-tokens 4096 --cost llm-mock".split()
-    runs = []
-    for pages in ("0", "3", "99"):
-        assert main([*line, "--pinned-prefixes", str(file), "--pinned-pages", pages]) == 0
-        runs.append(json.loads(capsys.readouterr().out))
-    cached = [result["simulation"]["cached"] for result in runs]
-    assert cached == pytest.approx([0, 48 / 97, 96 / 97], abs=0.01)
-    assert runs[2]["mean_ttft_ms"] < runs[1]["mean_ttft_ms"] < runs[0]["mean_ttft_ms"]

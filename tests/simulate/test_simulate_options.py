@@ -22,7 +22,6 @@ from simulate.arena.grade import Grade
 from simulate.commands import check, grade, new, try_out
 from simulate.laws.check import Verdict
 from simulate.measured import calibrate, validate
-from simulate.workloads import draw
 from tests.support import points
 
 SMALL = "--num 30 --rate 6 --max-batch-size 4"
@@ -43,17 +42,14 @@ ENGINE = {
     "--max-batch-size": ("dynamic --num 100 --rate 6", "3"),
     "--max-tokens-per-step": ("dynamic {small} --workload orca", "32"),
 }
-SHARED_PREFIXES = "dynamic {small} --workload shared-prefix:2:64 --kv-tokens 4096"
 SIMULATED_ENGINE = {  # of a real server, its own settings say it
     **beside("dynamic {small}", kv_tokens="320", acceptance="0.7"),
     "--page-size": ("dynamic {small} --kv-tokens 640", "64"),
-    "--pinned-prefixes": (SHARED_PREFIXES, "SHAREGPT"),
-    "--pinned-pages": (f"{SHARED_PREFIXES} --pinned-prefixes SHAREGPT", "1"),
     "--drafts": ("dynamic {small} --acceptance 0.7", "2"),
 }
 ARRIVALS = {
     **beside("dynamic {small}", workload="orca", arrivals="gamma", context="120", seed="7"),
-    **beside("dynamic --trace TRACE", speed="1.5", copies="3"),
+    **beside("dynamic --trace TRACE", speed="1.5"),
     **beside("dynamic --num 60", rate="3", trace="TRACE"),
     "--num": ("dynamic --num 50", "70"),
     "--open-loop": ("dynamic --num 50 --workload agents", ""),
@@ -177,9 +173,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     block = {"timestamp_ms": 0, "input_length": 1100, "output_length": 9}
     blocks = [json.dumps({**block, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
     (tmp_path / "mine.py").write_text(new.TEMPLATE.read_text())
-    said = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "aye"}]}
-            for text in draw("shared-prefix:2:64", 6, 30).texts or ()]  # fmt: skip
-    (tmp_path / "sharegpt.json").write_text(json.dumps(said))
     (tmp_path / "blocks.jsonl").write_text("\n".join(blocks))
     host = {"alpha0": 0.01, "alpha1": 0.02, "alpha2": 0.001, "sigma": 0.01, "poll": 0.0}
     seen = [{"sent": i, "prompt": 9, "output": 5, "first": i + 0.5, "last": i + 0.9} for i in range(8)]
@@ -262,7 +255,6 @@ def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) 
     out.mkdir()
     files = {
         "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl", "RECORD": "record.jsonl",
-        "SHAREGPT": "sharegpt.json",
     }  # fmt: skip
     places = {name: folder / path for name, path in files.items()} | {"OUT": out}
     parts = [word.partition("/") for word in line.split()]

@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import policies
@@ -77,18 +76,6 @@ def test_equal_blocks_are_equal_tokens_and_all_others_differ(trace: Path) -> Non
     assert first[:1024] == later[:1024]
     ends = [tuple(seq.prompt_ids[-10:]) for seq in rows.sequences() if len(seq.prompt_ids) % 512]
     assert len(set(ends)) == len(ends)
-
-
-def test_copies_of_a_trace_share_nothing_with_each_other(trace: Path) -> None:
-    rows = replace(workloads.read(trace), page_size=512)
-    many = rows.copied(4, seed=1)
-    assert len(many.at) == 4 * len(rows.at)
-    assert (np.diff(many.at) >= 0).all()
-    assert many.at[-1] <= rows.at[-1] * len(rows.at) / (len(rows.at) - 1)
-    keys = [set(seq.hashes) for seq in many.sequences()]
-    alone = [set(seq.hashes) for seq in rows.sequences()]
-    assert len(set.union(*keys)) == 4 * len(set.union(*alone))
-    assert sorted(map(len, keys)) == sorted(4 * [len(k) for k in alone])
 
 
 @pytest.mark.parametrize("router", ["round-robin", "prefix-aware"])
