@@ -25,6 +25,9 @@ REMOVED = {
     "--users": "sweep --over users --values N",
     "--config-out": "--address auto, which uses a running Ray cluster",
     "vllm replay": "'vllm watch', whose page shows the recorded steps and simulates their requests",
+    "adversary --replay": "'run POLICY OTHER --trace FILE', which serves the trace with both",
+    "--average": "--upscale-delay and --downscale-delay, for which more or fewer must be wanted",
+    "--shortest-queue": "'fleet --router least-loaded --replicas N', in which each request joins the shortest queue",
     "--copies": "--speed N, which raises the load of a trace",
     **dict.fromkeys(
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,13 @@ from simulate import workloads
 from simulate.arena.adversary import MEASURES, Adversary, Duel, Finding
 from simulate.commands.arguments import Sections, engine_options
 from simulate.commands.inputs import make_cost
-from simulate.commands.option_checks import refuse
 from simulate.laws.case import Case
 from simulate.rows import Rows
 from simulate.scenario import Chosen, Engine
 from terminal.console import say, table_of
 from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values, read_pairs
 
-SEARCH = ("requests", "longest", "tries", "seed", "out")
-NOTE = "The trace is a CSV file, which --replay and `run --trace` read."
+NOTE = "The trace is a CSV file, which `run --trace` reads."
 
 
 def options() -> Sections:
@@ -45,7 +42,6 @@ def options() -> Sections:
             Option("--tries", "number of traces to try", Number(1), default=3000),
             Option("--seed", "random seed", Number(0), default=0),
             Option("--out", "file for the trace", FILE, default=Path("adversary.csv")),
-            Option("--replay", "serve the trace in this file, without a search", FILE),
         ],
     }  # fmt: skip
 
@@ -53,21 +49,18 @@ def options() -> Sections:
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Search, write the trace, and report how the file is served."""
     duel, names = make_duel(args)
-    path: Path = args.replay or args.out
-    if args.replay:
-        refuse(args, [(" ".join(SEARCH), "has no effect with --replay. Leave one out")])
-    else:
-        if path.is_dir():
-            raise UsageError(f"--out is {str(path)!r}, which is a folder. Use {path / 'adversary.csv'}")
-        _, case = Adversary(duel, args.requests, args.longest, args.seed).search(args.tries)
-        path.write_text(as_csv(case), "utf-8")
+    path: Path = args.out
+    if path.is_dir():
+        raise UsageError(f"--out is {str(path)!r}, which is a folder. Use {path / 'adversary.csv'}")
+    _, case = Adversary(duel, args.requests, args.longest, args.seed).search(args.tries)
+    path.write_text(as_csv(case), "utf-8")
     rows = workloads.read(path)
     found = duel.serve(rows.sequences)
     show(
         console, rows, found, names, "latency of a request" if args.measure == "slowdown" else f"{args.measure} latency"
     )
-    if not args.replay:
-        say(console, f"written: {path}. Serve it again: {replay_line(args)}")
+    line = f"run {names[0]} --max-batch-size {args.max_batch_size} --trace {path}"
+    say(console, f"written: {path}. Serve it with any policy: python -m simulate {line}")
     own, other = found.latencies
     return {
         "policy": names[0], "against": names[1], "measure": args.measure, "ratio": found.ratio,
@@ -100,13 +93,6 @@ def as_csv(case: Case) -> str:
     first = min(r.arrival for r in case.requests)
     rows = [f"{(r.arrival - first) / 1000},{len(r.prompt)},{r.output},{r.client},{r.priority}\n" for r in case.requests]
     return "".join(["arrival_s,prompt_tokens,output_tokens,client,priority\n", *rows])
-
-
-def replay_line(args: Values) -> str:
-    """Return the command that serves the trace again: the same without the options of the search."""
-    words, search = shlex.split(args.command_line), {f"--{name}" for name in SEARCH}
-    kept = [w for i, w in enumerate(words) if w.partition("=")[0] not in search and words[i - 1] not in search]
-    return shlex.join([*kept, "--replay", str(args.out)])
 
 
 def show(console: Console, rows: Rows, found: Finding, names: tuple[str, str], what: str) -> None:

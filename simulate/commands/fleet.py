@@ -68,8 +68,6 @@ def options() -> Sections:
             Option("--startup", "seconds until a new replica takes requests", Number(0, kind=float), default=30.0),
             Option("--upscale-delay", "seconds for which more replicas must be wanted", Number(0, kind=float), default=0.0),
             Option("--downscale-delay", "seconds for which fewer replicas must be wanted", Number(0, kind=float), default=60.0),
-            Option("--average", "show the autoscaler the mean load of this many seconds, as Ray Serve does; 0: the current load",
-                   Number(0, kind=float), default=0.0),
             Option(
                 "--prefill-replicas", "also serve with two pools: N replicas for prompts and first tokens, the others for later tokens",
                 Number(1), several=True, default=[],
@@ -127,7 +125,7 @@ def serve(args: Values, scenario: Scenario[Rows], chosen: Chosen, scaler: str, p
 
     fleet: Fleet
     if scaler:
-        delays = args.startup, args.upscale_delay, args.downscale_delay, args.average
+        delays = args.startup, args.upscale_delay, args.downscale_delay
         scaling = Scaling(autoscalers.make(scaler), args.replicas, *delays)
         fleet = ScaledFleet(partial(scenario.engine.scheduler, chosen), scaling, *machine, gaps=False)
     elif prefill:
@@ -197,7 +195,7 @@ def check_scaling(args: Values) -> None:
         autoscalers.make(text)
     if not args.autoscaler:
         why = "has no effect. Use --autoscaler tokens"
-        refuse(args, [("startup upscale_delay downscale_delay average", why)])
+        refuse(args, [("startup upscale_delay downscale_delay", why)])
         if args.replicas.least < args.replicas.most:
             raise UsageError(f"--replicas {shown(args.replicas)} requires an autoscaler. Use --autoscaler tokens")
     elif args.replicas.least == args.replicas.most:

@@ -36,10 +36,6 @@ def options() -> Sections:
                 "--limit", "a limit such as p50:queue:2; may be repeated", metavar="STAT:MEASURE:S", repeat=True, default=[]
             ),
             Option("--slots", "batch sizes to try (default: --max-batch-size)", Number(1), several=True),
-            Option(
-                "--shortest-queue", "also find how many replicas sustain the rate when each request joins the shortest "
-                "queue; try at most N", Number(1), default=0,
-            ),
         ],
     }  # fmt: skip
 
@@ -48,7 +44,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     """Bisect the rate of each policy at each batch size."""
     limits = limits_of(args)
     check_plan(args)
-    scenario = make_scenario(args, console, unit=True, draws_more=args.shortest_queue > 0)
+    scenario = make_scenario(args, console, unit=True)
     rows = scenario.rows
     if not rows.closed and (unknown := [limit for limit in limits if limit.measure == "program"]):
         raise UsageError(f"--limit {unknown[0]} needs programs. Use --workload agents, or limit e2el")
@@ -73,20 +69,13 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             capacity = plan.capacity(sized, chosen, limits)
             interval = plan.interval(sized, chosen, limits, capacity, noise)
             replicas = capacity.replicas(wanted)
-            shortest = None
-            if 0 < replicas <= args.shortest_queue:
-                shortest = plan.shortest_queue_replicas(sized, chosen, limits, wanted, replicas, args.seed)
-            elif args.shortest_queue and replicas:
-                say(console, f"note: {policy} with {slots} slots needs {replicas} replicas, more than "
-                             f"--shortest-queue {args.shortest_queue} lets it try")  # fmt: skip
             capacities.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
-                          "interval": interval, "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
+                          "interval": interval, "binds": capacity.binds, "replicas": replicas})  # fmt: skip
             shown = [f"{interval.low:.3g} to {interval.high:.3g}"] if noise else []
-            lines.append((policy, str(slots), f"{capacity.low:.3g}", *shown, capacity.binds, str(replicas or "-"),
-                          str(shortest or "-")))  # fmt: skip
+            lines.append((policy, str(slots), f"{capacity.low:.3g}", *shown, capacity.binds, str(replicas or "-")))
     measured = ["90 % interval"] if noise else []
     rate = "programs/s" if rows.closed else "requests/s"
-    heads = ("policy", "slots", rate, *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
+    heads = ("policy", "slots", rate, *measured, "binds", f"replicas for {wanted:.3g}/s")
     console.print(table_of(f"{source}, {args.cost}: " + ", ".join(map(str, limits)), heads, lines, words=["binds"]))
     return {"limits": [asdict(limit) for limit in limits], "wanted": wanted, "capacities": capacities}
 

@@ -7,7 +7,6 @@ whose queue grows fails, whatever its percentiles are. This module must not know
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -16,9 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from costs.cost import Scaled
-from routing.routers import least_loaded
 from simulate import result
-from simulate.fleet.fleet import Fleet
 from simulate.measured.intervals import SHARES, Interval, Noise
 from simulate.rows import Rows
 from simulate.scenario import Chosen, Scenario
@@ -165,21 +162,3 @@ def interval(
         fast, slow = (capacity(replace(scenario, cost=Scaled(scenario.cost, f)), chosen, limits).low for f in factors)
         low, high = min(low, slow), max(high, fast)
     return Interval(low, high)
-
-
-def shortest_queue_replicas(
-    scenario: Scenario[Rows], chosen: Chosen, limits: Many[Limit], rate: float, most: int, seed: int = 0
-) -> int:
-    """Return how many replicas sustain `rate` when each request joins the shortest queue; `most` are enough.
-
-    A fleet has to meet the same as one engine: all limits, and a queue that does not grow.
-    """
-    low, high = 0, most
-    while high - low > 1:
-        n = (low + high) // 2
-        fleet = Fleet([scenario.engine.scheduler(chosen) for _ in range(n)], scenario.cost, scenario.host)
-        if breaks(fleet.run(scenario.rows.faster(rate).sequences(), least_loaded(random.Random(seed))), limits):
-            low = n
-        else:
-            high = n
-    return high

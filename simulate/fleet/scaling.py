@@ -6,12 +6,11 @@ know how an autoscaler decides, or how its result is shown.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from costs.cost import Cost, Host
-from routing.autoscalers import Autoscaler, Bounds, Load, Patience
+from routing.autoscalers import Autoscaler, Bounds, Patience
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.fleet.fleet import Fleet
@@ -28,7 +27,6 @@ class Scaling(NamedTuple):
     startup: float  # from the decision until a replica takes requests
     up: float = 0.0  # for how long more, or fewer, must be wanted without a break
     down: float = 60.0
-    average: float = 0.0  # over which the autoscaler sees the mean of each replica's load; 0: the load of the moment
 
 
 class ScaledFleet(Fleet):
@@ -50,7 +48,6 @@ class ScaledFleet(Fleet):
         self._patience = Patience(scaling.up, scaling.down)
         self._starting: list[Replica] = []
         self._draining: list[Replica] = []
-        self._seen: dict[Replica, deque[Load]] = {}
 
     def begin(self, now: float) -> None:
         super().begin(now)
@@ -64,7 +61,7 @@ class ScaledFleet(Fleet):
     def _decide(self, now: float) -> None:
         """Ask the autoscaler, and again after INTERVAL while there is something to serve."""
         replicas = [*self.pool.replicas, *self._starting]
-        loads = [self._averaged(replica, now) for replica in replicas]
+        loads = [replica.load(now) for replica in replicas]
         wanted = self._scaling.autoscaler(loads, self._scaling.bounds)
         count = self._patience.decide(len(replicas), wanted, now)
         for _ in range(count - len(replicas)):
@@ -76,12 +73,6 @@ class ScaledFleet(Fleet):
         self._note(now)
         if not self.over or any(not r.scheduler.is_idle for r in [*self.pool.replicas, *self._draining]):
             self.call(now + INTERVAL, self._decide)
-
-    def _averaged(self, replica: Replica, now: float) -> Load:
-        """Return the load of a replica, the mean over the last seconds."""
-        seen = self._seen.setdefault(replica, deque(maxlen=max(1, round(self._scaling.average / INTERVAL))))
-        seen.append(replica.load(now))
-        return seen[0] if len(seen) == 1 else Load(*(sum(column) / len(seen) for column in zip(*seen)))
 
     def _open(self, replica: Replica, now: float) -> None:
         """Let a replica that has started take requests, unless it was stopped meanwhile."""

@@ -160,7 +160,7 @@ def test_a_capacity_is_an_interval_around_what_the_law_says(tmp_path: Path, caps
     assert main([*line.split(), str(path)]) == 0
     printed = capsys.readouterr()
     (found,) = json.loads(printed.out)["capacities"]
-    assert printed.err.split()[-1] == "-"  # of the last column, which is not cut off
+    assert f"{found['replicas']} │\n" in printed.err  # of the last column, which is not cut off
     assert max(map(len, printed.err.splitlines())) <= 80
     low, high = found["interval"]
     assert low < found["rate"] < found["fails_at"] < high

@@ -189,54 +189,6 @@ def test_a_random_split_leaves_each_replica_a_queue_of_its_own() -> None:
     assert agrees(found, 5.0) or found[0] == pytest.approx(5.0, rel=0.12)
 
 
-@pytest.mark.full
-def test_joining_the_shortest_queue_saves_replicas() -> None:
-    limits = [Limit("e2el", "mean", 3.0)]
-    scenario, chosen = alone(jobs(4000, 1000.0, 1))
-    rate = 6.0
-    by_chance = capacity(scenario, chosen, limits).replicas(rate)
-    shortest = plan.shortest_queue_replicas(scenario, chosen, limits, rate, by_chance)
-    assert rate < shortest < by_chance
-
-
-@pytest.mark.parametrize(
-    "limit",
-    points(
-        1,
-        Limit("e2el", "mean", 1.2),
-        Limit("itl", "p99", 0.0135),
-        Limit("tpot", "p99", 0.012),
-        Limit("queue", "p99", 0.012),
-    ),
-    ids=str,
-)
-def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
-    """The number that is found meets the limit, and one replica fewer does not."""
-    unit, cost, rate = workloads.draw("clipped-normal", 1.0, 500, seed=3), published.make("oracle-a"), 20.0
-
-    def make() -> Scheduler:
-        return make_scheduler("dynamic", 64)
-
-    def value(replicas: int) -> float:
-        served = Fleet([make() for _ in range(replicas)], cost)
-        return limit.value(served.run(unit.faster(rate).sequences(), least_loaded(random.Random(0))), 50)
-
-    found = plan.shortest_queue_replicas(*alone(unit, cost, "dynamic", 64), [limit], rate, 40)
-    assert 1 < found < 40
-    assert value(found) <= limit.bound < value(found - 1)
-
-
-@pytest.mark.full
-def test_the_overheads_of_the_host_are_in_what_the_shortest_queue_needs() -> None:
-    unit, cost = workloads.draw("clipped-normal", 1.0, 400, seed=3), published.make("oracle-a")
-    scenario, chosen = alone(unit, cost, "dynamic", 32)
-    needed = [
-        plan.shortest_queue_replicas(replace(scenario, host=host), chosen, [Limit("itl", "p99", 0.03)], 30.0, 40)
-        for host in (Host(), Host(sigma=0.01))
-    ]
-    assert needed[0] < needed[1]
-
-
 def test_a_prefix_aware_router_finds_more_in_the_caches() -> None:
     def hits(router: str) -> float:
         rng = np.random.default_rng(0)

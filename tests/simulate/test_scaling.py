@@ -59,24 +59,6 @@ def test_the_busiest_replica_is_told_by_no_more_replicas_than_there_were_at_once
     assert run.busiest == pytest.approx(max(np.bincount(run.where)) / (run.requests / 4))
 
 
-def test_an_autoscaler_sees_the_mean_of_the_last_seconds() -> None:
-    seen: dict[float, list[float]] = {}
-
-    def spy(average: float) -> FleetRun:
-        def wants(replicas: Sequence[Load], bounds: Bounds) -> int:
-            seen.setdefault(average, []).append(sum(load.running + load.waiting for load in replicas))
-            return bounds.least
-
-        return scaled(Scaling(wants, Bounds(1, 2), 5.0, average=average), rate=5.0, count=200)
-
-    spy(0.0)
-    spy(4.0)
-    moments, means = seen[0.0], seen[4.0]
-    for i, mean in enumerate(means[1:], 1):  # the first call asks for the replicas to begin with
-        last = moments[max(1, i - 3) : i + 1]
-        assert mean == pytest.approx(sum(last) / len(last))
-
-
 def test_a_replica_that_is_stopped_answers_what_it_has() -> None:
     class Once:
         """Want the most at first, and later the least."""

@@ -129,8 +129,7 @@ def test_a_trace_may_have_prompts_as_texts_and_the_columns_of_others(
 
 
 def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    told, _ = run_command(capsys, "plan", "dynamic", "--num", "150", "--slots", "4", "16", "--limit", "p50:e2el:3",
-                  "--shortest-queue", "8")  # fmt: skip
+    told, _ = run_command(capsys, "plan", "dynamic", "--num", "150", "--slots", "4", "16", "--limit", "p50:e2el:3")
     few, many = told["capacities"]
     assert few["rate"] < many["rate"]
     told, _ = run_command(

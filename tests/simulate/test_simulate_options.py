@@ -98,12 +98,11 @@ CASES: dict[str, Cases] = {
         "--clients": ("plan dynamic+vtc --num 100 --max-batch-size 2", "3"),
         "--priorities": ("plan dynamic+priority --num 100 --max-batch-size 2", "3"),
         "--slo": ("plan dynamic+edf --num 100 --max-batch-size 2", "0.5 30"),
-        "--shortest-queue": (f"{PLAN} --itl 0.012", "30"),
     },
     "fleet": {
         **_for("fleet", "--num 40 --rate 20 --max-batch-size 4 --replicas 2"),
         **beside(FLEET, replicas="3", router="random", prefill_replicas="2", ttft="0.012", tpot="0.005", e2el="1"),
-        **beside(SCALED, autoscaler="requests:1", startup="1", upscale_delay="5", downscale_delay="2", average="10"),
+        **beside(SCALED, autoscaler="requests:1", startup="1", upscale_delay="5", downscale_delay="2"),
         **beside(f"{FLEET} --prefill-replicas 2", transfer_gbps="0.01", kv_bytes="100000000"),
         "--max-batch-size": ("fleet dynamic --num 100 --rate 9 --replicas 1", "3"),
     },
@@ -150,7 +149,6 @@ CASES: dict[str, Cases] = {
         **beside(ADVERSARY, against="bound", measure="slowdown", requests="3", longest="30", tries="10", seed="1"),
         **beside(ADVERSARY, out="OUT/b.csv"),
         "--policy-option": (ADVERSARY.replace("static", "window"), "delay=0.5"),
-        "--replay": ("adversary static --replay TRACE", "BLOCKS"),
     },
     "grade": beside("grade fair dynamic", seed="3", csv="OUT/a.csv"),
     "check": {
@@ -332,7 +330,7 @@ def test_beside_a_trace_or_a_burst_an_option_is_used_or_refused(
         assert after != before
 
 
-@pytest.mark.parametrize("command", ["run", "plan --itl 0.03 --shortest-queue 40", "fleet", "prefix"])
+@pytest.mark.parametrize("command", ["run", "plan --itl 0.03", "fleet", "prefix"])
 def test_the_host_of_a_cost_file_counts_in_every_command(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,8 +340,6 @@ def test_the_host_of_a_cost_file_counts_in_every_command(
     free.pop("cost", None)
     busy.pop("cost", None)
     assert free != busy
-    if name == "plan":
-        assert free["capacities"][0]["shortest_queue"] < busy["capacities"][0]["shortest_queue"]
 
 
 def test_a_fleet_serves_every_policy_that_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
