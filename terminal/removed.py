@@ -13,7 +13,9 @@ REMOVED = {
     "--original": "docs/results/comparison.md, which has the original's figures",
     "--readme": "table.md and plots/ in the folder of the results",
     "--server-flag": "the flag itself, such as --model bard",
-    **dict.fromkeys(("plan --out", "fleet --out", "prefix --out"), "the JSON on stdout, which has all figures"),
+    **dict.fromkeys(
+        ("plan --out", "fleet --out", "prefix --out", "arena --out"), "the JSON on stdout, which has all figures"
+    ),
     "prefix --trace": "'run dynamic --trace FILE --kv-tokens 65536', which reports the hits",
     "validate --url": "the lanes of POST /what-if, or for other servers './eb fit LOG --held-out 50'",
     **dict.fromkeys(

@@ -1,7 +1,7 @@
 """The arena: every policy serves the same requests of many workloads, and is compared with one of them pair by pair.
 
 A round is a workload with a seed. Its rate is a share of what `dynamic` serves when all requests are there at once, so that
-workloads of long and of short requests are loaded alike. This module must not know command lines or pictures.
+workloads of long and of short requests are loaded alike. This module must not know command lines.
 """
 
 from __future__ import annotations

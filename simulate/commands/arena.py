@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -20,10 +19,9 @@ from simulate import hook_limit
 from simulate.arena import arena
 from simulate.arena.arena import REFERENCE, Paired, Rules, Standing
 from simulate.arena.measures import Measures
-from simulate.commands import pictures
 from simulate.commands.arguments import Sections
 from terminal.console import say, table_of
-from terminal.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
+from terminal.options import POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted
 
 RULES = Rules()
@@ -54,7 +52,6 @@ def options() -> Sections:
             Option("--kv-tokens", "tokens that fit into the KV pages, which prompts with the same beginning share", Number(1024),
                    default=RULES.kv_tokens),
             Option("--jobs", "number of processes (default: one per core)", Number(1)),
-            Option("--out", "folder for arena.csv and the picture, arena.png", FOLDER),
         ],
     }  # fmt: skip
 
@@ -79,8 +76,6 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     _show(standings, args, console)
     seconds = sum(spent for _, spent in results)
     say(console, f"{len(rounds) * len(names):,} runs of {args.num:,} requests in {seconds:,.0f} s of processor time")
-    if args.out:
-        _write(args, standings, console)
     return {
         "by": args.by, "reference": REFERENCE, "runs": len(rounds) * len(names), "processes": jobs,
         "ranking": [
@@ -130,15 +125,3 @@ def _show(standings: list[Standing], args: Values, console: Console) -> None:
     mean = next(standing.mean for standing in standings if standing.policy == REFERENCE)
     say(console, f"{REFERENCE}: mean latency {mean.mean:.2f} s, p99 {mean.p99:.2f} s, light clients wait {mean.light:.2f} times as long "
                  f"as all, {mean.misses:.1%} of deadlines missed")  # fmt: skip
-
-
-def _write(args: Values, standings: list[Standing], console: Console) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / "arena.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(
-            ["rank", "policy", *(f"{field}{part}" for field in HEADS for part in ("", "_beside", "_half_interval"))]
-        )
-        for place, (name, mean, beside) in enumerate(standings, 1):
-            table.writerow([place, name, *(cell for f in HEADS for cell in (getattr(mean, f), *beside[f]))])
-    pictures.draw(standings, HEADS, args.out / "arena.png", console)

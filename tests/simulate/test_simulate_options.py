@@ -139,7 +139,7 @@ CASES: dict[str, Cases] = {
     "arena": {
         **beside(
             "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1", by="p99", workloads="orca", seeds="2", seed="5",
-            num="40", load="0.5", cost="affine", max_batch_size="3", jobs="2", out="OUT/a",
+            num="40", load="0.5", cost="affine", max_batch_size="3", jobs="2",
         ),
         "--only": ("arena static --workloads uniform --seeds 1 --num 10 --jobs 1", ""),
         "--kv-tokens": ("arena static --only --workloads orca --seeds 1 --num 50 --jobs 1", "2048"),
@@ -281,7 +281,7 @@ def test_every_option_has_a_case(command: str) -> None:
     assert set(options_of(command)) == set(CASES[command])
 
 
-DRAWN = {("run", "--no-plots"), ("arena", "--out"), ("arena", "--jobs")}  # pictures take seconds
+DRAWN = {("run", "--no-plots"), ("arena", "--jobs")}  # which take seconds
 SHARED = {(command, option) for command in ("plan", "fleet", "adversary") for option in SIMULATED}  # `run` has them too
 PAIRS = [
     pytest.param(
