@@ -45,7 +45,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Engine(Cost):
+class Wrapped(Cost):
     """Another engine for the same law; override what it changes."""
 
     law: Cost
@@ -61,7 +61,7 @@ class Engine(Cost):
         return self.law.step(plan)
 
 
-class Ragged(Engine):
+class Ragged(Wrapped):
     """No padding is computed, and finished rows cost nothing."""
 
     name = "ragged"
@@ -70,7 +70,7 @@ class Ragged(Engine):
         return step_of(replace(plan, padded=False))
 
 
-class Padded(Engine):
+class Padded(Wrapped):
     """All prompts of a step are padded to the longest, for any policy."""
 
     name = "padded"
@@ -80,7 +80,7 @@ class Padded(Engine):
         return step._replace(prompt=step.prefills * step.widest) if step.prefills else step
 
 
-class Aligned(Engine):
+class Aligned(Wrapped):
     """Keys and values are a rectangle, as without pages: each decode reads a context as long as the step's longest row."""
 
     name = "aligned"
@@ -90,7 +90,7 @@ class Aligned(Engine):
 
 
 @dataclass(frozen=True)
-class Scaled(Engine):
+class Scaled(Wrapped):
     """A machine that takes `factor` times as long."""
 
     factor: float

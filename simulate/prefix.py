@@ -19,7 +19,7 @@ from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.result import tpots
-from simulate.scenario import Chosen, Engine
+from simulate.scenario import Chosen, EngineSize
 from simulate.simulator import Run, simulate
 
 PAGE_SIZE = 16
@@ -120,7 +120,7 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
 
 def serve(cost: Cost, served: Many[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
     """Serve prompts that all arrive at once, first come first served, behind a trie."""
-    scheduler = Engine(slots, 1 << 30).scheduler(Chosen("dynamic"))
+    scheduler = EngineSize(slots, 1 << 30).scheduler(Chosen("dynamic"))
     scheduler.batch.pages = TrieReservations(trie)
     return _burst(scheduler, served, cost, host)
 

@@ -44,7 +44,7 @@ class Inside(Chosen):
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineSize:
     """What serves the requests.
 
     Without `kv_tokens` memory is unlimited. `speculator` makes what proposes draft tokens. `engines` are the slots of each of several engines, with unlimited memory, that serve one queue; `slots` are
@@ -94,7 +94,7 @@ class Scenario(Generic[R]):
     """
 
     policies: tuple[Chosen, ...]
-    engine: Engine
+    engine: EngineSize
     cost: Cost
     host: Host
     rows: R

@@ -38,7 +38,7 @@ Trial = tuple[Change, Figures]
 
 
 @dataclass(frozen=True)
-class Costlier(cost.Engine):
+class Costlier(cost.Wrapped):
     """The law, with decodes beyond the largest batch that the fit saw at twice the price."""
 
     most: int

@@ -23,7 +23,7 @@ from scheduling.located import failure
 from scheduling.scheduler import Scheduler
 from simulate import workloads
 from simulate.arena.measures import Measures, measure
-from simulate.scenario import Chosen, Engine
+from simulate.scenario import Chosen, EngineSize
 from simulate.simulator import PolicyHangs, simulate
 
 REFERENCE = "dynamic"
@@ -47,7 +47,7 @@ class Rules:
     load: float = 1.0
 
     def scheduler(self, policy: str) -> Scheduler:
-        return Engine(self.slots, kv_tokens=self.kv_tokens).scheduler(Chosen(policy))
+        return EngineSize(self.slots, kv_tokens=self.kv_tokens).scheduler(Chosen(policy))
 
 
 def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict[str, Measures], float]:

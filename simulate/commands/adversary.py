@@ -16,7 +16,7 @@ from simulate.commands.arguments import Sections, engine_options
 from simulate.commands.inputs import make_cost
 from simulate.laws.case import Case
 from simulate.rows import Rows
-from simulate.scenario import Chosen, Engine
+from simulate.scenario import Chosen, EngineSize
 from terminal.console import say, table_of
 from terminal.options import FILE, Argument, Choice, Number, Option, UsageError, Values, read_pairs
 
@@ -83,7 +83,7 @@ def make_duel(args: Values) -> tuple[Duel, tuple[str, str]]:
     if rival != "bound":
         known = {info.option for info in policies.describe(rival)}
         sides.append(Chosen(rival, {name: value for name, value in values.items() if name in known}))
-    engine = Engine(args.max_batch_size, args.max_tokens_per_step)
+    engine = EngineSize(args.max_batch_size, args.max_tokens_per_step)
     own, *others = [partial(engine.scheduler, side) for side in sides]
     return Duel(own, others[0] if others else None, cost, host, args.measure), (args.policy, rival)
 

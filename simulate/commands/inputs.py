@@ -20,7 +20,7 @@ from simulate.commands import option_checks
 from simulate.commands.option_checks import check_once, refuse
 from simulate.measured.intervals import Noise, of_cost
 from simulate.rows import Rows
-from simulate.scenario import Chosen, Engine, Scenario
+from simulate.scenario import Chosen, EngineSize, Scenario
 from terminal.console import say
 from terminal.options import UsageError, Values, read_pairs
 
@@ -42,7 +42,7 @@ def make_scenario(
     def speculator() -> Speculator | None:
         return None if args.acceptance is None else drafting.speculator(args.acceptance, args.drafts, args.seed)
 
-    engine = Engine(
+    engine = EngineSize(
         args.max_batch_size, args.max_tokens_per_step, args.kv_tokens, args.page_size, rows.has_contents,
         speculator=speculator,
     )  # fmt: skip

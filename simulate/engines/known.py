@@ -12,7 +12,7 @@ from typing import Any
 
 import policies
 from scheduling.options import Option, nearest, options_of
-from simulate.scenario import Chosen, Engine
+from simulate.scenario import Chosen, EngineSize
 
 SETTINGS = {  # of an engine: what they are, and the least value
     "slots": ("requests computed together", 1), "tokens_per_step": ("tokens computed in a step", 1),
@@ -28,11 +28,11 @@ class Kind:
     name: str
     title: str
     policy: Chosen
-    engine: Engine
+    engine: EngineSize
     spare_pages: int = 0
     flags: Mapping[str, str] = field(default_factory=dict)
 
-    def serve(self, facts: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Chosen, Engine, dict[str, str]]:
+    def serve(self, facts: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Chosen, EngineSize, dict[str, str]]:
         """Return policy, engine, and where each setting is from: "option" (`given`), "log" (`facts`) or "usual".
 
         Settings are those of an engine and the options of the policy; `kv_tokens` counts spare pages, but not in the result.
@@ -63,32 +63,32 @@ class Kind:
         return Chosen(name, {key: values[key] for key in of_policy}), engine, sources
 
 
-VLLM = Kind("vllm", "vLLM", Chosen("simulate.engines.vllm"), Engine(256), 1, {
+VLLM = Kind("vllm", "vLLM", Chosen("simulate.engines.vllm"), EngineSize(256), 1, {
     "slots": "--max-num-seqs {}", "tokens_per_step": "--max-num-batched-tokens {}",
     "prefix_cache": "--enable-prefix-caching", "order:priority": "--scheduling-policy priority",
     "loop": "./eb vllm serve MODEL --policy {}",
 })  # fmt: skip
-SGLANG = Kind("sglang", "SGLang", Chosen("simulate.engines.sglang"), Engine(2048, 8192), 0, {
+SGLANG = Kind("sglang", "SGLang", Chosen("simulate.engines.sglang"), EngineSize(2048, 8192), 0, {
     "slots": "--max-running-requests {}", "tokens_per_step": "--chunked-prefill-size {}",
     "kv_tokens": "--max-total-tokens {}", "conservativeness": "--schedule-conservativeness {}", "order:lpm": "--schedule-policy lpm",
     "order:priority": "--enable-priority-scheduling",
 })  # fmt: skip
 # tools/server/server-context.cpp, `update_slots`: all decodes, then prompts up to n_batch; a request keeps its slot, and room
 # for its whole answer, to its end. A prompt finds any beginning in memory here, and only that of its slot's last one there.
-LLAMA = Kind("llama.cpp", "llama.cpp", Chosen("dynamic"), Engine(4), 0, {
+LLAMA = Kind("llama.cpp", "llama.cpp", Chosen("dynamic"), EngineSize(4), 0, {
     "slots": "--parallel {}", "tokens_per_step": "--batch-size {}", "kv_tokens": "--ctx-size {}",
 })  # fmt: skip
 # backends/v3/src/backend.rs, `batching_task`, and queue.rs, `next_batch`: room for prompt and answer, and decodes pause.
-TGI = Kind("tgi", "TGI", Chosen("tgi"), Engine(128, 4096), 0, {
+TGI = Kind("tgi", "TGI", Chosen("tgi"), EngineSize(128, 4096), 0, {
     "slots": "--max-batch-size {}", "tokens_per_step": "--max-batch-prefill-tokens {}",
     "kv_tokens": "--max-batch-total-tokens {}", "ratio": "--waiting-served-ratio {}", "max_waiting": "--max-waiting-tokens {}",
 })  # fmt: skip
 # "Useful Runtime Options" in the documents of TensorRT-LLM 1.0, with its defaults but for chunked prompts: with guaranteed_no_evict
 # a request joins with room for its whole answer.
-TRITON = Kind("triton", "Triton", Chosen("dynamic"), Engine(256, 8192, 0, 32, False), 0, {
+TRITON = Kind("triton", "Triton", Chosen("dynamic"), EngineSize(256, 8192, 0, 32, False), 0, {
     "slots": "max_batch_size: {}", "tokens_per_step": "max_num_tokens: {}", "kv_tokens": "max_tokens_in_paged_kv_cache: {}",
 })  # fmt: skip
-OURS = Kind("ours", "effective-batching", Chosen("dynamic"), Engine(64), 0, {
+OURS = Kind("ours", "effective-batching", Chosen("dynamic"), EngineSize(64), 0, {
     "slots": "--max-batch-size {}", "tokens_per_step": "--max-tokens-per-step {}", "policy": "./server.sh {}",
 })  # fmt: skip
 KINDS = {kind.name: kind for kind in (VLLM, SGLANG, LLAMA, TGI, TRITON, OURS)}

@@ -11,8 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from costs.cost import Affine
-from costs.cost import Engine as Wrapper
+from costs.cost import Affine, Wrapped
 from costs.steps import Step
 from scheduling.iteration import Plan
 from simulate.logs.log import Log
@@ -29,7 +28,7 @@ PATIENCE = 3.0  # times as long as the log that a simulation may take to get as 
 
 
 @dataclass(frozen=True)
-class Watched(Wrapper):
+class Watched(Wrapped):
     """The same law, which keeps the steps that it was asked about."""
 
     asked: list[Step]

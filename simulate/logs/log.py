@@ -59,7 +59,7 @@ class Log:
 
     `first` and `last` are arrays of when the first and last tokens came, NaN where unknown. `chunks` has the times of the chunks
     of each answer and the tokens of each, empty where unknown. The names in `server` are `engine` (vllm, ...), `version`, `model`,
-    `hardware`, those of `simulate.scenario.Engine`, and `policy` and `policy_options` of our own server.
+    `hardware`, those of `simulate.scenario.EngineSize`, and `policy` and `policy_options` of our own server.
     """
 
     trace: Trace

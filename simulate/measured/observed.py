@@ -26,7 +26,7 @@ from scheduling.speculation import Speculator
 from scheduling.stretches import Stretch
 from simulate.hook_limit import limited
 from simulate.measured.observed_law import law
-from simulate.scenario import Chosen, Engine, Inside, Scenario
+from simulate.scenario import Chosen, EngineSize, Inside, Scenario
 from simulate.trace import Seen, Trace
 
 LOWEST_PRIORITY = 19
@@ -60,7 +60,7 @@ class Observed:
             drafter = RecordedDrafter({str(i): Recorded.of(seen.drafts) for i, seen in enumerate(trace.seen)})
             return None if drafts == 0 else Speculator(drafter, drafts)
 
-        engine = Engine(
+        engine = EngineSize(
             slots,
             tokens_per_step,
             pages * page_size,

@@ -27,7 +27,7 @@ from simulate.best.clairvoyant import KnownHits
 from simulate.closed_loop import ClosedLoop
 from simulate.logs import steps
 from simulate.measured.observed import seen
-from simulate.scenario import Chosen, Engine
+from simulate.scenario import Chosen, EngineSize
 from simulate.simulator import Run, simulate
 
 STEP_TOKENS = 256  # of a server that does not report them
@@ -51,7 +51,7 @@ class Served:
         """Return a new scheduler with the slots, KV pages, prefix hits and tokens per step of the server."""
         kv = self.engine.get("kv") or {"pages_total": 0, "page_size": 1}
         tokens_per_step = self.engine.get("max_tokens_per_step") or STEP_TOKENS
-        engine = Engine(
+        engine = EngineSize(
             self.engine["max_batch_size"], tokens_per_step, kv["pages_total"] * kv["page_size"], kv["page_size"]
         )
         scheduler = engine.scheduler(self.chosen)

@@ -29,7 +29,7 @@ from simulate.fitting import fitted as fits
 from simulate.fitting.fitted import Fitted
 from simulate.logs.log import Log
 from simulate.measured.intervals import Noise
-from simulate.scenario import Chosen, Engine, Scenario
+from simulate.scenario import Chosen, EngineSize, Scenario
 from simulate.trace import Seen, Trace
 
 LAW = Affine(base=0.02, token=0.0001)
@@ -59,7 +59,7 @@ def short_long(gap: float, count: int = 60, limit: int = 0) -> Trace:
 
 def log_of(trace: Trace, policy: str = "chunked", slots: int = 2, factor: float = 1.0) -> Log:
     """Return what a server would have logged whose steps take `factor` times as long as the law says."""
-    run = Scenario((Chosen(policy),), Engine(slots), Scaled(LAW, factor), Host(), trace).serve(Chosen(policy))
+    run = Scenario((Chosen(policy),), EngineSize(slots), Scaled(LAW, factor), Host(), trace).serve(Chosen(policy))
     first, last = ([getattr(seq, name) for seq in run.sequences] for name in ("first_token_at", "finished_at"))
     return Log(trace, np.array(first), np.array(last))
 
@@ -68,7 +68,7 @@ def fitted_to(
     trace: Trace, slots: int = 2, name: str = "vllm", flags: Any = FLAGS, doubts: tuple[str, ...] = ()
 ) -> Fitted:
     """Return the fit of a server that the simulator imitates with `chunked`; its runs differ by some 2 %."""
-    engine, noise = Engine(slots), Noise((0.03, -0.02, 0.0, 0.02, -0.03), 0.015, 8)
+    engine, noise = EngineSize(slots), Noise((0.03, -0.02, 0.0, 0.02, -0.03), 0.015, 8)
     scenario = Scenario((Chosen("chunked"),), engine, LAW, Host(), trace)
     kind = Kind(name, "vLLM", Chosen("chunked"), engine, 0, flags)
     return Fitted(scenario, noise, log_of(trace, slots=slots), kind, {}, {"ttft": 0.01, "latency": 0.01}, doubts=doubts)

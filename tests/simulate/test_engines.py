@@ -17,17 +17,17 @@ from costs.cost import Affine, Host
 from scheduling.sequence import Sequence
 from simulate.engines import known
 from simulate.laws.check import check
-from simulate.scenario import Chosen, Engine
+from simulate.scenario import Chosen, EngineSize
 from simulate.simulator import Run, simulate
 from tests.support import sample
 
 SECOND = Affine(base=1.0)  # every step takes one second
-FOUR = Engine(4)
+FOUR = EngineSize(4)
 OWN = ("vllm", "sglang")
 
 
 def serve(
-    name: str, requests: list[tuple[float, int, int]], engine: Engine = FOUR, *, fast: bool = True,
+    name: str, requests: list[tuple[float, int, int]], engine: EngineSize = FOUR, *, fast: bool = True,
     cost: Affine = SECOND, records: bool = True, **options: object,
 ) -> Run:  # fmt: skip
     """Serve requests of (arrival, prompt, answer), named a, b, ..."""
@@ -50,7 +50,7 @@ def test_vllm_cuts_a_prompt_of_5000_tokens_into_steps_of_2048(overlap: bool) -> 
 
 
 def test_vllm_computes_decodes_before_the_rest_of_a_prompt() -> None:
-    steps = tokens(serve("vllm", [(0, 10, 4), (0.5, 150, 1)], Engine(4, 100), overlap=False))
+    steps = tokens(serve("vllm", [(0, 10, 4), (0.5, 150, 1)], EngineSize(4, 100), overlap=False))
     assert steps == [{"a": 10}, {"a": 1, "b": 99}, {"a": 1, "b": 51}, {"a": 1}]
 
 
@@ -65,14 +65,14 @@ def test_with_overlap_a_request_joins_two_steps_after_the_one_in_which_it_arrive
 def test_with_overlap_a_slot_is_taken_two_steps_after_the_last_one_of_its_request() -> None:
     requests = [(0.0, 10, 2), (0.0, 10, 9), (0.1, 10, 1)]
     free = {
-        on: [k for k, step in enumerate(tokens(serve("vllm", requests, Engine(2), overlap=on))) if "c" in step]
+        on: [k for k, step in enumerate(tokens(serve("vllm", requests, EngineSize(2), overlap=on))) if "c" in step]
         for on in (0, 1)
     }
     assert free == {0: [2], 1: [3]}
 
 
 def test_vllm_preempts_the_last_to_join_and_lets_no_other_join_in_that_step() -> None:
-    engine = Engine(8, kv_tokens=80, prefix_cache=False)  # five pages of 16
+    engine = EngineSize(8, kv_tokens=80, prefix_cache=False)  # five pages of 16
     run = serve("vllm", [(0, 30, 20), (0, 30, 20), (0.5, 5, 2)], engine, overlap=False)
     preempting = [k for k, step in enumerate(run.iterations) if step.preempted]
     assert run.iterations[preempting[0]].preempted == ["c", "b"]  # a takes the page of c; then b is the last
@@ -81,12 +81,12 @@ def test_vllm_preempts_the_last_to_join_and_lets_no_other_join_in_that_step() ->
 
 
 def test_vllm_takes_pages_as_they_are_needed() -> None:
-    run = serve("vllm", [(0, 16, 100)], Engine(1, kv_tokens=160))
+    run = serve("vllm", [(0, 16, 100)], EngineSize(1, kv_tokens=160))
     assert [run.iterations[k].pages_used for k in (0, 40)] == [2, 4]
 
 
 def test_sglang_computes_no_decode_in_a_step_with_prompts() -> None:
-    steps = tokens(serve("sglang", [(0, 10, 4), (0.5, 150, 2)], Engine(4, 100), overlap=False))
+    steps = tokens(serve("sglang", [(0, 10, 4), (0.5, 150, 2)], EngineSize(4, 100), overlap=False))
     assert steps == [{"a": 10}, {"b": 100}, {"b": 50}, {"a": 1, "b": 1}, {"a": 1}, {"a": 1}]
 
 
@@ -94,13 +94,13 @@ def test_sglang_computes_no_decode_in_a_step_with_prompts() -> None:
 def test_sglang_admits_by_what_is_free_less_a_part_of_what_is_to_come(prompt: int, joins: bool) -> None:
     # Of 1,000 tokens, a holds 102: its prompt, one token, and that of the next step. It may generate 399 more, of which 0.098
     # count: 898 - 39.1 = 858.9 are left for the prompt of b and its answer of 400.
-    engine = Engine(4, kv_tokens=1000, page_size=1, prefix_cache=False)
+    engine = EngineSize(4, kv_tokens=1000, page_size=1, prefix_cache=False)
     steps = tokens(serve("sglang", [(0, 100, 400), (0.5, prompt, 400)], engine, overlap=False))
     assert ("b" in steps[1]) is joins
 
 
 def test_sglang_retracts_the_request_with_the_fewest_tokens() -> None:
-    engine = Engine(4, kv_tokens=350, page_size=1, prefix_cache=False)
+    engine = EngineSize(4, kv_tokens=350, page_size=1, prefix_cache=False)
     run = serve("sglang", [(0, 10, 200), (30, 100, 200)], engine, conservativeness=0.0)
     assert {seq.id: seq.preemptions > 0 for seq in run.sequences} == {"a": False, "b": True}
 
@@ -137,7 +137,7 @@ def test_steps_in_which_nothing_changes_pass_at_once_with_the_same_result(
 ) -> None:
     requests = [(0.37 * i, 50 + 37 * i % 400, 20 + 53 * i % 300) for i in range(60)]
     cost = Affine(base=0.02, prefill=0.01, token=1e-4, context=1e-7)
-    engine = Engine(slots, 512, kv_tokens)
+    engine = EngineSize(slots, 512, kv_tokens)
     runs = [serve(name, requests, engine, fast=fast, cost=cost, records=False) for fast in (False, True)]
     slow, quick = (
         [(s.scheduled_at, s.first_token_at, s.finished_at, s.preemptions) for s in run.sequences] for run in runs
@@ -149,7 +149,7 @@ def test_steps_in_which_nothing_changes_pass_at_once_with_the_same_result(
 def test_steps_pass_at_once_while_a_request_waits_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = {}
     for name in OWN:
-        scheduler = Engine(4, kv_tokens=1600).scheduler(Chosen(f"simulate.engines.{name}"))
+        scheduler = EngineSize(4, kv_tokens=1600).scheduler(Chosen(f"simulate.engines.{name}"))
         planned: list[float] = []
         monkeypatch.setattr(scheduler, "plan", lambda now, plan=scheduler.plan, to=planned: to.append(now) or plan(now))
         run = simulate(scheduler, [Sequence([i] * 700, 300, id=str(i)) for i in (1, 2, 3)], SECOND)

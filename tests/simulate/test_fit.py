@@ -22,7 +22,7 @@ from simulate.fitting.fitted import Fitted, figures, load, save
 from simulate.logs.checks import checked
 from simulate.logs.log import Request
 from simulate.logs.read import read
-from simulate.scenario import Chosen, Engine
+from simulate.scenario import Chosen, EngineSize
 from simulate.simulator import simulate
 from simulate.trace import Seen, Trace
 from tests.support import ROOT
@@ -44,7 +44,7 @@ def served(law: Affine = DENSE, count: int = 200, rate: float = 10.0, **settings
     prompts = np.clip(rng.lognormal(5, 1, count), 8, 1500).astype(int)
     answers = np.clip(rng.lognormal(3.5, 0.8, count), 2, 200).astype(int)
     trace = Trace([Seen(float(t), int(p), int(a), None) for t, p, a in zip(np.sort(at), prompts, answers)])
-    engine = Engine(**{**SIZES, **settings})
+    engine = EngineSize(**{**SIZES, **settings})
     run = simulate(engine.scheduler(Chosen("simulate.engines.vllm")), trace.sequences(), law, Host())
     return [
         Request(s.arrived_at, len(s.prompt_ids), len(s.output_ids), s.first_token_at or 0, s.finished_at or 0, s.id)

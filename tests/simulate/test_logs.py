@@ -22,7 +22,7 @@ from simulate.logs.formats import FORMATS
 from simulate.logs.log import Request
 from simulate.logs.read import read
 from simulate.measured.lanes import records, stretches
-from simulate.scenario import Chosen, Engine
+from simulate.scenario import Chosen, EngineSize
 from simulate.simulator import simulate
 from tests.support import ROOT
 from tests.support.simulate import run_command
@@ -173,7 +173,7 @@ def test_cached_tokens_are_pages_of_an_earlier_request_of_the_client() -> None:
     assert not log.notes
     assert log.trace.seen[4].pages[:3] == log.trace.seen[2].pages[:3] == log.trace.seen[0].pages[:3]
     assert log.trace.seen[4].pages[0] != log.trace.seen[3].pages[0]
-    engine = Engine(8, kv_tokens=4096)
+    engine = EngineSize(8, kv_tokens=4096)
     scheduler, sequences = engine.scheduler(Chosen("dynamic")), log.trace.sequences()
     scheduler.add(sequences[0])
     scheduler.plan(0.0)
@@ -323,7 +323,7 @@ def test_odd_bytes_raise_nothing_but_value_errors(data: bytes, tmp_path: Path) -
 def test_what_our_own_server_has_served_is_a_log(tmp_path: Path) -> None:
     """In its answer to POST /what-if, equal steps are one record."""
     sequences = [Sequence([i] * (8 + i), 4 + i, id=str(i), arrived_at=0.3 * i) for i in range(6)]
-    run = simulate(Engine(2).scheduler(Chosen("dynamic")), sequences, Affine(base=0.1, decode=0.01), records=True)
+    run = simulate(EngineSize(2).scheduler(Chosen("dynamic")), sequences, Affine(base=0.1, decode=0.01), records=True)
     requests = [
         {"id": "any", "t": seq.arrived_at, "prompt_tokens": len(seq.prompt_ids), "output_tokens": seq.max_tokens}
         for seq in run.sequences

@@ -22,7 +22,7 @@ from simulate.fleet import plan
 from simulate.fleet.fleet import Fleet
 from simulate.fleet.plan import Capacity, Limit, capacity, parse_limit
 from simulate.rows import Rows
-from simulate.scenario import Chosen, Engine, Scenario
+from simulate.scenario import Chosen, EngineSize, Scenario
 from simulate.simulator import PolicyHangs, simulate
 from tests.support import points, sample
 from tests.support.scheduling import make_scheduler
@@ -45,7 +45,7 @@ def nobatch() -> Scheduler:
 def alone(unit: Rows, cost: Cost = MS, policy: str = "nobatch", slots: int = 1) -> tuple[Scenario[Rows], Chosen]:
     """Return a scenario of one policy without a limit to the tokens of a step, and this policy."""
     chosen = Chosen(policy)
-    return Scenario((chosen,), Engine(slots, 1 << 30), cost, Host(), unit), chosen
+    return Scenario((chosen,), EngineSize(slots, 1 << 30), cost, Host(), unit), chosen
 
 
 @pytest.mark.full
