@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from dataclasses import InitVar, asdict, dataclass, replace
+from dataclasses import InitVar, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +59,6 @@ class Wrapped(Cost):
 
     def step(self, plan: Plan) -> Step:
         return self.law.step(plan)
-
-
-class Ragged(Wrapped):
-    """No padding is computed, and finished rows cost nothing."""
-
-    name = "ragged"
-
-    def step(self, plan: Plan) -> Step:
-        return step_of(replace(plan, padded=False))
-
-
-class Padded(Wrapped):
-    """All prompts of a step are padded to the longest, for any policy."""
-
-    name = "padded"
-
-    def step(self, plan: Plan) -> Step:
-        step = step_of(plan)
-        return step._replace(prompt=step.prefills * step.widest) if step.prefills else step
 
 
 class Aligned(Wrapped):

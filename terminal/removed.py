@@ -30,6 +30,9 @@ REMOVED = {
     "adversary --replay": "'run POLICY OTHER --trace FILE', which serves the trace with both",
     "--average": "--upscale-delay and --downscale-delay, for which more or fewer must be wanted",
     "--shortest-queue": "'fleet --router least-loaded --replicas N', in which each request joins the shortest queue",
+    "--engine ragged": "a policy that does not pad, such as dynamic",
+    "--engine padded": "a policy that pads, such as static",
+    "--statistic": "the median, with more --steps",
     "--copies": "--speed N, which raises the load of a trace",
     **dict.fromkeys(
         (

@@ -47,8 +47,8 @@ def plan_of(runner: ModelRunner, point: dict[str, int], grammar: Grammar) -> Pla
     return Plan(1, 0.0, [*decodes, *prompts], counts)
 
 
-def seconds_of(runner: ModelRunner, plan: Plan, steps: int, statistic: str = "median") -> float:
-    """Return the median or the minimum of `steps` runs of a plan, each the same work.
+def seconds_of(runner: ModelRunner, plan: Plan, steps: int) -> float:
+    """Return the median of `steps` runs of a plan, each the same work.
 
     Only constrained sequences advance, since a mask may be known where it was computed before, and begin again at the end.
     """
@@ -62,7 +62,7 @@ def seconds_of(runner: ModelRunner, plan: Plan, steps: int, statistic: str = "me
                 assert isinstance(output, int), output
                 seq.output_ids = [*seq.output_ids, output] if len(seq.output_ids) < MOST_TOKENS else []
                 seq.computed = seq.length - 1
-    return min(times) if statistic == "min" else statistics.median(times)
+    return statistics.median(times)
 
 
 def tokens_of(point: dict[str, int]) -> int:
@@ -113,7 +113,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--context", type=int, default=0, help="tokens that the model must hold")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--statistic", default="median", choices=("median", "min"))
     args = parser.parse_args()
     points: list[dict[str, int]] = json.load(sys.stdin)
     try:
@@ -138,7 +137,7 @@ def main() -> None:
     seconds_of(runner, Plan(1, 0.0, [warm], [8]), 3)
     for point in points:
         plan = plan_of(runner, point, grammar)
-        print(json.dumps({"seconds": seconds_of(runner, plan, args.steps, args.statistic)}), flush=True)
+        print(json.dumps({"seconds": seconds_of(runner, plan, args.steps)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costs.cost import Affine, Cost, Host, Padded, Phases, Ragged, Scaled
+from costs.cost import Affine, Cost, Host, Phases, Scaled
 from costs.steps import decoding, prefilling
 
 TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # how much of a hinge is charged to tokens; any of them gives a bound
@@ -51,8 +51,8 @@ class Shares:
 def unwrapped(cost: Cost) -> tuple[Cost, float]:
     """Return the law itself, and by which factor its times are longer; padding, of graphs too, only adds to it."""
     factor = 1.0
-    while isinstance(cost, Scaled | Padded | Ragged):
-        factor *= cost.factor if isinstance(cost, Scaled) else 1.0
+    while isinstance(cost, Scaled):
+        factor *= cost.factor
         cost = cost.law
     return replace(cost, buckets=()) if isinstance(cost, Affine) else cost, factor
 

@@ -64,8 +64,8 @@ def engine_options(
         Option("--cost", f"name of a cost model, or a file written by `calibrate`{default_cost}", default=cost),
         pairs("--cost-option", "option of the cost model; may be repeated"),
         Option(
-            "--engine", "padding that costs time; as-is: the policy's own; ragged: none; padded: always that of prompts; aligned: "
-            "also that of contexts", Choice(["as-is", "ragged", "padded", "aligned"]), default="as-is",
+            "--engine", "padding that costs time; as-is: the policy's own; aligned: also that of contexts",
+            Choice(["as-is", "aligned"]), default="as-is",
         ),
         Option("--max-batch-size", "slots: maximum number of requests computed together", Number(1), default=max_batch_size),
         Option(

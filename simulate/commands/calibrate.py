@@ -33,10 +33,6 @@ def options() -> Sections:
         Option("--max-tokens-per-step", "longest chunk of a prompt to time", Number(8), default=256),
         Option("--context", "longest sequence to time, at most the model's context", Number(64), default=1024),
         Option("--steps", "number of steps per point, in each of two passes", Number(1), default=5),
-        Option(
-            "--statistic", "statistic over the steps of a point; min: for a machine with other work", Choice(["median", "min"]),
-            default="median",
-        ),
         Option("--record", "fit the steps in a record of ./eb vllm serve --record, and time nothing", FILE),
         Option("--out", "file to write", FILE, default=Path("cost.json")),
     ]}  # fmt: skip
@@ -61,7 +57,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         refuse(args, [(" ".join(args.origin.keys() - {"record", "out"}), "has no effect with --record. Leave it out")])
         return of_record(args, console)
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
-    more = {name: getattr(args, name) for name in ("threads", "context", "steps", "statistic")}
+    more = {name: getattr(args, name) for name in ("threads", "context", "steps")}
     points = calibrate.grid(args.grid, args.max_tokens_per_step, args.context)
     began = time.perf_counter()
     measure = calibrate.shown(calibrate.probe(flags_of(args, **more), facts), console)
@@ -100,7 +96,7 @@ def report(fit: calibrate.Fit, console: Console) -> None:
         say(
             console,
             f"warning: the two times of a step differ by {fit.drift:.0%}, so other programs used this machine. "
-            "Calibrate again when nothing else runs, or use --statistic min",
+            "Calibrate again when nothing else runs",
         )
     if fit.mape > calibrate.ACCEPT_MAPE or fit.worst > calibrate.ACCEPT_WORST:
         bounds = f"{calibrate.ACCEPT_MAPE:.0%} on average or {calibrate.ACCEPT_WORST:.0%} at worst"

@@ -11,7 +11,7 @@ from rich.console import Console
 from client.workloads.arrivals import check_span
 from client.workloads.corpus import USUAL_CONTEXT
 from costs import drafting, published
-from costs.cost import Aligned, Cost, Host, Padded, Ragged
+from costs.cost import Aligned, Cost, Host
 from costs.steps import decoding, prefilling
 from scheduling.policy import Policy
 from scheduling.speculation import Speculator
@@ -80,8 +80,7 @@ def make_cost(args: Values) -> tuple[Cost, Host]:
 
 def with_engine(args: Values, cost: Cost) -> Cost:
     """Return a cost model with the padding of --engine."""
-    wrappers = {"ragged": Ragged, "padded": Padded, "aligned": Aligned}
-    return wrappers[args.engine](cost) if args.engine in wrappers else cost
+    return Aligned(cost) if args.engine == "aligned" else cost
 
 
 def _check_cost(name: str, cost: Cost) -> None:

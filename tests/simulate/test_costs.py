@@ -10,7 +10,7 @@ import pytest
 
 from costs import cost as costs
 from costs import published
-from costs.cost import Affine, Padded, Ragged
+from costs.cost import Affine
 from costs.steps import Step, beyond, decoding, prefilling, seen_in, step_of
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
@@ -194,16 +194,6 @@ def test_each_token_that_a_constrained_request_samples_has_a_mask() -> None:
         seq.constrained = True
     plan = Plan(1, 0.0, rows, [8, 5, 1, 3, 1], drafts=[[], [], [], [7, 7], []])
     assert step_of(plan).masks == 1 + 0 + 1 + 3  # the second prompt goes on
-
-
-def test_another_engine_pads_what_is_ragged_or_leaves_the_padding_out() -> None:
-    law = Affine(token=1)
-    plan = Plan(1, 0.0, [row(8, 0), row(3, 0)], [8, 3], padded=True)
-    assert (law(plan), Ragged(law)(plan)) == (16, 11)
-    plan = Plan(1, 0.0, [row(8, 0), row(3, 0), row(5, 5, 1)], [8, 3, 1])
-    assert (law(plan), Padded(law)(plan)) == (12, 17)
-    plan = Plan(2, 0.0, [row(8, 8, 1)], [1], held=[row(3, 4, 2)], padded=True)
-    assert (law(plan), Ragged(law)(plan)) == (2, 1)
 
 
 def test_interpolation_never_falls_below_its_first_point_and_goes_on_beyond_its_last() -> None:

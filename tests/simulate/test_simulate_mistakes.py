@@ -36,6 +36,7 @@ MISTAKES = [
     ("run dynamic --acceptance 1.5", "--acceptance", "from 0 to 1"),
     ("run dynamic --acceptance 0.5 --drafts 17", "--drafts", "auto"),
     ("run static --acceptance 0.5", "--acceptance", "Use dynamic"),
+    ("run dynamic --engine ragged", "--engine ragged", "was removed in 0.2.0"),
     ("run dynamic --copies 2", "--copies", "was removed in 0.2.0"),
     ("run dynamic --trace HERE/good.csv --page-size 512", "--page-size 512", "Use --kv-tokens"),
     ("run dynamic --no-requests", "--no-requests", "fleet --replicas 1"),

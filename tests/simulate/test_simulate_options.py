@@ -38,7 +38,7 @@ def beside(base: str, **values: str) -> Cases:
 ENGINE = {
     **beside("dynamic {small}", cost="llm-mock", cost_option="row=0.01"),
     "--policy-option": ("window {small}", "delay=0.5"),
-    "--engine": ("static {small}", "ragged"),
+    "--engine": ("dynamic {small} --cost distserve-opt13b", "aligned"),
     "--max-batch-size": ("dynamic --num 100 --rate 6", "3"),
     "--max-tokens-per-step": ("dynamic {small} --workload orca", "32"),
 }
@@ -93,7 +93,7 @@ CASES: dict[str, Cases] = {
         **beside(PLAN, cost="constant", max_batch_size="3", rate="90", ttft="0.02", itl="0.012", limit="p50:e2el:0.9"),
         **beside(PLAN, slots="2 4"),
         "--policy-option": ("plan window --num 100 --max-batch-size 8", "delay=0.9"),
-        "--engine": ("plan static --num 100 --max-batch-size 8", "ragged"),
+        "--engine": ("plan dynamic --num 100 --max-batch-size 8 --cost distserve-opt13b", "aligned"),
         "--max-tokens-per-step": (f"{PLAN} --workload orca --max-batch-size 4", "16"),
         "--clients": ("plan dynamic+vtc --num 100 --max-batch-size 2", "3"),
         "--priorities": ("plan dynamic+priority --num 100 --max-batch-size 2", "3"),
@@ -115,7 +115,7 @@ CASES: dict[str, Cases] = {
     "calibrate": {
         **beside("calibrate --out OUT/cost.json", model="bard", load_format="dummy", dtype="float32", quantize="int8"),
         **beside("calibrate --out OUT/cost.json", kv_dtype="int8", threads="1", grid="full", max_tokens_per_step="64"),
-        **beside("calibrate --out OUT/cost.json", steps="2", statistic="min", context="4096", record="RECORD"),
+        **beside("calibrate --out OUT/cost.json", steps="2", context="4096", record="RECORD"),
         "--out": ("calibrate --out OUT/other.json", "OUT/cost.json"),
     },
     "validate": {
@@ -123,7 +123,7 @@ CASES: dict[str, Cases] = {
         **beside(VALIDATE, cost="oracle-a", cost_option="base=0.01", max_batch_size="3", max_tokens_per_step="64"),
         **beside(VALIDATE, rate="2", num="5", seed="1", workload="react:2"),
         "--policy-option": ("validate window --cost llm-mock", "delay=0.5"),
-        "--engine": ("validate static --cost oracle-a", "ragged"),
+        "--engine": ("validate dynamic --cost distserve-opt13b", "aligned"),
         "--learn": ("validate dynamic --cost NOISYCOST", ""),
     },
     "probe": beside(
@@ -148,6 +148,7 @@ CASES: dict[str, Cases] = {
         **{option: (ADVERSARY, value) for option, (_, value) in ENGINE.items()},
         **beside(ADVERSARY, against="bound", measure="slowdown", requests="3", longest="30", tries="10", seed="1"),
         **beside(ADVERSARY, out="OUT/b.csv"),
+        "--engine": (f"{ADVERSARY} --cost distserve-opt13b", "aligned"),
         "--policy-option": (ADVERSARY.replace("static", "window"), "delay=0.5"),
     },
     "grade": beside("grade fair dynamic", seed="3", csv="OUT/a.csv"),
