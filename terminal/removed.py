@@ -32,6 +32,7 @@ REMOVED = {
     "--shortest-queue": "'fleet --router least-loaded --replicas N', in which each request joins the shortest queue",
     "--engine ragged": "a policy that does not pad, such as dynamic",
     "--engine padded": "a policy that pads, such as static",
+    "--learn": "a new calibration, whose timings set the width of the intervals",
     "--statistic": "the median, with more --steps",
     "--copies": "--speed N, which raises the load of a trace",
     **dict.fromkeys(

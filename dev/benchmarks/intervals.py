@@ -32,7 +32,8 @@ from client.workloads import corpus, traces
 from costs.cost import Cost, Host
 from dev.benchmarks import report
 from simulate.measured import observed_law, validate
-from simulate.measured.intervals import Noise
+from simulate.measured.comparison import Comparison
+from simulate.measured.intervals import LEVEL, Noise
 from simulate.measured.served import Served, lasting, step_of
 from simulate.scenario import Chosen
 
@@ -116,18 +117,35 @@ def served_by(policy: str, args: Namespace, scores: list[float]) -> Iterator[dic
             served = send(trace)
             runs.append(served)
             law, host, noise = learned
-            noise = noise.learned(scores)
+            noise = replace(noise, widened=noise.widened * (widening := widening_of(scores)))
             run = served.simulate(law, host, records=True)
             within = noise.intervals(partial(served.simulate, host=host), law, run)
             found = validate.Validation(host, run, served, within)
-            scores += found.scores(noise)
+            scores += [widening * score(c) for c in found.compared if c.interval]
             own = validate.Validation(host, served.simulate(*learn([served])[:2], records=True), served)
             yield {
                 "model": args.model, "policy": policy, "load": load, "wanted": wanted, "utilization": found.compared[0].measured,
-                "requests": len(trace), "counted": number >= 0, "widening": noise.widening,
+                "requests": len(trace), "counted": number >= 0, "widening": widening,
                 "figures": {c.name: [c.predicted, *c.interval, c.measured] for c in found.compared if c.interval},
                 "own_steps": {c.name: c.predicted for c in own.compared if c.name in BOUNDS},
             }  # fmt: skip
+
+
+def widening_of(scores: Many[float]) -> float:
+    """Return the factor that would have been enough for 90 % of the figures so far and the next one; 1 for fewer than nine."""
+    rank = math.ceil((len(scores) + 1) * LEVEL)
+    return sorted(scores)[rank - 1] if 0 < rank <= len(scores) else 1.0
+
+
+def score(figure: Comparison) -> float:
+    """Return how much wider the interval of a figure had to be to hold the measurement (split conformal prediction with scaled scores).
+
+    Lei, G'Sell, Rinaldo, Tibshirani and Wasserman, JASA 113, 2018, sections 2.2 and 5.2.
+    """
+    assert figure.interval is not None
+    off = math.log(figure.measured / figure.predicted)
+    width = math.log((figure.interval.high if off > 0 else figure.interval.low) / figure.predicted)
+    return off / width if width else math.inf if off else 0.0
 
 
 def summary(runs: Many[dict[str, Any]]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Search:
         ((_, found),) = self.tried([change])
         fitted, notes, gains = self.fitted, [], {}
         rows = fitted.seen.get("decodes", int(self.served["rows"]))
-        wide = fitted.noise.widening * fitted.log.widening
+        wide = fitted.log.widening
         drawn = [(before, self._run(change, law=law)) for before, law in zip(self._again, self._laws())]
         if found["longest"] > STARVES * self.served["longest"]:
             times = found["longest"] / self.served["longest"]

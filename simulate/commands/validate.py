@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -47,9 +46,6 @@ def options() -> Sections:
                 Read(lambda text: parse(text, programs.KINDS) and text, "NAME"),
             ),
             Option("--seed", "random seed", Number(0), default=0),
-            Option(
-                "--learn", "add the errors of this run to the file of --cost, to set the width of later intervals", None,
-            ),
         ],
         "server": [Option(config.flag(name), "", hidden=True) for name in validate.SERVER],  # which gets them
     }  # fmt: skip
@@ -66,14 +62,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     flags = server_flags(args)
     chosen, _ = make_policies(args)
     cost, noise = _cost_to_validate(args, config.load(flags).config, console)
-    if args.learn and (noise is None or not args.cost):
-        raise UsageError(
-            "--learn needs the file of a calibration. Use --cost FILE.json, made by 'python -m simulate calibrate'"
-        )
-    learn = Path(args.cost) if args.learn else None
     runs = []
     for each in chosen:
-        validation = validate.validate(each, cost, trace, flags, console, noise, learn)
+        validation = validate.validate(each, cost, trace, flags, console, noise)
         show(console, validation)
         runs.append((validation.to_dict(), validation.compared))
     say(console, f"bounds: {comparison.BOUNDS}")

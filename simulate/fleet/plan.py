@@ -158,7 +158,7 @@ def interval(
     """
     low, high = found.low, found.high
     if noise is not None:
-        factors = noise.factors(SHARES) ** noise.widening
+        factors = noise.factors(SHARES)
         fast, slow = (capacity(replace(scenario, cost=Scaled(scenario.cost, f)), chosen, limits).low for f in factors)
         low, high = min(low, slow), max(high, fast)
     return Interval(low, high)

@@ -2,20 +2,17 @@
 
 The same simulation is repeated, each time on another machine that the timings allow. One factor slows all steps of a run: the drift
 of the machine between runs, and of the law between kinds of steps. A residual slows each step. It is drawn in blocks, because
-neighbors are slow together (moving blocks bootstrap: Künsch, Annals of Statistics 17, 1989). The quantiles of the repetitions are
-then widened by what runs that the fit never saw asked for (split conformal prediction with scaled scores: Lei, G'Sell, Rinaldo,
-Tibshirani and Wasserman, JASA 113, 2018, sections 2.2 and 5.2). This module must not know how a law was fitted.
+neighbors are slow together (moving blocks bootstrap: Künsch, Annals of Statistics 17, 1989). This module must not know how a law
+was fitted.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,13 +92,12 @@ class Noise:
     `residuals` are those of single steps, in order; `drift` is the standard deviation of whole groups of steps, found from so many
     `groups`. `floors` are standard deviations of figures in logarithms that come on top, by the last word of a figure's name;
     `widened` is by how much more a law is unsure than its timings show, `seen` the sizes of the steps that were
-    measured. `scores` say of figures of runs that the fit never saw how far off they were, in widths of their intervals.
+    measured.
     """
 
     residuals: tuple[float, ...]
     drift: float
     groups: int
-    scores: tuple[float, ...] = ()
     floors: Mapping[str, float] = field(default_factory=dict)
     widened: float = 1.0
     seen: Mapping[str, int] = field(default_factory=dict)
@@ -114,12 +110,6 @@ class Noise:
         residuals = np.concatenate([log - total for (log, _), total in zip(logs, totals)])
         drift = math.sqrt(float((totals**2).sum()) / max(1, len(totals) - 1))
         return cls(tuple(residuals.tolist()), drift, len(totals))
-
-    @property
-    def widening(self) -> float:
-        """The factor that would have been enough for 90 % of the figures seen so far and the next one; 1 for fewer than nine."""
-        rank = math.ceil((len(self.scores) + 1) * LEVEL)
-        return sorted(self.scores)[rank - 1] if 0 < rank <= len(self.scores) else 1.0
 
     def factors(self, shares: Any) -> np.ndarray:
         """Return these quantiles of how much longer the steps of another run take (Student's prediction interval)."""
@@ -160,23 +150,11 @@ class Noise:
                 math.hypot(math.log(max(bound, TINY) / max(center, TINY)), floor)
                 for bound in (min(low, center), max(high, center))
             )
-            found[name] = Interval(center * math.exp(-below), center * math.exp(above)).wider(
-                center, self.widening * self.widened
-            )
+            found[name] = Interval(center * math.exp(-below), center * math.exp(above)).wider(center, self.widened)
         return found
 
-    def score(self, expected: float, interval: Interval, measured: float) -> float:
-        """Return how much wider than without `scores` this interval had to be to hold the measurement."""
-        off = math.log(measured / expected)
-        width = math.log((interval.high if off > 0 else interval.low) / expected)
-        return self.widening * off / width if width else math.inf if off else 0.0
 
-    def learned(self, scores: Iterable[float]) -> Noise:
-        """Return it with more scores of runs that the fit never saw."""
-        return replace(self, scores=(*self.scores, *scores))
-
-
-def of_points(points: Many[Mapping[str, Any]], scores: Iterable[float] = ()) -> Noise | None:
+def of_points(points: Many[Mapping[str, Any]]) -> Noise | None:
     """Return what the timings of a calibration leave unexplained, by points left out of the fit; None for an older file.
 
     Steps of one size that were timed in one pass are slow together.
@@ -190,7 +168,7 @@ def of_points(points: Many[Mapping[str, Any]], scores: Iterable[float] = ()) -> 
             kind = (turn, point["prefills"] > 0, tokens.bit_length())
             groups.setdefault(kind, []).append((max(point["held_out"], point[turn] / WORST), point[turn]))
     pairs = (np.array(group).T for group in groups.values())
-    return Noise.of((predicted, measured) for predicted, measured in pairs).learned(scores)
+    return Noise.of((predicted, measured) for predicted, measured in pairs)
 
 
 def of_cost(name: str) -> Noise | None:
@@ -199,12 +177,5 @@ def of_cost(name: str) -> Noise | None:
         return None
     facts = costs.load(name)[2]
     if "noise" in facts:
-        return Noise(**facts["noise"])
-    return of_points(facts.get("points", ()), facts.get("scores", ()))
-
-
-def keep(path: Path, scores: Iterable[float]) -> None:
-    """Add scores to the file of a calibration, whose later intervals will be as wide as they ask for."""
-    facts = json.loads(path.read_text("utf-8-sig"))
-    facts["scores"] = [*facts.get("scores", ()), *scores]
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+        return Noise(**{name: value for name, value in facts["noise"].items() if name != "scores"})  # in older files
+    return of_points(facts.get("points", ()))

@@ -29,7 +29,7 @@ from client.send.dialects import Dialect
 from client.send.events import EventRecorder
 from client.send.target import Target, fetch_stats, known
 from costs.cost import Cost, Host
-from simulate.measured import comparison, intervals
+from simulate.measured import comparison
 from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Interval, Noise
 from simulate.measured.served import Record, Served
@@ -57,10 +57,6 @@ class Validation:
     @property
     def compared(self) -> list[Comparison]:
         return comparison.compare(self.run, self.served, self.intervals)
-
-    def scores(self, noise: Noise) -> list[float]:
-        """Return how much wider the intervals of this noise had to be to hold the measurements."""
-        return [noise.score(c.predicted, c.interval, c.measured) for c in self.compared if c.interval]
 
     @property
     def steps(self) -> tuple[Many[Record], Many[Record]]:
@@ -162,18 +158,9 @@ def send(target: Target, trace: Many[Planned], console: Console | None, users: i
 
 
 def validate(
-    chosen: Chosen,
-    cost: Cost,
-    trace: Many[Planned],
-    flags: Many[str],
-    console: Console,
-    noise: Noise | None = None,
-    learn: Path | None = None,
+    chosen: Chosen, cost: Cost, trace: Many[Planned], flags: Many[str], console: Console, noise: Noise | None = None
 ) -> Validation:
-    """Serve a trace and simulate it, with the host overheads measured before; intervals need the law's noise.
-
-    The file `learn` of a calibration keeps how far the run is from its prediction.
-    """
+    """Serve a trace and simulate it, with the host overheads measured before; intervals need the law's noise."""
     options = [word for name, value in chosen.options.items() for word in ("--policy-option", f"{name}={value}")]
     flags = [*flags, *options]
     alone, beside, served = serve(chosen, flags, trace, console)
@@ -182,7 +169,4 @@ def validate(
     host = replace(host, receive=min(beside.late(host), 2 * host.alpha0))
     run = served.simulate(cost, host, records=True)
     within = noise.intervals(lambda law: served.simulate(law, host), cost, run) if noise else {}
-    found = Validation(host, run, served, within)
-    if noise and learn:
-        intervals.keep(learn, found.scores(noise))
-    return found
+    return Validation(host, run, served, within)

@@ -124,7 +124,6 @@ CASES: dict[str, Cases] = {
         **beside(VALIDATE, rate="2", num="5", seed="1", workload="react:2"),
         "--policy-option": ("validate window --cost llm-mock", "delay=0.5"),
         "--engine": ("validate dynamic --cost distserve-opt13b", "aligned"),
-        "--learn": ("validate dynamic --cost NOISYCOST", ""),
     },
     "probe": beside(
         "probe http://here --engine vllm --log OUT/log --out OUT/cost", tokens="3000", minutes="1", dry_run="", engine="tgi",
@@ -182,8 +181,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (head, *steps)))
     cost = {"kind": "affine", "base": 0.008, "row": 0.0002, "token": 0.0001}
     (tmp_path / "cost.json").write_text(json.dumps({"cost": cost, "host": dict.fromkeys(host, 0.0)}))
-    timed = {"decodes": 1, "prefills": 0, "chunk": 0, "held_out": 0.01, "first": 0.011, "second": 0.009}
-    (tmp_path / "noisy.json").write_text(json.dumps({"cost": cost, "points": [timed] * 4}))
     (tmp_path / "host.json").write_text(json.dumps({"cost": cost, "host": host}))
     return tmp_path
 
@@ -253,7 +250,7 @@ def outcome(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Outc
 def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
     out.mkdir()
     files = {
-        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl", "RECORD": "record.jsonl",
+        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl", "RECORD": "record.jsonl",
     }  # fmt: skip
     places = {name: folder / path for name, path in files.items()} | {"OUT": out}
     parts = [word.partition("/") for word in line.split()]
