@@ -46,11 +46,9 @@ def decoding(rows: int, context: int, longest: int = 0) -> Step:
     return Step(rows, context, 0, 0, 0.0, 0, longest, 1 if rows else 0, context)
 
 
-def prefilling(*prompts: int, cached: int = 0, padded: bool = False) -> Step:
+def prefilling(*prompts: int, cached: int = 0) -> Step:
     """Return the step that computes whole prompts, each after `cached` tokens found in the cache."""
-    chunks = [prompt - cached for prompt in prompts]
-    padding = len(chunks) * max(chunks) - sum(chunks) if padded else 0
-    return _sum(((False, chunk, prompt) for prompt, chunk in zip(prompts, chunks)), padding)
+    return _sum(((False, prompt - cached, prompt) for prompt in prompts), 0)
 
 
 def _sum(rows: Iterable[tuple[bool, int, int]], padding: int, masks: int = 0) -> Step:

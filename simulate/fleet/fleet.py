@@ -78,15 +78,14 @@ class _FreePages(Many[float]):
 class Fleet:
     """The replicas and the events. Each replica has the cost and the host overheads of an engine of its own.
 
-    `gaps` says whether the times between tokens are kept, 8 bytes for each token. `names` are those of the replicas, by
-    which `session-sticky` sorts sessions. With `records`, the result has the Iteration of each step, in the order of their ends.
+    `gaps` says whether the times between tokens are kept, 8 bytes for each token. With `records`, the result has the Iteration
+    of each step, in the order of their ends.
     """
 
     def __init__(
         self, schedulers: Iterable[Scheduler], cost: Cost, host: Host | None = None, *, gaps: bool = True,
-        names: Many[str] = (), records: bool = False,
+        records: bool = False,
     ) -> None:  # fmt: skip
-        self._names = names
         self.host = host or Host()
         self.pool = Pool()
         self.replicas: list[Replica] = []  # all that there ever were
@@ -102,18 +101,11 @@ class Fleet:
         for scheduler in schedulers:
             self.pool.join(self.start(scheduler, 0.0))
 
-    @property
-    def load(self) -> list[int]:
-        """The requests at each replica that gets new ones."""
-        return self.pool.load
-
     def start(self, scheduler: Scheduler, now: float) -> Replica:
         """Return a new replica, which costs something from now on and gets no requests yet."""
         number = len(self.replicas)
         replica = Replica(number, scheduler, self._cost, self.host, self._gaps, self._records)
         replica.since = now
-        if number < len(self._names):
-            replica.name = self._names[number]
         self.replicas.append(replica)
         self.result.policy = scheduler.policy.name
         return replica

@@ -115,7 +115,7 @@ def instances(*trace: Request, count: int = 2, **options: object) -> list[tuple[
     sequences = requests(*trace)
     fleet = Instances([Scheduler(policies.get_policy("triton", 2, options)) for _ in range(count)], Toy())
     fleet.run(sequences)
-    assert fleet.load == [0] * count
+    assert fleet.pool.load == [0] * count
     return [(seq.scheduled_at, seq.finished_at) for seq in sequences]
 
 

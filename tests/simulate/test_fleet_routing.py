@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +11,7 @@ from costs.cost import Host
 from costs.published import Constant
 from costs.steps import Step
 from routing import bodies
-from routing.routers import ROUTERS, Replicas, RoutingKey
+from routing.routers import Replicas, RoutingKey
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -48,18 +47,6 @@ def test_a_router_knows_of_a_text_what_the_ingress_knows_of_it() -> None:
     body = [bodies.routing_key({"prompt": text, "user": user}, "") for text, user in zip(rows.texts, rows.client or [])]
     assert seen == body
     assert len(seen[0].blocks) > 1
-
-
-def test_sessions_go_where_the_names_of_the_replicas_send_them() -> None:
-    sequences = [Sequence([1], 2, id=str(i), arrived_at=100.0 * i, client=f"user-{i}") for i in range(40)]
-    places = []
-    for names in (["a", "b"], ["b", "a"]):
-        fleet = Fleet(schedulers(2), Constant(), names=names)
-        fresh = [Sequence([1], 2, id=s.id, arrived_at=s.arrived_at, client=s.client) for s in sequences]
-        run = fleet.run(fresh, ROUTERS["session-sticky"](random.Random(0)))
-        places.append([names[i] for i in run.where])
-    assert places[0] == places[1]
-    assert set(places[0]) == {"a", "b"}
 
 
 def test_the_busiest_replica_is_told_by_the_mean() -> None:

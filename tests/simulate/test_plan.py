@@ -151,7 +151,7 @@ def test_a_replica_that_has_answered_everything_has_no_load(policy: str) -> None
     rows = workloads.draw("original", 40.0, 300, seed=1)
     served = Fleet([make_scheduler(policy, 8) for _ in range(3)], published.make("oracle-a"))
     served.run(rows.sequences(), least_loaded(random.Random(0)))
-    assert served.load == [0, 0, 0]
+    assert served.pool.load == [0, 0, 0]
 
 
 def test_a_policy_that_hangs_in_a_fleet_is_named() -> None:
