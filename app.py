@@ -43,7 +43,7 @@ from api.in_process import InProcess, read_line
 from api.pages import dashboard, docs, events
 from api.schemas import body
 from api.schemas.demo import LoadRequest
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from batch_files.lines import Limits
 from batch_files.runner import Runner
 from batch_files.store import Store
@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
     return app
 
 
-def create_app(config: Config, engine: Engine | None = None) -> Flask:
+def create_app(config: Config, engine: LoadedEngine | None = None) -> Flask:
     """Return the Flask app; without an `engine` it answers 503 until `start` has loaded one."""
     app = App("effective-batching", static_folder=None)
     service = Service(config, policies)
@@ -92,7 +92,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     return app
 
 
-def begin_demo(service: Service, engine: Engine) -> None:
+def begin_demo(service: Service, engine: LoadedEngine) -> None:
     """Start the load of the demonstration, which has no end."""
     assert service.load is not None
     service.load.start(engine, DEMO_LOAD, service.wants_load)

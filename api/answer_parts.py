@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple
 
-OPEN, CLOSE = "<think>", "</think>"
 Kind = Literal["reasoning", "content", "call", "arguments"]
 
 
@@ -34,6 +33,7 @@ class AnswerParts:
 
     def __init__(self, form: Any, names: Collection[str], thinking: str, *, required: bool = False) -> None:
         self._form, self._required = form, required
+        self._open, self._close = form.thinking_tags
         self._heads = {name + form.middle: name for name in names}
         self._held = ""
         self._step = {"none": self._content, "maybe": self._start, "open": self._reasoning}[thinking]
@@ -100,12 +100,12 @@ class AnswerParts:
 
     def _start(self) -> bool:
         text = self._held.lstrip()
-        if text.startswith(OPEN):
-            return self._go(self._reasoning, self._held.index(OPEN) + len(OPEN), strips=True)
-        return not OPEN.startswith(text) and self._go(self._content)
+        if text.startswith(self._open):
+            return self._go(self._reasoning, self._held.index(self._open) + len(self._open), strips=True)
+        return not self._open.startswith(text) and self._go(self._content)
 
     def _reasoning(self) -> bool:
-        return self._until("reasoning", CLOSE) and self._go(self._content, strips=True)
+        return self._until("reasoning", self._close) and self._go(self._content, strips=True)
 
     def _content(self) -> bool:
         opening = self._form.opening

@@ -15,7 +15,7 @@ from api.admin import policy
 from api.hooks import admission, middleware
 from api.http import errors
 from api.http.deferral import App
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from batching import InferenceError
 from serving.headroom import NO_MEMORY
 
@@ -41,7 +41,7 @@ def assemble(app: App, service: Service, modules: Iterable[Any]) -> None:
     app.register_error_handler(Exception, _unexpected)
 
 
-def connect(service: Service, engine: Engine) -> None:
+def connect(service: Service, engine: LoadedEngine) -> None:
     """Serve with this engine: set its time limits, and connect its loop to all recorders of requests and steps."""
     manager = engine.manager
     manager.deadlines.queue_timeout = service.config.queue_limit

@@ -24,7 +24,7 @@ from api.prompts import Prompt, resolve_max_tokens
 from api.schemas import body
 from api.schemas.forms import Form
 from api.schemas.scheduling_hints import HINTS, SchedulingHints
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from batching import Inference, InferenceError
 from serving.adapters import AdapterError, Loaded
 from serving.inference import CHECK_SECONDS, timeout_error
@@ -41,7 +41,7 @@ class GenerationRequest:
     """A request in terms common to all dialects; `options` are those of `make_inference`.
 
     `max_tokens` is None for all tokens that the context leaves. `limit_name` and `prompt_name` are the names of the limit
-    and of the prompts in the dialect, for error messages. The `n` best of `best_of` answers to each prompt are kept.
+    and of the prompts in the dialect, for error messages. There are `n` answers to each prompt.
     `parts` makes what takes an answer apart, None for one that is content alone. `ignored` names parts without effect.
     """
 
@@ -51,7 +51,6 @@ class GenerationRequest:
     prompt_name: str
     options: dict[str, Any] = field(default_factory=dict)
     n: int = 1
-    best_of: int = 1
     seed: int | None = None
     timeout_s: float | None = None
     parts: Callable[[], AnswerParts] | None = None
@@ -60,7 +59,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Generation:
-    """A request whose inferences are in the queue: `best_of` for each prompt, in order."""
+    """A request whose inferences are in the queue: `n` for each prompt, in order."""
 
     request: GenerationRequest
     inferences: list[Inference]
@@ -74,7 +73,7 @@ class Generation:
     @property
     def groups(self) -> list[list[Inference]]:
         """The inferences of each prompt."""
-        size = self.request.best_of
+        size = self.request.n
         return [self.inferences[i : i + size] for i in range(0, len(self.inferences), size)]
 
     @property
@@ -140,7 +139,7 @@ class Generation:
             raise errors.from_inference(error)
 
 
-def ready_engine(service: Service) -> Engine:
+def ready_engine(service: Service) -> LoadedEngine:
     """Return the engine, or raise 503 with the reason."""
     status, reason = service.status()
     if service.engine is None or status != "ok":
@@ -148,7 +147,7 @@ def ready_engine(service: Service) -> Engine:
     return service.engine
 
 
-def check_model(engine: Engine, model: str | None) -> Loaded | None:
+def check_model(engine: LoadedEngine, model: str | None) -> Loaded | None:
     """Return the adapter that a request names as its model, None for the model itself; raise 404 if there is neither."""
     if model is None or model in engine.names or model in PLACEHOLDERS:
         return None
@@ -165,7 +164,7 @@ def check_model(engine: Engine, model: str | None) -> Loaded | None:
     return adapter_of(engine, model, "model")
 
 
-def adapter_of(engine: Engine, name: str, param: str) -> Loaded:
+def adapter_of(engine: LoadedEngine, name: str, param: str) -> Loaded:
     """Return the adapter of this name for a request; raise ApiError if it cannot be had."""
     try:
         if engine.adapters is None:
@@ -184,7 +183,7 @@ def adapter_refusal(error: AdapterError, param: str) -> ApiError:
     return ApiError(f"{param}: {error}"[:2000], type=types.get(error.problem, "invalid_request_error"), param=param)
 
 
-def constraint(engine: Engine, param: str, form: Form) -> Any:
+def constraint(engine: LoadedEngine, param: str, form: Form) -> Any:
     """Return a form as the option `grammar` of `make_inference`; raise ApiError for one that cannot be enforced.
 
     It is compiled here, in the handler's thread, so that no step waits for it; nor for the text of a mock model.
@@ -198,7 +197,7 @@ def constraint(engine: Engine, param: str, form: Form) -> Any:
     return grammar
 
 
-def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:
+def ignored_hints(engine: LoadedEngine, hints: SchedulingHints, path: str = "") -> list[str]:
     """Return the scheduling fields of a request that neither the active policy nor the eviction uses."""
     if HINTS.keys().isdisjoint(hints.model_fields_set):
         return []
@@ -208,7 +207,7 @@ def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> lis
 
 
 def start_generation(
-    service: Service, engine: Engine, request: GenerationRequest, *, streams: bool = False
+    service: Service, engine: LoadedEngine, request: GenerationRequest, *, streams: bool = False
 ) -> Generation:
     """Put a request's inferences into the queue, all or none: half of an answer would be worth nothing."""
     lengths = [
@@ -228,7 +227,7 @@ def start_generation(
     context: RequestContext = g.context
     for prompt, length in zip(request.prompts, lengths):
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
-        for j in range(request.best_of):
+        for j in range(request.n):
             seeds.append(seed_of(seed, j) if j else seed)
             inferences.append(
                 engine.make_inference(
@@ -285,13 +284,3 @@ def timings(inference: Inference) -> dict[str, float | int | None]:
         "drafted": seq.drafted,
         "accepted": seq.accepted,
     }
-
-
-def mean_score(inference: Inference) -> float:
-    """Return the mean log probability of an answer's tokens, by which TGI ranks."""
-    return total_score(inference) / max(1, len(inference.details))
-
-
-def total_score(inference: Inference) -> float:
-    """Return the sum of the log probabilities of an answer's tokens, by which vLLM ranks."""
-    return sum((detail.logprob for detail in inference.details), 0.0)

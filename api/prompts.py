@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from api.http import errors, large
 from api.http.errors import ApiError
-from api.service import Engine
+from api.service import LoadedEngine
 
 
 class Prompt(NamedTuple):
@@ -22,7 +22,13 @@ class Prompt(NamedTuple):
 
 
 def encode(
-    engine: Engine, text: str, *, special: bool, keep: int | None = None, param: str = "prompt", begins: bool = True
+    engine: LoadedEngine,
+    text: str,
+    *,
+    special: bool,
+    keep: int | None = None,
+    param: str = "prompt",
+    begins: bool = True,
 ) -> list[int]:
     """Return the token ids of a text, or the last `keep` of them; raise ApiError if it is too long for the context.
 
@@ -37,7 +43,7 @@ def encode(
     return ids if keep is None else ids[-keep:]
 
 
-def check_size(engine: Engine, texts: Iterable[str], param: str) -> None:
+def check_size(engine: LoadedEngine, texts: Iterable[str], param: str) -> None:
     """Raise ApiError for texts with more bytes than the context can have."""
     most = engine.context * engine.tokenizer.longest_token
     size = sum([len(text.encode("utf-8", "replace")) for text in texts])
@@ -59,7 +65,7 @@ def tokenizing(characters: int, param: str) -> Iterator[None]:
         raise ApiError(f"{param} cannot be tokenized: {str(error)[:400]}", param=param) from None
 
 
-def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
+def check_ids(engine: LoadedEngine, ids: Sequence[int], param: str) -> None:
     """Raise ApiError for an id outside the model's vocabulary."""
     size = engine.vocabulary
     bad = next((token for token in ids if not 0 <= token < size), None)
@@ -70,7 +76,9 @@ def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
         )  # fmt: skip
 
 
-def resolve_max_tokens(engine: Engine, prompt: Prompt, max_tokens: int | None, name: str, prompt_name: str) -> int:
+def resolve_max_tokens(
+    engine: LoadedEngine, prompt: Prompt, max_tokens: int | None, name: str, prompt_name: str
+) -> int:
     """Return the number of tokens to generate; raise ApiError if prompt and answer exceed the context.
 
     `name` and `prompt_name` are the fields of the request that set the limit and the prompt.

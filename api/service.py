@@ -97,7 +97,7 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine(Parts):
+class LoadedEngine(Parts):
     """A loaded model and its batching loop."""
 
     manager: BatchingManager
@@ -142,7 +142,7 @@ class Service:
     def __init__(self, config: Config, policies: Any) -> None:
         self.config = config
         self.hosts, self.origins = config.hosts, config.origins
-        self.engine: Engine | None = None  # set by the composition root, which connects its loop to this object
+        self.engine: LoadedEngine | None = None  # set by the composition root, which connects its loop to this object
         self.failure: str | None = None
         self.policies = policies  # the package `policies`, which this one must not import
         self.draining = False

@@ -13,7 +13,7 @@ from config import VERSION, Config
 from terminal.option_types import address, is_local
 
 if TYPE_CHECKING:
-    from api.service import Engine
+    from api.service import LoadedEngine
 
 QUESTION = '"messages":[{"role":"user","content":"What is the capital of France?"}]}'
 
@@ -33,7 +33,7 @@ def fail(text: str) -> None:
     _write(_wrapped(f"error: {text}"))
 
 
-def show(config: Config, engine: Engine, seconds: float) -> None:
+def show(config: Config, engine: LoadedEngine, seconds: float) -> None:
     """Write the banner: policy, model, memory, address, and commands to try."""
     facts = engine.facts
     pages = engine.manager.pages
@@ -77,12 +77,12 @@ def _drafts(config: Config) -> str:
     return f"{config.draft_model or 'n-grams of the text'}, {number}"
 
 
-def _slots(engine: Engine) -> str:
+def _slots(engine: LoadedEngine) -> str:
     used, slots = engine.manager.max_batch_size, engine.slots
     return f"{slots} slots" if used == slots else f"{used} of {slots} slots"
 
 
-def _request(engine: Engine, url: str, bearer: str) -> list[str]:
+def _request(engine: LoadedEngine, url: str, bearer: str) -> list[str]:
     """Return a command that sends a request: a chat if the model has a chat template.
 
     It is greedy, because small chat models often answer nonsense at temperature 1, the default.
@@ -96,7 +96,7 @@ def _request(engine: Engine, url: str, bearer: str) -> list[str]:
     ]
 
 
-def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
+def _computing(engine: LoadedEngine, fits: str) -> list[tuple[str, str]]:
     """Return the rows on model, device and KV memory; `fits` describes the capacity of the KV pages."""
     facts = engine.facts
     if "instead" in facts:
@@ -123,7 +123,7 @@ def kernels(facts: Mapping[str, Any]) -> str:
     return "; ".join([parts, *(f"SLOWER: {reason}" for reason in facts.get("fallbacks", ()))])
 
 
-def _formats(engine: Engine) -> str:
+def _formats(engine: LoadedEngine) -> str:
     if engine.quantize == "as-stored":
         return f"{engine.dtype} with weights as in the file"
     return engine.dtype if engine.quantize == "none" else f"{engine.dtype} with {engine.quantize} weights"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import policies
-from api.service import Engine
+from api.service import LoadedEngine
 from batching import BatchingManager, Inference
 from config import Config
 from costs import mock
@@ -44,7 +44,7 @@ def engine_stack() -> Iterator[None]:
         threading.stack_size(before)
 
 
-def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason: None) -> Engine:
+def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason: None) -> LoadedEngine:
     """Load the configured model, allocate its pages, and start the loop.
 
     `on_death` is called with the reason when the loop fails.
@@ -90,7 +90,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         manager.start(policy)
     cost = config.model if mock.is_mock(config.model) else ""
     server = Server(manager, recording, served=config.policy, slots=config.max_batch_size, cost=cost)
-    return Engine(
+    return LoadedEngine(
         **vars(parts),
         manager=manager,
         make_inference=make_inference,

@@ -25,8 +25,10 @@ def pin(config: Config, parts: Parts, pages: PagePool) -> None:
     turns, _ = sharegpt.read(Path(config.pinned_prefixes))
     text = parts.tokenizer
     prompts = (
-        text.encode_chat([{"role": "user", "content": said}])[1] if parts.chats else [*text.bos_ids, *text.encode(said)]
-        for said, _ in turns
+        text.encode_chat([{"role": "user", "content": first}])[1]
+        if parts.chats
+        else [*text.bos_ids, *text.encode(first)]
+        for first, _ in turns
     )
     todo = sorted(pages.pin(prompts, config.pinned_pages, parts.context), key=lambda seq: seq.computed)
     size, rows = pages.page_size, max(1, (config.max_tokens_per_step or parts.tokens_per_step) // pages.page_size)

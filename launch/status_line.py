@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from api.service import Engine
+from api.service import LoadedEngine
 from observe.meters import Meters
 from scheduling.iteration import SlotSteps
 
@@ -28,7 +28,7 @@ class StatusLine:
         self._clock = clock
         self._at, self._tokens, self._spent = clock(), meters.generation_tokens, meters.spent
 
-    def next(self, engine: Engine) -> str:
+    def next(self, engine: LoadedEngine) -> str:
         """Return the line, for at most 80 columns."""
         now, tokens, spent = self._clock(), self._meters.generation_tokens, self._meters.spent
         rate = (tokens - self._tokens) / max(now - self._at, 1e-6)
@@ -42,7 +42,7 @@ class StatusLine:
         return " · ".join(parts)
 
 
-def start(stream: TextIO, meters: Meters, engine: Callable[[], Engine | None]) -> threading.Thread:
+def start(stream: TextIO, meters: Meters, engine: Callable[[], LoadedEngine | None]) -> threading.Thread:
     """Draw the line in a thread of its own, from the moment when there is an engine until the process ends."""
 
     def draw() -> None:

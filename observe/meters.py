@@ -13,7 +13,7 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 from scheduling.iteration import Iteration, SlotSteps
-from scheduling.sequence import Sequence
+from scheduling.sequence import WAIT_REASONS, Sequence
 from serving.inference import Inference, outcome
 
 TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)  # fmt: skip
@@ -25,7 +25,7 @@ TOKENS = (*(m * 10**e for e in range(5) for m in (1, 2, 5)), 100_000)
 CHOICES = (1, 2, 5, 10, 20)
 BATCH = tuple(1 << i for i in range(13))
 STATUS_CLASSES = ("2xx", "4xx", "5xx", "cancelled")
-REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window")
+
 RECENT = 10_000  # values of each latency that are kept for percentiles
 
 
@@ -115,7 +115,7 @@ class Meters:
         self.longest_choice, self.choices = Histogram(TOKENS), Histogram(CHOICES)
         self.iteration_tokens = Histogram(ITERATION_TOKENS)
         self.iteration_seconds = {p: Histogram(PER_TOKEN) for p in ("prefill", "decode", "mixed")}
-        self.waited = {reason: Histogram(LATENCY) for reason in REASONS}
+        self.waited = {reason: Histogram(LATENCY) for reason in WAIT_REASONS}
         self.received = 0  # requests to generate, answered or not
         self.totals: Counter[str] = Counter()  # of their answers
         self.http: Counter[tuple[str, int]] = Counter()

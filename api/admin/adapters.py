@@ -17,7 +17,7 @@ from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.schemas import body
 from api.schemas import fields as f
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from serving.adapters import AdapterError, AdapterStore
 
 
@@ -112,7 +112,7 @@ def _said(text: str, ignored: list[str]) -> Response:
     return body.name_ignored(Response(text, mimetype="text/plain"), ignored)
 
 
-def listed(engine: Engine) -> list[dict[str, Any]]:
+def listed(engine: LoadedEngine) -> list[dict[str, Any]]:
     """Return the description of each adapter in /info."""
     store = engine.adapters
     if store is None:

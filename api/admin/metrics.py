@@ -126,8 +126,8 @@ class Exposition(Collector):
         yield counters("eb_experts", help, "kind", m.experts)
         grammars = self.service.engine.grammars if self.service.engine else None
         counted = {} if grammars is None else grammars.counts
-        asked = {kind: counted.get(kind, 0) for kind in ("compiled", "cached", "refused")}
-        yield counters("eb_forms", "Forms of answers that requests asked for, by result.", "result", asked)
+        by_result = {kind: counted.get(kind, 0) for kind in ("compiled", "cached", "refused")}
+        yield counters("eb_forms", "Forms of answers that requests asked for, by result.", "result", by_result)
         yield gauge("eb_forms_kept", "Compiled forms in memory.", {}, 0 if grammars is None else len(grammars))
         help = "Seconds that requests waited, by reason."
         yield histograms("eb_queue_wait_seconds", help, "reason", m.waited)

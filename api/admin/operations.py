@@ -15,7 +15,7 @@ from api.admin.metrics import Exposition
 from api.http.errors import ApiError, shown
 from api.http.openapi import NotRequired, Object, Operation, Required, TypedDict
 from api.pages import dashboard
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 
 HEALTH = ("/health", "/healthz", "/ping")
 READY = ("/ready", "/health/ready")
@@ -121,7 +121,7 @@ def _unknown(id: str) -> ApiError:
     )
 
 
-def _slots(engine: Engine | None) -> list[dict[str, Any]]:
+def _slots(engine: LoadedEngine | None) -> list[dict[str, Any]]:
     """Return the slots in order."""
     if engine is None:
         return []

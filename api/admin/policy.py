@@ -18,7 +18,7 @@ from api.http.openapi import Object, Operation
 from api.schemas import body
 from api.schemas import fields as f
 from api.schemas.openai import one_of_these
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
 MOST_OPTIONS = 32
@@ -109,19 +109,19 @@ def _create(known: Any, name: str, slots: int, options: dict[str, Any]) -> Any:
         raise ApiError(text[:2000], param="options") from None
 
 
-def announce(service: Service, engine: Engine) -> None:
+def announce(service: Service, engine: LoadedEngine) -> None:
     """Tell the live page which policy serves, and which one failed last."""
     now = {**state(engine), "max_queue": engine.manager.max_queue, "last_failure": last_failure(engine)}
     service.feed.announce("policy", now)
 
 
-def last_failure(engine: Engine) -> dict[str, Any] | None:
+def last_failure(engine: LoadedEngine) -> dict[str, Any] | None:
     """Return the last failure of a policy after which the server went back to another, None if there was none."""
     last = engine.manager.fallback.last
     return None if last is None else last.to_dict()
 
 
-def state(engine: Engine) -> dict[str, Any]:
+def state(engine: LoadedEngine) -> dict[str, Any]:
     """Return the active policy, its options and the number of slots."""
     manager = engine.manager
     options = {name: _plain(value) for name, value in manager.policy_options.items()}

@@ -27,7 +27,7 @@ from api.prompts import Prompt, check_size, encode, tokenizing
 from api.schemas import body
 from api.schemas.openai import TEMPLATE_FIELDS, UNLIMITED, ChatRequest, Message
 from api.schemas.unsupported import MESSAGE
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from api.streaming import Delta
 from serving.adapters import Loaded
 from serving.inference import Inference
@@ -74,7 +74,7 @@ def blueprint(service: Service) -> Blueprint:
 
 
 def prompt_of(
-    engine: Engine,
+    engine: LoadedEngine,
     messages: list[Message],
     *,
     answers: bool = True,
@@ -94,11 +94,12 @@ def prompt_of(
     if not engine.chats:
         text = plain(history, answers)
         return Prompt(text, encode(engine, text, special=engine.special_end, keep=keep, param="messages"))
-    said = [message.content or "" for message in messages]
-    told = [json.dumps(tool) for tool in described]
+    contents = [message.content or "" for message in messages]
+    schemas = [json.dumps(tool) for tool in described]
     if keep is None:
-        check_size(engine, said + told, "tools" if sum(map(len, told)) > sum(map(len, said)) else "messages")
-    with tokenizing(sum(map(len, said + told)), "messages"):
+        param = "tools" if sum(map(len, schemas)) > sum(map(len, contents)) else "messages"
+        check_size(engine, contents + schemas, param)
+    with tokenizing(sum(map(len, contents + schemas)), "messages"):
         text, ids = engine.tokenizer.encode_chat(history, answers, continues=continues, variables=variables)
     return Prompt(text, ids if keep is None else ids[-keep:])
 
@@ -162,7 +163,7 @@ def _cut_calls(messages: list[Message]) -> Iterator[str]:
         yield f"tool_calls.{call['function']['name']}"
 
 
-def prompt_and_calls(engine: Engine, params: ChatRequest) -> tuple[Prompt, tools.Calls]:
+def prompt_and_calls(engine: LoadedEngine, params: ChatRequest) -> tuple[Prompt, tools.Calls]:
     """Return the prompt of a request and the calls that its answer may have."""
     check_continued(params)
     calls = tools.calls_of(engine, params)
@@ -175,7 +176,7 @@ def prompt_and_calls(engine: Engine, params: ChatRequest) -> tuple[Prompt, tools
     return prompt, calls
 
 
-def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | None) -> GenerationRequest:
+def generation_request(engine: LoadedEngine, params: ChatRequest, adapter: Loaded | None) -> GenerationRequest:
     """Return the request in common terms."""
     limit = params.max_tokens if params.max_completion_tokens is None else params.max_completion_tokens
     most = None if limit == UNLIMITED else limit
@@ -195,7 +196,7 @@ def generation_request(engine: Engine, params: ChatRequest, adapter: Loaded | No
     parts = tools.shape(engine, params, calls, prompt, options)
     return GenerationRequest(
         [prompt], most, "max_tokens", "messages", options,
-        n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s, parts=parts,
+        n=params.n, seed=params.seed, timeout_s=params.timeout_s, parts=parts,
         ignored=[*_cut_calls(params.messages), *getattr(options.get("grammar"), "left_out", ())],
     )  # fmt: skip
 
@@ -207,7 +208,7 @@ class ChatWriter(Writer[ChatRequest]):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
-    def __init__(self, engine: Engine, generation: Generation, params: ChatRequest) -> None:
+    def __init__(self, engine: LoadedEngine, generation: Generation, params: ChatRequest) -> None:
         scored = bool(params.logprobs)
         large = is_large(generation, scored=scored, with_prompts=params.return_token_ids)
         super().__init__(engine, generation, params, scored=scored, large=large)

@@ -24,7 +24,7 @@ from api.http.errors import ApiError
 from api.http.openapi import Operation, TypedDict
 from api.schemas import body
 from api.schemas.openai import EmbeddingRequest
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from batching import Inference
 from observe.feed import dumps
 from serving.adapters import Loaded
@@ -66,7 +66,9 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def start_embedding(service: Service, engine: Engine, params: EmbeddingRequest, adapter: Loaded | None) -> Generation:
+def start_embedding(
+    service: Service, engine: LoadedEngine, params: EmbeddingRequest, adapter: Loaded | None
+) -> Generation:
     """Put the prompts of a request into the queue, all or none."""
     options = {
         "embeds": True, "pooling": params.pooling, "scores_prompt": params.pooling == "mean", "temperature": 0.0,

@@ -20,7 +20,7 @@ from api.schemas import body
 from api.schemas.messages import READ, RESULTS, Block, CountRequest, MessagesRequest
 from api.schemas.openai import ChatRequest
 from api.schemas.scheduling_hints import SchedulingHints
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from api.streaming import Delta
 from observe.feed import dumps
 from serving.adapters import Loaded
@@ -73,7 +73,7 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def _begin(service: Service, schema: type[Asked]) -> tuple[Engine, Asked, Loaded | None, list[str]]:
+def _begin(service: Service, schema: type[Asked]) -> tuple[LoadedEngine, Asked, Loaded | None, list[str]]:
     """Check the current request; return the engine, the request, its adapter, and the names of fields without effect."""
     engine, fields = ready_engine(service), body.take(request, EXAMPLE)
     if fields.get("thread") is not None:  # with this code, clients send the whole conversation instead
@@ -90,7 +90,7 @@ def _begin(service: Service, schema: type[Asked]) -> tuple[Engine, Asked, Loaded
     return engine, params, check_model(engine, params.model), ignored
 
 
-def chat_request(engine: Engine, params: CountRequest) -> ChatRequest:
+def chat_request(engine: LoadedEngine, params: CountRequest) -> ChatRequest:
     """Return a request in the terms of a chat; raise ApiError where that has none."""
     fields = params.model_dump(include=SAME, exclude_unset=True)
     messages = [{"role": "system", "content": _text(params.system)}] if params.system else []
@@ -153,7 +153,7 @@ def _text(content: list[Block]) -> str:
 class MessageWriter:
     """Writes the answer to one request, whole or as events."""
 
-    def __init__(self, engine: Engine, generation: Generation, params: MessagesRequest) -> None:
+    def __init__(self, engine: LoadedEngine, generation: Generation, params: MessagesRequest) -> None:
         self.generation = generation
         self._stops = params.stop_sequences
         self._model = params.model or engine.served_name

@@ -25,7 +25,7 @@ from api.schemas import body
 from api.schemas import fields as f
 from api.schemas import unsupported as u
 from api.schemas.scheduling_hints import SchedulingHints
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from api.streaming import Delta
 from observe.feed import data
 
@@ -99,7 +99,7 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def generation_request(engine: Engine, params: InferenceRequest) -> GenerationRequest:
+def generation_request(engine: LoadedEngine, params: InferenceRequest) -> GenerationRequest:
     """Return the request in common terms. In the prompt, <|endoftext|> is plain text, as nothing is special here."""
     ids = encode(engine, params.prompt, special=False)
     options = {

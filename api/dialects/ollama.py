@@ -34,7 +34,7 @@ from api.schemas import body
 from api.schemas.ollama import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
 from api.schemas.openai import ChatRequest, CompletionRequest, Message
 from api.schemas.scheduling_hints import SchedulingHints
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from api.streaming import Delta
 from serving.adapters import Loaded
 
@@ -139,7 +139,7 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def _adapter(engine: Engine, model: str | None) -> Loaded | None:
+def _adapter(engine: LoadedEngine, model: str | None) -> Loaded | None:
     """Return the adapter that a request names as its model, with or without a tag; see `check_model`."""
     return check_model(engine, model if model in (None, *engine.names) else str(model).removesuffix(LATEST))
 
@@ -158,7 +158,7 @@ def _answer(service: Service, schema: type[OllamaRequest]) -> Any:
 
 
 def generation_request(
-    engine: Engine, params: OllamaRequest, adapter: Loaded | None, ignored: list[str]
+    engine: LoadedEngine, params: OllamaRequest, adapter: Loaded | None, ignored: list[str]
 ) -> GenerationRequest:
     """Return a request in common terms, and add to the names of the fields that have no effect."""
     shared = {*SchedulingHints.model_fields, "format"}
@@ -185,10 +185,10 @@ def generation_request(
     if think is not None and written.thinks:
         fields["chat_template_kwargs"] = {"enable_thinking": bool(think)}
         fields["reasoning_effort"] = think if isinstance(think, str) else None
-    asked, _ = body.validate(ChatRequest, fields)
-    unread = asked.ignored(written.variables if engine.chats else None)
+    chat_params, _ = body.validate(ChatRequest, fields)
+    unread = chat_params.ignored(written.variables if engine.chats else None)
     ignored += dict.fromkeys(name if name.startswith("messages.") else "think" for name in unread)
-    return chat.generation_request(engine, asked, adapter)
+    return chat.generation_request(engine, chat_params, adapter)
 
 
 def _in_chat(messages: list[Message]) -> list[Message]:
@@ -212,7 +212,7 @@ def _in_chat(messages: list[Message]) -> list[Message]:
 class OllamaWriter:
     """Writes the answer to one request, whole or as lines."""
 
-    def __init__(self, engine: Engine, params: OllamaRequest) -> None:
+    def __init__(self, engine: LoadedEngine, params: OllamaRequest) -> None:
         self._engine = engine
         self._model = params.model or engine.served_name
         self._is_chat = isinstance(params, OllamaChatRequest)
@@ -289,7 +289,7 @@ def _nanoseconds(seconds: float | None) -> int:
     return int(1e9 * (seconds or 0))
 
 
-def _known(engine: Engine, name: str, since: float) -> dict[str, Any]:
+def _known(engine: LoadedEngine, name: str, since: float) -> dict[str, Any]:
     """Return what is known of the model, or of an adapter by its name."""
     family, parameters = engine.facts.get("family", "unknown"), engine.facts.get("parameters")
     formats = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "none": ""}

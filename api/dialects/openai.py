@@ -15,7 +15,7 @@ from api.http.owner import is_reserved
 from api.prompts import Prompt, check_ids, encode
 from api.schemas import body
 from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from config import VERSION
 from serving.adapters import Entry, Loaded
 
@@ -46,7 +46,9 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
-def begin(service: Service, schema: type[Params], example: str) -> tuple[Engine, Params, Loaded | None, list[str]]:
+def begin(
+    service: Service, schema: type[Params], example: str
+) -> tuple[LoadedEngine, Params, Loaded | None, list[str]]:
     """Check the current request; return the engine, the request, its adapter, and the names of fields without effect."""
     engine = ready_engine(service)
     params, ignored = body.validate(schema, body.take(request, example))
@@ -92,7 +94,7 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def model_card(engine: Engine, name: str) -> dict[str, Any]:
+def model_card(engine: LoadedEngine, name: str) -> dict[str, Any]:
     """Return the entry of the served model in /v1/models, by one of its names.
 
     Clients of vLLM, OpenRouter and llama.cpp read the context by other names each, and guess it where theirs is missing.
@@ -112,7 +114,7 @@ def model_card(engine: Engine, name: str) -> dict[str, Any]:
     }
 
 
-def adapter_card(engine: Engine, entry: Entry) -> dict[str, Any]:
+def adapter_card(engine: LoadedEngine, entry: Entry) -> dict[str, Any]:
     """Return the entry of an adapter in /v1/models."""
     changes = {"root": entry.name, "parent": engine.served_name, "created": int(entry.added_at)}
     return model_card(engine, entry.name) | changes
@@ -142,7 +144,7 @@ def min_tokens_error(min_tokens: int, max_tokens: int) -> ApiError:
     )  # fmt: skip
 
 
-def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[str, Any]:
+def options_of(engine: LoadedEngine, params: Sampled, adapter: Loaded | None) -> dict[str, Any]:
     """Return the common fields of the dialect as options of `make_inference`.
 
     What the request does not name is as the model's authors recommend, where they do.
@@ -172,7 +174,7 @@ def options_of(engine: Engine, params: Sampled, adapter: Loaded | None) -> dict[
     }
 
 
-def completion_request(engine: Engine, params: CompletionRequest, adapter: Loaded | None) -> GenerationRequest:
+def completion_request(engine: LoadedEngine, params: CompletionRequest, adapter: Loaded | None) -> GenerationRequest:
     """Return a completions request in common terms."""
     options = options_of(engine, params, adapter)
     if params.form is not None:
@@ -186,11 +188,11 @@ def completion_request(engine: Engine, params: CompletionRequest, adapter: Loade
     return GenerationRequest(
         prompts_of(engine, params.prompt, params.truncate_prompt_tokens),
         None if params.max_tokens == UNLIMITED else params.max_tokens, "max_tokens", "prompt", options,
-        n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s,
+        n=params.n, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 
 
-def prompts_of(engine: Engine, sent: list[Any], keep: int | None, param: str = "prompt") -> list[Prompt]:
+def prompts_of(engine: LoadedEngine, sent: list[Any], keep: int | None, param: str = "prompt") -> list[Prompt]:
     """Return prompts that were sent as text or ids as both, truncated to their last `keep` tokens."""
     prompts = []
     for prompt in sent:

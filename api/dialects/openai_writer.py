@@ -17,7 +17,7 @@ from api.generation import Generation, reply
 from api.http import parts
 from api.http.deferral import Deferred
 from api.schemas.openai import CompletionRequest, Sampled
-from api.service import Engine
+from api.service import LoadedEngine
 from api.streaming import Delta
 from observe.feed import dumps
 from serving.inference import Inference
@@ -63,7 +63,9 @@ class Writer(Generic[Params]):
 
     kind = chunk_kind = prefix = ""
 
-    def __init__(self, engine: Engine, generation: Generation, params: Params, *, scored: bool, large: bool) -> None:
+    def __init__(
+        self, engine: LoadedEngine, generation: Generation, params: Params, *, scored: bool, large: bool
+    ) -> None:
         self.engine = engine
         self.generation = generation
         self.params = params
@@ -172,7 +174,7 @@ class CompletionWriter(Writer[CompletionRequest]):
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
 
-    def __init__(self, engine: Engine, generation: Generation, params: CompletionRequest) -> None:
+    def __init__(self, engine: LoadedEngine, generation: Generation, params: CompletionRequest) -> None:
         is_scored, scores_prompts = params.logprobs is not None, params.prompt_logprobs is not None
         large = is_large(
             generation,

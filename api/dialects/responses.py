@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from flask import Blueprint, Response, g, jsonify
 
 from api import streaming
-from api.answer_parts import CLOSE, Piece
+from api.answer_parts import Piece
 from api.dialects import tools
 from api.dialects.chat import generation_request
 from api.dialects.openai import begin
@@ -23,7 +23,7 @@ from api.http.deferral import Deferred
 from api.http.errors import renaming
 from api.http.openapi import Object, Operation, TypedDict
 from api.schemas.responses import ResponsesRequest
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from api.streaming import Delta
 from observe.feed import event
 
@@ -97,7 +97,7 @@ class Part(NamedTuple):
 class ResponseWriter:
     """Writes the answer to one request, as events or whole: then it is what its events add up to."""
 
-    def __init__(self, engine: Engine, generation: Generation, params: ResponsesRequest) -> None:
+    def __init__(self, engine: LoadedEngine, generation: Generation, params: ResponsesRequest) -> None:
         self._engine, self._generation, self._params = engine, generation, params
         self._inference, self._id = generation.inferences[0], g.request_id
         self._taker, options = tools.parts_of(engine, generation), generation.request.options
@@ -205,8 +205,9 @@ class ResponseWriter:
     def _usage(self) -> dict[str, Any]:
         counts, ids, thinking = usage(self._generation), self._inference.output_ids, 0
         if self._output[0]["type"] == "reasoning":
-            written = self._engine.tokenizer.decode_bytes
-            thinking = bisect_left(range(len(ids)), True, key=lambda n: CLOSE.encode() in written(ids[:n]))
+            text = self._engine.tokenizer
+            close = text.tool_format.thinking_tags[1].encode()
+            thinking = bisect_left(range(len(ids)), True, key=lambda n: close in text.decode_bytes(ids[:n]))
         return {
             "input_tokens": counts["prompt_tokens"], "input_tokens_details": counts["prompt_tokens_details"],
             "output_tokens": counts["completion_tokens"], "output_tokens_details": {"reasoning_tokens": thinking},

@@ -25,7 +25,7 @@ from api.prompts import Prompt, encode
 from api.schemas import body
 from api.schemas.fields import MOST_STOPS
 from api.schemas.tgi import CompatRequest, GenerateParameters, GenerateRequest
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from config import VERSION
 
 EXAMPLE = '{"inputs": "ROMEO:", "parameters": {"max_new_tokens": 40}}'
@@ -104,7 +104,7 @@ def _answer(
     return reply(generation, writer.stream if streams else lambda: writer.whole(in_list), ignored)
 
 
-def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -> GenerationRequest:
+def generation_request(engine: LoadedEngine, params: GenerateRequest, streams: bool) -> GenerationRequest:
     """Return the request in common terms."""
     p = params.parameters or GenerateParameters()
     temperature = (1.0 if p.temperature is None else p.temperature) if samples(params.parameters) else 0.0
@@ -134,7 +134,7 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
     )
 
 
-def information(service: Service, engine: Engine) -> dict[str, Any]:
+def information(service: Service, engine: LoadedEngine) -> dict[str, Any]:
     """Return the body of /info: TGI's fields, then ours."""
     manager, pages = engine.manager, engine.manager.pages
     return {

@@ -14,7 +14,7 @@ from api import streaming
 from api.dialects.logprobs import Pieces, prompt_scores
 from api.generation import Generation, timings
 from api.schemas.tgi import GenerateParameters, GenerateRequest
-from api.service import Engine, Tokenizer
+from api.service import LoadedEngine, Tokenizer
 from api.streaming import Delta
 from observe.feed import dumps
 from serving.inference import Inference
@@ -30,7 +30,7 @@ def samples(p: GenerateParameters | None) -> bool:
 class TgiWriter:
     """Writes the answer to one request, whole or one event for each token."""
 
-    def __init__(self, engine: Engine, generation: Generation, params: GenerateRequest, began: float) -> None:
+    def __init__(self, engine: LoadedEngine, generation: Generation, params: GenerateRequest, began: float) -> None:
         self.tokenizer = engine.tokenizer
         self._headers_of_request = {"x-compute-type": engine.device, "x-compute-characters": str(len(params.inputs))}
         self.generation = generation

@@ -24,7 +24,7 @@ from api.schemas import body
 from api.schemas import fields as f
 from api.schemas import unsupported as u
 from api.schemas.openai import MESSAGES, Messages
-from api.service import Engine, Service, Tokenizer
+from api.service import LoadedEngine, Service, Tokenizer
 from observe.feed import dumps
 
 EXAMPLE = '{"prompt": "ROMEO:"}'
@@ -113,7 +113,7 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def ids_of(engine: Engine, params: TokenizeRequest, name: str) -> list[int]:
+def ids_of(engine: LoadedEngine, params: TokenizeRequest, name: str) -> list[int]:
     """Return the ids of the field `name` of a request."""
     if name == "messages":
         assert params.messages is not None

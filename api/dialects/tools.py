@@ -13,9 +13,7 @@ from api.http.errors import ApiError, shown
 from api.prompts import Prompt
 from api.schemas.forms import Form
 from api.schemas.openai import ChatRequest, NamedChoice, Tool
-from api.service import Engine
-
-FREE = "TEXT"  # any text, in the grammars of `models/text/tool_format.py`
+from api.service import LoadedEngine
 
 
 class Calls(NamedTuple):
@@ -26,7 +24,7 @@ class Calls(NamedTuple):
     most: int | None
 
 
-def calls_of(engine: Engine, params: ChatRequest) -> Calls:
+def calls_of(engine: LoadedEngine, params: ChatRequest) -> Calls:
     """Return what a request lets the model call; raise ApiError for a choice among tools that it does not have."""
     choice = params.tool_choice or "auto"
     most = None if params.parallel_tool_calls else 1
@@ -52,7 +50,7 @@ def _has_result(params: ChatRequest) -> bool:
     return bool(speakers) and speakers[-1] == "tool"
 
 
-def template_variables(engine: Engine, params: ChatRequest, tools: list[dict[str, Any]]) -> dict[str, Any]:
+def template_variables(engine: LoadedEngine, params: ChatRequest, tools: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the values of those variables that the template reads beside the messages."""
     read = engine.tokenizer.tool_format.variables
     values: dict[str, Any] = {"tools": tools or None} if "tools" in read else {}
@@ -66,11 +64,11 @@ def template_variables(engine: Engine, params: ChatRequest, tools: list[dict[str
 
 def described(calls: Calls) -> list[dict[str, Any]]:
     """Return the tools as templates read them."""
-    told: Any = {"type": True, "function": {"name", "description", "parameters"}}
-    return [tool.model_dump(include=told, exclude_none=True) for tool in calls.tools]
+    fields: Any = {"type": True, "function": {"name", "description", "parameters"}}
+    return [tool.model_dump(include=fields, exclude_none=True) for tool in calls.tools]
 
 
-def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, options: dict[str, Any]) -> Any:
+def shape(engine: LoadedEngine, params: ChatRequest, calls: Calls, prompt: Prompt, options: dict[str, Any]) -> Any:
     """Constrain an answer to calls, to a form or to either, after its thinking part; adds to the options of `make_inference`.
 
     Return what makes the parts of an answer (`AnswerParts`), or None where it is content alone.
@@ -79,33 +77,33 @@ def shape(engine: Engine, params: ChatRequest, calls: Calls, prompt: Prompt, opt
     written = engine.tokenizer.tool_format
     continued = params.messages[-1].content if params.continue_final_message else None
     thinking = written.thinking_after(prompt.text, continued)
-    asked = params.form
-    if asked is None and engine.device == "none" and _has_result(params):  # the loops of agents end with a whole answer
-        asked = "messages", Form("choice", ["Done."])
-    if asked is not None and (calls.tools or thinking == "none"):  # so that an error names its own field
-        options["grammar"] = constraint(engine, *asked)
+    form = params.form
+    if form is None and engine.device == "none" and _has_result(params):  # the loops of agents end with a whole answer
+        form = "messages", Form("choice", ["Done."])
+    if form is not None and (calls.tools or thinking == "none"):  # so that an error names its own field
+        options["grammar"] = constraint(engine, *form)
     if not calls.tools and thinking == "none":
         return None
     options["thinking"] = thinking
     names = [tool.function.name for tool in calls.tools]
-    if calls.tools or asked is not None:
+    if calls.tools or form is not None:
         # In errors, so with the tool's name, which may have a dot unlike those of grammars.
         keys = [f"tool_{i}_{name.replace('.', '_')}" if "." in name else f"tool-{name}" for i, name in enumerate(names)]
         parts = {key: ("json", schema) for key, tool in zip(keys, calls.tools) if (schema := _schema(tool))}
         loose = [key for key, tool in zip(keys, calls.tools) if not tool.function.strict]
         arguments = {name: f"@{key}" if key in parts else None for name, key in zip(names, keys)}
-        text = None if calls.required else FREE
-        if asked is not None and text is not None:
-            parts["form"], text = asked[1][:2], "@form"
+        text = None if calls.required else written.free
+        if form is not None and text is not None:
+            parts["form"], text = form[1][:2], "@form"
         lark = written.grammar(arguments, text, thinking, **({} if calls.most is None else {"most": calls.most}))
-        field = "tools" if asked is None or calls.tools else asked[0]
+        field = "tools" if form is None or calls.tools else form[0]
         options["grammar"] = constraint(engine, field, Form("lark", lark, parts, loose))
     if written.control:  # these words must be seen; the grammar or the template lets no others appear
         options["hide_special"] = False
     return lambda: AnswerParts(written, names, thinking, required=calls.required)
 
 
-def parts_of(engine: Engine, generation: Generation) -> AnswerParts:
+def parts_of(engine: LoadedEngine, generation: Generation) -> AnswerParts:
     """Return what takes an answer apart, if only to find that all of it is content."""
     make = generation.request.parts
     return make() if make is not None else AnswerParts(engine.tokenizer.tool_format, (), "none")

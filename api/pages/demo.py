@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from api.http.errors import ApiError
 from api.prompts import Prompt, resolve_max_tokens
 from api.schemas.demo import LoadRequest
-from api.service import Engine
+from api.service import LoadedEngine
 from batching import Inference, InferenceError
 
 PROMPTS = (
@@ -53,7 +53,7 @@ class Load:
         self._params: LoadRequest | None = None
         self._numbers = itertools.count(1)  # of endless loads, and of requests with a named client
 
-    def start(self, engine: Engine, params: LoadRequest, wanted: Callable[[], bool] = lambda: True) -> bool:
+    def start(self, engine: LoadedEngine, params: LoadRequest, wanted: Callable[[], bool] = lambda: True) -> bool:
         """Start to send; return False if another load is active and not to be replaced.
 
         An endless load ends when it is no longer `wanted`.
@@ -88,7 +88,9 @@ class Load:
 class Sender:
     """The users of one load, and the thread that sends their requests and counts the answers."""
 
-    def __init__(self, engine: Engine, params: LoadRequest, wanted: Callable[[], bool], numbers: Iterator[int]) -> None:
+    def __init__(
+        self, engine: LoadedEngine, params: LoadRequest, wanted: Callable[[], bool], numbers: Iterator[int]
+    ) -> None:
         self._engine, self._params, self._wanted, self._numbers = engine, params, wanted, numbers
         self._sent = self._done = self._failed = 0
         self.span: tuple[float, float] | None = None  # arrivals of the first and the last request
@@ -170,14 +172,14 @@ class Sender:
         return inference
 
 
-def users_of(engine: Engine, params: LoadRequest, load: int) -> list[Iterator[Question]]:
+def users_of(engine: LoadedEngine, params: LoadRequest, load: int) -> list[Iterator[Question]]:
     """Return the requests of each user of a load."""
     if params.users:
         return [asked_by(user, engine, params, load) for user in range(params.users)]
     return [iter([question]) for question in arrivals(engine, params)]
 
 
-def arrivals(engine: Engine, params: LoadRequest) -> Iterator[Question]:
+def arrivals(engine: LoadedEngine, params: LoadRequest) -> Iterator[Question]:
     """Yield the requests of a bounded load, the same for the same seed: with exponential gaps, or all at once for rate 0."""
     random_state = random.Random(params.seed)
     low, high = sorted((params.min_tokens, params.max_tokens))
@@ -189,7 +191,7 @@ def arrivals(engine: Engine, params: LoadRequest) -> Iterator[Question]:
         yield Question(at, prompt, num_tokens, random_state.getrandbits(31))
 
 
-def asked_by(user: int, engine: Engine, params: LoadRequest, load: int = 0) -> Iterator[Question]:
+def asked_by(user: int, engine: LoadedEngine, params: LoadRequest, load: int = 0) -> Iterator[Question]:
     """Yield the requests of a user of an endless load, the same for the same seed and user.
 
     Each prompt begins with the number of the `load`, so that the prefix cache has no more of it than prompts share by
@@ -212,7 +214,7 @@ def asked_by(user: int, engine: Engine, params: LoadRequest, load: int = 0) -> I
         yield Question(pause, prompt, random_state.randint(low, high), random_state.getrandbits(31))
 
 
-def _tokens_of(engine: Engine, text: str, count: int = 0) -> list[int]:
+def _tokens_of(engine: LoadedEngine, text: str, count: int = 0) -> list[int]:
     """Return the tokens of a text; with a count, that many: the text, and then the prompts over and over."""
     ids = engine.tokenizer.encode(text)
     if not count:

@@ -26,7 +26,7 @@ from api.admin.policy import last_failure
 from api.http.errors import ApiError, shown
 from api.http.openapi import EVENTS, Operation
 from api.pages.feed_reader import FeedReader, ViewerLeft
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from api.socket_writer import LentSocket
 from api.streaming import event_stream, lent_socket
 from config import VERSION
@@ -91,7 +91,9 @@ def _mark_gone(viewers: list[Viewer]) -> None:
         viewer.gone = True
 
 
-def _stream(service: Service, engine: Engine, after: int | None, last: int, detail: bool, compact: bool) -> Response:
+def _stream(
+    service: Service, engine: LoadedEngine, after: int | None, last: int, detail: bool, compact: bool
+) -> Response:
     sock: socket.socket | None = request.environ.get("gunicorn.socket")
 
     def hang_up() -> None:
@@ -143,7 +145,7 @@ def _lend(lent: LentSocket, feed: Feed, viewer: Viewer) -> None:
         viewer.hang_up()
 
 
-def state(service: Service, engine: Engine) -> dict[str, Any]:
+def state(service: Service, engine: LoadedEngine) -> dict[str, Any]:
     """Return what a page needs to show the steps; `epoch` is the wall-clock time at 0 of the loop's clock."""
     manager = engine.manager
     pages = manager.pages

@@ -24,7 +24,7 @@ from api.http import large
 from api.http.deferral import App
 from api.http.errors import ApiError
 from api.pages import dashboard, events
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from config import Config
 from integrations.queue import access, health, looks, wire
 from integrations.queue.bridge import Bridge
@@ -113,7 +113,7 @@ class Queue(Door):
         self.manager.listeners.append(recording.on_arrival)
         self.manager.observers.append(StepsOfEach(recording.observe).observe)
         names = settings.title or " + ".join(site.name for site in sites.all)
-        engine = Engine(
+        engine = LoadedEngine(
             model=self.manager.model, tokenizer=cast(Any, Silent()), model_name=names, device="upstream", dtype="", kv_dtype="",
             context=settings.context, vocabulary=1 << 32, width=0, n_pages=0, page_size=1, tokens_per_step=1 << 40,
             facts={"upstreams": self.manager.named}, manager=self.manager, make_inference=_generates, grammars=cast(Any, None),

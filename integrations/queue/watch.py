@@ -27,7 +27,7 @@ from api.dialects import native
 from api.http.deferral import App
 from api.http.errors import ApiError
 from api.pages import dashboard, events
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from batching import BatchingManager, Inference, InferenceError
 from config import Config
 from integrations.queue.server import Silent
@@ -131,7 +131,7 @@ class Watch(BatchingManager):
             self._questions.recording = Recording(clock=lambda: self._ended)  # the record may be old
             self._questions.slots, self._questions.late = line["slots"], False
             if self._service.engine is None:
-                connect(self._service, Engine(
+                connect(self._service, LoadedEngine(
                     model=NONE, tokenizer=cast(Any, Silent()), model_name="vLLM", device="none", dtype="", kv_dtype="",
                     context=line.get("context", 0), facts={"watched": True},
                     vocabulary=0, width=0, n_pages=0, page_size=1, tokens_per_step=0, manager=self, make_inference=NONE, grammars=NONE,

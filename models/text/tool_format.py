@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from models.text.chat_template import as_text
 from models.text.vocabulary import text_pattern
@@ -49,6 +49,8 @@ class ToolFormat:
     Without a `marker`, a call is the whole answer. `control` has the ids of those words that are control tokens.
     """
 
+    thinking_tags: ClassVar = (OPEN, CLOSE)
+    free: ClassVar = FREE
     marker: str = "<tool_call>"
     begin: str = "\n"
     head: str = '{"name": "'

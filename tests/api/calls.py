@@ -10,12 +10,12 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from app import connect
 from models.text.tokenizer import Tokenizer
 from tests.support.fakes import FakeModel, FakeTokenizer
 
-Tiny = tuple[FlaskClient, Engine]
+Tiny = tuple[FlaskClient, LoadedEngine]
 PIECES = [b"abc", b"ca", "bé".encode(), b"b\xc3", b"\xa9a", b""]
 
 
@@ -45,13 +45,13 @@ def service(app: Flask) -> Service:
     return result
 
 
-def engine_of(app: Flask) -> Engine:
+def engine_of(app: Flask) -> LoadedEngine:
     found = service(app).engine
     assert found is not None
     return found
 
 
-def connected(app: Flask, engine: Engine) -> Iterator[Flask]:
+def connected(app: Flask, engine: LoadedEngine) -> Iterator[Flask]:
     """Yield the app in front of this engine, and stop the engine."""
     connect(service(app), engine)
     yield app

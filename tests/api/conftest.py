@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 from api import generation
 from api.dialects import tools
 from api.schemas.forms import Form
-from api.service import Engine
+from api.service import LoadedEngine
 from app import connect, create_app, load_engine
 from config import Config
 from tests.support import wait_until
@@ -95,7 +95,7 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[AskedForm]:
     """Return the forms that answers got."""
     found: list[AskedForm] = []
 
-    def constraint(engine: Engine, param: str, form: Form) -> Any:
+    def constraint(engine: LoadedEngine, param: str, form: Form) -> Any:
         compiled = generation.constraint(engine, param, form) if engine.grammars is not None else None
         found.append(AskedForm(param, form, compiled))
         return compiled

@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 
 from api.pages.demo import LONG, SHARED, Load, asked_by
 from api.schemas.demo import LoadRequest
-from api.service import Engine
+from api.service import LoadedEngine
 from app import create_app
 from config import Config
 from tests.support import wait_until
@@ -23,14 +23,14 @@ USERS = {"users": 5, "pause": 0.0, "min_tokens": 2, "max_tokens": 4, "seed": 9}
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[LoadedEngine]:
     engine = fake_engine(max_batch_size=2)
     yield engine
     engine.manager.stop()
 
 
 @pytest.fixture
-def app(engine: Engine) -> Flask:
+def app(engine: LoadedEngine) -> Flask:
     return create_app(Config(demo=True), engine)
 
 
@@ -41,7 +41,7 @@ def end(client: FlaskClient) -> dict[str, Any]:
     return body
 
 
-def test_users_ask_again_and_again_but_never_twice_at_once(client: FlaskClient, engine: Engine) -> None:
+def test_users_ask_again_and_again_but_never_twice_at_once(client: FlaskClient, engine: LoadedEngine) -> None:
     open_ids: list[int] = []
     engine.manager.listeners.append(lambda _: open_ids.append(engine.manager.waiting + engine.manager.running))
     assert client.post("/load", json=USERS).get_json()["params"]["users"] == 5
@@ -59,7 +59,7 @@ def test_one_load_replaces_another_only_if_asked_to(client: FlaskClient) -> None
     end(client)
 
 
-def test_the_same_seed_asks_the_same_and_another_seed_something_else(engine: Engine) -> None:
+def test_the_same_seed_asks_the_same_and_another_seed_something_else(engine: LoadedEngine) -> None:
     def questions(seed: int) -> list[list[int]]:
         params = LoadRequest(users=2, seed=seed)
         return [q.prompt.ids for user in range(2) for q in itertools.islice(asked_by(user, engine, params), 20)]
@@ -69,7 +69,7 @@ def test_the_same_seed_asks_the_same_and_another_seed_something_else(engine: Eng
     assert len(set(starts)) == len(starts)  # so that none is in the prefix cache by chance
 
 
-def test_every_fourth_prompt_is_long_or_has_a_beginning_of_its_own(engine: Engine) -> None:
+def test_every_fourth_prompt_is_long_or_has_a_beginning_of_its_own(engine: LoadedEngine) -> None:
     def prompts(kind: Any) -> list[list[int]]:
         params = LoadRequest(users=1, prompts=kind)
         return [question.prompt.ids for question in itertools.islice(asked_by(0, engine, params), 200)]
@@ -81,7 +81,7 @@ def test_every_fourth_prompt_is_long_or_has_a_beginning_of_its_own(engine: Engin
     assert 130 < sum(tuple(ids[:SHARED]) == usual for ids in shared) < 170
 
 
-def test_quiet_and_loud_users_are_two_clients_with_ids_that_say_so(client: FlaskClient, engine: Engine) -> None:
+def test_quiet_and_loud_users_are_two_clients_with_ids_that_say_so(client: FlaskClient, engine: LoadedEngine) -> None:
     came: list[tuple[str, str]] = []
     engine.manager.listeners.append(lambda inference: came.append((inference.id, inference.sequence.client)))
     client.post("/load", json={**USERS, "quiet_users": 1})
@@ -92,7 +92,7 @@ def test_quiet_and_loud_users_are_two_clients_with_ids_that_say_so(client: Flask
     assert len({id for id, _ in came}) == len(came)
 
 
-def test_a_load_that_nobody_wants_any_more_ends(engine: Engine) -> None:
+def test_a_load_that_nobody_wants_any_more_ends(engine: LoadedEngine) -> None:
     wanted = threading.Event()
     wanted.set()
     load = Load()

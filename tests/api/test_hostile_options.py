@@ -13,7 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 
 import policies
-from api.service import Engine
+from api.service import LoadedEngine
 from app import create_app
 from batching import Inference, InferenceError
 from config import Config
@@ -37,7 +37,7 @@ class World:
     """A server on a fake model whose KV memory is small."""
 
     def __init__(self) -> None:
-        self.engine: Engine = fake_engine(FakeModel(), max_batch_size=3, max_queue=64, pages=PagePool(12, 4))
+        self.engine: LoadedEngine = fake_engine(FakeModel(), max_batch_size=3, max_queue=64, pages=PagePool(12, 4))
         config = Config(policy="dynamic", max_batch_size=3, access_log=False)
         self.client: FlaskClient = create_app(config, self.engine).test_client()
 

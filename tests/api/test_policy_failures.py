@@ -12,7 +12,7 @@ from calls import connected
 from flask import Flask
 
 import policies
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from app import create_app
 from batching import Inference
 from config import Config
@@ -57,7 +57,7 @@ def failing(hook: str, first: int, base: type[Policy] = Policy, result: Any = ER
 class Machine:
     """An app and its engine on few pages, whose model answers each prompt by its own letters."""
 
-    def __init__(self, app: Flask, model: FakeModel, engine: Engine) -> None:
+    def __init__(self, app: Flask, model: FakeModel, engine: LoadedEngine) -> None:
         self.service: Service = app.extensions["service"]
         self.client = app.test_client()
         self.model, self.manager = model, engine.manager

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from app import connect, create_app, load_engine
 from batching import Inference
 from config import Config
@@ -25,7 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedEngine]:
     folder = write_checkpoint(tmp_path_factory.mktemp("recommended"))
     values = '{"temperature": 0.25, "top_k": 3, "repetition_penalty": 1.5, "do_sample": true}'
     (folder / "generation_config.json").write_text(values)
@@ -37,7 +37,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def client(engine: Engine) -> FlaskClient:
+def client(engine: LoadedEngine) -> FlaskClient:
     app = create_app(Config(access_log=False))
     service: Service = app.extensions["service"]
     connect(service, engine)
@@ -52,7 +52,7 @@ def client(engine: Engine) -> FlaskClient:
      (NATIVE, {}, (1.0, 0, 1.0, 1.0)), (TGI, {}, (0.0, 0, 1.0, 1.0))],
 )  # fmt: skip
 def test_a_request_is_sampled_as_it_says_then_as_the_model_recommends(
-    client: FlaskClient, engine: Engine, path: str, named: dict[str, Any], used: tuple[float, ...]
+    client: FlaskClient, engine: LoadedEngine, path: str, named: dict[str, Any], used: tuple[float, ...]
 ) -> None:
     seen: list[Inference] = []
     engine.manager.listeners.append(seen.append)
@@ -64,7 +64,7 @@ def test_a_request_is_sampled_as_it_says_then_as_the_model_recommends(
 
 
 def test_the_banner_and_the_descriptions_say_what_applies(
-    client: FlaskClient, engine: Engine, capsys: pytest.CaptureFixture[str]
+    client: FlaskClient, engine: LoadedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert client.get("/info").get_json()["sampling_defaults"] == dict(engine.sampling)
     schemas = client.get("/openapi.json").get_json()["components"]["schemas"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flask.testing import FlaskClient
 
-from api.service import Engine, Service
+from api.service import LoadedEngine, Service
 from app import connect, create_app, load_engine
 from config import Config
 from launch import banner
@@ -34,7 +34,7 @@ def llama(folder: Path) -> Path:
 @pytest.fixture(params=["gpt2", "llama"])
 def loaded(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[FlaskClient, Engine]]:
+) -> Iterator[tuple[FlaskClient, LoadedEngine]]:
     """Serve a model with memory for three pages of 64 tokens."""
     folder = llama(tmp_path) if request.param == "llama" else write_checkpoint(tmp_path)
     page = LLAMA_PAGE if request.param == "llama" else GPT2_PAGE
@@ -50,7 +50,7 @@ def loaded(
 
 
 def test_the_longest_context_that_fits_is_served(
-    loaded: tuple[FlaskClient, Engine], capfd: pytest.CaptureFixture[str]
+    loaded: tuple[FlaskClient, LoadedEngine], capfd: pytest.CaptureFixture[str]
 ) -> None:
     client, engine = loaded
     info = client.get("/info").get_json()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from flask import Flask
 
 import policies
-from api.service import Engine
+from api.service import LoadedEngine
 from batching import BatchingManager, Inference
 from generate.grammar import Grammars
 from generate.text import AnswerText
@@ -131,7 +131,7 @@ def fake_engine(
     max_queue: int = 8,
     tokenizer: Any = None,
     pages: PagePool | None = None,
-) -> Engine:
+) -> LoadedEngine:
     """Return an engine whose loop runs on a fake model; stop it with `engine.manager.stop()`."""
     tokenizer = tokenizer or FakeTokenizer()
 
@@ -156,7 +156,7 @@ def fake_engine(
     )
     manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
     wait_until(lambda: manager.is_alive)
-    return Engine(
+    return LoadedEngine(
         manager=manager, make_inference=make_inference, model=manager.model, tokenizer=tokenizer, model_name="fake",
         device="cpu", dtype="float32", kv_dtype="float32", context=context,
         grammars=Grammars(tokenizer, tokenizer.vocab_size),

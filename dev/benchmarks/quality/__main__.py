@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from api.service import Engine
+from api.service import LoadedEngine
 from dev.benchmarks import report
 from dev.benchmarks.quality import figures, formats, layers, text
 from generate.runner import ModelRunner
@@ -57,7 +57,7 @@ def judge(args: argparse.Namespace, judged: text.Judged) -> list[dict[str, Any]]
 
 def exact_layers(args: argparse.Namespace, content: str) -> dict[str, layers.Exact]:
     """Return what each linear layer gets and gives in float32; nothing on a GPU, whose layers are others."""
-    engine: Engine = formats.load("float32", args.model, args.load_format, args.device, args.threads)
+    engine: LoadedEngine = formats.load("float32", args.model, args.load_format, args.device, args.threads)
     runner = formats.runner_of(engine)
     if not isinstance(runner, ModelRunner):
         return {}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import cast
 
-from api.service import Engine
+from api.service import LoadedEngine
 from config import Config
 from generate.runner import Runner
 from launch.engine import load_engine
@@ -61,7 +61,7 @@ def bound(name: str) -> float | None:
     return sum(bounds) if bounds else None
 
 
-def load(name: str, model: str, load_format: str = "auto", device: str = "cpu", threads: int = 0) -> Engine:
+def load(name: str, model: str, load_format: str = "auto", device: str = "cpu", threads: int = 0) -> LoadedEngine:
     """Return the engine for `model` in a format, with its loop stopped. FormatError where it cannot run."""
     config = Config(
         policy="dynamic", model=model, load_format=load_format, device=device, compute_threads=threads,
@@ -77,7 +77,7 @@ def load(name: str, model: str, load_format: str = "auto", device: str = "cpu", 
     return engine
 
 
-def runner_of(engine: Engine) -> Runner:
+def runner_of(engine: LoadedEngine) -> Runner:
     """Return what computes the engine's steps."""
     return cast(Runner, engine.manager.model)
 
