@@ -8,37 +8,25 @@ import gc
 
 gc.disable()  # imports make much that stays, and little garbage
 
-import contextlib
 import logging
 import math
 import mmap
-import os
 import signal
 import sys
-import threading
 import time
-from functools import partial
 from importlib import import_module
 from typing import Any
 
-from gunicorn import util
-
 import config as settings
-from api.http import large
-from api.service import Service
-from generate.cores import cores
-from launch import banner, plugin, status_line
-from launch.one_core import OneCore
+from launch import banner, status_line
 from launch.shutdown import QUICK_SECONDS
 from launch.worker import handover
-from launch.worker.connections import http_date, limit_blocking, write_error
-from observe.queued_log import QueuedHandler, QueuedLog
-from serving.recovery import blames_kernels
-from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
+from launch.worker.connections import limit_blocking
+from launch.worker.engine_process import EngineProcess
+from serving.watchdog import RestartLimiter
 
 import_module("app")  # which gunicorn starts by name in each worker: what it imports is there before the fork
 gc.enable()
-ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
 SILENT_SECONDS = 10.0  # between two heartbeats of a worker, which has one in each second
 
 _config = settings.load().config
@@ -131,82 +119,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 
 def post_worker_init(worker: Any) -> None:
     """Start the engine in the worker process."""
-    sys.setswitchinterval(2e-4)  # the loop needs the GIL back sooner than after 5 ms
-    threading.stack_size(512 * 1024)
-    util.write_error, util.http_date = write_error, http_date
-    service = worker.app.callable.extensions["service"]
-    on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    service.serves = not on_terminal  # where a person looks, a status line takes the place of the access log
-    service.deaths = lambda: _restart_limiter.count
-    worker.handover = _handover
-    if failed := _device_error[:].rstrip(b"\0").decode("utf-8", "replace"):
-        os.environ.update({"EB_KERNELS": "off", settings.DEVICE_ERROR: failed})
-    # A reader that does not drain stderr must not block the loop when it logs.
-    armed = plugin.read(os.environ)
-    errors = QueuedLog(armed.stream(sys.stderr))
-    errors.start()
-    service.access_log = QueuedLog(armed.stream(sys.stdout))
-    service.access_log.start()
-    terminal, sys.stdout = sys.stdout, sys.stderr  # what a policy prints is no access log
-    if on_terminal:
-        status_line.start(terminal, service.meters, lambda: service.engine)
-    service.completer.start()
-    logging.basicConfig(handlers=[QueuedHandler(errors)], level=logging.WARNING)
-
-    def give_up(error: Exception) -> None:
-        again = _does_without_kernels(error, errors)
-        if failed and not again:  # no engine will answer the requests that were handed over
-            worker.method_queue.defer(worker.adopt)
-            time.sleep(ANSWER_SECONDS)
-        errors.flush()
-        os._exit(70 if again else 3)  # 3: no retry, as a model that cannot be loaded will not load the next time either
-
-    def begin() -> None:
-        worker.method_queue.defer(worker.adopt)
-        _share_one_core()  # not before: a model is loaded, and its threads are counted, on all processors
-
-    worker.app.callable.extensions["start"](give_up, partial(_end, worker, errors), begin)
-
-
-def _share_one_core() -> None:
-    """Keep Python's threads on one processor, where that is possible."""
-    cores()  # counted while this thread may use all
-    with contextlib.suppress(AttributeError, OSError, ValueError, LookupError):  # as OneCore raises, such as on macOS
-        core = OneCore()
-        if len(core.all) > 1:
-            core.start()
-            large.elsewhere = core.elsewhere
-
-
-def _does_without_kernels(error: BaseException | None, errors: QueuedLog) -> bool:
-    """Return whether fast kernels may be at fault; the next worker then runs without them."""
-    if not blames_kernels(error):
-        return False
-    text = str(error).strip().splitlines()[0].encode()[: len(_device_error)]
-    _device_error[: len(text)] = text
-    errors.write("warning: the engine starts again without fast kernels (EB_KERNELS=off), which is much slower")
-    return True
-
-
-def _end(worker: Any, errors: QueuedLog, reason: str) -> None:
-    """Exit after the engine has failed: gunicorn restarts the worker, unless there were too many failures."""
-    service: Service = worker.app.callable.extensions["service"]
-    engine = service.engine
-    again = engine is not None and _does_without_kernels(engine.manager.recovery.fatal, errors)
-    too_often = _restart_limiter.add() and not again
-    errors.write(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
-    end = time.monotonic() + ANSWER_SECONDS
-    time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
-    while service.registry.open and time.monotonic() < end:
-        time.sleep(0.02)
-    if too_often:
-        errors.write(
-            f"error: the engine failed {MAX_FAILURES} times within {FAILURE_SECONDS:g} s, so it is not restarted. "
-            "See the errors above"
-        )
-    worker.handover.send()
-    errors.flush()
-    os._exit(3 if too_often else 70)
+    EngineProcess(worker, _handover, _restart_limiter, _device_error).start()
 
 
 def worker_exit(server: Any, worker: Any) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 LARGE = 1 << 13  # bytes; smaller work needs no turn
 TRIM_EVERY = 16 << 20  # bytes
-elsewhere: Callable[[], AbstractContextManager[None]] = nullcontext  # on which processors it runs
+_context: Callable[[], AbstractContextManager[None]] = nullcontext  # of large work
 turn = threading.Lock()  # held by the thread that does large work
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C libraries do not
 _used = 0
@@ -26,6 +26,12 @@ def free_at_once() -> None:
         mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
+def compute_in(context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Do large work in this context from now on, such as on other processors."""
+    global _context
+    _context = context
+
+
 def serialize_large(size: int) -> AbstractContextManager[None]:
     """Return a context for work on `size` bytes: large work waits there for its turn, smaller work enters at once."""
     return _in_turn(size) if size > LARGE else nullcontext()
@@ -34,7 +40,7 @@ def serialize_large(size: int) -> AbstractContextManager[None]:
 @contextmanager
 def _in_turn(size: int) -> Iterator[None]:
     global _used
-    with turn, elsewhere():
+    with turn, _context():
         _used += size
         if _used >= TRIM_EVERY:
             _used = 0

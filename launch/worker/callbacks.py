@@ -6,12 +6,26 @@ This module must not know what is called.
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from gunicorn.workers.gthread import PollableMethodQueue
+
+
+class Then(enum.Enum):
+    """What happens to the connection of a request when its handler returns."""
+
+    KEEP = enum.auto()
+    CLOSE = enum.auto()
+    PENDING = enum.auto()  # the connection belongs to the completer, which will answer
+
+    @classmethod
+    def of(cls, resp: Any) -> Then:
+        """Return what gunicorn's response says."""
+        return cls.CLOSE if resp.should_close() else cls.KEEP
 
 
 class Outcome:

@@ -32,7 +32,7 @@ from api.http.deferral import DeferredRequest
 from api.schemas.body import BODY
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
-from launch.worker.callbacks import Callbacks, Outcome
+from launch.worker.callbacks import Callbacks, Outcome, Then
 from launch.worker.connections import ClosingConnections, Parser, plain_request, send_response
 from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
 from launch.worker.handover import Handover
@@ -45,7 +45,6 @@ PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run ou
 REJECTIONS_PER_SECOND = 50
 REJECTION_BURST = 64
 REJECTION_SECONDS = 0.1  # between two looks at waiting requests, so that one wakeup rejects several
-PENDING = object()  # the result of a request that the completer will answer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -60,7 +59,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     _paused_until = 0.0
     _was_exhausted = False
     _needs_room = False
-    handover: Handover  # set by `launch/gunicorn_conf.py`
+    handover: Handover  # set by `EngineProcess`
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -85,9 +84,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Answer all open requests with an error at once, and exit."""
         if not self._is_quick:
             self._is_quick = True
-            threading.Thread(
-                target=exit_at_once, args=(self._service, self._has_unanswered), name="exit-at-once", daemon=True
-            ).start()
+            arguments = (self._service, self._has_unanswered)
+            threading.Thread(target=exit_at_once, args=arguments, name="exit-at-once", daemon=True).start()
 
     def _has_unanswered(self) -> bool:
         """Whether a connection is neither idle nor closing."""
@@ -245,7 +243,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             # have no key. `conn` may not be asked: once a request is pending, the connection belongs to other threads.
             if place is not None and not place.is_claimed:
                 place.give_back()
-        if result is not PENDING:
+        if result is not Then.PENDING:
             self._finish(conn, result)
 
     def _finish(self, conn: TConn, result: Any) -> None:
@@ -266,13 +264,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             self.nr_conns += 1
             self.tpool.submit(self._serve, conn)
 
-    def handle_request(self, req: Any, conn: TConn) -> Any:
+    def handle_request(self, req: Any, conn: TConn) -> Then:
         """Answer a request; PENDING when its answer is not known yet. It holds no thread until then."""
         for name, value in req.headers:
             if name == "TRANSFER-ENCODING" and value.lower() != "chunked":
                 raise UnsupportedTransferCoding(value)  # gunicorn lets compressed bodies through
         if type(conn.sock) is not socket.socket:  # TLS: a write could block
-            return super().handle_request(req, conn)
+            return Then.KEEP if super().handle_request(req, conn) else Then.CLOSE
         resp, environ = wsgi.create(req, conn.sock, conn.client, conn.server, self.cfg)
         environ["wsgi.multithread"] = True
         if self._must_close:
@@ -280,14 +278,14 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         environ[PLACE] = conn.place
         if body := refuse(self.wsgi, environ, resp.start_response):
             conn.sock.sendall(send_response(resp, [body]))
-            return not resp.should_close()
+            return Then.of(resp)
         exchange = DeferredRequest(self.wsgi, environ, resp.start_response)
         send = partial(self._send, req, environ, resp)
         work = exchange.begin()
         if work is not None:
             # The completer's thread owns the connection from here on, and may have answered before this returns.
             self._service.completer.wait(work, partial(self._complete, conn, exchange, resp, send))
-            return PENDING
+            return Then.PENDING
         try:
             unsent = exchange.answer(send)
         except OSError:  # of the client's socket: gunicorn handles it
@@ -296,12 +294,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             if not resp.headers_sent:
                 raise
             self.log.exception("a response failed after it began")  # a second response would corrupt it
-            return False
+            return Then.CLOSE
         if unsent is None:
-            return PENDING
+            return Then.PENDING
         if unsent:
             conn.sock.sendall(unsent)
-        return not resp.should_close()
+        return Then.of(resp)
 
     def _send(self, req: Any, environ: Any, resp: Any, pieces: Iterable[bytes]) -> bytes | None:
         """Send a response, see `send_response`. If fast kernels failed, keep the request for the next engine; return None."""
@@ -325,7 +323,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             if unsent:
                 self.method_queue.defer(self.tpool.submit, self._send_rest, conn, unsent, keeps)
                 return
-            keeps = self._keepalive_after(conn, keeps)
+            keeps = super()._keepalive_after(conn, keeps)
         except Exception as error:
             keeps = False
             if not isinstance(error, OSError):  # which means that the client has disconnected
@@ -336,13 +334,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Send what the socket did not accept at once, in a thread that may block."""
         try:
             conn.sock.sendall(unsent)
-            keeps = self._keepalive_after(conn, keeps)
+            keeps = super()._keepalive_after(conn, keeps)
         except OSError:  # the client has disconnected, or read nothing for too long
             keeps = False
         self._finish(conn, keeps)
 
-    def _keepalive_after(self, conn: TConn, keepalive: Any) -> Any:
-        return keepalive if keepalive is PENDING else super()._keepalive_after(conn, keepalive)
+    def _keepalive_after(self, conn: TConn, keepalive: Then) -> Any:
+        return keepalive if keepalive is Then.PENDING else super()._keepalive_after(conn, keepalive is Then.KEEP)
 
     def finish_request(self, conn: TConn, fs: Outcome) -> None:
         """Keep or close the connection; called in the main thread after each request."""
