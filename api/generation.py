@@ -33,6 +33,8 @@ from serving.wakeup import Wakeup
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
 HIGHEST_TEMPERATURE = 1e6  # above it all tokens are practically equally likely
 SEED_BITS = 63
+MOST_TOKENS, MOST_SCORED, MOST_VECTORS = 1 << 15, 2048, 8  # of an answer that the completer writes
+SCORES = ("logprobs", "prompt_logprobs")
 PLACEHOLDERS = frozenset({"tgi", "dummy"})  # of Hugging Face's clients, as a model's name where a URL names the model
 
 
@@ -67,7 +69,7 @@ class Generation:
     limit: float  # seconds that the server allows
     own_limit: float | None  # after which it ends with a partial answer, if that is before the server's limit
     ends_at: float  # the time at which it is late
-    seeds: list[int]
+    seed: int  # of its last prompt, which in most dialects is the only one
     ticket: Ticket | None = None  # of a request that does not stream
 
     @property
@@ -75,6 +77,15 @@ class Generation:
         """The inferences of each prompt."""
         size = self.request.n
         return [self.inferences[i : i + size] for i in range(0, len(self.inferences), size)]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its answer may have thousands of scored tokens or of numbers, or far more tokens; it takes long to write."""
+        options, sequences = self.request.options, [inference.sequence for inference in self.inferences]
+        if options.get("embeds"):
+            return len(sequences) > MOST_VECTORS
+        most = MOST_TOKENS if options.keys().isdisjoint(SCORES) else MOST_SCORED
+        return sum(seq.max_tokens + len(seq.prompt_ids) for seq in sequences) > most
 
     @property
     def error(self) -> InferenceError | None:
@@ -223,15 +234,13 @@ def start_generation(
     temperature = options.get("temperature", 1.0)
     options["temperature"] = 0.0 if temperature < GREEDY_BELOW else min(temperature, HIGHEST_TEMPERATURE)
     inferences: list[Inference] = []
-    seeds: list[int] = []
     context: RequestContext = g.context
     for prompt, length in zip(request.prompts, lengths):
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
         for j in range(request.n):
-            seeds.append(seed_of(seed, j) if j else seed)
             inferences.append(
                 engine.make_inference(
-                    prompt.text, length, prompt.ids, seed=seeds[-1], open_ended=request.max_tokens is None,
+                    prompt.text, length, prompt.ids, seed=seed_of(seed, j) if j else seed, open_ended=request.max_tokens is None,
                     **context.inference_options(len(inferences)), **options,
                 )
             )  # fmt: skip
@@ -240,25 +249,24 @@ def start_generation(
     if own is not None and own >= limit:
         own = None
     ends_at = inferences[0].sequence.arrived_at + (own or limit)
-    generation = Generation(request, inferences, wakeup, limit, own, ends_at, seeds, ticket)
+    generation = Generation(request, inferences, wakeup, limit, own, ends_at, seed, ticket)
     if wakeup is not None and engine.manager.policy is not None and engine.manager.policy.estimates:
         generation.wait_until_received(wakeup)
     return generation
 
 
-def reply(
-    generation: Generation, write: Callable[[], Response], ignored: list[str], *, at_once: bool = False
-) -> Response | Deferred:
+def reply(generation: Generation, write: Callable[[], Response], ignored: list[str]) -> Response | Deferred:
     """Return the response that `write` makes, which names the ignored fields: of a stream now, otherwise at its end.
 
-    With `at_once` this thread waits for the end: for an answer too large for the thread that writes all others.
+    This thread waits for the end of an answer that is too large for the thread that writes all others.
     """
 
     def response() -> Response:
         names = ignored + generation.request.ignored
         return body.name_ignored(write(), names) if names else write()
 
-    return response() if at_once or generation.wakeup is not None else Deferred(generation, response)
+    at_once = generation.wakeup is not None or generation.is_large
+    return response() if at_once else Deferred(generation, response)
 
 
 def seed_of(seed: int, j: int) -> int:

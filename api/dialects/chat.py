@@ -18,7 +18,7 @@ from api.answer_parts import Piece
 from api.dialects import tools
 from api.dialects.logprobs import chat_logprobs
 from api.dialects.openai import Usage, begin, min_tokens_error, options_of
-from api.dialects.openai_writer import Writer, is_large, scored_tokens
+from api.dialects.openai_writer import Writer, scored_tokens
 from api.generation import Generation, GenerationRequest, start_generation
 from api.hooks import admission
 from api.http.errors import ApiError, shown
@@ -209,9 +209,7 @@ class ChatWriter(Writer[ChatRequest]):
     prefix = "chatcmpl-"
 
     def __init__(self, engine: LoadedEngine, generation: Generation, params: ChatRequest) -> None:
-        scored = bool(params.logprobs)
-        large = is_large(generation, scored=scored, with_prompts=params.return_token_ids)
-        super().__init__(engine, generation, params, scored=scored, large=large)
+        super().__init__(engine, generation, params, scored=bool(params.logprobs))
         make = generation.request.parts
         self._takers = [make() for _ in generation.inferences] if make is not None else []
 

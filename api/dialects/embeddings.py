@@ -30,7 +30,6 @@ from observe.feed import dumps
 from serving.adapters import Loaded
 
 EXAMPLE = '{"input": "ROMEO:"}'
-MOST_NUMBERS = 1 << 13  # written at once
 EmbeddingVector = TypedDict(
     "EmbeddingVector", {"object": Literal["embedding"], "index": int, "embedding": list[float] | str}
 )
@@ -54,14 +53,13 @@ def blueprint(service: Service) -> Blueprint:
         engine = ready_engine(service)
         params, ignored = body.validate(EmbeddingRequest, body.take(request, EXAMPLE))
         generation = start_embedding(service, engine, params, check_model(engine, params.model))
-        is_large = params.encoding_format == "float" and len(params.input) * engine.width > MOST_NUMBERS
 
         def write() -> Response:
             generation.wait()
             model, in_base64 = params.model or engine.served_name, params.encoding_format == "base64"
             return parts.response(written(generation.inferences, model, in_base64))
 
-        return reply(generation, write, ignored + ignored_hints(engine, params), at_once=is_large)
+        return reply(generation, write, ignored + ignored_hints(engine, params))
 
     return routes
 

@@ -15,7 +15,7 @@ from flask import Blueprint, Response, current_app, g, jsonify, request
 
 from api import streaming
 from api.dialects import chat, tools
-from api.dialects.embeddings import MOST_NUMBERS, start_embedding, vector
+from api.dialects.embeddings import start_embedding, vector
 from api.dialects.openai import ServerVersion, completion_request
 from api.generation import (
     Generation,
@@ -113,8 +113,7 @@ def blueprint(service: Service) -> Blueprint:
                 prompt_eval_count=sum(len(inference.sequence.prompt_ids) for inference in generation.inferences),
             )
 
-        is_large = len(params.input) * engine.width > MOST_NUMBERS
-        return reply(generation, write, ignored + ignored_hints(engine, params), at_once=is_large)
+        return reply(generation, write, ignored + ignored_hints(engine, params))
 
     @routes.post("/show")
     def show() -> Response:

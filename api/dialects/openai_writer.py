@@ -22,7 +22,6 @@ from api.streaming import Delta
 from observe.feed import dumps
 from serving.inference import Inference
 
-MOST_SCORED, MOST_TOKENS = 2048, 1 << 15  # of an answer that is written at once
 Params = TypeVar("Params", bound=Sampled)
 
 
@@ -45,16 +44,6 @@ def scored_tokens(delta: Delta, inference: Inference) -> list[Scored]:
     return [Scored(*pair) for pair in zip(seq.output_ids[new], seq.details[new])]
 
 
-def is_large(generation: Generation, *, scored: bool, with_prompts: bool) -> bool:
-    """Return whether an answer may have thousands of tokens with their scores, or many prompts.
-
-    Writing it at once would hold the interpreter for long.
-    """
-    sequences = [inference.sequence for inference in generation.inferences]
-    tokens = sum(seq.max_tokens + len(seq.prompt_ids) * with_prompts for seq in sequences)
-    return tokens > (MOST_SCORED if scored else MOST_TOKENS)
-
-
 class Writer(Generic[Params]):
     """Writes the answer to one request, whole or in chunks; a subclass knows the form of a choice.
 
@@ -63,16 +52,13 @@ class Writer(Generic[Params]):
 
     kind = chunk_kind = prefix = ""
 
-    def __init__(
-        self, engine: LoadedEngine, generation: Generation, params: Params, *, scored: bool, large: bool
-    ) -> None:
+    def __init__(self, engine: LoadedEngine, generation: Generation, params: Params, *, scored: bool) -> None:
         self.engine = engine
         self.generation = generation
         self.params = params
         self._is_scored = scored
-        self._is_large = large
         # Small answers are in ASCII as those of all other routes.
-        self._dumps = dumps if params.stream or large else current_app.json.dumps
+        self._dumps = dumps if params.stream or generation.is_large else current_app.json.dumps
         head = {
             "id": f"{self.prefix}{g.request_id}",
             "object": self.chunk_kind if params.stream else self.kind,
@@ -89,9 +75,7 @@ class Writer(Generic[Params]):
 
     def reply(self, ignored: list[str]) -> Response | Deferred:
         """Return the answer, whole or as a stream; it names the ignored fields."""
-        if self.params.stream:
-            return reply(self.generation, self.stream, ignored)
-        return reply(self.generation, self.whole, ignored, at_once=self._is_large)
+        return reply(self.generation, self.stream if self.params.stream else self.whole, ignored)
 
     def whole(self) -> Response:
         """Wait for the answer and return it, written choice by choice if it is large."""
@@ -175,13 +159,7 @@ class CompletionWriter(Writer[CompletionRequest]):
     prefix = "cmpl-"
 
     def __init__(self, engine: LoadedEngine, generation: Generation, params: CompletionRequest) -> None:
-        is_scored, scores_prompts = params.logprobs is not None, params.prompt_logprobs is not None
-        large = is_large(
-            generation,
-            scored=is_scored or scores_prompts,
-            with_prompts=params.echo or params.return_token_ids or scores_prompts,
-        )
-        super().__init__(engine, generation, params, scored=is_scored, large=large)
+        super().__init__(engine, generation, params, scored=params.logprobs is not None)
         self._logprobs: dict[int, Logprobs] = {}  # by choice
         self._hidden = engine.tokenizer.special_ids if params.skip_special_tokens else frozenset()
 

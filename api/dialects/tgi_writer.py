@@ -57,7 +57,7 @@ class TgiWriter:
         return {
             "finish_reason": finish_reason(self.inference),
             "generated_tokens": len(self.inference.output_ids),
-            "seed": self.generation.seeds[0] if self.sampled else None,
+            "seed": self.generation.seed if self.sampled else None,
         }
 
     def _details(self) -> dict[str, Any]:
