@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from calls import error, service
 from flask import Flask
-from pydantic import TypeAdapter
 
-from api.pages.what_if import Blame, WhatIfAnswer
 from app import connect, create_app
 from config import Config
 from serving.inference import InferenceError
@@ -140,7 +138,6 @@ def test_a_server_says_which_request_made_another_one_wait(tmp_path: Path) -> No
         load(20, 90, 20, 10)
         record = server.send("GET", "/requests/r3-4").json
         answer = server.send("GET", record["blame"]).json
-        TypeAdapter(Blame).validate_python(answer, strict=True)
         waited = 1000 * (record["scheduled_at"] - record["arrived_at"])
         said = answer["others"][0]["wait_ms"]
         assert answer["others"][0]["client"] == "u1"
@@ -166,7 +163,6 @@ def test_a_server_tells_what_others_would_have_made_of_its_load(tmp_path: Path) 
         reply = server.send("POST", "/what-if", b'{"requests": "load"}', **as_json)
         answer = reply.json
         assert reply.status == 200
-        TypeAdapter(WhatIfAnswer).validate_python(answer, strict=True)
         assert len(reply.body) < 2 << 20
         assert max(map(abs, answer["error"].values())) < 0.25  # as far as a busy machine may change its speed
         lanes = {(lane["policy"], lane["measured"]): lane for lane in answer["lanes"]}
