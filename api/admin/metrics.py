@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -237,9 +238,5 @@ def histograms(
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    total = 0
-    result: list[tuple[str, float]] = []
-    for bound, count in zip([*map(float, histogram.bounds), None], list(histogram.counts)):
-        total += count
-        result.append(("+Inf" if bound is None else str(bound), total))
-    return result
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(list(histogram.counts))))
