@@ -47,7 +47,7 @@ def connect(service: Service, engine: LoadedEngine) -> None:
     manager.deadlines.queue_timeout = service.config.queue_limit
     manager.deadlines.request_timeout = service.config.request_timeout
     manager.listeners += [service.registry.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
-    manager.on_leave += [service.programs.observe, service.registry.observe]  # which asks the programs
+    manager.on_leave.append(service.registry.observe)
     manager.observers += [service.meters.observe, service.feed.observe, service.socket_writer.observe]
     manager.fallback.listeners.append(lambda: policy.announce(service, engine))
     service.registry.waited = manager.waited

@@ -36,7 +36,9 @@ class Backlog:
         self.law = StepLaw()
         self.batches = [batch]
         self._ended = 0.0  # when the last step ended
-        self._queues: dict[tuple[object, ...], _Queue] = {}  # without and with the last sequence that came
+        # Without and with the last sequence that came. Cleared when sequences compute tokens or leave: what the queues are
+        # found by may be the same again when another sequence has joined.
+        self.queues: dict[tuple[object, ...], _Queue] = {}
 
     def learn(self, plan: Plan, now: float) -> None:
         """Note that a step was computed, from `plan.started_at` to `now`."""
@@ -44,11 +46,6 @@ class Backlog:
         if rows:  # before an upstream, a step may have nothing but an end
             self.law.learn(rows, now - plan.started_at)
         self._ended = now
-
-    def forget(self) -> None:
-        """Discard the estimates, because sequences computed tokens or left; the next arrival makes new ones."""
-        # Explicitly, since the state that the queues are found by may be the same again when another sequence has joined.
-        self._queues.clear()
 
     def estimate(self, seq: Sequence, waiting: OrderedDict[Sequence, None], policy: Policy) -> Estimate | None:
         """Return when a new sequence will join and end; None before the law is known."""
@@ -65,14 +62,14 @@ class Backlog:
             return None
         # The queue that the last arrival left behind is this one's, unless someone came, joined or left meanwhile.
         state = (slots, len(running), len(waiting), next(reversed(waiting), None))
-        queue = self._queues.get(state)
+        queue = self.queues.get(state)
         if queue is None:
             queue = _Queue(slots, running, cache(lambda rows: self.law.seconds(-(-rows // engines), 0.0)))
             for one in waiting:
                 queue.add(prompt(one), _steps(one))
         longer, steps = queue.copy(), _steps(seq)
         longer.add(prompt(seq), steps)
-        self._queues = {state: queue, (slots, len(running), len(waiting) + 1, seq): longer}
+        self.queues = {state: queue, (slots, len(running), len(waiting) + 1, seq): longer}
         now = max(seq.arrived_at, self._ended)
         return Estimate(now + longer.joins_at, now + longer.end_of(steps))
 

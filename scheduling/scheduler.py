@@ -82,7 +82,7 @@ class Scheduler:
         self.batch.resize(policy.max_batch_size)
         self._slots = len(self.batch.numbers[: policy.slots])
         self._stale = self.number
-        self.backlog.forget()
+        self.backlog.queues.clear()
 
     @property
     def is_idle(self) -> bool:
@@ -249,7 +249,7 @@ class Scheduler:
         launch the next step before the outputs of this one are read: nothing that it launched counts until it is committed.
         """
         if self.policy.estimates:
-            self.backlog.forget()
+            self.backlog.queues.clear()
         self.batch.decoding = 0  # until all hooks have come through
         result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.errors)
         return result, self.settle(plan, result, now)
@@ -307,7 +307,7 @@ class Scheduler:
 
     def _forget(self, leaving: list[Sequence]) -> None:
         """Forget what was known of a batch that these have left."""
-        self.backlog.forget()
+        self.backlog.queues.clear()
         self._stale = self.number
         if self.speculator is not None:
             self.speculator.forget(leaving)

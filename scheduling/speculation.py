@@ -64,7 +64,7 @@ class Drafter(Protocol):
         ...
 
     def forget(self, seq: Sequence) -> None:
-        """Free what it holds for a sequence that loses its slot, finished or not."""
+        """Free what it holds for a sequence that loses its slot, finished or not, and was surveyed or has a client."""
         ...
 
 
@@ -89,6 +89,7 @@ class Speculator:
         self._last = 0, _Size()  # the rows of the last step, and what is known of their size
         self._plain_rows = 0  # of the step before, if it was a decode without drafts
         self._kinds: dict[Sequence, int] = {}  # of the drafts in this step
+        self._known: set[Sequence] = set()  # of which the drafter was asked
 
     @property
     def most(self) -> int:
@@ -104,6 +105,7 @@ class Speculator:
         ):
             return
         began = self._clock()
+        self._known.update(plan.sequences)
         offers = [offer for offer in self.drafter.survey(plan.sequences) if self._may_have(plan, offer)]
         left = token_budget - sum(plan.counts)
         members = [plan.sequences[offer.place] for offer in offers]
@@ -230,8 +232,11 @@ class Speculator:
     def forget(self, sequences: list[Sequence]) -> None:
         """Free what is held for sequences that lose their slots."""
         for seq in sequences:
-            self.drafter.forget(seq)
-            self.acceptance.forget(seq)
+            # A drafter that was not asked knows nothing of a sequence, but may keep its answer for the next one of its client.
+            if seq in self._known or seq.client:
+                self.drafter.forget(seq)
+                self.acceptance.forget(seq)
+        self._known.difference_update(sequences)
 
 
 class Acceptance:

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from scheduling.iteration import Iteration
 from scheduling.sequence import PROGRAM_HEADERS as PROGRAM_HEADERS
 from serving.call import Call
 from serving.inference import Inference
@@ -60,13 +59,11 @@ class Programs:
             depth = 1 + max((last[id].depth for id in before), default=0)
         return Call(name, session, parent, depth, tuple(before))
 
-    def observe(self, iteration: Iteration | None, left: list[Inference]) -> None:
-        """Charge requests that have left to their programs; called in the loop's thread."""
-        for inference in left:
-            if (call := inference.call) is not None:
-                with self._lock:
-                    if (account := self._accounts.get(call.program)) is not None:
-                        _charge(account, inference, call)
+    def charge(self, inference: Inference, call: Call) -> None:
+        """Charge a request that has left, a call of a program, to the program; called in the loop's thread."""
+        with self._lock:
+            if (account := self._accounts.get(call.program)) is not None:
+                _charge(account, inference, call)
 
     def describe(self, call: Call) -> dict[str, Any]:
         """Return the program of a call with what its ended calls have received, as far as it is remembered."""

@@ -141,8 +141,9 @@ class RequestRegistry:
 
     def observe(self, iteration: Any, left: list[Inference]) -> None:
         """Record the inferences that left the loop; called in the loop's thread."""
-        if not left:
-            return
+        for inference in left:
+            if inference.call is not None:  # first, since what is kept of a request names what its program received
+                self._programs.charge(inference, inference.call)
         with self._lock:
             for inference in left:
                 context = self._of.pop(inference.id, None)

@@ -19,7 +19,7 @@ def begin(programs: Programs, *names: str, **more: str) -> Call:
 def end(programs: Programs, call: Call | None, id: str = "x", error: object = None, **fields: Any) -> None:
     seq = Sequence([1] * 5, 3, id=id, computed=7, output_ids=[1, 2, 3], cached=fields.pop("cached", 0))
     left: Any = SimpleNamespace(id=id, call=call, sequence=seq, error=error, **{"first": None, **fields})
-    programs.observe(None, [left])
+    programs.charge(left, left.call)
 
 
 def test_a_call_goes_on_from_the_one_before_it_in_its_session() -> None:
@@ -76,7 +76,7 @@ def test_a_hundred_thousand_programs_leave_the_accounts_of_the_last() -> None:
     left: Any = SimpleNamespace(id="x", call=early, sequence=Sequence([1], 1), error=None, first=None)
     for number in range(100_000):
         left.call = programs.begin(f"p{number}", f"session {number}", f"parent {number}")
-        programs.observe(None, [left])
+        programs.charge(left, left.call)
     assert len(programs._accounts) == len(programs._sessions) == KEPT
     end(programs, early)  # of a program that is forgotten
     assert programs.describe(early) == {
