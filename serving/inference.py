@@ -54,8 +54,8 @@ class Text(Protocol):
     def growing(self, follows_tokens: bool = False) -> GrowingText: ...
 
 
-class Owner(Protocol):
-    """The object through which an inference reaches the loop that computes it: `serving.inbox.Inbox`."""
+class Inbox(Protocol):
+    """What an inference asks of the inbox of the loop that computes it, a `serving.inbox.Inbox`."""
 
     is_closed: bool
 
@@ -75,7 +75,7 @@ class Inference:
     * `deadline`, `queue_timeout`, `request_timeout`: seconds from its arrival in which the answer is wanted, after which it
       times out in the queue, and after which it times out as a whole. The server's limits apply if they are shorter.
     * `call`: the request as part of a program.
-    * `owner`: whose request it is. Owners may be kept from sharing answers.
+    * `tenant`: a hash of its client's key, where tenants are kept from sharing answers.
     * `is_background`: it is computed while the server has nothing else to do, takes no place, and has no deadline.
     * `has_place`: its HTTP request holds a place for it.
     * `first` is set by deduplication: the inference whose answer it gets too.
@@ -104,7 +104,7 @@ class Inference:
         embeds: bool = False,
         on_end: Callable[[], None] | None = None,
         adapter: Loaded | None = None,
-        owner: str = "",
+        tenant: str = "",
         is_background: bool = False,
         has_place: bool = False,
     ) -> None:
@@ -120,7 +120,7 @@ class Inference:
         self.scores_prompt = scores_prompt
         self.fewest_tokens = 0 if scores_prompt or embeds else 1
         self.call = call
-        self.owner = owner
+        self.tenant = tenant
         self.is_background = is_background
         self.places = (
             0 if is_background or has_place else 1
@@ -142,12 +142,12 @@ class Inference:
             self.sequence.cache_salt = adapter.salt
         self._lock = threading.Lock()
         self._kept: int | None = None  # number of tokens when `end_early` ended it
-        self._owner: Owner | None = None
+        self._inbox: Inbox | None = None
         self._was_lost = False  # at the last check
 
-    def attach(self, owner: Owner, now: float) -> None:
+    def attach(self, inbox: Inbox, now: float) -> None:
         """Connect the inference to the loop that will compute it, and stamp its arrival; `enqueue` calls this once."""
-        self._owner = owner
+        self._inbox = inbox
         self.sequence.arrived_at = now
         if self.deadline is not None:
             self.sequence.deadline = now + self.deadline
@@ -255,12 +255,12 @@ class Inference:
 
     def end_if_lost(self) -> None:
         """End it if the loop no longer will; waiters call this about every second."""
-        owner, error = self._owner, failure(self.sequence.error)
-        if owner is None or self.is_finished:
+        inbox, error = self._inbox, failure(self.sequence.error)
+        if inbox is None or self.is_finished:
             return
-        if owner.is_closed:
-            self.finished(error or owner.closed_error())
-        elif owner.has_lost(self):
+        if inbox.is_closed:
+            self.finished(error or inbox.closed_error())
+        elif inbox.has_lost(self):
             # The loop may be about to end it, so only the second check in a row counts.
             if self._was_lost:
                 log.error("the completion of a request was lost, and has been recovered")
@@ -281,16 +281,16 @@ class Inference:
 
     def end_early(self) -> None:
         """End it now, as finished, with the tokens it has."""
-        if self._end(None, early=True) and self._owner is not None:
-            self._owner.remove([self])
+        if self._end(None, early=True) and self._inbox is not None:
+            self._inbox.remove([self])
 
 
 def cancel_all(errors: Iterable[tuple[Inference, InferenceError]]) -> None:
     """End inferences with these errors; their slots and pages are freed within one iteration."""
     ended = [inference for inference, error in errors if inference._end(error, early=False)]
-    for owner in {inference._owner for inference in ended}:
-        if owner is not None:
-            owner.remove([inference for inference in ended if inference._owner is owner])
+    for inbox in {inference._inbox for inference in ended}:
+        if inbox is not None:
+            inbox.remove([inference for inference in ended if inference._inbox is inbox])
 
 
 def timeout_error(seconds: float) -> InferenceError:

@@ -110,8 +110,8 @@ def enter(service: Service) -> RequestContext:
         place = request.environ.get(PLACE) or inbox.places.lend()
         if place is None:
             raise from_inference(inbox.full_error(1))
-    owner = current_owner() if service.config.dedup == "per-key" else ""
-    context = service.registry.enter(g.request_id, place, is_background=is_background, owner=owner)
+    tenant = current_owner() if service.config.dedup == "per-key" else ""
+    context = service.registry.enter(g.request_id, place, is_background=is_background, tenant=tenant)
     g.context = context
     return context
 

@@ -34,10 +34,10 @@ class RequestContext:
     """
 
     def __init__(
-        self, id: str, name: str, place: Place | None, has_client: bool, is_background: bool, owner: str
+        self, id: str, name: str, place: Place | None, has_client: bool, is_background: bool, tenant: str
     ) -> None:
         self.id = id
-        self.owner = owner
+        self.tenant = tenant
         self.is_background = is_background
         self.name = name
         self.has_client = has_client
@@ -56,12 +56,12 @@ class RequestContext:
         return any(not inference.is_finished for inference in self.inferences)
 
     def inference_options(self, index: int) -> dict[str, Any]:
-        """Return what this request's inference `index` has from it: an id, time limits, an owner, and its place."""
+        """Return what this request's inference `index` has from it: an id, time limits, a tenant, and its place."""
         return {
             "id": self.name if index == 0 else f"{self.name}/{index}",
             "queue_timeout": self.queue_timeout,
             "request_timeout": self.request_timeout,
-            "owner": self.owner,
+            "tenant": self.tenant,
             "is_background": self.is_background,
             "has_place": self.place is not None and index < self.place.count,
         }
@@ -96,13 +96,13 @@ class RequestRegistry:
 
     def enter(
         self, id: str, place: Place | None = None, *, has_client: bool = True, is_background: bool = False,
-        owner: str = "",
+        tenant: str = "",
     ) -> RequestContext:  # fmt: skip
         """Return the context of a request, which holds the place that was lent to it."""
         with self._lock:
             taken = id in self._open or id in self._done
             name = f"{id}~{next(self._numbers)}" if taken else id  # no client's id has a tilde
-            context = self._open[name] = RequestContext(id, name, place, has_client, is_background, owner)
+            context = self._open[name] = RequestContext(id, name, place, has_client, is_background, tenant)
             self._latest[id] = name
             if place is not None:
                 place.is_claimed = True
