@@ -44,7 +44,7 @@ def run_of(drafts: Many[int], tokens: Many[T]) -> Many[T]:
 
 Output = int | Token | TokenRun | BaseException | None  # tokens, the row's own failure, or None if no token is due
 OnToken = Callable[[Sequence, float], None]
-Errors = list[BaseException] | None  # those of hooks that only take note; None: they are raised
+Keep = Callable[[BaseException], None]  # keeps the error of a hook that only takes note, or raises it
 
 
 class Advanced(NamedTuple):
@@ -66,7 +66,7 @@ def advance(
     now: float,
     on_token: OnToken | None,
     publish: Callable[[Sequence], None],
-    errors: Errors = None,
+    keep: Keep,
 ) -> Advanced:
     """Append the outputs of a step to its sequences; `publish` is called for each prompt that is computed."""
     failed: list[Sequence] = []
@@ -90,9 +90,9 @@ def advance(
                 try:
                     on_token(seq, now)
                 except BaseException as error:
-                    keep(error, errors)
+                    keep(error)
         else:
-            _advance_one(seq, count, output, now, on_token, publish, errors)
+            _advance_one(seq, count, output, now, on_token, publish, keep)
             if seq.error is not None:
                 failed.append(seq)
             elif seq.finish_reason is not None:
@@ -130,10 +130,10 @@ def _advance_one(
     now: float,
     on_token: OnToken | None,
     publish: Callable[[Sequence], None],
-    errors: Errors,
+    keep: Keep,
 ) -> None:
     if isinstance(output, TokenRun):
-        _append(seq, output.ids, output.details, now, on_token, errors)
+        _append(seq, output.ids, output.details, now, on_token, keep)
         return
     seq.computed += count
     if isinstance(output, BaseException):
@@ -156,21 +156,21 @@ def _advance_one(
         return
     if seq.first_token_at is None:
         seq.first_token_at = now
-    _append_one(seq, output, detail, now, on_token, errors)
+    _append_one(seq, output, detail, now, on_token, keep)
 
 
 def _append(
-    seq: Sequence, tokens: Many[int], details: Many[Any], now: float, on_token: OnToken | None, errors: Errors
+    seq: Sequence, tokens: Many[int], details: Many[Any], now: float, on_token: OnToken | None, keep: Keep
 ) -> None:
     """Append the tokens of a run up to the one that ends the sequence, if one does."""
     for token, detail in zip_longest(tokens, details):
         seq.computed += 1  # the keys and values of the token before it
-        _append_one(seq, token, detail, now, on_token, errors)
+        _append_one(seq, token, detail, now, on_token, keep)
         if seq.finish_reason is not None:
             return
 
 
-def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: OnToken | None, errors: Errors) -> None:
+def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: OnToken | None, keep: Keep) -> None:
     if detail is not None:
         seq.details.append(detail)  # first, as a reader that ends it now goes by the number of tokens
     seq.output_ids.append(token)
@@ -188,11 +188,4 @@ def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: On
         try:
             on_token(seq, now)
         except BaseException as error:  # the other tokens of the step count, whatever the policy makes of this one
-            keep(error, errors)
-
-
-def keep(error: BaseException, errors: Errors) -> None:
-    """Keep the error of a hook that only takes note, or raise it."""
-    if errors is None:
-        raise error
-    errors.append(error)
+            keep(error)

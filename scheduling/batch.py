@@ -66,16 +66,35 @@ class RunningBatch:
         return True
 
     def plan(self, policy: Policy, token_budget: int, number: int, now: float) -> Plan:
-        """Ask the policy for the tokens of each sequence in a step; raise PolicyError if they cannot be computed."""
-        known, own = self.decoding, type(policy).allocate_tokens is not Policy.allocate_tokens
-        if known and known == len(self.running) and not own:
-            plan = Plan(number, now, self.running[:], [1] * known, padded=policy.padded, decoding=known)
-            return self._share(plan, plan.sequences[:1], token_budget)
-        live = self.running[:] if known else [seq for seq in self.running if seq.finish_reason is None]
-        held = [seq for seq in self.running if seq.finish_reason is not None] if len(live) < len(self.running) else []
+        """Return the tokens of each sequence in a step; raise PolicyError if they cannot be computed."""
+        own = type(policy).allocate_tokens is not Policy.allocate_tokens
+        if self.decoding and self.decoding == len(self.running) and not own:
+            return self._decode_plan(policy, token_budget, number, now)
         if policy.padded and not policy.separate_prefill:
-            counts = [seq.pending for seq in live]
-            return self._share(Plan(number, now, live, counts, held, policy.padded), live[:1], ENDLESS)
+            return self._padded_plan(number, now)
+        return self._mixed_plan(policy, token_budget, number, now, own)
+
+    def _decode_plan(self, policy: Policy, token_budget: int, number: int, now: float) -> Plan:
+        """Let each sequence compute the one token that it is known to have pending."""
+        known = self.decoding
+        plan = Plan(number, now, self.running[:], [1] * known, padded=policy.padded, decoding=known)
+        return self._share(plan, plan.sequences[:1], token_budget)
+
+    def _padded_plan(self, number: int, now: float) -> Plan:
+        """Let each sequence compute all that it has pending, in rows of equal length."""
+        live, held = self._split()
+        return self._share(Plan(number, now, live, [seq.pending for seq in live], held, True), live[:1], ENDLESS)
+
+    def _split(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return the sequences that compute something, and those that are done and only hold their slots."""
+        if self.decoding:
+            return self.running[:], []
+        held = [seq for seq in self.running if seq.finish_reason is not None]
+        return [seq for seq in self.running if seq.finish_reason is None], held
+
+    def _mixed_plan(self, policy: Policy, token_budget: int, number: int, now: float, own: bool) -> Plan:
+        """Let the policy divide the tokens of a step, those of prompts and those of answers; `own`: by its own hook."""
+        known, (live, held) = self.decoding, self._split()
         known = 0 if own or (policy.separate_prefill and known < len(live)) else known
         budget = (ENDLESS if policy.padded else token_budget) - known
         counts = [1] * known + list(policy.allocate_tokens(live[known:], budget))

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scheduling.advance import Advanced, Output, Token, TokenRun, advance, keep
+from scheduling.advance import Advanced, Output, Token, TokenRun, advance
 from scheduling.backlog import Backlog
 from scheduling.batch import RunningBatch
 from scheduling.hooks import Hooks
@@ -47,8 +47,8 @@ class Scheduler:
     `speculator` lets decoding sequences get several tokens in a step. `slots` numbers its slots where others share its queue.
 
     If a hook raises an error, each sequence still waits, runs, or has left, so that another policy can go on (`switch`).
-    Errors of hooks that only take note, and of `release`, are kept in `sharing.errors` if that is a list, and then the step goes
-    on; all others are raised.
+    Errors of hooks that only take note, and of `release`, are kept in `sharing.errors` unless `sharing.raises`, and then the step
+    goes on; all others are raised.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Scheduler:
         self.number = 0
         self.batch = RunningBatch(pages, slots)
         self.rows = None if slots is None else (slots.start, slots.stop)
-        self.sharing = Sharing([self])  # all schedulers on this queue
+        self.sharing = Sharing(self)  # all schedulers on this queue
         self.queue = WaitQueue(self.batch)
         self.backlog = Backlog(self.batch)
         self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
@@ -83,6 +83,15 @@ class Scheduler:
         self._slots = len(self.batch.numbers[: policy.slots])
         self._stale = self.number
         self.backlog.queues.clear()
+
+    def share(self, first: Scheduler) -> None:
+        """Serve the queue of another scheduler, with its policy, from now on; called while idle. Each plans its own steps."""
+        self.queue.share(first.queue)
+        self.waiting, self.wait_clock = self.queue.waiting, self.queue.clock
+        self.backlog, self.sharing = first.backlog, first.sharing
+        self.backlog.batches.append(self.batch)
+        self.sharing.append(self)
+        self.use(first.policy)
 
     @property
     def is_idle(self) -> bool:
@@ -218,7 +227,7 @@ class Scheduler:
         try:
             hook(subject, now)
         except BaseException as error:
-            keep(error, self.sharing.errors)
+            self.sharing.keep(error)
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
         """Take in the outputs of a step that was computed; return its record."""
@@ -251,7 +260,7 @@ class Scheduler:
         if self.policy.estimates:
             self.backlog.queues.clear()
         self.batch.decoding = 0  # until all hooks have come through
-        result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.errors)
+        result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.keep)
         return result, self.settle(plan, result, now)
 
     def settle(self, plan: Plan, result: Advanced, now: float) -> list[Sequence]:
@@ -288,7 +297,7 @@ class Scheduler:
         try:
             return self.leave(self.policy.release(self.running), now)
         except BaseException as error:
-            keep(error, self.sharing.errors)
+            self.sharing.keep(error)
             return []
 
     def leave(self, leaving: list[Sequence], now: float) -> list[Sequence]:

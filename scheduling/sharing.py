@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from scheduling.advance import Errors
 from scheduling.policy import Policy
 from scheduling.sequence import Sequence
 
 
 class Sharing(list[Any]):
-    """Schedulers, most often one alone; `errors` are those of their hooks, where they are kept."""
+    """Schedulers, most often one alone; `errors` are those of their hooks that only take note, unless it `raises` them."""
 
-    errors: Errors = None
+    def __init__(self, first: Any) -> None:
+        super().__init__([first])
+        self.raises = True
+        self.errors: list[BaseException] = []
+
+    def keep(self, error: BaseException) -> None:
+        """Keep the error of a hook that only takes note, or raise it."""
+        if self.raises:
+            raise error
+        self.errors.append(error)
 
     @property
     def running(self) -> list[Sequence]:
@@ -29,17 +37,8 @@ class Sharing(list[Any]):
         for one in self:
             one.use(policy)
 
-    def take(self, one: Any) -> None:
-        """Let another idle scheduler serve the queue, with its policy, from now on; each plans its own steps."""
-        first = self[0]
-        one.queue.share(first.queue)
-        one.waiting, one.wait_clock, one.backlog, one.sharing = first.waiting, first.wait_clock, first.backlog, self
-        one.backlog.batches.append(one.batch)
-        self.append(one)
-        one.use(first.policy)
-
     def drop(self, one: Any) -> None:
-        """End `take`; nothing may be running."""
+        """End `Scheduler.share`; nothing may be running."""
         one.backlog.batches.remove(one.batch)
         self.remove(one)
 

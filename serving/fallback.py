@@ -56,11 +56,13 @@ class Fallback:
     def switch(self, scheduler: Scheduler, policy: Policy, now: float) -> list[Sequence]:
         """Switch to `policy`; return the sequences that leave. Nothing changes if it raises an error."""
         before = scheduler.policy.renew()  # without what the old one remembers, which is void when it comes back
-        errors, scheduler.sharing.errors = scheduler.sharing.errors, scheduler.sharing.errors or []
+        sharing = scheduler.sharing
+        raised, kept, sharing.raises = sharing.raises, len(sharing.errors), False
         try:
             left = scheduler.switch(policy, now)
         except BaseException:
-            scheduler.sharing.errors = errors
+            sharing.raises = raised
+            del sharing.errors[kept:]
             raise
         self._before.append(before)
         del self._before[1 : -MOST_BEFORE + 1]  # that of the start stays
@@ -74,7 +76,8 @@ class Fallback:
         failed = scheduler.policy
         while self._before:
             policy = self._before.pop()
-            scheduler.sharing.errors = [] if self._before else None  # the policy of the start fails at once
+            # The policy of the start fails at once.
+            scheduler.sharing.errors, scheduler.sharing.raises = [], not self._before
             try:
                 left = scheduler.switch(policy, now)
             except BaseException as other:

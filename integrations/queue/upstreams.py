@@ -207,7 +207,7 @@ class Upstreams(BatchingManager):
         one.scheduler = Scheduler(policy, None, self.max_tokens_per_step, slots=one.numbers)
         one.scheduler.queue.is_closed_to = one.is_closed_to
         if one is not self.each[0]:
-            self.each[0].scheduler.sharing.take(one.scheduler)
+            one.scheduler.share(self.each[0].scheduler)
         one.loop = self.loop(one.scheduler, Recovery(one, self._make_probe, self._clock), UpstreamLoop)
         one.loop.waits = False
 

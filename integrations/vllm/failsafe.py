@@ -52,7 +52,7 @@ class Failsafe:
         policy, path = make_policy(self._name, sizes["slots"], self._options), settings.get("record", "")
         self.plans = Scheduler(policy, None, sizes["tokens"], record=bool(path))
         self.plans.pages = self.plans.batch.pages = pages
-        self.plans.sharing.errors = []
+        self.plans.sharing.raises = False
         self.plans.use(policy)
         self.record = Record(path, self._head())
         log.info("policy %s decides for %d slots", self._name, policy.max_batch_size)

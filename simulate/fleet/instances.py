@@ -73,7 +73,7 @@ def together(schedulers: Iterable[Scheduler]) -> Scheduler:
     first, *others = schedulers
     for other in others:
         if other not in first.sharing:
-            first.sharing.take(other)
+            other.share(first)
     return first
 
 
