@@ -44,7 +44,6 @@ def run_of(drafts: Many[int], tokens: Many[T]) -> Many[T]:
 
 Output = int | Token | TokenRun | BaseException | None  # tokens, the row's own failure, or None if no token is due
 OnToken = Callable[[Sequence, float], None]
-Keep = Callable[[BaseException], None]  # keeps the error of a hook that only takes note, or raises it
 
 
 class Advanced(NamedTuple):
@@ -61,14 +60,13 @@ class Advanced(NamedTuple):
 
 
 def advance(
-    plan: Plan,
-    outputs: list[Output],
-    now: float,
-    on_token: OnToken | None,
-    publish: Callable[[Sequence], None],
-    keep: Keep,
+    plan: Plan, outputs: list[Output], now: float, on_token: OnToken | None, publish: Callable[[Sequence], None]
 ) -> Advanced:
-    """Append the outputs of a step to its sequences; `publish` is called for each prompt that is computed."""
+    """Append the outputs of a step to its sequences.
+
+    `publish` is called for each prompt that is computed, `on_token` for each token; neither may raise an error unless the
+    loop is to end with it, since the other tokens of the step count, whatever a policy makes of one.
+    """
     failed: list[Sequence] = []
     finished: list[Sequence] = []
     before = [len(seq.output_ids) for seq in plan.sequences] if plan.drafts else []
@@ -87,12 +85,9 @@ def advance(
                 seq.finish_reason, seq.state = "length", "held"
                 finished.append(seq)
             if on_token is not None:
-                try:
-                    on_token(seq, now)
-                except BaseException as error:
-                    keep(error)
+                on_token(seq, now)
         else:
-            _advance_one(seq, count, output, now, on_token, publish, keep)
+            _advance_one(seq, count, output, now, on_token, publish)
             if seq.error is not None:
                 failed.append(seq)
             elif seq.finish_reason is not None:
@@ -124,16 +119,10 @@ def _count_drafts(plan: Plan, before: list[int]) -> tuple[list[Drafted], float]:
 
 
 def _advance_one(
-    seq: Sequence,
-    count: int,
-    output: Output,
-    now: float,
-    on_token: OnToken | None,
-    publish: Callable[[Sequence], None],
-    keep: Keep,
+    seq: Sequence, count: int, output: Output, now: float, on_token: OnToken | None, publish: Callable[[Sequence], None]
 ) -> None:
     if isinstance(output, TokenRun):
-        _append(seq, output.ids, output.details, now, on_token, keep)
+        _append(seq, output.ids, output.details, now, on_token)
         return
     seq.computed += count
     if isinstance(output, BaseException):
@@ -156,21 +145,19 @@ def _advance_one(
         return
     if seq.first_token_at is None:
         seq.first_token_at = now
-    _append_one(seq, output, detail, now, on_token, keep)
+    _append_one(seq, output, detail, now, on_token)
 
 
-def _append(
-    seq: Sequence, tokens: Many[int], details: Many[Any], now: float, on_token: OnToken | None, keep: Keep
-) -> None:
+def _append(seq: Sequence, tokens: Many[int], details: Many[Any], now: float, on_token: OnToken | None) -> None:
     """Append the tokens of a run up to the one that ends the sequence, if one does."""
     for token, detail in zip_longest(tokens, details):
         seq.computed += 1  # the keys and values of the token before it
-        _append_one(seq, token, detail, now, on_token, keep)
+        _append_one(seq, token, detail, now, on_token)
         if seq.finish_reason is not None:
             return
 
 
-def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: OnToken | None, keep: Keep) -> None:
+def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: OnToken | None) -> None:
     if detail is not None:
         seq.details.append(detail)  # first, as a reader that ends it now goes by the number of tokens
     seq.output_ids.append(token)
@@ -185,7 +172,4 @@ def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: On
     if seq.finish_reason is not None:
         seq.state = "held"
     if on_token is not None:
-        try:
-            on_token(seq, now)
-        except BaseException as error:  # the other tokens of the step count, whatever the policy makes of this one
-            keep(error)
+        on_token(seq, now)

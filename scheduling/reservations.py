@@ -5,6 +5,13 @@ ahead. Other sequences can find full pages of a prompt as soon as its sequence j
 leaves: the next turn of a chat finds the last one, and a preempted request finds its own. Pages that are pinned for the next
 call of a session go only to a sequence that finds no others. A sequence that finds a page which is not computed yet waits for
 the step in which its writer computes it, and may compute its own rest in the same step.
+
+So between two steps, for each running sequence: the first `seq.computed` tokens are in its pages, but for pages that a writer
+has not computed yet (`PagePool.writers`), which are the last of those that it found. It computes nothing before the step in
+which its writer does, and writes only pages of its own. `sharers` keeps plans so, `sound` says how many tokens are really
+computed, `publish` ends the writing of a page, and `release` with `hand_over` lets another sequence write what a leaving one
+has not computed.
+
 Without a pool, as in most simulations, pages are unlimited.
 """
 

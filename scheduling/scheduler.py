@@ -22,6 +22,7 @@ know threads, HTTP, tensors, or which of the two it is in. What a step does, and
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from scheduling.advance import Advanced, Output, Token, TokenRun, advance
@@ -260,7 +261,8 @@ class Scheduler:
         if self.policy.estimates:
             self.backlog.queues.clear()
         self.batch.decoding = 0  # until all hooks have come through
-        result = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish, self.sharing.keep)
+        on_token = None if self.hooks.on_token is None else partial(self._notify, self.hooks.on_token)
+        result = advance(plan, outputs, now, on_token, self.batch.pages.publish)
         return result, self.settle(plan, result, now)
 
     def settle(self, plan: Plan, result: Advanced, now: float) -> list[Sequence]:

@@ -93,15 +93,10 @@ class Fallback:
         place = locate_error(error, failed)
         words = described(error)
         self.failures += 1
-        self.last = PolicyFailure(
-            failed.name,
-            words,
-            place.hook if place else None,
-            PurePath(place.file).name if place else None,
-            place.line if place else None,
-            policy.name,
-            time.time(),
-        )
+        found: tuple[str | None, str | None, int | None] = (None, None, None)
+        if place:
+            found = place.hook, PurePath(place.file).name, place.line
+        self.last = PolicyFailure(failed.name, words, *found, policy.name, time.time())
         where = f" in {place.hook}(), line {place.line} of {place.file}" if place else ""
         log.error(
             "the policy %s failed%s: %s. The server went back to %s and kept every request",
