@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 from scheduling.sequence import Sequence
@@ -23,20 +24,13 @@ class GuardedDrafter:
 
     def survey(self, sequences: list[Sequence]) -> list[Offer]:
         """See `Drafter.survey`."""
-        if self.has_failed:
-            return []
-        try:
-            return self.drafter.survey(sequences)
-        except Exception:
-            return self._give_up([])
+        return [] if self.has_failed else self._try([], self.drafter.survey, sequences)
 
     def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
         """See `Drafter.propose`."""
-        try:
-            drafts = self.drafter.propose(sequences, counts)
-        except Exception:
-            return self._give_up([[] for _ in sequences])
-        self.spent = self.drafter.spent
+        nothing: list[list[int]] = [[] for _ in sequences]
+        drafts = self._try(nothing, self.drafter.propose, sequences, counts)
+        self.spent = 0.0 if self.has_failed else self.drafter.spent
         return drafts
 
     def seconds(self, sequences: int) -> float:
@@ -45,14 +39,14 @@ class GuardedDrafter:
 
     def forget(self, seq: Sequence) -> None:
         """See `Drafter.forget`."""
-        try:
-            self.drafter.forget(seq)
-        except Exception:
-            self._give_up(None)
+        self._try(None, self.drafter.forget, seq)
 
-    def _give_up(self, nothing: T) -> T:
-        if not self.has_failed:
-            log.exception("the drafter failed; from here on tokens are computed one by one, until the next start")
-        self.has_failed = True
-        self.spent = 0.0
-        return nothing
+    def _try(self, nothing: T, call: Callable[..., T], *values: object) -> T:
+        """Return what the drafter does, or nothing if it fails."""
+        try:
+            return call(*values)
+        except Exception:
+            if not self.has_failed:
+                log.exception("the drafter failed; from here on tokens are computed one by one, until the next start")
+            self.has_failed = True
+            return nothing
