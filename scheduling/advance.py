@@ -62,11 +62,7 @@ class Advanced(NamedTuple):
 def advance(
     plan: Plan, outputs: list[Output], now: float, on_token: OnToken | None, publish: Callable[[Sequence], None]
 ) -> Advanced:
-    """Append the outputs of a step to its sequences.
-
-    `publish` is called for each prompt that is computed, `on_token` for each token; neither may raise an error unless the
-    loop is to end with it, since the other tokens of the step count, whatever a policy makes of one.
-    """
+    """Append the outputs of a step to its sequences; `publish` is called for each computed prompt, `on_token` for each token."""
     failed: list[Sequence] = []
     finished: list[Sequence] = []
     before = [len(seq.output_ids) for seq in plan.sequences] if plan.drafts else []

@@ -224,7 +224,7 @@ class Scheduler:
             self._notify(self.policy.on_preempt, seq, now)
 
     def _notify(self, hook: Callable[[Any, float], None], subject: Sequence | Plan, now: float) -> None:
-        """Call a hook that only takes note."""
+        """Call a hook that only takes note: what was computed counts, whatever the policy makes of it."""
         try:
             hook(subject, now)
         except BaseException as error:
