@@ -6,8 +6,8 @@ where the server decides it (`scheduling/speculation.py`). This module must not 
 
 from __future__ import annotations
 
+import collections.abc as abc
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Many
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -150,7 +150,7 @@ def recorded(records: Iterable[Mapping[str, Any]]) -> dict[str, Recorded]:
     return {id: Recorded.of(steps) for id, steps in answers.items()}
 
 
-def replaying(records: Many[Mapping[str, Any]], drafts: int) -> Speculator | None:
+def replaying(records: abc.Sequence[Mapping[str, Any]], drafts: int) -> Speculator | None:
     """Return a speculator with the draft tokens of a server's records, and no others; None if there are none."""
     if not any("drafts" in record for record in records):
         return None  # a simulation without a speculator skips equal steps

@@ -5,9 +5,9 @@ It must not know pages, attention, queues or policies.
 
 from __future__ import annotations
 
+import collections.abc as abc
 import itertools
 from array import array
-from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
     pool_rows: list[int]
 
 
-def pack(sequences: Many[Sequence], counts: Many[int], drafts: Many[list[int]] = ()) -> Packed:
+def pack(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int], drafts: abc.Sequence[list[int]] = ()) -> Packed:
     """Lay the next `counts[i]` tokens of `sequences[i]`, its drafts the last of them, one after the other."""
     packed = Packed([], [], [], [])
     for i, (seq, count) in enumerate(zip(sequences, counts)):
@@ -70,7 +70,7 @@ def _is_scored(seq: Sequence) -> bool:
 
 
 def sample_outputs(
-    sequences: Many[Sequence], counts: Many[int], logits: Tensor, drafts: Many[list[int]] = ()
+    sequences: abc.Sequence[Sequence], counts: abc.Sequence[int], logits: Tensor, drafts: abc.Sequence[list[int]] = ()
 ) -> list[Output]:
     """Return the outputs of `pack`ed sequences from the float32 logits (R, V) of the rows to sample, in their order.
 
@@ -97,7 +97,9 @@ def sample_outputs(
     return outputs
 
 
-def add_embeddings(outputs: list[Output], sequences: Many[Sequence], counts: Many[int], states: Tensor) -> None:
+def add_embeddings(
+    outputs: list[Output], sequences: abc.Sequence[Sequence], counts: abc.Sequence[int], states: Tensor
+) -> None:
     """Set the outputs of `pack`ed sequences that are embedded, from the final states (P, C) of the rows to pool."""
     if len(states):
         states, first = states.double().cpu(), 0
@@ -122,7 +124,7 @@ def _pool(seq: Sequence, rows: Tensor, is_complete: bool) -> Output:
     return Token(0, None, [array("f", F.normalize(total, dim=0).float().tolist())])
 
 
-def _draw_tokens(sequences: Many[Sequence], logits: Tensor) -> list[Drawn]:
+def _draw_tokens(sequences: abc.Sequence[Sequence], logits: Tensor) -> list[Drawn]:
     """Return the next token of each sequence, each from its row of logits (n, V)."""
     params = [seq.sampling for seq in sequences]
     positions = torch.tensor([seq.length for seq in sequences], dtype=torch.int64)
@@ -147,7 +149,7 @@ def _draw_tokens(sequences: Many[Sequence], logits: Tensor) -> list[Drawn]:
     return drawn
 
 
-def _draw_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tensor) -> list[Output]:
+def _draw_runs(sequences: abc.Sequence[Sequence], drafts: abc.Sequence[list[int]], logits: Tensor) -> list[Output]:
     """Return the tokens of sequences in a step with drafts, from the rows of their pending tokens and their drafts.
 
     Row j of a sequence draws the token after `drafts[:j]`, with the random number and the history that this token has in
@@ -170,7 +172,7 @@ def _draw_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tenso
     return outputs
 
 
-def _run(seq: Sequence, drafts: list[int], tokens: Many[int | Failure], logits: Tensor) -> Output:
+def _run(seq: Sequence, drafts: list[int], tokens: abc.Sequence[int | Failure], logits: Tensor) -> Output:
     """Return a TokenRun, or the one token of a sequence without drafts."""
     run = run_of(drafts, tokens)
     ids = [token for token in run if isinstance(token, int)]

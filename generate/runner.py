@@ -7,8 +7,8 @@ its neighbors. It must not know HTTP, queues or policies, nor the layers of an a
 
 from __future__ import annotations
 
+import collections.abc as abc
 import itertools
-from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -168,7 +168,12 @@ class ModelRunner(Runner):
             plan.experts = Experts(sum(m.read for m in mixtures), len(mixtures) * self.config.experts)
 
     def compute(
-        self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Many[int], pool_rows: Many[int] = ()
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        rows: PackedRows,
+        sample_rows: abc.Sequence[int],
+        pool_rows: abc.Sequence[int] = (),
     ) -> tuple[Tensor, Tensor]:
         """Return float32 logits (R, V) of the R rows to sample and final states (P, C) of the P rows to pool.
 
@@ -181,7 +186,7 @@ class ModelRunner(Runner):
         logits, cap = self.head(x[:R]) if R else x[:0], self.config.logits_cap
         return cap * (logits / cap).tanh() if cap else logits, x[R:]
 
-    def _pack(self, plan: Plan, held: Many[Sequence]) -> tuple[Packed, PackedRows]:
+    def _pack(self, plan: Plan, held: abc.Sequence[Sequence]) -> tuple[Packed, PackedRows]:
         """Return the tokens and rows of the plan, its held sequences and its padding.
 
         A held sequence computes and samples its last token again, the dead weight of a padded batch; its rows come

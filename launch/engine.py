@@ -9,8 +9,7 @@ import dataclasses
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -117,8 +116,8 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
         prompt_ids: list[int] | None = None,
         *,
         seed: int | None = None,
-        stop_texts: Many[str] = (),
-        stop_ids: Many[int] = (),
+        stop_texts: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
         ignore_eos: bool = True,
         keep_stop: bool = False,
         hide_special: bool = False,

@@ -7,8 +7,7 @@ replicas are started. `Patience` delays a change until it has been wanted long e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -39,20 +38,20 @@ class Bounds(NamedTuple):
 
 
 # Returns the number of replicas that are wanted, starting ones included, within the bounds.
-Autoscaler = Callable[[Many[Load], Bounds], int]
+Autoscaler = Callable[[Sequence[Load], Bounds], int]
 
 
-def fixed(replicas: Many[Load], bounds: Bounds, target: float = 1.0) -> int:
+def fixed(replicas: Sequence[Load], bounds: Bounds, target: float = 1.0) -> int:
     """The most replicas at all times (times `target`), as without autoscaling."""
     return _within(math.ceil(bounds.most * target), replicas, bounds)
 
 
-def requests(replicas: Many[Load], bounds: Bounds, target: float = 2.0) -> int:
+def requests(replicas: Sequence[Load], bounds: Bounds, target: float = 2.0) -> int:
     """As many that each has `target` requests, running and waiting, however long they are (2: Ray Serve's default)."""
     return _within(math.ceil(sum(load.running + load.waiting for load in replicas) / target), replicas, bounds)
 
 
-def tokens(replicas: Many[Load], bounds: Bounds, target: float = 0.7) -> int:
+def tokens(replicas: Sequence[Load], bounds: Bounds, target: float = 0.7) -> int:
     """As many that waiting and running requests take `target` of the KV pages or slots, whichever are scarcer.
 
     More if more than PROMPT_TOKENS of prompts wait for each replica. Between the number that is enough and the one at
@@ -113,12 +112,12 @@ class Patience:
         return wanted
 
 
-def _taken(replicas: Many[Load]) -> float:
+def _taken(replicas: Sequence[Load]) -> float:
     """Return how many replicas the requests that run now would fill."""
     return sum(max(load.kv_used, load.running / load.slots if load.slots else 0.0) for load in replicas)
 
 
-def _within(wanted: int, replicas: Many[Load], bounds: Bounds) -> int:
+def _within(wanted: int, replicas: Sequence[Load], bounds: Bounds) -> int:
     """Return a number within the bounds that, as far as they allow, is enough for the requests that run now."""
     inside = any(load.running or load.waiting for load in replicas)
     enough = max(wanted, math.ceil(_taken(replicas) - 1e-9), int(inside))

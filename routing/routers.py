@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
@@ -28,10 +27,10 @@ class Replicas:
     Routers only read. Columns that change often may be lazy sequences, since most routers look at a few items.
     """
 
-    names: Many[str]  # lasting ones: a replica that comes back is a new one
-    load: Many[int]  # requests, running and waiting
-    kv_free: Many[float] = ()  # the share of KV pages that are free; empty where unknown
-    prefill_tokens: Many[int] = ()  # prompt tokens that are not computed yet; empty where unknown
+    names: Sequence[str]  # lasting ones: a replica that comes back is a new one
+    load: Sequence[int]  # requests, running and waiting
+    kv_free: Sequence[float] = ()  # the share of KV pages that are free; empty where unknown
+    prefill_tokens: Sequence[int] = ()  # prompt tokens that are not computed yet; empty where unknown
     index: dict[str, int] = field(init=False, repr=False)  # of each name
 
     def __post_init__(self) -> None:
@@ -46,7 +45,7 @@ class Replicas:
 class RoutingKey(NamedTuple):
     """What a router knows about a request: its session, and a chained hash of each full block of its prompt."""
 
-    blocks: Many[Hashable] = ()
+    blocks: Sequence[Hashable] = ()
     session: str = ""
 
 

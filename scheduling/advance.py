@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,11 +27,11 @@ class TokenRun(NamedTuple):
     These are the drafts that are right, and one more token: what the sequence would have got one by one.
     """
 
-    ids: Many[int]
-    details: Many[Any] = ()
+    ids: abc.Sequence[int]
+    details: abc.Sequence[Any] = ()
 
 
-def run_of(drafts: Many[int], tokens: Many[T]) -> Many[T]:
+def run_of(drafts: abc.Sequence[int], tokens: abc.Sequence[T]) -> abc.Sequence[T]:
     """Return the tokens that count: up to the first that is not the draft of its place, that one included.
 
     `tokens[j]` is the token after the sequence and `drafts[:j]`; there is one more than there are drafts.
@@ -144,7 +144,9 @@ def _advance_one(
     _append_one(seq, output, detail, now, on_token)
 
 
-def _append(seq: Sequence, tokens: Many[int], details: Many[Any], now: float, on_token: OnToken | None) -> None:
+def _append(
+    seq: Sequence, tokens: abc.Sequence[int], details: abc.Sequence[Any], now: float, on_token: OnToken | None
+) -> None:
     """Append the tokens of a run up to the one that ends the sequence, if one does."""
     for token, detail in zip_longest(tokens, details):
         seq.computed += 1  # the keys and values of the token before it

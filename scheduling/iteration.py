@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -115,16 +115,16 @@ class Member(NamedTuple):
 class Columns(NamedTuple):
     """The fields of all members of a step: tuples of atoms, which the garbage collector does not track."""
 
-    id: Many[str] = ()
-    slot: Many[int] = ()
-    phase: Many[str] = ()
-    tokens: Many[int] = ()
-    computed: Many[int] = ()
-    total: Many[int] = ()
+    id: abc.Sequence[str] = ()
+    slot: abc.Sequence[int] = ()
+    phase: abc.Sequence[str] = ()
+    tokens: abc.Sequence[int] = ()
+    computed: abc.Sequence[int] = ()
+    total: abc.Sequence[int] = ()
 
 
 @dataclass(slots=True)
-class Members(Many[Member]):
+class Members(abc.Sequence[Member]):
     """The members of a step, of which each is made when somebody reads it.
 
     Steps that repeat have `shared` columns. All their members that are not held decode, and of each `more` tokens are

@@ -6,9 +6,9 @@ know policies or costs.
 
 from __future__ import annotations
 
+import collections.abc as abc
 from collections import Counter
 from collections.abc import Collection, Iterable
-from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
 from scheduling.sequence import Sequence
@@ -26,7 +26,7 @@ class ClosedLoop(list[Sequence]):
     answered, its program sends no more.
     """
 
-    def __init__(self, sequences: Many[Sequence], calls: Many[Call]) -> None:
+    def __init__(self, sequences: abc.Sequence[Sequence], calls: abc.Sequence[Call]) -> None:
         self.sequences, self.calls = sequences, calls
         self.programs: dict[str, list[Sequence]] = {}
         self._children: dict[str, list[int]] = {seq.id: [] for seq in sequences}

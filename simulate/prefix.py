@@ -5,9 +5,9 @@ Prompts are served by the simulator, with the trie in place of the page pool, so
 
 from __future__ import annotations
 
+import collections.abc as abc
 import heapq
 from collections.abc import Iterable
-from collections.abc import Sequence as Many
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class Trie:
     Ties go to the smaller token. A kept edge's parent is kept, since it is visited at least as often.
     """
 
-    def __init__(self, prompts: Iterable[Many[int]], edges: int) -> None:
+    def __init__(self, prompts: Iterable[abc.Sequence[int]], edges: int) -> None:
         root: dict[int, list[Any]] = {}
         for prompt in prompts:
             node = root
@@ -54,7 +54,7 @@ class Trie:
                 count += 1
                 heapq.heappush(heap, (-n, child, count, more, below))
 
-    def serve(self, blocks: Many[int]) -> int:
+    def serve(self, blocks: abc.Sequence[int]) -> int:
         """Return the length of the longest path from the root; nothing is kept."""
         node, hits = self.root, 0
         for block in blocks:
@@ -91,7 +91,7 @@ class LivePool(PagePool):
         while self.cached > self.kept:
             self._blank.append(self._forget())
 
-    def warm(self, prompts: Many[list[int]]) -> None:
+    def warm(self, prompts: abc.Sequence[list[int]]) -> None:
         """Serve prompts to fill the cache, without those whose pages would be evicted by the end anyway."""
         last: list[tuple[list[bytes], list[int]]] = []
         known: set[bytes] = set()
@@ -118,7 +118,7 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
     return drawn
 
 
-def serve(cost: Cost, served: Many[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
+def serve(cost: Cost, served: abc.Sequence[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
     """Serve prompts that all arrive at once, first come first served, behind a trie."""
     scheduler = EngineSize(slots, 1 << 30).scheduler(Chosen("dynamic"))
     scheduler.batch.pages = TrieReservations(trie)
@@ -126,7 +126,7 @@ def serve(cost: Cost, served: Many[list[int]], slots: int, trie: Trie, host: Hos
 
 
 def serve_live(
-    cost: Cost, served: Many[list[int]], slots: int, tokens: int, before: Many[list[int]],
+    cost: Cost, served: abc.Sequence[list[int]], slots: int, tokens: int, before: abc.Sequence[list[int]],
     order: str = "fcfs", host: Host | None = None,
 ) -> Run:  # fmt: skip
     """Serve prompts that all arrive at once behind a live cache of `tokens`, which saw others `before`."""
@@ -137,7 +137,7 @@ def serve_live(
     return _burst(Scheduler(policy, pool, 1 << 30), served, cost, host)
 
 
-def _burst(scheduler: Scheduler, served: Many[list[int]], cost: Cost, host: Host | None = None) -> Run:
+def _burst(scheduler: Scheduler, served: abc.Sequence[list[int]], cost: Cost, host: Host | None = None) -> Run:
     # llm-mock computes one token more than it counts.
     sequences = [Sequence(p, llm_mock_output(len(p)) + 1, id=str(i)) for i, p in enumerate(served)]
     return simulate(scheduler, sequences, cost, host)

@@ -6,9 +6,9 @@ must not know where requests come from, policies, costs, or what becomes of a re
 
 from __future__ import annotations
 
+import collections.abc as abc
 import math
 from collections.abc import Iterator
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any, cast
@@ -204,7 +204,7 @@ class Rows:
         note = f"skipped {left_out:,} of {len(fits):,} requests {longer} than --context {context:,}"
         return self.only(np.flatnonzero(fits), note if left_out else "")
 
-    def hinted(self, seed: int, clients: int = 0, priorities: int = 0, slo: Many[float] = ()) -> Rows:
+    def hinted(self, seed: int, clients: int = 0, priorities: int = 0, slo: abc.Sequence[float] = ()) -> Rows:
         """Return the requests with a client, a priority or a deadline each, drawn from one seed.
 
         Of `clients` the k-th sends 1/k as often as the first. Priorities are even among 1 .. `priorities`, seconds to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+import collections.abc as abc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,19 +30,19 @@ class Seen(NamedTuple):
     deadline: float | None = None
     open_ended: bool = False
     limit: int = 0  # max_tokens
-    pages: Many[int] = ()
-    drafts: Many[Many[int]] = ()
+    pages: abc.Sequence[int] = ()
+    drafts: abc.Sequence[abc.Sequence[int]] = ()
     waited: float = 0.0
     constrained: bool = False
     program: str = ""
-    after: Many[int] = ()
+    after: abc.Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Trace:
     """Finished requests, in order of arrival. If `closed`, those of a program come as long after their parents as they did."""
 
-    seen: Many[Seen]
+    seen: abc.Sequence[Seen]
     closed: bool = False
 
     def sequences(self) -> list[Sequence]:

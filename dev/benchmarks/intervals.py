@@ -15,8 +15,7 @@ from __future__ import annotations
 import json
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -37,7 +36,7 @@ from simulate.measured.intervals import LEVEL, Noise
 from simulate.measured.served import Served, lasting, step_of
 from simulate.scenario import Chosen
 
-Trace = Many[Planned]
+Trace = Sequence[Planned]
 Learned = tuple[Cost, Host, Noise]
 RECENT = 4  # runs to fit
 WINDOWS = 4  # parts of a fitted run, whose drifts stand for those of runs
@@ -59,7 +58,7 @@ def requests(load: str, args: Namespace, seed: int, count: int) -> Trace:
     return [Planned(i, (rows[i].at - rows[0].at) * pace, text, tokens[i]) for i, text in enumerate(texts)]
 
 
-def learn(runs: Many[Served]) -> Learned:
+def learn(runs: Sequence[Served]) -> Learned:
     """Fit law, host and noise to runs of a server."""
     padded = runs[0].scheduler().policy.padded
     steps = [[step_of(record, padded) for record in served.records] for served in runs]
@@ -131,7 +130,7 @@ def served_by(policy: str, args: Namespace, scores: list[float]) -> Iterator[dic
             }  # fmt: skip
 
 
-def widening_of(scores: Many[float]) -> float:
+def widening_of(scores: Sequence[float]) -> float:
     """Return the factor that would have been enough for 90 % of the figures so far and the next one; 1 for fewer than nine."""
     rank = math.ceil((len(scores) + 1) * LEVEL)
     return sorted(scores)[rank - 1] if 0 < rank <= len(scores) else 1.0
@@ -148,7 +147,7 @@ def score(figure: Comparison) -> float:
     return off / width if width else math.inf if off else 0.0
 
 
-def summary(runs: Many[dict[str, Any]]) -> dict[str, Any]:
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return coverage and shares within the bounds, of the runs that count."""
     figures = [(name, *values) for run in runs if run["counted"] for name, values in run["figures"].items()]
     held = [low <= measured <= high for _, _, low, high, measured in figures]
@@ -165,7 +164,7 @@ def summary(runs: Many[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def markdown(runs: Many[dict[str, Any]]) -> str:
+def markdown(runs: Sequence[dict[str, Any]]) -> str:
     """Return a table with a line for each run that counts, and the summary."""
     heads = ["model", "policy", "load", "utilization", *(f"{name}, s" for name in BOUNDS)]
     lines = [heads, ["---"] * len(heads)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+import collections.abc as abc
 
 from generate.params import SamplingParams
 from generate.runner import Runner
@@ -26,7 +26,9 @@ def decoding(runner: Runner, batch: int, context: int, temperature: float, spare
     return result
 
 
-def serve(runner: Runner, sequences: Many[Sequence], policy: str, slots: int, tokens_per_step: int = 2048) -> None:
+def serve(
+    runner: Runner, sequences: abc.Sequence[Sequence], policy: str, slots: int, tokens_per_step: int = 2048
+) -> None:
     """Compute `sequences`, which all arrive at once, under `policy` with `slots` slots and no prefix cache."""
     pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
     scheduler = Scheduler(get_policy(policy, max_batch_size=slots), pool, tokens_per_step)

@@ -18,8 +18,8 @@ are computed.
 
 from __future__ import annotations
 
+import collections.abc as abc
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +54,7 @@ class Flight:
     copied: torch.cuda.Event | None  # the tokens are on the host
     inputs: list[int] | None = None  # the tokens that it decodes, once the host has them
 
-    def serves(self, sequences: Many[Sequence], held: Many[Sequence], page_size: int) -> bool:
+    def serves(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence], page_size: int) -> bool:
         """Return whether it decodes the last token of each of `sequences`, whatever its other rows do."""
         if self.inputs is None or self.held != list(held):
             return False
@@ -110,7 +110,9 @@ class Decoder:
         """Use the step in flight for no sequence."""
         self.ahead = None
 
-    def decode(self, sequences: Many[Sequence], held: Many[Sequence] = (), go_ahead: bool = False) -> list[int]:
+    def decode(
+        self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence] = (), go_ahead: bool = False
+    ) -> list[int]:
         """Return the next token of each sequence, or sampling.NOT_FINITE or TOO_FLAT.
 
         With `go_ahead`, also launch the step after this one for the same sequences, which are likely to go on.
@@ -128,16 +130,16 @@ class Decoder:
             self.ahead = following
         return [tokens[row] for row in rows]
 
-    def logits(self, sequences: Many[Sequence], held: Many[Sequence] = ()) -> Tensor:
+    def logits(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence] = ()) -> Tensor:
         """Return the logits [n, V] of a step whose own tokens are not used; valid until the next step."""
         return self.launch(sequences, held).logits[: len(sequences)]
 
-    def launch(self, sequences: Many[Sequence], held: Many[Sequence] = ()) -> Flight:
+    def launch(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence] = ()) -> Flight:
         """Launch a step, row i of which decodes sequence i; no step is launched ahead of the next."""
         self.forget()
         return self._launch_for(sequences, held)
 
-    def _launch_for(self, sequences: Many[Sequence], held: Many[Sequence]) -> Flight:
+    def _launch_for(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence]) -> Flight:
         """Put these into the rows and launch their step."""
         self.rows.write(sequences, held)
         members = [*sequences, *held]
@@ -147,7 +149,7 @@ class Decoder:
         row_of = {seq: row for row, seq in enumerate(sequences)}
         return self._launch(row_of, list(held), positions, [seq.pages for seq in members], size, drawing)
 
-    def _launch_after(self, flight: Flight, sequences: Many[Sequence]) -> Flight | None:
+    def _launch_after(self, flight: Flight, sequences: abc.Sequence[Sequence]) -> Flight | None:
         """Launch the step after `flight` for `sequences`; None if a smaller bucket suffices or a context is full."""
         count = len(sequences) + len(flight.held)
         if self.replayer.bucket(count) < flight.size:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ def buckets_up_to(capacity: int) -> list[int]:
 class Replayer:
     """Run `step(rows, *values)` for buckets of rows, in ascending order, and all values of each choice."""
 
-    def __init__(self, step: Step, buckets: Many[int], *choices: Many[str]) -> None:
+    def __init__(self, step: Step, buckets: Sequence[int], *choices: Sequence[str]) -> None:
         self.step, self.buckets, self.choices = step, buckets, choices
 
     def bucket(self, rows: int) -> int:
@@ -55,7 +54,7 @@ class GraphReplayer(Replayer):
     Each graph keeps its own result, so that a later recording cannot reuse its memory.
     """
 
-    def __init__(self, step: Step, buckets: Many[int], *choices: Many[str]) -> None:
+    def __init__(self, step: Step, buckets: Sequence[int], *choices: Sequence[str]) -> None:
         super().__init__(step, buckets, *choices)
         self.graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 

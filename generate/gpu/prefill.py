@@ -9,9 +9,9 @@ It must not know sampling, decodes, policies or how attention is computed.
 from __future__ import annotations
 
 import bisect
+import collections.abc as abc
 import functools
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
@@ -46,7 +46,9 @@ class Prefill:
         self._buffer.zero_()
         self.replayer = recorded(self.replayer, "prompts")
 
-    def compute(self, ids: list[int], positions: list[int], sequences: Many[Sequence], counts: Many[int]) -> Tensor:
+    def compute(
+        self, ids: list[int], positions: list[int], sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]
+    ) -> Tensor:
         """Return the states [M, C] of tokens at positions, valid until the next step; M is at least len(ids).
 
         They are the next `counts[i]` tokens of each sequence in turn, whose keys and values are written, and padding.

@@ -5,7 +5,7 @@ All of it lies in one buffer, so that new members need one copy. It must not kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+import collections.abc as abc
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Rows:
         self.inverse_temperature, self.top_p = floats.view(torch.float64).view(-1, capacity)
         self.block_tables = tables.view(capacity, pages)
 
-    def write(self, sequences: Many[Sequence], held: Many[Sequence] = ()) -> None:
+    def write(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence] = ()) -> None:
         """Put these into the first rows, each to decode its last token; `held` ones compute theirs again."""
         members = [*sequences, *held]
         unused = [0] * (self.capacity - len(members))
@@ -64,7 +64,9 @@ class Rows:
         )
         self.buffer.copy_(upload(torch.cat([part.view(-1) for part in parts]), self.device))
 
-    def extend(self, rows: Many[int], sequences: Many[Sequence], page_counts: Many[int]) -> None:
+    def extend(
+        self, rows: abc.Sequence[int], sequences: abc.Sequence[Sequence], page_counts: abc.Sequence[int]
+    ) -> None:
         """Add to the tables of these rows the pages that their sequences have beyond `page_counts`."""
         where = [
             (row, column, seq.pages[column])
@@ -74,7 +76,7 @@ class Rows:
         row, column, page = upload(torch.tensor(where).T.contiguous(), self.device)
         self.block_tables[row, column] = page
 
-    def keep(self, rows: Many[int]) -> None:
+    def keep(self, rows: abc.Sequence[int]) -> None:
         """Make every other row unused."""
         kept = torch.zeros(self.capacity, dtype=torch.int64)
         kept[list(rows)] = 1

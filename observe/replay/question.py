@@ -6,8 +6,7 @@ This module must not know the questions about them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from batching import BatchingManager
@@ -27,7 +26,7 @@ class Server:
 
     def __init__(
         self, manager: BatchingManager, recording: Recording, *, served: str = "", slots: int = 0, cost: str = "",
-        late: bool = False, engines: Many[int] = (), inside: bool = False,
+        late: bool = False, engines: Sequence[int] = (), inside: bool = False,
     ) -> None:  # fmt: skip
         self.manager = manager
         self.recording = recording

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -48,7 +47,7 @@ class Served(NamedTuple):
     limit: int
     alone: bool
     hashes: list[bytes]
-    drafts: Many[tuple[int, int, int]] = ()
+    drafts: Sequence[tuple[int, int, int]] = ()
     waited: float = 0.0
     constrained: bool = False
     program: str = ""

@@ -11,8 +11,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class SimulatorProcess:
     """`python -m MODULE`, which starts with the first question and answers each with one line of JSON."""
 
-    def __init__(self, module: str, *, timeout: float, command: Many[str] = ()) -> None:
+    def __init__(self, module: str, *, timeout: float, command: Sequence[str] = ()) -> None:
         self._command = command or (sys.executable, "-m", module)
         self._timeout = timeout
         self.process: subprocess.Popen[bytes] | None = None

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from observe.replay.question import Server
@@ -37,7 +36,7 @@ class Workload:
 class WhatIf:
     """Answers how policies would have served the requests that `server` has served."""
 
-    def __init__(self, server: Server, context: int, *, command: Many[str] = (), timeout: float = TIMEOUT) -> None:
+    def __init__(self, server: Server, context: int, *, command: Sequence[str] = (), timeout: float = TIMEOUT) -> None:
         self._server = server
         self._context = context
         self._process = SimulatorProcess("simulate.measured.what_if", timeout=timeout, command=command)
@@ -47,7 +46,7 @@ class WhatIf:
 
     def answer(
         self,
-        policies: Many[str],
+        policies: Sequence[str],
         count: int,
         *,
         span: tuple[float, float] | None = None,

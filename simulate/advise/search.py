@@ -6,8 +6,7 @@ machines, which the fit allows, and the interval is that of the ratio. This modu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -89,7 +88,7 @@ class Search:
         self._part = Trace(seen[busiest : busiest + size]) if size < len(seen) else None
         self._known: dict[str, Figures] = {}  # of all requests
 
-    def best(self, changes: Iterable[Change], own: Many[Change] = ()) -> list[dict[str, Any]]:
+    def best(self, changes: Iterable[Change], own: Sequence[Change] = ()) -> list[dict[str, Any]]:
         """Return what `advice` says of the best changes and pairs of them, the best first, and of all of the user's `own`."""
         looked = self.tried(changes, self._part)
         kept = [change for change, _ in (*looked[:BEST], *best_of_each(looked)) if change not in own]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from typing import NamedTuple
@@ -50,7 +49,7 @@ class Rules:
         return EngineSize(self.slots, kv_tokens=self.kv_tokens).scheduler(Chosen(policy))
 
 
-def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict[str, Measures], float]:
+def play(names: Sequence[str], rules: Rules, workload: str, seed: int) -> tuple[dict[str, Measures], float]:
     """Return the figures of each policy in one round, and the processor time that the round took in seconds.
 
     RuntimeError for a policy that fails.
@@ -95,7 +94,7 @@ class Standing(NamedTuple):
     beside: dict[str, Paired]
 
 
-def paired(groups: Iterable[Many[float]]) -> Paired:
+def paired(groups: Iterable[Sequence[float]]) -> Paired:
     """Return the mean of the groups' means, and its interval for other seeds of the same workloads (stratified Student)."""
     groups = [list(group) for group in groups]
     freedom = sum(len(group) - 1 for group in groups)

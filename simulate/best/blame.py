@@ -15,10 +15,10 @@ cache or in a policy's memory is not part of T_i. This module must not know serv
 
 from __future__ import annotations
 
+import collections.abc as abc
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class Blame:
         """The delay that all others together cause a victim, minus the blame of each."""
         return np.asarray(self.took - self.alone - self.by.sum(axis=1))
 
-    def of_request(self, names: Many[str]) -> dict[str, Any]:
+    def of_request(self, names: abc.Sequence[str]) -> dict[str, Any]:
         """Describe the blame for the only victim in milliseconds, the worst culprit first; `names` has ids by number."""
         others = [
             {"id": names[int(seq.id)], "client": seq.client, **dict(zip(PARTS, _ms(by)))}
@@ -84,7 +84,7 @@ class Blame:
         place = {name: k for k, name in enumerate(names)}
         names += ["others"] * any((seq.client or UNNAMED) not in place for seq in self.culprits)
 
-        def belong(sequences: Many[Sequence]) -> np.ndarray:
+        def belong(sequences: abc.Sequence[Sequence]) -> np.ndarray:
             places = [place.get(seq.client or UNNAMED, len(place)) for seq in sequences]
             return np.equal.outer(np.arange(len(names)), places).astype(float)
 
@@ -165,7 +165,7 @@ def busy_periods(run: Run) -> list[list[Sequence]]:
     return periods
 
 
-def nearest(victim: Sequence, period: Many[Sequence]) -> list[Sequence]:
+def nearest(victim: Sequence, period: abc.Sequence[Sequence]) -> list[Sequence]:
     """Return the requests that were in the server together with the victim, the longest together first."""
     others = (seq for seq in period if seq is not victim and together(victim, seq) > 0)
     return sorted(others, key=lambda seq: -together(victim, seq))

@@ -26,9 +26,9 @@ total rate of at most 1, not before their arrivals; j has all its w_j seconds wh
 
 from __future__ import annotations
 
+import collections.abc as abc
 import heapq
 from collections import Counter
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,12 +77,12 @@ class Jobs:
 
 
 def bounds(
-    sequences: Many[Sequence],
+    sequences: abc.Sequence[Sequence],
     cost: Cost,
     slots: int,
     host: Host | None = None,
     page_size: int = 0,
-    weights: Many[float] | None = None,
+    weights: abc.Sequence[float] | None = None,
 ) -> Bounds:
     """Return the bounds of sequences for any policy with `slots` slots; `page_size` of a prefix cache, 0 without one.
 
@@ -113,7 +113,7 @@ def bounds(
     )
 
 
-def jobs_of(sequences: Many[Sequence], shares: Shares, slots: int, host: Host, page_size: int = 0) -> Jobs:
+def jobs_of(sequences: abc.Sequence[Sequence], shares: Shares, slots: int, host: Host, page_size: int = 0) -> Jobs:
     """Return the requests as jobs with these shares."""
     length = np.array([len(s.prompt_ids) for s in sequences], float)
     p = length - np.maximum(shared_prefixes(sequences, page_size), [s.cached for s in sequences])
@@ -148,7 +148,7 @@ def jobs_of(sequences: Many[Sequence], shares: Shares, slots: int, host: Host, p
     )
 
 
-def shared_prefixes(sequences: Many[Sequence], page_size: int) -> np.ndarray:
+def shared_prefixes(sequences: abc.Sequence[Sequence], page_size: int) -> np.ndarray:
     """Return how many prompt tokens of each request another request has too, in full pages: these may be cached."""
     if not page_size:
         return np.zeros(len(sequences))

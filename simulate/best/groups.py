@@ -15,7 +15,7 @@ Any partition into groups is a bound; groups of neighbors in order of arrival ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+import collections.abc as abc
 from dataclasses import replace
 from functools import cache
 
@@ -31,7 +31,9 @@ FIRST_TOKENS = 4
 MOST_REQUESTS = 16  # more take too long, and keep the machine busy, where the other bounds are tighter
 
 
-def least_in_groups(sequences: Many[Sequence], cost: Cost, slots: int, host: Host, weights: np.ndarray) -> float:
+def least_in_groups(
+    sequences: abc.Sequence[Sequence], cost: Cost, slots: int, host: Host, weights: np.ndarray
+) -> float:
     """Return the least mean of weight times latency, without what the host adds once; 0 where this says nothing."""
     law, factor = unwrapped(cost)
     if len(sequences) > MOST_REQUESTS or not isinstance(law, Affine | Phases):

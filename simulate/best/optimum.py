@@ -8,7 +8,7 @@ not know policies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+import collections.abc as abc
 from itertools import accumulate, combinations
 from math import prod
 
@@ -24,7 +24,7 @@ MOST_REQUESTS = 8
 MOST_POINTS = 3000  # combinations of what the requests have so far; more take too long
 
 
-def is_small(sequences: Many[Sequence]) -> bool:
+def is_small(sequences: abc.Sequence[Sequence]) -> bool:
     """Return whether the search is over within about a second."""
     points = prod(max(1, s.max_tokens) + 1 for s in sequences)
     return 1 <= len(sequences) <= MOST_REQUESTS and points <= MOST_POINTS
@@ -40,7 +40,7 @@ def seconds_left(shares: Shares, prompt: int, output: int) -> list[tuple[float, 
 class Optimum:
     """The search for one list of requests; times are seconds."""
 
-    def __init__(self, sequences: Many[Sequence], cost: Cost, slots: int, host: Host | None = None) -> None:
+    def __init__(self, sequences: abc.Sequence[Sequence], cost: Cost, slots: int, host: Host | None = None) -> None:
         self.cost, self.slots, self.host = cost, slots, host or Host()
         self.arrival = [s.arrived_at for s in sequences]
         self.prompt = [len(s.prompt_ids) for s in sequences]
@@ -53,7 +53,7 @@ class Optimum:
         """Return the least mean latency."""
         return self.least_weighted([1.0] * len(self.arrival))
 
-    def least_weighted(self, weights: Many[float]) -> float:
+    def least_weighted(self, weights: abc.Sequence[float]) -> float:
         """Return the least mean of weight times latency."""
         return (self._least(weights) + sum(weights) * (self.host.alpha0 + self.host.alpha1)) / len(weights)
 
@@ -61,7 +61,7 @@ class Optimum:
         """Return the least time from the first arrival to the last answer."""
         return self._least() - min(self.arrival) + self.host.alpha0 + self.host.alpha1
 
-    def _least(self, weights: Many[float] = ()) -> float:
+    def _least(self, weights: abc.Sequence[float] = ()) -> float:
         """Return the least sum of weight times latency, or without weights the earliest last end."""
         self._weights = weights
         self.kinds = [*zip(self.arrival, self.prompt, self.output, self.constrained, weights or self.arrival)]

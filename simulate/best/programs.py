@@ -16,7 +16,7 @@ The largest of the bounds on the mean latency counts. This module must not know 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+import collections.abc as abc
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,12 @@ from simulate.simulator import Run
 
 
 def bounds(
-    loop: ClosedLoop, sequences: Many[Sequence], cost: Cost, slots: int, host: Host | None = None, page_size: int = 0
+    loop: ClosedLoop,
+    sequences: abc.Sequence[Sequence],
+    cost: Cost,
+    slots: int,
+    host: Host | None = None,
+    page_size: int = 0,
 ) -> tuple[float, np.ndarray]:
     """Return the least mean time, and the longest path of each program alone, in seconds, for any policy with `slots` slots.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -194,6 +193,6 @@ def shown(name: str, value: float) -> str:
     return f"{value:.1%}" if name == MET else f"{value:,.3g}"
 
 
-def told(gain: Many[float]) -> str:
+def told(gain: Sequence[float]) -> str:
     center, low, high = gain
     return SAME if low <= 0 <= high else f"{center:+.0%} ({low:+.0%} to {high:+.0%})"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -139,7 +138,7 @@ def compare(fitted: Fitted, log: Log, among: np.ndarray) -> list[Comparison]:
     return [Comparison(name, value, real[name], interval=intervals[name]) for name, value in some(expected).items()]
 
 
-def table_of_compared(title: str, compared: Many[Comparison]) -> Table:
+def table_of_compared(title: str, compared: Sequence[Comparison]) -> Table:
     """Return predictions beside measurements; columns that no figure has are left out."""
     columns = {"": [c.name for c in compared], "predicted": [_shown(c.predicted, c.unit) for c in compared]}
     if any(c.interval for c in compared):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -217,7 +217,7 @@ def check_pools(args: Values) -> None:
         )
 
 
-def check_loops(args: Values, asked: Many[Policy]) -> None:
+def check_loops(args: Values, asked: Sequence[Policy]) -> None:
     """Raise UsageError for a loop that cannot compute prompts alone, or cannot share a queue."""
     for name, policy in zip(args.policies, asked):
         if args.prefill_replicas and (policy.padded or policy.closed):

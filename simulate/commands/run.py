@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 import time
-from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -208,7 +208,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
 
 
-def show_runs(console: Console, results: Many[dict[str, Any]]) -> None:
+def show_runs(console: Console, results: abc.Sequence[dict[str, Any]]) -> None:
     """Print one result in full, or a line for each."""
     for n in results:
         if "blame" in n["simulation"]:

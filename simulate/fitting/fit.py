@@ -7,8 +7,7 @@ steps, and so on until nothing changes. This module must not know the format of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
@@ -40,7 +39,7 @@ BLOCKS = 10  # of time, whose sums show how the pace wanders
 CHECK = "Check --engine and its settings, and that the log begins while the server is idle"
 KV_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # of the tokens that requests seem to hold
 SWITCHES = 2  # of the shape of a law that may follow each other
-SHAPES: Mapping[str, Many[Any]] = {"chosen": (1 / 64, *CHOSEN), "knee": KNEES, "buckets": ((), BUCKETS[1])}
+SHAPES: Mapping[str, Sequence[Any]] = {"chosen": (1 / 64, *CHOSEN), "knee": KNEES, "buckets": ((), BUCKETS[1])}
 NO_LAW = 2.5  # the misfit of a law of zeros is 3, one for each kind of time
 WAKE = 0.005  # seconds at most in which an idle server begins, with all that came meanwhile
 LATE = 20  # times a token: the time before a request is seen that no server takes

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -40,7 +39,7 @@ class Phase:
 
     name: str
     tells: str
-    asks: Many[tuple[float, int, int]]
+    asks: Sequence[tuple[float, int, int]]
     users: int | None = None
 
     @property
@@ -96,7 +95,7 @@ class Probe:
     """
 
     target: Target
-    phases: Many[Phase]
+    phases: Sequence[Phase]
     tokens: int
     until: float
     rng: np.random.Generator

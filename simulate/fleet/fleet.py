@@ -6,10 +6,10 @@ a replica by the load at that moment. The cost of a simulation is that of the re
 
 from __future__ import annotations
 
+import collections.abc as abc
 import heapq
 import math
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Many
 from typing import Any
 
 from costs.cost import Cost, Host
@@ -59,7 +59,7 @@ class Pool:
         return self.replicas[next(route(self._known, key))]
 
 
-class _FreePages(Many[float]):
+class _FreePages(abc.Sequence[float]):
     """The share of KV pages that are free at each replica, looked up when a router asks."""
 
     def __init__(self, pool: Pool) -> None:

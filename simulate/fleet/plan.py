@@ -7,8 +7,7 @@ whose queue grows fails, whatever its percentiles are. This module must not know
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -106,7 +105,7 @@ class Capacity:
         return math.ceil(rate / self.low - 1e-9) if self.low else 0
 
 
-def breaks(run: Run, limits: Many[Limit]) -> str:
+def breaks(run: Run, limits: Sequence[Limit]) -> str:
     """Return the first limit that a run breaks, in words; "" if it meets all."""
     skip = int(run.answered * WARM_UP)
     if run.answered < run.requests:
@@ -121,7 +120,7 @@ def breaks(run: Run, limits: Many[Limit]) -> str:
     return ""
 
 
-def capacity(scenario: Scenario[Rows], chosen: Chosen, limits: Many[Limit] = DEFAULT_LIMITS) -> Capacity:
+def capacity(scenario: Scenario[Rows], chosen: Chosen, limits: Sequence[Limit] = DEFAULT_LIMITS) -> Capacity:
     """Return the highest rate at which a policy meets all limits; the requests come at one a second.
 
     The search begins at the rate at which a backlog is served, which no sustained rate can much exceed.
@@ -149,7 +148,7 @@ def capacity(scenario: Scenario[Rows], chosen: Chosen, limits: Many[Limit] = DEF
 
 
 def interval(
-    scenario: Scenario[Rows], chosen: Chosen, limits: Many[Limit], found: Capacity, noise: Noise | None
+    scenario: Scenario[Rows], chosen: Chosen, limits: Sequence[Limit], found: Capacity, noise: Noise | None
 ) -> Interval:
     """Return the interval of the capacity: from the one found on a slow machine to the one on a fast machine.
 

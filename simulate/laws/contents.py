@@ -6,7 +6,7 @@ whole text up to its token, as a number, so that a wrong one is noticed. This mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+import collections.abc as abc
 
 from scheduling.sequence import Sequence
 
@@ -19,7 +19,7 @@ class Contents:
         self._pages: dict[int, list[int]] = {}
         self._texts: dict[Sequence, list[int]] = {}  # of each token of a sequence: a number of the text that it ends
 
-    def compute(self, seq: Sequence, count: int, drafts: Many[int] = ()) -> bool:
+    def compute(self, seq: Sequence, count: int, drafts: abc.Sequence[int] = ()) -> bool:
         """Write the next tokens of a sequence; return whether all that they attend to is its own text.
 
         The last of them may be drafts, which are in the pages but not in the text.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ SLOWEST = 5.0  # seconds per token at the median: more are milliseconds
 
 
 def checked(
-    requests: Many[Request], server: Mapping[str, Any] = {}, notes: Many[Note] = (), designed: bool = False
+    requests: Sequence[Request], server: Mapping[str, Any] = {}, notes: Sequence[Note] = (), designed: bool = False
 ) -> Log:
     """Return the log of the requests that ran, in order of arrival, on one clock; ValueError if too few are usable.
 
@@ -53,7 +52,7 @@ def checked(
     return Log.of(ran, server, found)
 
 
-def _begin(ran: Many[Request]) -> float:
+def _begin(ran: Sequence[Request]) -> float:
     """Return from when on a log that begins beside unknown requests has the server to itself; NaN for another log."""
     rows = [(r.sent, r.first, r.last, r.prompt, (r.last - r.first) / max(1, r.output - 1)) for r in ran]
     sent, first, last, prompt, pace = np.array(rows).T
@@ -78,7 +77,7 @@ def _problem(r: Request) -> str:
     return "have times that contradict each other" if contradicts else ""
 
 
-def _check_clocks(ran: Many[Request]) -> None:
+def _check_clocks(ran: Sequence[Request]) -> None:
     """Raise ValueError if times are not in seconds, or arrivals are by a clock that is far behind."""
     sent, first, last, output = (
         np.array([getattr(r, name) for r in ran]) for name in ("sent", "first", "last", "output")
@@ -110,7 +109,7 @@ def _measured(r: Request) -> Request:
     return r._replace(first=NAN, last=NAN) if cut else r
 
 
-def _flaws(ran: Many[Request], whole: int, designed: bool) -> Iterator[Note]:
+def _flaws(ran: Sequence[Request], whole: int, designed: bool) -> Iterator[Note]:
     sent, first, last = (np.array(times) for times in zip(*((r.sent, r.first, r.last) for r in ran)))
     if whole < FEW:
         yield Note(f"Whole answers: only {whole}, which tell little.", math.sqrt(FEW / whole))

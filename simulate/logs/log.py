@@ -6,8 +6,7 @@ does not say when steps were, nor who was in them. This module must not know the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -36,13 +35,13 @@ class Request(NamedTuple):
     last: float = NAN
     id: str = ""
     queued: float = NAN
-    chunks: Many[float] = ()
-    counts: Many[int] = ()
+    chunks: Sequence[float] = ()
+    counts: Sequence[int] = ()
     limit: int = 0  # max_tokens
     client: str = ""
     priority: int = 0
     cached: int = 0
-    prefix: Many[Any] = ()
+    prefix: Sequence[Any] = ()
     error: str = ""
 
 
@@ -65,12 +64,12 @@ class Log:
     trace: Trace
     first: np.ndarray
     last: np.ndarray
-    chunks: Many[tuple[np.ndarray, np.ndarray]] = ()
+    chunks: Sequence[tuple[np.ndarray, np.ndarray]] = ()
     server: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
     @classmethod
-    def of(cls, requests: Many[Request], server: Mapping[str, Any], notes: Many[Note]) -> Log:
+    def of(cls, requests: Sequence[Request], server: Mapping[str, Any], notes: Sequence[Note]) -> Log:
         """Return the log of requests in order of arrival, on one clock."""
         zero, size = requests[0].sent, server.get("page_size")
         pages, lost = _pages(requests, size if type(size) is int and size > 0 else PAGE)
@@ -119,13 +118,13 @@ class Log:
         return np.array([seen.tokens for seen in self.trace.seen])
 
 
-def _pages(requests: Many[Request], size: int) -> tuple[list[Many[int]], int]:
+def _pages(requests: Sequence[Request], size: int) -> tuple[list[Sequence[int]], int]:
     """Return the full pages of each request by numbers, and how many requests found pages that none had before them.
 
     A request has numbers of its own, so that it finds its pages again when it was preempted, but for those of its prefix, or
     as many as it found in the prefix cache: they are those of the last request of its client that is as long.
     """
-    fresh, pages, lost = count(), list[Many[int]](), 0
+    fresh, pages, lost = count(), list[Sequence[int]](), 0
     by_id = {r.id: i for i, r in reversed([*enumerate(requests)])}
     for i, r in enumerate(requests):
         found = (r.prefix[1] if r.prefix else r.cached) // size

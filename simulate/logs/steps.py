@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 Row = Mapping[str, Any]
 
 
-def requests(rows: Many[Row]) -> list[Row]:
+def requests(rows: Sequence[Row]) -> list[Row]:
     """Return the requests by the names of `Request`; they count as sent when they joined."""
     parts: dict[str, list[tuple[float, Row]]] = {}
     begins: dict[str, float] = {}

@@ -12,8 +12,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ class Point:
         )
 
 
-Measure = Callable[[Many[Point]], Iterable[float]]
+Measure = Callable[[Sequence[Point]], Iterable[float]]
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Poin
     return [p for p in points if p.chunk <= most and max(p.context, p.cached + p.chunk) <= longest]
 
 
-def fit(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN) -> Affine:
+def fit(steps: Sequence[Step], seconds: np.ndarray, law: Affine = PLAIN) -> Affine:
     """Fit the constants of the default law by relative errors; knee, chosen and buckets are those of `law`."""
     return law_of(solve(np.array([terms_of(step, law) for step in steps]), seconds, seconds), law)
 
@@ -121,7 +120,7 @@ def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
     return np.array([cost.seconds(step) for step in steps])
 
 
-def cross_validate(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN, folds: int = FOLDS) -> np.ndarray:
+def cross_validate(steps: Sequence[Step], seconds: np.ndarray, law: Affine = PLAIN, folds: int = FOLDS) -> np.ndarray:
     """Return the relative error of each point as predicted by a fit without its fold; `folds` = 0 leaves one out."""
     terms, fold = np.array([terms_of(step, law) for step in steps]), np.random.default_rng(0).permutation(len(steps))
     errors = np.zeros(len(steps))
@@ -131,7 +130,7 @@ def cross_validate(steps: Many[Step], seconds: np.ndarray, law: Affine = PLAIN, 
     return errors
 
 
-def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0, shares: Many[float] = CHOSEN) -> Fit:
+def choose(steps: Sequence[Step], seconds: np.ndarray, drift: float = 0.0, shares: Sequence[float] = CHOSEN) -> Fit:
     """Return the law with the knee, share of experts and buckets of the least error in cross-validation.
 
     Each of them must earn its place by 10 % of the error, and by more than chance. `shares` are those to try.
@@ -158,7 +157,7 @@ def choose(steps: Many[Step], seconds: np.ndarray, drift: float = 0.0, shares: M
 
 
 def calibrate(
-    measure: Measure, points: Many[Point], facts: Mapping[str, Any] | None = None
+    measure: Measure, points: Sequence[Point], facts: Mapping[str, Any] | None = None
 ) -> tuple[Fit, list[dict[str, Any]]]:
     """Time each point twice, in random order at different times, and fit; return the fit and the timings.
 
@@ -184,10 +183,10 @@ def calibrate(
     return fit, rows
 
 
-def probe(arguments: Many[str], facts: dict[str, Any]) -> Measure:
+def probe(arguments: Sequence[str], facts: dict[str, Any]) -> Measure:
     """Return a function that times the real engine in a process of its own, which also fills `facts`."""
 
-    def measure(points: Many[Point]) -> Iterator[float]:
+    def measure(points: Sequence[Point]) -> Iterator[float]:
         command = [sys.executable, "-m", "dev.benchmarks.probe", *arguments]
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
@@ -214,7 +213,7 @@ def probe(arguments: Many[str], facts: dict[str, Any]) -> Measure:
 def shown(measure: Measure, console: Console) -> Measure:
     """Return the same function, which also shows how many steps are timed."""
 
-    def watched(points: Many[Point]) -> Iterator[float]:
+    def watched(points: Sequence[Point]) -> Iterator[float]:
         steps = iter(measure(points))
         first = [*itertools.islice(steps, 1)]  # an engine that cannot start ends without progress
         with counted(console, len(points), "steps timed") as progress:
@@ -225,7 +224,7 @@ def shown(measure: Measure, console: Console) -> Measure:
     return watched
 
 
-def write(path: Path, fit: Fit, rows: Many[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:
+def write(path: Path, fit: Fit, rows: Sequence[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:
     """Write the file that `--cost FILE.json` and `--model mock:FILE.json` read."""
     content = {
         "cost": to_dict(fit.cost),

@@ -7,8 +7,7 @@ It must not know how either run was made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -88,7 +87,7 @@ def _statistics(kind: str, predicted: np.ndarray, measured: np.ndarray) -> list[
     return [Comparison(name, value, real[name]) for name, value in statistics(kind, predicted).items() if real]
 
 
-def token_gaps(records: Many[Record]) -> np.ndarray:
+def token_gaps(records: Sequence[Record]) -> np.ndarray:
     """Return the seconds between two tokens of a request, of all requests, by the steps that computed them.
 
     What a client sees differs: a stream may carry several tokens at once.
@@ -107,12 +106,12 @@ def steps_of(run: Run) -> list[Record]:
     return [iteration.to_dict() for iteration in run.iterations]
 
 
-def batch_sizes(records: Many[Record]) -> Counter[int]:
+def batch_sizes(records: Sequence[Record]) -> Counter[int]:
     """Count the steps of each batch size; rows that are held and computed on belong to it."""
     return Counter(sum(m["phase"] != "idle" for m in record["members"]) for record in records)
 
 
-def agreement(predicted: Many[Record], measured: Many[Record]) -> float:
+def agreement(predicted: Sequence[Record], measured: Sequence[Record]) -> float:
     """Return the share of steps whose batch has the same requests on both sides, when steps may be shifted in time."""
     sides = [
         Counter(frozenset(m["id"] for m in record["members"]) for record in records)

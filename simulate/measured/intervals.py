@@ -9,8 +9,7 @@ was fitted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -72,7 +71,7 @@ class Noisy(Cost):
         return self.law.step(plan)
 
 
-def statistics(kind: str, seconds: np.ndarray, percents: Many[int] = (50, 99)) -> dict[str, float]:
+def statistics(kind: str, seconds: np.ndarray, percents: Sequence[int] = (50, 99)) -> dict[str, float]:
     """Return mean and percentiles under the names of a comparison, such as "p99 latency"; nothing of no times."""
     if not len(seconds):
         return {}
@@ -154,7 +153,7 @@ class Noise:
         return found
 
 
-def of_points(points: Many[Mapping[str, Any]]) -> Noise | None:
+def of_points(points: Sequence[Mapping[str, Any]]) -> Noise | None:
     """Return what the timings of a calibration leave unexplained, by points left out of the fit; None for an older file.
 
     Steps of one size that were timed in one pass are slow together.

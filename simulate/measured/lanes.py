@@ -5,8 +5,7 @@ It must not know who simulated the runs, or how a page draws them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +24,7 @@ def stretches(iterations: Iterable[Iteration]) -> list[Stretch]:
     return list(recorded.kept)
 
 
-def cut(lanes: Iterable[Many[Stretch]], limit: int) -> float | None:
+def cut(lanes: Iterable[Sequence[Stretch]], limit: int) -> float | None:
     """Return when the first of the lanes has reached its part of the weight that an answer may have; None if none has."""
     lanes = list(lanes)
     ends = []

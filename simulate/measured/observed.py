@@ -12,8 +12,7 @@ import os
 import sys
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
@@ -41,7 +40,7 @@ class Observed:
     """
 
     scenario: Scenario[Trace]
-    timed: Many[tuple[Step, float]]
+    timed: Sequence[tuple[Step, float]]
     basis: dict[str, Any]
     cost: str
     ids: list[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ OUTLYING = 6.0  # times as long as others, or as short
 MOST_CHOOSING = 500  # steps: with 2,000 a choice takes more than a second
 
 
-def law(steps: Many[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost, Host, dict[str, Any]]:
+def law(steps: Sequence[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost, Host, dict[str, Any]]:
     """Return what steps cost, what each turn of the loop adds, and what these rest on.
 
     `cost` names a mock model, whose law is known and whose steps take a little longer; without one the law is fitted to
@@ -36,7 +36,7 @@ def law(steps: Many[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost,
     return fitted, Host(sigma=sigma), basis
 
 
-def noise(law: Cost, steps: Many[tuple[Step, float]], misfit: float) -> Noise:
+def noise(law: Cost, steps: Sequence[tuple[Step, float]], misfit: float) -> Noise:
     """Return the noise of a law that is fitted to steps.
 
     The drift is how far the law is off for steps of one size: another policy takes other sizes.
@@ -47,7 +47,7 @@ def noise(law: Cost, steps: Many[tuple[Step, float]], misfit: float) -> Noise:
     return replace(Noise.of([(pairs[0], pairs[1])]), drift=drift, groups=len({size(step) for step, _ in timed}))
 
 
-def misfit(law: Cost, steps: Many[tuple[Step, float]]) -> float:
+def misfit(law: Cost, steps: Sequence[tuple[Step, float]]) -> float:
     """Return the error of a law, scaled to the time of all steps, in the mean of steps of one size, weighted by their time."""
     sums: defaultdict[tuple[bool, int], np.ndarray] = defaultdict(lambda: np.zeros(2))
     for step, seconds in steps:
@@ -57,7 +57,7 @@ def misfit(law: Cost, steps: Many[tuple[Step, float]]) -> float:
     return float(np.abs(predicted * scale - measured).sum() / measured.sum())
 
 
-def like_others(steps: Many[Step], seconds: Many[float]) -> list[int]:
+def like_others(steps: Sequence[Step], seconds: Sequence[float]) -> list[int]:
     """Return the indices of the steps that took about as long as others of their class.
 
     An outlier (the very first step, a process that was stopped) has its cause in the machine, and one such step could
@@ -73,7 +73,7 @@ def like_others(steps: Many[Step], seconds: Many[float]) -> list[int]:
     ]  # fmt: skip
 
 
-def fit(steps: Many[Step], seconds: Many[float]) -> tuple[Cost, float]:
+def fit(steps: Sequence[Step], seconds: Sequence[float]) -> tuple[Cost, float]:
     """Fit a law to steps of a server; return it and its mean relative error on them.
 
     Its form is chosen by some of the steps, evenly spread. A fit of relative errors is too fast when a few steps are slow, so the

@@ -11,8 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class Recorded(Cost):
 
     name = "recorded"
 
-    def __init__(self, records: Many[Record], law: Cost) -> None:
+    def __init__(self, records: Sequence[Record], law: Cost) -> None:
         self.law = law
         self.matched = self.steps = 0
         self.known = {members_of(record): lasted for record, lasted in zip(records, lasting(records))}
@@ -61,7 +60,7 @@ def members_of(record: Record) -> Members:
     return frozenset((m["id"], m["computed"] + wrong.get(m["id"], 0)) for m in record["members"] if m["tokens"])
 
 
-def law_of(records: Many[Record], padded: bool) -> Cost:
+def law_of(records: Sequence[Record], padded: bool) -> Cost:
     """Fit a law to a server's own steps; ValueError when there are too few."""
     timed = [(step_of(r, padded), r["seconds"]) for r in records if r["members"] and r["seconds"] > 0]
     if len(timed) < FEWEST_STEPS:
@@ -119,7 +118,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     step_cost = published.make(cost) if cost else None
     host = published.host_of(cost) if cost else Host()
     noise = intervals.of_cost(cost) if cost else None
-    rows: list[Many[Any]] = []
+    rows: list[Sequence[Any]] = []
     compared, left_out = [], []
     for short in results.runs:
         labels = {name: short[name] for name in store.LABELS}
@@ -160,7 +159,7 @@ def beside(run: Run, served: Served) -> list[tuple[Any, ...]]:
     return [(o.index, o.ttft, ttft, o.latency, latency) for o, ttft, latency in times]
 
 
-def errors(pairs: Many[tuple[Any, ...]]) -> dict[str, Any]:
+def errors(pairs: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     """Return measured and simulated mean and p99 of the latency, and the mean error of single requests."""
     measured, simulated = (np.array([row[i] for row in pairs]) for i in (3, 4))
     result: dict[str, Any] = {"requests": len(pairs), "mape": float(np.abs(simulated / measured - 1).mean())}
@@ -169,7 +168,7 @@ def errors(pairs: Many[tuple[Any, ...]]) -> dict[str, Any]:
     return result
 
 
-def _write(folder: Path, rows: Many[Many[Any]], summary: Mapping[str, Any]) -> None:
+def _write(folder: Path, rows: Sequence[Sequence[Any]], summary: Mapping[str, Any]) -> None:
     (folder / "simulated.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     with (folder / "simulated.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

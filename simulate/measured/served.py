@@ -5,9 +5,9 @@ It must not know who sent the requests, or what is compared.
 
 from __future__ import annotations
 
+import collections.abc as abc
 from collections import Counter
 from collections.abc import Mapping
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,10 @@ class Served:
     """
 
     chosen: Chosen
-    outcomes: Many[Outcome]
-    records: Many[Record]
+    outcomes: abc.Sequence[Outcome]
+    records: abc.Sequence[Record]
     engine: Record
-    calls: Many[Call] = ()
+    calls: abc.Sequence[Call] = ()
 
     def scheduler(self) -> Scheduler:
         """Return a new scheduler with the slots, KV pages, prefix hits and tokens per step of the server."""
@@ -131,14 +131,14 @@ class Served:
         return max(0.0, self.host().alpha0 - host.alpha0) + max(0.0, shared)
 
 
-def program_seconds(outcomes: Many[Outcome], calls: Many[Call]) -> np.ndarray:
+def program_seconds(outcomes: abc.Sequence[Outcome], calls: abc.Sequence[Call]) -> np.ndarray:
     """Return what each program took, all of whose calls were answered."""
     sizes = Counter(call.program for call in calls)
     _, each = programs.of(outcomes, {name: (count, None) for name, count in sizes.items()})
     return np.array([one["took_s"] for one in each])
 
 
-def _median(seconds: Many[float]) -> float:
+def _median(seconds: abc.Sequence[float]) -> float:
     return max(0.0, float(np.median(seconds or [0.0])))
 
 
@@ -148,7 +148,7 @@ def step_of(record: Record, padded: bool) -> Step:
     return step_of_members(members, padded)
 
 
-def lasting(records: Many[Record]) -> list[float]:
+def lasting(records: abc.Sequence[Record]) -> list[float]:
     """Return the seconds of each step, with the pause before the next one where its requests go on."""
     return [
         after["t"] - record["t"]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -59,7 +58,7 @@ class Validation:
         return comparison.compare(self.run, self.served, self.intervals)
 
     @property
-    def steps(self) -> tuple[Many[Record], Many[Record]]:
+    def steps(self) -> tuple[Sequence[Record], Sequence[Record]]:
         """The steps, predicted and measured."""
         return comparison.steps_of(self.run), self.served.records
 
@@ -77,7 +76,9 @@ class Validation:
         }
 
 
-def serve(chosen: Chosen, flags: Many[str], trace: Many[Planned], console: Console) -> tuple[Served, Served, Served]:
+def serve(
+    chosen: Chosen, flags: Sequence[str], trace: Sequence[Planned], console: Console
+) -> tuple[Served, Served, Served]:
     """Send requests one at a time, some beside others, and then the trace, to a new server; RuntimeError when it fails."""
     texts = [(f"{word} the king of this house", n) for word in WORDS[: TIMES + 1] for n in ALONE]
     with server(chosen.name, flags, console) as reached:
@@ -98,7 +99,7 @@ def besides(pace: float) -> list[Planned]:
 
 
 @contextmanager
-def server(policy: str, flags: Many[str], console: Console) -> Iterator[Target]:
+def server(policy: str, flags: Sequence[str], console: Console) -> Iterator[Target]:
     """Yield a server that was started with these flags; RuntimeError when it does not start."""
     console.print(f"{policy}: starting its server", highlight=False)
     key = config.load().config.api_key or None
@@ -113,7 +114,7 @@ def server(policy: str, flags: Many[str], console: Console) -> Iterator[Target]:
 
 
 def observe(
-    target: Target, chosen: Chosen, trace: Many[Planned], console: Console | None, users: int | None = None
+    target: Target, chosen: Chosen, trace: Sequence[Planned], console: Console | None, users: int | None = None
 ) -> Served:
     """Send a trace to a server and return its outcomes and steps; RuntimeError when a request fails."""
     lines = io.StringIO()
@@ -142,7 +143,7 @@ def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
     ]
 
 
-def send(target: Target, trace: Many[Planned], console: Console | None, users: int | None) -> list[Outcome]:
+def send(target: Target, trace: Sequence[Planned], console: Console | None, users: int | None) -> list[Outcome]:
     """Send a trace, at its times or by `users`, and return the outcomes, in order; RuntimeError when one fails."""
     run = load.LoadRun(target, trace, users)
     with Display(run, console, trace[-1].at) if console else nullcontext():
@@ -158,7 +159,12 @@ def send(target: Target, trace: Many[Planned], console: Console | None, users: i
 
 
 def validate(
-    chosen: Chosen, cost: Cost, trace: Many[Planned], flags: Many[str], console: Console, noise: Noise | None = None
+    chosen: Chosen,
+    cost: Cost,
+    trace: Sequence[Planned],
+    flags: Sequence[str],
+    console: Console,
+    noise: Noise | None = None,
 ) -> Validation:
     """Serve a trace and simulate it, with the host overheads measured before; intervals need the law's noise."""
     options = [word for name, value in chosen.options.items() for word in ("--policy-option", f"{name}={value}")]

@@ -6,8 +6,7 @@ simulated, whose difference shows how reliable the others are. It must not know 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -42,7 +41,7 @@ def seconds_of(stretch: Stretch, cost: Cost, padded: bool) -> float:
     return stretch.steps * sum(ends) / 2 + stretch.mask_seconds
 
 
-def slowness(scenario: Scenario[Trace], steps: Many[Stretch]) -> float:
+def slowness(scenario: Scenario[Trace], steps: Sequence[Stretch]) -> float:
     """Return how many times as long as in the scenario the server took for these steps and for what it did between them.
 
     Time in which it had nothing to do, or its policy waited for more requests, does not count.
@@ -81,7 +80,7 @@ class Lane:
     """One policy on the requests: its figures, as the answer has them, and its steps."""
 
     figures: dict[str, Any]
-    steps: Many[Stretch]
+    steps: Sequence[Stretch]
 
 
 def as_it_was(server: Observed) -> Scenario[Trace]:
@@ -191,7 +190,7 @@ def is_close(measured: float, simulated: float) -> bool:
     return bool(abs(simulated - measured) <= max(MOST_OFF * measured, LEAST_OFF))
 
 
-def explains(real: Many[float], again: np.ndarray) -> bool:
+def explains(real: Sequence[float], again: np.ndarray) -> bool:
     """Return whether a simulated request waits about as long as the real one, and takes about as long in all."""
     return is_close(real[0], again[0]) and is_close(sum(real), again.sum())
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pa
 def noisy(law: Cost, noise: float = 0.02, seed: int = 0) -> Measure:
     rng = np.random.default_rng(seed)
 
-    def measure(points: Many[Point]) -> Iterator[float]:
+    def measure(points: Sequence[Point]) -> Iterator[float]:
         for point in points:
             yield law.seconds(point.step) * (1 + noise * rng.standard_normal())
 
@@ -100,7 +99,7 @@ def test_noise_alone_is_no_reason_for_a_hinge_or_experts_or_buckets(law: Affine,
 
 
 def test_a_machine_that_drifts_is_noticed() -> None:
-    def measure(points: Many[Point]) -> Iterator[float]:
+    def measure(points: Sequence[Point]) -> Iterator[float]:
         for i, point in enumerate(points):
             yield LAW.seconds(point.step) * (1.3 if i >= len(points) // 2 else 1.0)
 
@@ -158,7 +157,7 @@ def test_an_engine_that_cannot_start_is_an_error_with_its_remedy(flag: str, erro
 def test_the_share_of_experts_that_a_model_tells_is_the_one_of_the_law(share: float) -> None:
     law, facts = replace(LAW, experts=0.2, chosen=share), dict[str, Any]()
 
-    def measure(points: Many[Point]) -> Iterator[float]:
+    def measure(points: Sequence[Point]) -> Iterator[float]:
         facts["chosen"] = share
         yield from noisy(law)(points)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 import json
 from collections.abc import Iterator
-from collections.abc import Sequence as Many
 from functools import cache, partial
 from pathlib import Path
 
@@ -66,7 +66,9 @@ def learned(law: Cost = LAW, days: int = 8) -> Noise:
     return Noise.of(groups)
 
 
-def predicted(days: Many[int], law: Cost, noise: Noise, draws: int = 20) -> Iterator[tuple[float, Interval, float]]:
+def predicted(
+    days: abc.Sequence[int], law: Cost, noise: Noise, draws: int = 20
+) -> Iterator[tuple[float, Interval, float]]:
     """Yield each figure of each day as predicted, its interval, and as it was."""
     for day in days:
         expected, was = run(day, law), intervals.figures(run(day, Machine(day)))
@@ -75,7 +77,7 @@ def predicted(days: Many[int], law: Cost, noise: Noise, draws: int = 20) -> Iter
             yield value, found[name], was[name]
 
 
-def coverage(days: Many[int], law: Cost, noise: Noise, draws: int = 20) -> float:
+def coverage(days: abc.Sequence[int], law: Cost, noise: Noise, draws: int = 20) -> float:
     held = [low <= was <= high for _, (low, high), was in predicted(days, law, noise, draws)]
     assert len(held) >= 60
     return float(np.mean(held))
@@ -99,7 +101,7 @@ def test_without_noise_the_interval_is_the_prediction() -> None:
 def calibrated(path: Path) -> Path:
     rng = np.random.default_rng(1)
 
-    def measure(points: Many[Point]) -> Iterator[float]:
+    def measure(points: abc.Sequence[Point]) -> Iterator[float]:
         for point in points:
             yield LAW.seconds(point.step) * float(np.exp(0.05 * rng.standard_normal()))
 

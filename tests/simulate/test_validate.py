@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ SLOWER = Scaled(LAW, 1.56)
 NONE = Host()
 
 
-def asked(policy: str, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Served:
+def asked(policy: str, trace: Sequence[Planned], engine: dict[str, Any] = ENGINE) -> Served:
     """Return a trace of prompts of different lengths that no server has served yet."""
     outcomes = [
         Outcome(i, p.num_tokens, p.at, p.at, p.at, p.num_tokens, prompt_tokens=5 + i % 9, id=f"r{i}", max_tokens=p.num_tokens)
@@ -40,7 +40,7 @@ def asked(policy: str, trace: Many[Planned], engine: dict[str, Any] = ENGINE) ->
     return Served(Chosen(policy), outcomes, [], engine)
 
 
-def run_of(policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE) -> Run:
+def run_of(policy: str, cost: Cost, trace: Sequence[Planned], engine: dict[str, Any] = ENGINE) -> Run:
     return asked(policy, trace, engine).simulate(cost, Host(), records=True)
 
 
@@ -50,7 +50,7 @@ def alone(cost: Cost, host: Host = NONE) -> Served:
 
 
 def served_by(
-    policy: str, cost: Cost, trace: Many[Planned], engine: dict[str, Any] = ENGINE, host: Host = NONE
+    policy: str, cost: Cost, trace: Sequence[Planned], engine: dict[str, Any] = ENGINE, host: Host = NONE
 ) -> Served:
     """Return what a server would have done whose steps take what `cost` says."""
     run = asked(policy, trace, engine).simulate(cost, host, records=True)
@@ -162,7 +162,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let servers be simulated ones at LAW's pace; return the flags that the last was started with."""
     started: list[str] = []
 
-    def serve(chosen: Chosen, given: Many[str], trace: Many[Planned], *_: Any) -> tuple[Served, Served]:
+    def serve(chosen: Chosen, given: Sequence[str], trace: Sequence[Planned], *_: Any) -> tuple[Served, Served]:
         started[:] = given
         return alone(LAW), alone(LAW), served_by(chosen.name, LAW, trace, {**ENGINE, "max_batch_size": 32})
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 import json
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ class Replay(Driver):
         return self.iteration
 
 
-def replay(scheduler: Scheduler, arrivals: Iterable[Sequence], records: Many[Iteration]) -> Agreement:
+def replay(scheduler: Scheduler, arrivals: Iterable[Sequence], records: abc.Sequence[Iteration]) -> Agreement:
     """Plan each recorded step again; compare which requests joined, and how many tokens each computed in which phase.
 
     `arrived_at` and the records are on one clock. The replay stops where the scheduler has nothing to do.

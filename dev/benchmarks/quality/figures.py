@@ -5,8 +5,8 @@ It must not know formats, models or tokenizers.
 
 from __future__ import annotations
 
+import collections.abc as abc
 import math
-from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 from dev.benchmarks import offline
@@ -25,7 +25,9 @@ class Agreement(NamedTuple):
     texts: int
 
 
-def bits_per_byte(runner: Runner, ids: Many[int], first: Many[int], n_bytes: int, window: int, stride: int) -> float:
+def bits_per_byte(
+    runner: Runner, ids: abc.Sequence[int], first: abc.Sequence[int], n_bytes: int, window: int, stride: int
+) -> float:
     """Return the bits per byte of `n_bytes` of text with these ids, each predicted from at least `window - stride` others.
 
     `first` is what the tokenizer puts before every text. Without it, the first token of the text is not predicted.
@@ -44,14 +46,14 @@ def bits_per_byte(runner: Runner, ids: Many[int], first: Many[int], n_bytes: int
     return nats / math.log(2) / n_bytes
 
 
-def greedy_texts(runner: Runner, prompts: Many[Many[int]], tokens: int, slots: int) -> list[list[int]]:
+def greedy_texts(runner: Runner, prompts: abc.Sequence[abc.Sequence[int]], tokens: int, slots: int) -> list[list[int]]:
     """Return the likeliest continuations of the prompts, computed `slots` at a time."""
     sequences = [Sequence(list(prompt), tokens, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
     offline.serve(runner, sequences, "dynamic", slots, TOKENS_PER_STEP)
     return [seq.output_ids for seq in sequences]
 
 
-def agreement(texts: Many[Many[int]], expected: Many[Many[int]]) -> Agreement:
+def agreement(texts: abc.Sequence[abc.Sequence[int]], expected: abc.Sequence[abc.Sequence[int]]) -> Agreement:
     """Compare texts of the same prompts."""
     equal = total = 0
     for text, other in zip(texts, expected, strict=True):
