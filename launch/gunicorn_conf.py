@@ -25,8 +25,6 @@ from launch.worker.connections import limit_blocking
 from launch.worker.engine_process import EngineProcess
 from serving.watchdog import RestartLimiter
 
-import_module("app")  # which gunicorn starts by name in each worker: what it imports is there before the fork
-gc.enable()
 SILENT_SECONDS = 10.0  # between two heartbeats of a worker, which has one in each second
 
 _config = settings.load().config
@@ -50,7 +48,9 @@ control_socket_disable = True
 
 
 def on_starting(server: Any) -> None:
-    """Reject gunicorn flags and GUNICORN_CMD_ARGS that cannot work."""
+    """Import what a worker starts by name, before the fork; reject GUNICORN_CMD_ARGS that cannot work."""
+    import_module(server.app.app_uri.partition(":")[0])
+    gc.enable()
     logging.getLogger("gunicorn.error").addFilter(_is_worth_logging)
     cfg = server.cfg
     own = cfg.workers == 1 and not cfg.preload_app and cfg.worker_class_str == worker_class
