@@ -39,11 +39,15 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bytes_alone(no_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let there be no tokenizer but the one of bytes."""
-    from models.text import tokenizer
+def bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each byte be a token."""
+    import tiktoken
 
-    monkeypatch.setattr(tokenizer, "BARD", tmp_path)
+    from models.text import ranks
+
+    table = {bytes([byte]): byte for byte in range(256)}
+    made = tiktoken.Encoding("bytes", pat_str=ranks.PATTERN, mergeable_ranks=table, special_tokens={ranks.EOT: 256})
+    monkeypatch.setattr(ranks, "from_tiktoken", lambda timeout_s=0.0: made)
 
 
 @contextmanager
