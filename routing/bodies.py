@@ -1,4 +1,4 @@
-"""What routers may know of a request, read from its body."""
+"""Reads what a router needs to know about a request from its body."""
 
 from __future__ import annotations
 

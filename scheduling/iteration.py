@@ -125,10 +125,10 @@ class Columns(NamedTuple):
 
 @dataclass(slots=True)
 class Members(abc.Sequence[Member]):
-    """The members of a step, of which each is made when somebody reads it.
+    """The members of a step, stored as columns; a member is built only when something reads it.
 
-    Steps that repeat have `shared` columns. All their members that are not held decode, and of each `more` tokens are
-    computed than these columns say.
+    Steps that repeat have the same `shared` columns. All their members that are not held decode, and each of them has
+    `more` computed tokens than these columns say.
     """
 
     shared: Columns
@@ -141,7 +141,7 @@ class Members(abc.Sequence[Member]):
 
     @classmethod
     def of_plan(cls, plan: Plan, phases: list[str] | None) -> Members:
-        """Return the members of a step that was computed; `phases` are those before it, None if nobody reads them."""
+        """Return the members of a computed step, in the `phases` they had before it; None where no record is kept."""
         if phases is None:
             return cls(Columns())
         rows, held, paused = plan.sequences, plan.held, plan.paused

@@ -72,7 +72,7 @@ class Watch:
 
     @property
     def words(self) -> str:
-        """What stands still, and for how long."""
+        """The message that says what is hung and for how long."""
         raise NotImplementedError
 
     def start(self) -> None:

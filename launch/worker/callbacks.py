@@ -16,7 +16,7 @@ from gunicorn.workers.gthread import PollableMethodQueue
 
 
 class Then(enum.Enum):
-    """What happens to the connection of a request when its handler returns."""
+    """What to do with a connection once the handler of its request has returned."""
 
     KEEP = enum.auto()
     CLOSE = enum.auto()

@@ -77,9 +77,8 @@ class EngineProcess:
         self._worker.method_queue.defer(self._worker.adopt)
         # Not before: a model is loaded, and its threads are counted, on all processors.
         cores()
-        with contextlib.suppress(
-            AttributeError, OSError, ValueError, LookupError
-        ):  # as OneCore raises, such as on macOS
+        # What OneCore raises where it is not supported, such as on macOS.
+        with contextlib.suppress(AttributeError, OSError, ValueError, LookupError):
             core = OneCore()
             if len(core.all) > 1:
                 core.start()

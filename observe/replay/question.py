@@ -35,7 +35,7 @@ class Server:
         self._cost, self.late, self.engines, self._inside = cost, late, list(engines), inside
 
     def question(self, requests: list[Served], **ask: Any) -> Iterator[str]:
-        """Yield the lines of a question: the requests, measured steps, what was done with the requests, and what is asked."""
+        """Yield the lines of a question: requests, step times, how the requests were scheduled, and what is asked."""
         numbers: dict[bytes, int] = {}  # in place of long hashes
         places = {r.id: place for place, r in enumerate(requests) if r.latency is not None}
         rows = (
