@@ -1,4 +1,4 @@
-"""The original's Python names, imported as docs/original.md says."""
+"""The original's Python names, imported as docs/api.md says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import ROOT
 
-PAGE = (ROOT / "docs/original.md").read_text("utf-8")
+PAGE = (ROOT / "docs/api.md").read_text("utf-8").partition("## For users of the original")[2]
 CODE = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 IMPORTS = [
     (statement.module, name.name)

@@ -96,7 +96,7 @@ def test_it_gains_what_the_readme_shows(
 def test_the_trace_of_the_recipes_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs/recipes.md").read_text("utf-8")
+    page = (ROOT / "docs/simulator.md").read_text("utf-8")
     shown = re.search(r"```csv\n(.*?)```\n\n```bash\n\./eb simulate (.*?)\n", page, re.S)
     assert shown
     trace, command = shown.groups()
