@@ -28,7 +28,7 @@ from .send.batch_load import BatchRun, NoProgress
 from .send.target import Target, fetch
 
 COMMAND = Command(
-    "python -m client.batch", (__doc__ or "").partition("\n\nAny")[0],
+    "./eb batch", (__doc__ or "").partition("\n\nAny")[0],
     {
         "arguments": [Argument("input", "file with a request per line"), Argument("output", "file for the answers")],
         "options": [

@@ -38,7 +38,7 @@ MODEL = "smollm2"
 HOST_AND_PORT = re.compile(r"[\w.-]+:\d+")
 WARMTH = Number(0, 2, kind=float, name="T")
 COMMAND = Command(
-    "python -m client.chat", __doc__ or "",
+    "./eb chat", __doc__ or "",
     {
         "arguments": [Argument("where", "model or address, as above", required=False, metavar="[MODEL|URL]")],
         "options": [flags.API_KEY, Option("--temperature", "0: greedy", WARMTH, default=0.0), flags.TIMEOUT],

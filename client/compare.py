@@ -1,8 +1,8 @@
 """Compare policies or servers under the same seeded arrivals: one command, one table, one page.
 
-    python -m client.compare nobatch static dynamic --quick
-    python -m client.compare ours=http://10.0.0.5:8500 vllm=http://10.0.0.6:8000 --api openai
-    python -m client.compare A.json B.json
+    ./eb compare nobatch static dynamic --quick
+    ./eb compare ours=http://10.0.0.5:8500 vllm=http://10.0.0.6:8000 --api openai
+    ./eb compare A.json B.json
 
 The servers of policies are started here and stopped by their own pid. Results are written as they come. Human text goes
 to stderr; the last line on stdout is the folder of the results.
@@ -38,10 +38,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SIMULATOR = ROOT / "simulate" / "__main__.py"  # started as a program: the client knows nothing else about it
 THREE = ("nobatch", "static", "dynamic")
 EXAMPLES = (
-    "python -m client.compare --quick",
-    "python -m client.compare static dynamic+sjf --load poisson:4 burst --repeats 3",
-    "python -m client.compare ours=http://a:8500 vllm=http://b:8000 --api openai",
-    "python -m client.compare results/x/runs/a.json results/x/runs/b.json",
+    "./eb compare --quick",
+    "./eb compare static dynamic+sjf --load poisson:4 burst --repeats 3",
+    "./eb compare ours=http://a:8500 vllm=http://b:8000 --api openai",
+    "./eb compare results/x/runs/a.json results/x/runs/b.json",
 )
 FIRST = """\
 By default: nobatch, static and dynamic, each with gpt2-medium's shape (random weights), and 100
@@ -63,7 +63,7 @@ def check_cost(cost: str) -> str:
     if not cost.endswith(".json"):
         return cost
     if not Path(cost).is_file():
-        raise ValueError(f"{cost!r} is not a file. Create one with python -m simulate calibrate --out FILE.json")
+        raise ValueError(f"{cost!r} is not a file. Create one with ./eb simulate calibrate --out FILE.json")
     return str(Path(cost).resolve())
 
 
@@ -88,7 +88,7 @@ def build_command() -> Command:
         "requests": flags.ASKED, "output": [*flags.OUTPUT, *MORE_OUTPUT],
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0]
-    return flags.command("python -m client.compare", f"{intro}\n\n{FIRST}", sections, EXAMPLES)
+    return flags.command("./eb compare", f"{intro}\n\n{FIRST}", sections, EXAMPLES)
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
@@ -217,7 +217,7 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
             raise UsageError(f"cannot read {path!r}: {error.strerror}. Check the path") from error
         except (ValueError, IndexError, AttributeError, AssertionError) as error:
             raise UsageError(
-                f"{path!r} is not the result of a single run. Use a file from client.py --json or from runs/"
+                f"{path!r} is not the result of a single run. Use a file from ./eb load --json or from runs/"
             ) from error
     try:
         lines = judge.compare(both[0], both[1], different)
@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             if len(results) != 2 or len(args.what) != 2:
                 raise UsageError(f"a comparison takes 2 result files, not {len(args.what)}. Use A.json B.json")
             return verdict(results, args.different, console)
-        return run(args, console, without_key("client.compare", arguments))
+        return run(args, console, without_key("compare", arguments))
 
     return guarded(command, lambda: None)
 

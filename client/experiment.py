@@ -43,11 +43,11 @@ def name_of(word: str) -> str:
     return word.partition("=")[0] if "=http" in word else word
 
 
-def without_key(module: str, arguments: Sequence[str]) -> str:
+def without_key(name: str, arguments: Sequence[str]) -> str:
     """Return the command without its key, for the page."""
     pairs = pairwise(["", *arguments])
     shown = ["KEY" if before == "--api-key" else re.sub("^(--api-key=).*", r"\1KEY", word) for before, word in pairs]
-    return shlex.join(["python", "-m", module, *shown])
+    return shlex.join(["./eb", name, *shown])
 
 
 def server_flags(flags: Values) -> list[str]:

@@ -1,8 +1,8 @@
 """Raise the rate, or the number of users, until the server is saturated.
 
-    python -m client.sweep static dynamic --over rate
-    python -m client.sweep dynamic --over users --values 24 64 128 256
-    python -m client.sweep ours=http://10.0.0.5:8500 --over rate
+    ./eb sweep static dynamic --over rate
+    ./eb sweep dynamic --over users --values 24 64 128 256
+    ./eb sweep ours=http://10.0.0.5:8500 --over rate
 
 It stops by itself. A rate is too high if requests complete at less than half of it, or at less than 0.9 of it while the
 later half takes much longer than the first, at two rates in a row. More users are useless if two steps gain less than
@@ -42,9 +42,9 @@ VALUES: dict[str, list[float]] = {
     "rate": [2.0**i for i in range(MAX_STEPS)], "users": [1, 2, 4, 8, 16, 24, 32, 64, 128, 256]
 }  # fmt: skip
 EXAMPLES = (
-    "python -m client.sweep static dynamic --over rate",
-    "python -m client.sweep dynamic --over users --values 24 64 128 256",
-    "python -m client.sweep ours=http://10.0.0.5:8500 --over rate",
+    "./eb sweep static dynamic --over rate",
+    "./eb sweep dynamic --over users --values 24 64 128 256",
+    "./eb sweep ours=http://10.0.0.5:8500 --over rate",
 )
 SWEPT = [
     Option("--over", "; ".join(f"{name}: {text}" for name, text in OVER.items()), Choice(OVER, "WHAT"), default="rate"),
@@ -60,7 +60,7 @@ def build_command() -> Command:
         "requests": flags.ASKED, "output": flags.OUTPUT,
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0] + "\n\nBy default: static and dynamic with bard."
-    return flags.command("python -m client.sweep", intro, sections, EXAMPLES)
+    return flags.command("./eb sweep", intro, sections, EXAMPLES)
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
     def command(console: Console) -> int:
         args = read(arguments, os.environ if environ is None else environ)
-        return run(args, console, without_key("client.sweep", arguments))
+        return run(args, console, without_key("sweep", arguments))
 
     return guarded(command, lambda: None)
 

@@ -181,7 +181,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
 
 
 COMMAND = options.Command(
-    "python -m client.top", (__doc__ or "").partition("\n")[0],
+    "./eb top", (__doc__ or "").partition("\n")[0],
     {"arguments": [options.Argument("url", "address of the server", default="http://127.0.0.1:8500")],
      "options": [flags.API_KEY, options.Option("--seconds", "exit after S seconds; 0: never", options.Number(0, kind=float, name="S"), default=0.0)]},
 )  # fmt: skip

@@ -248,7 +248,7 @@ def load(path: str | Path) -> tuple[Affine, Host, dict[str, Any]]:
         )
         raise ValueError(
             f"cannot read a cost model from {str(path)!r}: {reason}. Make one with "
-            "'python -m simulate calibrate --out FILE.json'"
+            "'./eb simulate calibrate --out FILE.json'"
         ) from error
 
 

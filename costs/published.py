@@ -135,7 +135,7 @@ def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
     if model is None:
         raise ValueError(
             f"unknown cost model {name!r}.{nearest(name, MODELS)} Use one of: {', '.join(MODELS)}, or a file of "
-            "'python -m simulate calibrate'"
+            "'./eb simulate calibrate'"
         )
     options = options or {}
     known = [key for key, value in vars(model).items() if isinstance(value, int | float)]

@@ -1,6 +1,6 @@
 """The promises of a policy beyond the laws that hold for all, and the exceptions that it is allowed.
 
-`python -m simulate check` tests the promises and reports what is not allowed. A policy changes its claims at the end of
+`./eb simulate check` tests the promises and reports what is not allowed. A policy changes its claims at the end of
 `__init__`: `self.claims = replace(self.claims, patience=self.delay)`.
 """
 

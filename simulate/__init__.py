@@ -1,5 +1,5 @@
 """The server's own scheduler and policies on a virtual clock, with a cost where the model would be.
 
-`python -m simulate --help` lists the commands. A run is a `Scenario` (`scenario.py`), which `simulator.py` serves. No torch,
+`./eb simulate --help` lists the commands. A run is a `Scenario` (`scenario.py`), which `simulator.py` serves. No torch,
 no flask, no threads, no weights.
 """

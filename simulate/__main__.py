@@ -39,12 +39,13 @@ COMMANDS = {
     "adversary": "Search for the requests on which a policy does worst, compared with another policy or a bound.",
     "check": "Test a policy on thousands of random cases and report which law it breaks.",
 }
+OF_EB = ("new", "try", "probe", "fit", "advise")  # listed by ./eb itself
 EXAMPLES = """\b
-  python -m simulate run dynamic static --rate 2 --out results/mine
-  python -m simulate calibrate --model bard --out cost.json
-  python -m simulate plan dynamic --cost cost.json --ttft 1 --itl 0.1 --rate 6
-  python -m simulate plan dynamic --trace trace.csv --context 1024 --speed 2
-  python -m simulate run dynamic dynamic+vtc --rate 9 --clients 4
+  ./eb simulate run dynamic static --rate 2 --out results/mine
+  ./eb simulate calibrate --model bard --out cost.json
+  ./eb simulate plan dynamic --cost cost.json --ttft 1 --itl 0.1 --rate 6
+  ./eb simulate plan dynamic --trace trace.csv --context 1024 --speed 2
+  ./eb simulate run dynamic dynamic+vtc --rate 9 --clients 4
 """
 
 
@@ -59,7 +60,8 @@ def build_command(name: str) -> Command:
     if name == "check":  # its help lists the options of all policies
         command: Command = module.build_command()
         return command
-    return Command(f"python -m simulate {name}", COMMANDS[name], module.options(), {"": getattr(module, "NOTE", "")})
+    called = f"./eb {name}" if name in OF_EB else f"./eb simulate {name}"
+    return Command(called, COMMANDS[name], module.options(), {"": getattr(module, "NOTE", "")})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = _command(argv)
         with limited():
             args = read(build_command(command), argv[1:], os.environ)
-            args.command_line = shlex.join(["python", "-m", "simulate", *argv])
+            args.command_line = shlex.join(["./eb", "simulate", *argv])
             with redirect_stdout(sys.stderr):  # stdout is for the result alone, and a policy may print
                 result = _module(command).run(args, console)
     except KeyboardInterrupt:
@@ -100,8 +102,11 @@ def _command(argv: Sequence[str]) -> str:
     if argv and (gone := removed(argv[0])):
         raise UsageError(gone)
     names = Argument("command", "one of the commands below", Choice(COMMANDS, "COMMAND"), required=True)
-    more: dict[str, str | Sequence[tuple[str, str]]] = {"commands": [*COMMANDS.items()], "examples": EXAMPLES}
-    return str(read(Command("python -m simulate", __doc__ or "", {"arguments": [names]}, more), argv[:1]).command)
+    more: dict[str, str | Sequence[tuple[str, str]]] = {
+        "commands": [row for row in COMMANDS.items() if row[0] not in OF_EB]
+    }
+    more["examples"] = EXAMPLES
+    return str(read(Command("./eb simulate", __doc__ or "", {"arguments": [names]}, more), argv[:1]).command)
 
 
 if __name__ == "__main__":

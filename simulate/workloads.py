@@ -71,7 +71,7 @@ def draw(
     if workload.partition(":")[0] in catalog.OWN_LENGTHS:
         raise ValueError(
             f"the model decides how long the answers of {workload!r} are, so they cannot be simulated before a run. Run "
-            f"client.py --workload {workload} --csv run.csv and use --trace run.csv, or use --workload drawn-turns"
+            f"./eb load --workload {workload} --csv run.csv and use --trace run.csv, or use --workload drawn-turns"
         )
     process = Arrivals("trace", 1.0) if arrivals == "trace" else arrivals_of(arrivals, rate)
     plan = catalog.draw(workload, count, process, seed, corpus.load(), context)

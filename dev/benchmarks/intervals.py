@@ -3,7 +3,7 @@
     python -m dev.benchmarks.intervals --model smollm2 --trace VTC__real.csv --json dev/benchmarks/results/intervals-smollm2.json
 
 A server is started for each policy. After a burst and a warm-up come runs at two utilizations with two loads: ours, of U{1..128}
-tokens as `python -m simulate validate` sends them, and requests of a trace, their lengths divided by --shorter. Each is predicted
+tokens as `./eb simulate validate` sends them, and requests of a trace, their lengths divided by --shorter. Each is predicted
 by a law that is fitted to the steps of the four runs before it. What the runs before missed by sets the width of the next intervals;
 the first --unseen runs of a policy serve that alone and are not counted. Beside it stands what the law of a run's own steps gives:
 what is still off then is the simulator's, the rest is the machine's, whose speed changes from run to run. `--markdown FILE...`

@@ -1,4 +1,4 @@
-"""Time single steps of the engine for `python -m simulate calibrate`: points on stdin, seconds on stdout.
+"""Time single steps of the engine for `./eb simulate calibrate`: points on stdin, seconds on stdout.
 
 The first line of the output describes the model and the machine; then comes a line {"seconds": ...} for each point as
 soon as it is timed. For a model that cannot be loaded the only line is {"error": ...}.
@@ -76,7 +76,7 @@ def check_context(runner: ModelRunner, name: str, context: int) -> None:
         most = runner.config.block_size
         raise ValueError(
             f"{name} holds {most:,} tokens, which is less than the {context:,} of the longest sequence to time. Use "
-            f"'python -m simulate calibrate --model {name} --context {most}'"
+            f"'./eb simulate calibrate --model {name} --context {most}'"
         )
 
 

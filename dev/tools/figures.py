@@ -39,7 +39,7 @@ PAGES = [
 DIGESTS = FOLDER / "figures.json"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SAVED = re.compile(r"Save\s+this\s+as\s+`(mine/[\w.]+)`.*?^```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMAND = re.compile(r"(?:\S*python -m|\./eb) simulate (?!calibrate|validate|.* --trace [^m])|\./eb (?=advise docs/)")
+COMMAND = re.compile(r"\./eb (?:simulate (?!calibrate|validate|.* --trace [^m])|(?=advise docs/))")
 FIGURE = re.compile(r"\d[\d,]*\.?\d*")
 # What takes another time in each run, and is shown as three dots.
 PACE = re.compile(r"[\d,]+ steps in [\d.]+ s, [\d,]+ requests a minute|(?<=results/)\S*\d{8}-\d{6}\S*")

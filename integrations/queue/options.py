@@ -21,12 +21,12 @@ from routing.routers import ROUTERS
 from terminal.option_types import is_local
 from terminal.options import Choice, Command, Number, Option, Read, Size, UsageError, read, split
 
-NAME = "python -m integrations.queue"
+NAME = "./eb queue"
 INTRO = """Hold requests for servers that are not ours, and let them through in the order of a policy. For example:
 
 \b
-  python -m integrations.queue dynamic+vtc --upstream http://127.0.0.1:11434 --slots 4
-  python -m integrations.queue dynamic+sjf --upstream http://127.0.0.1:8080"""
+  ./eb queue dynamic+vtc --upstream http://127.0.0.1:11434 --slots 4
+  ./eb queue dynamic+sjf --upstream http://127.0.0.1:8080"""
 USUAL: dict[str, Any] = {"policy": "dynamic", "host": LOCAL[0], "port": 8600}  # where a server's setting is another
 SERVES = ("policy", "policy_option", "max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "host", "port",
           "max_connections", "access_log", "receive_timeout", "send_timeout", "trusted_hosts", "cors_origins", "api_key")  # fmt: skip

@@ -17,12 +17,12 @@ from routing.autoscalers import Bounds
 from routing.routers import ROUTERS
 from terminal.options import Choice, Command, Number, Option, Read, UsageError, read, split
 
-NAME = "python -m integrations.ray.serve"
+NAME = "./eb fleet"
 INTRO = """Serve a language model by several replicas on Ray Serve. The settings of ./server.sh
 apply to each replica; host, port and the order of the policy are those of the queue before them. For example:
 
 \b
-  python -m integrations.ray.serve dynamic --model smollm2 --replicas 2..8"""
+  ./eb fleet dynamic --model smollm2 --replicas 2..8"""
 
 AVERAGE_SECONDS = 10.0  # over which Ray averages what autoscalers see
 # Read when Ray is imported, in every process: one event loop instead of two, few reports about itself, none to others.

@@ -1,4 +1,4 @@
-"""`python -m integrations.ray.serve`: replicas of the server on Ray Serve, and the queue in front of them in this process."""
+"""`./eb fleet`: replicas of the server on Ray Serve, and the queue in front of them in this process."""
 
 from __future__ import annotations
 

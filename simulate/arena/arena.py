@@ -72,7 +72,7 @@ def play(names: Sequence[str], rules: Rules, workload: str, seed: int) -> tuple[
             raise
         except Exception as error:  # a user's policy may raise anything
             crash = failure(error, scheduler.policy)
-            raise RuntimeError(f"{name}: {crash}. Run python -m simulate check {name}") from error
+            raise RuntimeError(f"{name}: {crash}. Run ./eb simulate check {name}") from error
     return found, time.process_time() - began
 
 

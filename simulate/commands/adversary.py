@@ -60,7 +60,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         console, rows, found, names, "latency of a request" if args.measure == "slowdown" else f"{args.measure} latency"
     )
     line = f"run {names[0]} --max-batch-size {args.max_batch_size} --trace {path}"
-    say(console, f"written: {path}. Serve it with any policy: python -m simulate {line}")
+    say(console, f"written: {path}. Serve it with any policy: ./eb simulate {line}")
     own, other = found.latencies
     return {
         "policy": names[0], "against": names[1], "measure": args.measure, "ratio": found.ratio,

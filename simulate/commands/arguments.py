@@ -60,7 +60,7 @@ def engine_options(
 ) -> list[Option]:
     """Return the options of the engine; `default_cost` describes a missing default."""
     return [
-        pairs("--policy-option", "option of the policy; may be repeated; 'python -m simulate check --help' lists all"),
+        pairs("--policy-option", "option of the policy; may be repeated; './eb simulate check --help' lists all"),
         Option("--cost", f"name of a cost model, or a file written by `calibrate`{default_cost}", default=cost),
         pairs("--cost-option", "option of the cost model; may be repeated"),
         Option(

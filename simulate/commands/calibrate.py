@@ -66,7 +66,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     say(console, f"{fit.cost}")
     report(fit, console)
     say(console, f"{len(rows)} points in {time.perf_counter() - began:.0f} s")
-    say(console, f"written: {args.out}. Use it: python -m simulate run dynamic --cost {args.out}")
+    say(console, f"written: {args.out}. Use it: ./eb simulate run dynamic --cost {args.out}")
     return {
         "file": str(args.out),
         "cost": costs.to_dict(fit.cost),

@@ -65,7 +65,7 @@ def build_command() -> Command:
         ],
     }  # fmt: skip
     more = {"": EXIT_STATUS, "options of the policies, for --policy-option": f"\b\n{describe_options()}"}
-    return Command("python -m simulate check", DESCRIPTION, sections, more)
+    return Command("./eb simulate check", DESCRIPTION, sections, more)
 
 
 def run(args: Values, console: Console) -> Verdict:

@@ -86,9 +86,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     say(console, compared(*told["runs"]))
     say(console, f"3 of 3: the arena, {len(WORKLOADS)} workloads")
     others = dict.fromkeys([name, base])
-    given = read(
-        Command("python -m simulate arena", "", arena.options()), [*(n for n in others if n != REFERENCE), *ARENA]
-    )
+    given = read(Command("./eb simulate arena", "", arena.options()), [*(n for n in others if n != REFERENCE), *ARENA])
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         told["arena"] = arena.run(given, plain)["ranking"]
     page = folder / "report.html"
@@ -121,10 +119,8 @@ def run_line(args: Values, base: str, name: str, slots: int) -> list[str]:
 
 def run_both(line: list[str], folder: Path, console: Console) -> list[dict[str, Any]]:
     """Run `simulate run`, whose report is for this folder; return the result of each policy."""
-    given = read(
-        Command("python -m simulate run", "", run_command.options()), [*line, "--out", str(folder), "--no-plots"]
-    )
-    given.command_line = shlex.join(["python", "-m", "simulate", "run", *line])
+    given = read(Command("./eb simulate run", "", run_command.options()), [*line, "--out", str(folder), "--no-plots"])
+    given.command_line = shlex.join(["./eb", "simulate", "run", *line])
     with printed(folder / "printed.txt", console):
         runs: list[dict[str, Any]] = run_command.run(given, console)["runs"]
     say(console, "drawing the plots of the report")

@@ -93,7 +93,7 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
     refuse(args, [("cost_option", "has no effect without --cost. Add it")])
     if not server.model:
         raise UsageError(
-            "--cost is missing. Use a file of 'python -m simulate calibrate', or --model NAME to time that engine first"
+            "--cost is missing. Use a file of './eb simulate calibrate', or --model NAME to time that engine first"
         )
     if mock.is_mock(server.model):
         return with_engine(args, mock.load(server.model).law), None

@@ -203,8 +203,8 @@ def test_a_trace_is_replayed_at_its_own_times(pair: tuple[MockServer, MockServer
 
 
 def test_the_written_command_has_no_key() -> None:
-    shown = experiment.without_key("client.compare", ["x", "--api-key", "s3 cret", "--api-key=s3 cret"])
-    assert shown == "python -m client.compare x --api-key KEY --api-key=KEY"
+    shown = experiment.without_key("compare", ["x", "--api-key", "s3 cret", "--api-key=s3 cret"])
+    assert shown == "./eb compare x --api-key KEY --api-key=KEY"
 
 
 @pytest.mark.parametrize(

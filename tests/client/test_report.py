@@ -51,7 +51,7 @@ def _drawn_once() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a comparison, and draw its page once: pictures take their time."""
     tmp_path = tmp_path_factory.mktemp("results")
-    head = {"name": "a <b>", "seed": 7, "workload": "fixed", "command": "python -m client.compare",
+    head = {"name": "a <b>", "seed": 7, "workload": "fixed", "command": "./eb compare",
             "machine": {"cpus": 2, "processor": "a CPU"}, "versions": {}, "date": "2026-11-20"}  # fmt: skip
     kept = store.Store(tmp_path / "x", head)
     for policy, speed in (("static", 1.0), ("vllm", 0.4)):

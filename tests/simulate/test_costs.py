@@ -226,7 +226,7 @@ def test_a_mistyped_model_is_answered_with_the_nearest() -> None:
         published.make("lm-mock")
     with pytest.raises(ValueError, match=r"has no constant 'c'. Use a, b"):
         published.make("constant", {"c": 1})
-    with pytest.raises(ValueError, match="Make one with 'python -m simulate calibrate"):
+    with pytest.raises(ValueError, match=r"Make one with '\./eb simulate calibrate"):
         published.make("absent.json")
 
 

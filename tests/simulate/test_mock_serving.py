@@ -182,7 +182,7 @@ def test_a_name_that_means_nothing_is_refused_at_the_start(tmp_path: Path) -> No
     assert "Did you mean 'llm-mock'?" in wrong.stderr
     wrong = run_app("dynamic", "--port", str(free_port()), "--model", f"mock:{tmp_path}/none.json")
     assert wrong.returncode == 2
-    assert "python -m simulate calibrate" in wrong.stderr
+    assert "./eb simulate calibrate" in wrong.stderr
 
 
 @pytest.mark.process

@@ -140,5 +140,5 @@ def test_a_cost_file_that_is_not_there_is_refused_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare.main(["static", "--cost", "none.json", "--out", str(tmp_path)], {}) == 2
-    assert "python -m simulate calibrate --out FILE.json" in capsys.readouterr().err
+    assert "./eb simulate calibrate --out FILE.json" in capsys.readouterr().err
     assert compare.check_cost("oracle-a") == "oracle-a"

@@ -42,7 +42,7 @@ def sent(*flags: str) -> list[Planned]:
 
 
 def simulated(folder: Path, *flags: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Return the requests of `python -m simulate run`, and its result."""
+    """Return the requests of `./eb simulate run`, and its result."""
     assert main(["run", "nobatch", *flags, "--seed", "5", "--out", str(folder), "--no-plots", "--no-records"]) == 0
     with (folder / "requests.csv").open() as file:
         rows = list(csv.DictReader(file))
