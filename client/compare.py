@@ -75,7 +75,7 @@ COMPARED = [
 ]
 MORE_OUTPUT = [
     Option(
-        "--cost", "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
+        "--cost", "cost model, or file from `./eb simulate calibrate`, with which the simulator predicts each request "
         "(default: the measured steps of the servers)", Read(check_cost, "FILE"),
     ),
 ]  # fmt: skip
