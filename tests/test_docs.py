@@ -66,6 +66,10 @@ def test_every_file_that_a_page_names_exists() -> None:
     assert missing == []
 
 
+def test_the_pages_beside_the_tutorial_and_the_results_are_few() -> None:
+    assert len([*(ROOT / "docs").glob("*.md")]) <= 20
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_module_that_a_page_runs_exists_or_once_did(page: Path) -> None:
     text = page.read_text("utf-8")

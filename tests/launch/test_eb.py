@@ -31,6 +31,14 @@ def test_alone_it_lists_every_command_that_it_knows() -> None:
     assert sorted([*listed, "help"]) == sorted(known)
 
 
+def test_the_readme_has_its_groups_of_commands() -> None:
+    groups = re.findall(r"^(\w.*):\n((?:  .*\n)+)", eb().stdout, re.MULTILINE)
+    listed = {title: re.findall(r"^  (\w+)", rows, re.MULTILINE) for title, rows in groups}
+    bullets = re.findall(r"^\* \*\*([^*]+)\*\*: (`.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {title.lower(): re.findall(r"`(\w+)`", names) for title, names in bullets} == listed
+    assert len(listed) == 4
+
+
 @pytest.mark.parametrize("words", [["compre"], ["help", "compre"]])
 def test_a_mistyped_command_is_answered_with_the_nearest(words: list[str]) -> None:
     done = eb(*words)
