@@ -63,9 +63,7 @@ def made_by(module: str) -> Callable[[], click.Command]:
 def simulate() -> click.Command:
     import simulate.__main__ as simulator
 
-    return Group(
-        "simulate", {name: partial(simulated, name) for name in simulator.COMMANDS if name not in simulator.OF_EB}
-    )
+    return Group("simulate", {name: partial(simulated, name) for name in simulator.COMMANDS.keys() - simulator.OF_EB})
 
 
 def simulated(name: str) -> click.Command:
