@@ -140,6 +140,17 @@ def test_a_stale_table_is_named_and_rewritten_and_one_that_is_nowhere_an_error(
             tables.stale({"routes": ""})
 
 
+def test_a_command_is_called_by_its_name_under_eb() -> None:
+    module = re.compile(
+        r"-m (?:simulate|client\.(?:batch|chat|compare|sweep|top)|integrations\.(?:queue|ray\.serve))(?![.\w])"
+    )
+    texts = [
+        *PAGES,
+        *(path for path in ROOT.glob("[!.]*/**/*.py") if path.relative_to(ROOT).parts[0] not in ("dev", "tests")),
+    ]
+    assert [str(path) for path in texts if module.search(path.read_text("utf-8"))] == []
+
+
 def test_no_source_file_points_at_a_document_that_is_not_there() -> None:
     sources = [*ROOT.glob("*.py"), *ROOT.glob("[!.]*/**/*.py")]
     named = {
