@@ -13,14 +13,18 @@ from itertools import groupby
 from simulate.laws.case import ENDLESS, Case, Request
 
 LONGEST_PROMPT, MOST_SLOTS, MOST_REQUESTS = 2000, 64, 1000  # of large cases
+RIVALS, FEWER_RIVALS = 40, 12  # requests of a client that always has more
 LINES = 24  # of a case that are printed at most
 
 
-def make_cases(n: int, seed: int) -> Iterator[Case]:
-    """Yield n small random cases: mostly a few requests in little room, some with clients that always have more."""
+def make_cases(n: int, seed: int, rivals: int = RIVALS) -> Iterator[Case]:
+    """Yield n small random cases: mostly a few requests in little room, some with clients that always have more.
+
+    Each of these has so many requests: `rivals`.
+    """
     for number in range(n):
         rng = random.Random(f"{seed}:{number}")
-        requests = _rivals(rng) if number % 8 == 7 else _few(rng)
+        requests = _rivals(rng, rivals) if number % 8 == 7 else _few(rng)
         pages = None
         if rng.random() < 0.5:
             size = rng.randint(1, 5)
@@ -72,7 +76,7 @@ def _varied(requests: list[Request], seed: str) -> tuple[Request, ...]:
     )
 
 
-def _rivals(rng: random.Random) -> list[Request]:
+def _rivals(rng: random.Random, count: int) -> list[Request]:
     """Return many requests of two clients with different shapes; one client may begin later or pause."""
     shapes = [(12, 1), (1, 8), (6, 3)]
     rng.shuffle(shapes)
@@ -80,7 +84,7 @@ def _rivals(rng: random.Random) -> list[Request]:
     for client, (prompt, output) in zip("ab", shapes):
         start = rng.choice((0, 600)) if client == "b" else 0
         rest = rng.choice((0, 0, 400))
-        for i in range(40):
+        for i in range(count):
             at = start + (rest if i >= 10 else 0)
             requests.append(Request(at, (0,) * rng.randint(1, prompt), rng.randint(1, output), client))
     return sorted(requests, key=lambda r: r.arrival)

@@ -157,10 +157,12 @@ def check_guard(scheduler: Scheduler, plan: Plan, oldest: Sequence | None) -> No
 
 def check_overtaking(scheduler: Scheduler, plan: Plan) -> None:
     """A request overtakes only requests that arrived shortly before it, within the window that the policy claims."""
+    most = scheduler.policy.claims.overtakes
+    if most == inf:
+        return
     joined = [seq for seq in plan.joined if not seq.preemptions]
     last = max(joined, key=lambda seq: seq.arrived_at, default=None)
     first = min(scheduler.waiting, key=lambda seq: seq.arrived_at, default=None)
-    most = scheduler.policy.claims.overtakes
     if last is not None and first is not None and last.arrived_at - first.arrived_at > most:
         raise Broken(
             WINDOW,

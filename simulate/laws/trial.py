@@ -35,9 +35,9 @@ REPLAYS = 3  # of the requests that a case refuses, to see when they would have 
 
 def toy_cost(plan: Plan) -> int:
     """Return 10 + prompt tokens + 2 x decoding rows, padded and held ones too."""
-    prompt = sum(n for s, n in zip(plan.sequences, plan.counts) if s.is_prefilling) + plan.padding
-    decodes = sum(n for s, n in zip(plan.sequences, plan.counts) if not s.is_prefilling) + len(plan.held)
-    return 10 + prompt + 2 * decodes
+    prompt = sum(n for s, n in zip(plan.sequences, plan.counts) if s.is_prefilling)
+    decodes = sum(plan.counts) - prompt + len(plan.held)
+    return 10 + prompt + plan.padding + 2 * decodes
 
 
 class LeastLaw(StepLaw):
@@ -125,7 +125,8 @@ class Trial(Driver):
     def deliver(self) -> None:
         super().deliver()
         self._cancel()
-        self._oldest = min(self.scheduler.waiting, key=lambda seq: seq.arrived_at, default=None)
+        if self.policy.claims.guard < inf:
+            self._oldest = min(self.scheduler.waiting, key=lambda seq: seq.arrived_at, default=None)
 
     def add(self, seq: Sequence) -> None:
         accepted = self.scheduler.add(seq)

@@ -17,7 +17,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.__main__ import main
 from simulate.laws.case import Case, Request
-from simulate.laws.cases import describe, make_cases, make_large_cases
+from simulate.laws.cases import FEWER_RIVALS, RIVALS, describe, make_cases, make_large_cases
 from simulate.laws.check import Verdict, check, check_exhaustively
 from simulate.laws.exhaustive import Scope
 from simulate.laws.laws import Broken
@@ -131,6 +131,18 @@ def planted(name: str) -> str:
 
 def test_every_planted_fault_is_on_the_list() -> None:
     assert {path.stem for path in MUTANTS.glob("*.py")} == set(PLANTED)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rivals"), [("dynamic", {}, FEWER_RIVALS), ("dynamic+vtc", {}, RIVALS), ("dynamic+lpm", {"guard": 20}, RIVALS)]
+)  # fmt: skip
+def test_clients_that_always_have_more_send_many_requests_where_a_policy_promises_who_is_not_left_behind(
+    name: str, options: dict[str, object], rivals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases: list[int] = []
+    monkeypatch.setattr("simulate.laws.check.try_case", lambda make, case, *more: cases.append(len(case.requests)))
+    assert check(name, 40, large=0, options=options).broken is None
+    assert cases[7::8] == [2 * rivals] * 5
 
 
 SLOW = {
