@@ -24,7 +24,7 @@ from terminal.removed import removed
 
 COMMANDS = {
     "new": "Write a policy file to start from.",
-    "try": "Check a policy file, run it beside the loop that it derives from, and write a report.",
+    "try": "Check a policy file and run it beside the loop that it derives from: a verdict in seconds.",
     "run": "Serve a workload with one or more policies and report the result of each.",
     "plan": "Find the highest rate that each policy sustains, and the replicas that a rate needs.",
     "arena": "Rank all policies and your own over many workloads.",

@@ -21,10 +21,11 @@ which law it breaks, with the smallest case that shows it.
 
 Small cases have up to 5 slots, prompts of 12 tokens and 80 requests; large ones
 64 slots, prompts of up to 2,000 tokens and 1,000 requests. The laws, among
-others: every request gets exactly its tokens and one outcome; slots, KV pages
+others: no request is lost, and each gets exactly its tokens; slots, KV pages
 and the tokens of a step stay within their limits; no slot is idle while a
-request fits; no request starves; a second run gives the same result. A policy
-says in its claims what else it promises and may do (scheduling/claims.py).
+request fits; a second run gives the same result. A policy says in its claims
+what else it promises, as that no request waits too long, and may do
+(scheduling/claims.py).
 """
 EXIT_STATUS = """\
 exit status: 0 when every law is kept, 1 when one is broken, 2 when the policy

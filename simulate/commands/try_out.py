@@ -1,9 +1,9 @@
-"""Try a policy file: the laws, a run beside the loop that it derives from, the arena, and a page with plots."""
+"""Try a policy file within seconds: the laws, and a run beside the loop that it derives from."""
 
 from __future__ import annotations
 
+import io
 import os
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime
@@ -13,21 +13,22 @@ from typing import Any
 from rich.console import Console
 
 import policies
-from client import ending
+from client.report.measure import statistics_ms
 from scheduling.policy import Policy
-from simulate.arena.arena import REFERENCE, WORKLOADS
-from simulate.commands import arena
 from simulate.commands import run as run_command
 from simulate.commands.arguments import Sections
-from simulate.laws.check import CASES, LARGE_CASES, check
+from simulate.commands.inputs import make_scenario
+from simulate.laws.check import CASES, LARGE_CASES, Verdict, check
 from simulate.laws.laws import Broken
 from simulate.laws.trial import try_case
-from terminal.console import say
+from terminal.console import say, table_of
 from terminal.options import FOLDER, POSITIVE, Argument, Command, Number, Option, UsageError, Values, read
 from terminal.progress import counted
 
+REFERENCE = "dynamic"
 HINTS = ["--clients", "4", "--priorities", "3", "--slo", "2", "10"]  # for whatever an order goes by
-ARENA = ["--only", "--seeds", "1", "--num", "200", "--jobs", "1"]
+QUICK = (600, 2)  # small and large cases, which find all planted faults of our tests; a report has all cases
+FIGURES = {"mean latency": "mean_e2el_ms", "p99 latency": "p99_e2el_ms", "mean TTFT": "mean_ttft_ms"}
 NOTE = "Exit status: 0 when every law is kept, 1 when one is broken, 2 for a wrong command line."
 
 
@@ -42,12 +43,20 @@ def options() -> Sections:
             Option("--max-batch-size", "slots", Number(1), default=8),
             Option("--seed", "random seed", Number(0), default=0),
         ],
-        "result": [Option("--out", "folder for the report (default: a new one in results/)", FOLDER)],
+        "report": [
+            Option(
+                "--report",
+                f"also try {CASES:,} small and {LARGE_CASES} large cases, compare with lower bounds, draw plots, and rank the "
+                "policy on ten workloads",
+                None,
+            ),
+            Option("--out", "folder for the report, which this asks for too (default: a new one in results/)", FOLDER),
+        ],
     }
 
 
 def run(args: Values, console: Console) -> dict[str, Any]:
-    """Check the laws; if all are kept, run the policy and its loop and draw the page."""
+    """Check the laws; if all are kept, run the policy and its loop, and report on them if that is asked for."""
     shipped = {*policies.names(), *policies.order_names()}
     if shipped.issuperset(args.policy.split("+")):
         raise UsageError(f"{args.policy!r} is a policy of this project. Use a file, or ./eb simulate run {args.policy}")
@@ -58,16 +67,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     base = base_of(policy)
     if policy.name == base:
         raise UsageError(f"{args.policy!r} has the name of the loop that it derives from. Rename the file")
-    say(console, f"1 of 3: the laws, in {CASES:,} small and {LARGE_CASES} large cases")
-    # A bar would take what hooks print to the terminal, all of it, so progress is lines.
-    plain = Console(stderr=True, force_terminal=False)
-    with (
-        open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere),
-        counted(plain, CASES + LARGE_CASES, "cases tested") as progress,
-    ):
-        verdict = check(name, CASES, large=LARGE_CASES, progress=progress)
-    say(console, str(verdict))
+    reports = args.report or args.out is not None
+    verdict = judge(name, *((CASES, LARGE_CASES) if reports else QUICK))
     told: dict[str, Any] = {
         "policy": policy.name,
         "base": base,
@@ -78,25 +79,33 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         if verdict.case is not None:
             with suppress(Broken):  # what hooks print in it is shown
                 try_case(policies.policy_maker(name), verdict.case, twice=False)
+        say(console, str(verdict))
         return told
-    say(console, f"2 of 3: {policy.name} beside {base}")
+    say(console, str(verdict))
     folder = args.out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-try-{policy.name}"
     slots = max(policy.max_batch_size, policies.get_policy(base, args.max_batch_size).max_batch_size)
-    told["runs"] = run_both(run_line(args, base, name, slots), folder, console)
+    line = run_line(args, base, name, slots)
+    if reports:
+        from simulate.commands import try_report  # which takes as long to load as all of this
+
+        told |= try_report.report(line, folder, console)
+    else:
+        told["runs"] = run_both(line, folder, console)
+        say(console, f"more: ./eb try {args.policy} --report; serve it: ./eb serve {args.policy}")
     say(console, compared(*told["runs"]))
-    say(console, f"3 of 3: the arena, {len(WORKLOADS)} workloads")
-    others = dict.fromkeys([name, base])
-    given = read(Command("./eb simulate arena", "", arena.options()), [*(n for n in others if n != REFERENCE), *ARENA])
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        told["arena"] = arena.run(given, plain)["ranking"]
-    page = folder / "report.html"
-    if page.is_file():
-        told["report"] = str(page)
-    say(
-        console,
-        f"next: other requests with ./eb simulate run {base} {name} --workload NAME, or a server with ./eb serve {name}",
-    )
     return told
+
+
+def judge(name: str, cases: int, large: int) -> Verdict:
+    """Return whether the policy keeps the laws; what its hooks print in thousands of cases is nothing to read."""
+    # A bar would take what hooks print to the terminal, all of it, so progress is lines.
+    plain = Console(stderr=True, force_terminal=False)
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+        counted(plain, cases + large, "cases tested") as progress,
+    ):
+        return check(name, cases, large=large, progress=progress)
 
 
 def base_of(policy: Policy) -> str:
@@ -118,30 +127,33 @@ def run_line(args: Values, base: str, name: str, slots: int) -> list[str]:
 
 
 def run_both(line: list[str], folder: Path, console: Console) -> list[dict[str, Any]]:
-    """Run `simulate run`, whose report is for this folder; return the result of each policy."""
-    given = read(Command("./eb simulate run", "", run_command.options()), [*line, "--out", str(folder), "--no-plots"])
-    given.command_line = shlex.join(["./eb", "simulate", "run", *line])
+    """Serve the requests with both policies and print a table; return the figures of each."""
+    given = read(Command("./eb simulate run", "", run_command.options()), line)
+    scenario = make_scenario(given, console, reported=("client", "deadline"))
     with printed(folder / "printed.txt", console):
-        runs: list[dict[str, Any]] = run_command.run(given, console)["runs"]
-    say(console, "drawing the plots of the report")
-    ending.draw_page(folder, console)
-    return runs
+        runs = [scenario.serve(chosen) for chosen in scenario.policies]
+    found: list[dict[str, Any]] = [
+        {"policy": run.policy, **statistics_ms("e2el", run.latency), **statistics_ms("ttft", run.ttft)} for run in runs
+    ]
+    rows = [[n["policy"], *("-" if n[key] is None else f"{n[key]:,.0f}" for key in FIGURES.values())] for n in found]
+    title = f"{given.workload}, {runs[0].requests:,} requests, simulated; times in ms"
+    console.print(table_of(title, ("policy", *FIGURES), rows, no_wrap=True))
+    return found
 
 
 def compared(base: dict[str, Any], mine: dict[str, Any]) -> str:
-    """Say how the latencies of a policy differ from those of its loop."""
-    figures = {"mean latency": "mean_e2el_ms", "p99 latency": "p99_e2el_ms", "mean TTFT": "mean_ttft_ms"}
-    words = (f"{what} {mine[key] / base[key] - 1:+.0%}" for what, key in figures.items() if mine[key] and base[key])
-    return f"{mine['policy']} beside {base['policy']}: {', '.join(words)}"
+    """Return the verdict in one line: what is sure, and how the latencies differ from those of the loop."""
+    names = {"latency": "mean_e2el_ms", "p99": "p99_e2el_ms", "TTFT": "mean_ttft_ms"}
+    words = (f"{what} {mine[key] / base[key] - 1:+.0%}" for what, key in names.items() if mine[key] and base[key])
+    return f"{mine['policy']} loses no request; beside {base['policy']}: {', '.join(words)}"
 
 
 @contextmanager
 def printed(path: Path, console: Console) -> Iterator[None]:
     """Write what hooks print meanwhile into a file, and say where it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file, redirect_stdout(file):
+    with redirect_stdout(io.StringIO()) as text:
         yield
-    if path.stat().st_size:
+    if text.getvalue():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.getvalue(), encoding="utf-8")
         say(console, f"note: what hooks printed is in {path}")
-    else:
-        path.unlink()

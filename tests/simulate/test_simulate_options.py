@@ -19,7 +19,7 @@ from config import flag
 from costs.cost import Affine, Host
 from simulate.__main__ import COMMANDS, build_command, main
 from simulate.arena.grade import Grade
-from simulate.commands import check, grade, new, try_out
+from simulate.commands import check, grade, new, try_out, try_report
 from simulate.laws.check import Verdict
 from simulate.measured import calibrate, validate
 from tests.support import points
@@ -134,7 +134,10 @@ CASES: dict[str, Cases] = {
         **beside(FIT, policy_option="overlap=off", held_out="25", out="OUT/b.json"),
         **beside(f"{FIT} --url http://here", api_key="secret"),
     },
-    "try": beside("try MINE", workload="orca", rate="5", num="20", max_batch_size="3", seed="1", out="OUT/a"),
+    "try": {
+        **beside("try MINE", workload="orca", rate="5", num="20", max_batch_size="3", seed="1", out="OUT/a"),
+        **beside("try MINE", report=""),
+    },
     "arena": {
         **beside(
             "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1", by="p99", workloads="orca", seeds="2", seed="5",
@@ -230,7 +233,8 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))
-    monkeypatch.setattr(try_out, "run_both", lambda line, folder, console: ask(line, folder.parent.name))
+    monkeypatch.setattr(try_out, "run_both", lambda line, folder, console: ask(line))
+    monkeypatch.setattr(try_report, "run_both", lambda line, folder, console: ask(line, folder.parent.name))
     monkeypatch.setattr(
         grade, "grade_apart", lambda policy, lesson, seed, **more: Grade(policy, lesson, seed, f"asked {seed}")
     )
