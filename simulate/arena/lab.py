@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 import policies
 from costs import published
 from costs.cost import Host
-from scheduling.iteration import Iteration
+from scheduling.iteration import Iteration, Plan
 from scheduling.located import described, locate_error
 from scheduling.scheduler import PolicyError, Scheduler
 from scheduling.sequence import Sequence
@@ -34,6 +37,7 @@ OWN = "my_policy.py"
 MOST_STEPS = 5000  # of a lane that are recorded; a page cannot draw more, and its figures are of all steps
 TOKENS_PER_STEP = 2048
 MOST_POLICIES = 4
+TELL_EVERY = 0.5  # seconds
 BOUNDS = {
     "count": (1, 2000),
     "rate": (0.01, 1000),
@@ -42,6 +46,18 @@ BOUNDS = {
     "cases": (1, 100_000),
     "large": (0, 100),
 }
+
+
+class Heard(Scheduler):
+    """Tells the page from time to time that a step begins: it stops a run of which it hears nothing for five seconds."""
+
+    told_at = 0.0
+
+    def plan(self, now: float) -> Plan | None:
+        if sys.platform == "emscripten" and time.monotonic() > Heard.told_at + TELL_EVERY:
+            Heard.told_at = time.monotonic()
+            os.write(2, b"alive\n")  # which web/lab/worker.js reads
+        return super().plan(now)
 
 
 class Recorded(Simulation):
@@ -113,14 +129,19 @@ def records(asked: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 def laws(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return whether the user's policy keeps the laws, and the checker's words."""
     name = _save(asked["text"], folder)
-    verdict = check(name, asked["cases"], large=asked["large"])
+    verdict = check(name, asked["cases"], make_scheduler=Heard, large=asked["large"])
     return {"kept": verdict.broken is None, "words": str(replace(verdict, policy=OWN))}
 
 
 def grade(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return whether the user's policy has a score in a lesson, and the score with its parts in words."""
     found = grading.grade(
-        _save(asked["text"], folder), asked["lesson"], asked["seed"], cases=asked["cases"], large=asked["large"]
+        _save(asked["text"], folder),
+        asked["lesson"],
+        asked["seed"],
+        cases=asked["cases"],
+        large=asked["large"],
+        make_scheduler=Heard,
     )
     if found.problem:
         return {"kept": False, "words": _shown(found.problem)}
@@ -176,7 +197,7 @@ def _scheduler(name: str, asked: dict[str, Any], folder: Path) -> Scheduler:
     is_own = name == OWN
     if is_own:
         name = _save(asked["text"], folder)
-    return Scheduler(policies.get_policy(name, asked["slots"], own=is_own), None, TOKENS_PER_STEP)
+    return Heard(policies.get_policy(name, asked["slots"], own=is_own), None, TOKENS_PER_STEP)
 
 
 def _save(source: str, folder: Path) -> str:

@@ -88,6 +88,18 @@ def test_a_grade_is_that_of_the_command(folder: Path) -> None:
     assert refused["words"].startswith("my_policy.py breaks a law")
 
 
+@pytest.mark.parametrize("kind", ["race", "laws", "grade"])
+def test_the_page_hears_in_a_browser_that_steps_go_on(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, bytes]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(lab, "TELL_EVERY", -1)
+        patch.setattr(lab.sys, "platform", "emscripten")
+        patch.setattr(lab.os, "write", lambda *line: heard.append(line))
+        ask(folder, kind, lesson="sjf", cases=2, large=0)
+    assert len(heard) > 10
+    assert set(heard) == {(2, b"alive\n")}
+
+
 HOOK = "\n    def {name}(self, *of):\n        return {value}\n"
 WRONG = {
     "no Python": ("class Policy(\n", 1, "never closed"),

@@ -193,6 +193,7 @@ def test_the_server_isolates_the_page_so_that_a_loop_is_interrupted_at_its_line(
         assert server.get("/stats").status == 200
         tab = opened(Tab(chromium, server), "/lab/")
         assert tab.page.evaluate("crossOriginIsolated")
+        assert run(tab, ENDLESS).startswith("line 8: stopped")  # after five seconds, as on the command line
         problem, restarts = stops(tab, ENDLESS)
         assert problem.startswith("line 8: stopped")
         assert restarts == 0

@@ -24,12 +24,14 @@ class Policy(policy.Policy):
   let catalog = { files: {}, workloads: {}, loops: {}, orders: {}, lessons: {} };
   let own = EXAMPLE; // the text of the reader's policy, which may not be the file shown
   let linked = false; // whether it came with a link
+  let isOwnShown = false; // whether the race that is shown has the reader's policy
   let closed = new Set(); // loops in which no request joins while others run
   let drawn = "";
 
   const editor = new EB.Editor($("text"), $("lines"), () => {
     own = editor.text;
     $("verdict").hidden = true; // of another text
+    age(isOwnShown && !$("race").hidden); // the race, too
     if (linked) return; // a stranger's policy does not take the place of the reader's own
     if (location.hash) history.replaceState(null, "", location.pathname); // it carries an older text
     try {
@@ -101,6 +103,12 @@ class Policy(policy.Policy):
     editor.mark(0);
   }
 
+  // Gray the race out if it is of another text than that in the editor.
+  function age(isOlder) {
+    $("race").classList.toggle("older", isOlder);
+    $("older").hidden = !isOlder;
+  }
+
   function fail({ line, words }) {
     if (line && $("file").value !== OWN) open(OWN);
     EB.showError("problem", line ? `line ${line}: ${words}` : words);
@@ -123,7 +131,10 @@ class Policy(policy.Policy):
     const answer = await ask({ kind: "race", policies, ...rest }, { taints: policies.includes(OWN) });
     const idle = answer?.lanes.find(({ records }) => !records.length);
     if (idle) fail({ line: null, words: `${idle.policy} computed no step: it refused every request` });
-    else if (answer) show(answer);
+    if (answer && !idle) show(answer);
+    else $("race").hidden = true; // it is not of this policy
+    isOwnShown = policies.includes(OWN);
+    age(isOwnShown && !$("race").hidden && own !== rest.text); // the reader may have gone on
   }
 
   async function laws() {

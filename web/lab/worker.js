@@ -8,6 +8,7 @@ const archive = fetch(new URL("lab.zip", import.meta.url)).then((reply) => {
 const python = await loadPyodide({
   indexURL: new URL("pyodide/", import.meta.url).href,
   jsglobals: {}, // `import js` finds nothing
+  stderr: (line) => (line === "alive" ? postMessage({ alive: true }) : console.warn(line)), // see simulate/arena/lab.py
   // Bytecode is cached by second and size: an edit of one character that runs at once would run the old file.
   env: { HOME: "/home/pyodide", PYTHONHASHSEED: "0", PYTHONDONTWRITEBYTECODE: "1" },
 });
