@@ -135,14 +135,8 @@ def laws(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def grade(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return whether the user's policy has a score in a lesson, and the score with its parts in words."""
-    found = grading.grade(
-        _save(asked["text"], folder),
-        asked["lesson"],
-        asked["seed"],
-        cases=asked["cases"],
-        large=asked["large"],
-        make_scheduler=Heard,
-    )
+    name, cases, large = _save(asked["text"], folder), asked["cases"], asked["large"]
+    found = grading.grade(name, asked["lesson"], asked["seed"], cases=cases, large=large, make_scheduler=Heard)
     if found.problem:
         return {"kept": False, "words": _shown(found.problem)}
     lesson = LESSONS[asked["lesson"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime
@@ -13,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 import policies
+from client import ending
 from client.report.measure import statistics_ms
 from scheduling.policy import Policy
 from simulate.commands import run as run_command
@@ -27,6 +29,7 @@ from terminal.progress import counted
 
 REFERENCE = "dynamic"
 HINTS = ["--clients", "4", "--priorities", "3", "--slo", "2", "10"]  # for whatever an order goes by
+ARENA = ["--only", "--seeds", "1", "--num", "200", "--jobs", "1"]
 QUICK = (600, 2)  # small and large cases, which find all planted faults of our tests; a report has all cases
 FIGURES = {"mean latency": "mean_e2el_ms", "p99 latency": "p99_e2el_ms", "mean TTFT": "mean_ttft_ms"}
 NOTE = "Exit status: 0 when every law is kept, 1 when one is broken, 2 for a wrong command line."
@@ -46,8 +49,7 @@ def options() -> Sections:
         "report": [
             Option(
                 "--report",
-                f"also try {CASES:,} small and {LARGE_CASES} large cases, compare with lower bounds, draw plots, and rank the "
-                "policy on ten workloads",
+                "also try all cases of `check`, find lower bounds, draw plots, and rank on ten workloads",
                 None,
             ),
             Option("--out", "folder for the report, which this asks for too (default: a new one in results/)", FOLDER),
@@ -69,26 +71,19 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         raise UsageError(f"{args.policy!r} has the name of the loop that it derives from. Rename the file")
     reports = args.report or args.out is not None
     verdict = judge(name, *((CASES, LARGE_CASES) if reports else QUICK))
-    told: dict[str, Any] = {
-        "policy": policy.name,
-        "base": base,
-        "good": verdict.broken is None,
-        "verdict": str(verdict),
-    }
-    if verdict.broken is not None:
-        if verdict.case is not None:
-            with suppress(Broken):  # what hooks print in it is shown
-                try_case(policies.policy_maker(name), verdict.case, twice=False)
-        say(console, str(verdict))
-        return told
+    good = verdict.broken is None
+    told: dict[str, Any] = {"policy": policy.name, "base": base, "good": good, "verdict": str(verdict)}
+    if verdict.case is not None:
+        with suppress(Broken):  # what hooks print in it is shown
+            try_case(policies.policy_maker(name), verdict.case, twice=False)
     say(console, str(verdict))
+    if not good:
+        return told
     folder = args.out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-try-{policy.name}"
     slots = max(policy.max_batch_size, policies.get_policy(base, args.max_batch_size).max_batch_size)
     line = run_line(args, base, name, slots)
     if reports:
-        from simulate.commands import try_report  # which takes as long to load as all of this
-
-        told |= try_report.report(line, folder, console)
+        told |= report(line, folder, console)
     else:
         told["runs"] = run_both(line, folder, console)
         say(console, f"more: ./eb try {args.policy} --report; serve it: ./eb serve {args.policy}")
@@ -100,12 +95,8 @@ def judge(name: str, cases: int, large: int) -> Verdict:
     """Return whether the policy keeps the laws; what its hooks print in thousands of cases is nothing to read."""
     # A bar would take what hooks print to the terminal, all of it, so progress is lines.
     plain = Console(stderr=True, force_terminal=False)
-    with (
-        open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere),
-        counted(plain, cases + large, "cases tested") as progress,
-    ):
-        return check(name, cases, large=large, progress=progress)
+    with open(os.devnull, "w") as none, redirect_stdout(none), counted(plain, cases + large, "cases tested") as done:
+        return check(name, cases, large=large, progress=done)
 
 
 def base_of(policy: Policy) -> str:
@@ -139,6 +130,25 @@ def run_both(line: list[str], folder: Path, console: Console) -> list[dict[str, 
     title = f"{given.workload}, {runs[0].requests:,} requests, simulated; times in ms"
     console.print(table_of(title, ("policy", *FIGURES), rows, no_wrap=True))
     return found
+
+
+def report(line: list[str], folder: Path, console: Console) -> dict[str, Any]:
+    """Run both by this line of `simulate run`, draw their page and rank them in the arena; return what was found."""
+    from simulate.commands import arena  # scipy, which it needs, takes as long to load as all the rest
+
+    given = read(Command("./eb simulate run", "", run_command.options()), [*line, "--out", str(folder), "--no-plots"])
+    given.command_line = shlex.join(["./eb", "simulate", "run", *line])
+    with printed(folder / "printed.txt", console):
+        told: dict[str, Any] = {"runs": run_command.run(given, console)["runs"]}
+    say(console, "drawing the plots of the report")
+    ending.draw_page(folder, console)
+    others = [name for name in dict.fromkeys(line[:2]) if name != REFERENCE]
+    given = read(Command("./eb simulate arena", "", arena.options()), [*others, *ARENA])
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        told["arena"] = arena.run(given, Console(stderr=True, force_terminal=False))["ranking"]
+    if (page := folder / "report.html").is_file():
+        told["report"] = str(page)
+    return told
 
 
 def compared(base: dict[str, Any], mine: dict[str, Any]) -> str:

@@ -13,15 +13,12 @@ from itertools import groupby
 from simulate.laws.case import ENDLESS, Case, Request
 
 LONGEST_PROMPT, MOST_SLOTS, MOST_REQUESTS = 2000, 64, 1000  # of large cases
-RIVALS, FEWER_RIVALS = 40, 12  # requests of a client that always has more
+RIVALS, FEWER_RIVALS = 40, 12  # requests of a client that has more than its share
 LINES = 24  # of a case that are printed at most
 
 
 def make_cases(n: int, seed: int, rivals: int = RIVALS) -> Iterator[Case]:
-    """Yield n small random cases: mostly a few requests in little room, some with clients that always have more.
-
-    Each of these has so many requests: `rivals`.
-    """
+    """Yield n small random cases: mostly a few requests in little room, some with two clients that send `rivals` each."""
     for number in range(n):
         rng = random.Random(f"{seed}:{number}")
         requests = _rivals(rng, rivals) if number % 8 == 7 else _few(rng)

@@ -19,7 +19,7 @@ from config import flag
 from costs.cost import Affine, Host
 from simulate.__main__ import COMMANDS, build_command, main
 from simulate.arena.grade import Grade
-from simulate.commands import check, grade, new, try_out, try_report
+from simulate.commands import check, grade, new, try_out
 from simulate.laws.check import Verdict
 from simulate.measured import calibrate, validate
 from tests.support import points
@@ -234,7 +234,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))
     monkeypatch.setattr(try_out, "run_both", lambda line, folder, console: ask(line))
-    monkeypatch.setattr(try_report, "run_both", lambda line, folder, console: ask(line, folder.parent.name))
+    monkeypatch.setattr(try_out, "report", lambda line, folder, console: ask(line, folder.parent.name))
     monkeypatch.setattr(
         grade, "grade_apart", lambda policy, lesson, seed, **more: Grade(policy, lesson, seed, f"asked {seed}")
     )

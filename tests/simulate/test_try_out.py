@@ -13,7 +13,7 @@ from costs.cost import Affine
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.__main__ import main
-from simulate.commands import run, try_out, try_report
+from simulate.commands import run, try_out
 from simulate.measured import observed
 from simulate.simulator import simulate
 from tests.support.simulate import run_command
@@ -55,7 +55,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(try_out, "QUICK", (20, 0))
     monkeypatch.setattr(try_out, "CASES", 20)
     monkeypatch.setattr(try_out, "LARGE_CASES", 0)
-    monkeypatch.setattr(try_report, "ARENA", [*try_report.ARENA, "--num", "10", "--workloads", "uniform"])
+    monkeypatch.setattr(try_out, "ARENA", [*try_out.ARENA, "--num", "10", "--workloads", "uniform"])
     monkeypatch.setattr(run.ending, "draw_page", lambda folder, console: (folder / "report.html").write_text("plots"))
 
 
@@ -140,7 +140,7 @@ def test_the_verdict_is_the_last_line_and_promises_no_more_than_the_laws(
     mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(try_report, "report", None)  # plots and ranks only where that is asked for
+    monkeypatch.setattr(try_out, "report", None)  # plots and ranks only where that is asked for
     mine.write_text(
         f"{LOUD}\n    def order(self, waiting, now):\n        return sorted(waiting, key=lambda seq: seq.max_tokens)\n"
     )
