@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +87,17 @@ class Tab:
     def until(self, condition: str, seconds: float = 120.0) -> None:
         """Ask again and again; playwright's own waiting would need eval, which the page forbids."""
         wait_until(lambda: self.page.evaluate(f"Boolean({condition})"), seconds)
+
+
+@contextmanager
+def served(handler: Any) -> Iterator[Any]:
+    """Serve HTTP on a free port with such a handler; yield what has the `port`."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield SimpleNamespace(port=server.server_port)
+        server.shutdown()
+        thread.join()
 
 
 def send_load(tab: Tab, count: int = 30, least: int = 4) -> Any:

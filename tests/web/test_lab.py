@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from browser import Tab, assert_axe_finds_nothing_serious, in_a_browser
+from browser import Tab, assert_axe_finds_nothing_serious, in_a_browser, served
 
 from simulate.arena import lab
 from tests.support import ROOT, wait_until
@@ -73,13 +71,8 @@ class Host(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def host(built: Path) -> Iterator[Any]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Host, directory=str(built)))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield SimpleNamespace(port=server.server_port)
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served(partial(Host, directory=str(built))) as server:
+        yield server
 
 
 @pytest.fixture

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
+from browser import Tab, in_a_browser, served
 
 from simulate.arena import lab
 from tests.support import ROOT
@@ -56,8 +55,9 @@ class Host(SimpleHTTPRequestHandler):
     """A static host, which also answers for the stand-in."""
 
     def do_POST(self) -> None:
-        question = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        reply = lab.answer(question, self.directory).encode()
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked |= {"cases": 5, "large": 0}  # nothing is heard of the stand-in meanwhile
+        reply = lab.answer(json.dumps(asked), self.directory).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(reply)))
         self.end_headers()
@@ -76,15 +76,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     subprocess.run([sys.executable, "-m", "zipfile", "-e", str(folder / "lab.zip"), str(folder)], check=True)
     (folder / "pyodide").mkdir()
     (folder / "pyodide" / "pyodide.mjs").write_text(STAND_IN)
-    handler: Callable[..., Host] = partial(Host, directory=str(folder))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     Host.extensions_map[".mjs"] = "text/javascript"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield SimpleNamespace(port=server.server_port)
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served(partial(Host, directory=str(folder))) as server:
+        yield server
 
 
 @pytest.fixture
