@@ -161,9 +161,12 @@ def compared(base: dict[str, Any], mine: dict[str, Any]) -> str:
 @contextmanager
 def printed(path: Path, console: Console) -> Iterator[None]:
     """Write what hooks print meanwhile into a file, and say where it is."""
-    with redirect_stdout(io.StringIO()) as text:
-        yield
-    if text.getvalue():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.getvalue(), encoding="utf-8")
-        say(console, f"note: what hooks printed is in {path}")
+    text = io.StringIO()
+    try:
+        with redirect_stdout(text):
+            yield
+    finally:  # what a hook printed before it failed, too
+        if text.getvalue():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.getvalue(), encoding="utf-8")
+            say(console, f"note: what hooks printed is in {path}")

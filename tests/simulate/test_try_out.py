@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import policies
 from costs.cost import Affine
@@ -154,6 +156,14 @@ def test_the_verdict_is_the_last_line_and_promises_no_more_than_the_laws(
     assert "not claimed:" in words
     (note,) = [line for line in words.splitlines() if line.startswith("note: what hooks printed is in ")]
     assert all(" waiting may join " in line for line in Path(note.rpartition(" ")[2]).read_text().splitlines())
+
+
+def test_what_a_hook_printed_before_it_failed_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "printed.txt"
+    with suppress(ZeroDivisionError), try_out.printed(path, Console(stderr=True)):
+        print("before")
+        raise ZeroDivisionError
+    assert path.read_text() == "before\n"
 
 
 @pytest.mark.usefixtures("_quick")

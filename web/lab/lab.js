@@ -238,6 +238,7 @@ class Policy(policy.Policy):
       const carries = value.text !== undefined;
       if (carries) own = value.text;
       else if (linked) own = kept();
+      if (carries || linked) age(isOwnShown && !$("race").hidden);
       if (carries || linked) $("banner").hidden = !carries;
       linked = carries;
       [...document.querySelectorAll(".racer")].forEach((select, k) => (select.value = value.racers[k] ?? ""));
