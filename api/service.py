@@ -151,6 +151,7 @@ class Service:
         self.deaths: Callable[[], int] = lambda: 0  # engines that failed for good, in all worker processes
         self.feed = Feed(show_text=config.dashboard_show_text)
         self.access_log = QueuedLog(sys.stdout)
+        self.probed: dict[str, int] = {}  # the last status of each probe, such as /ready
         self.operations: list[Operation] = []
         self.watcher = Watcher()
         self.programs = Programs()

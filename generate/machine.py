@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import resource
+from concurrent.futures import Future
+from ctypes import CDLL
 from pathlib import Path
 
 import torch
@@ -81,18 +83,20 @@ def bfloat16_is_faster() -> bool:
         return False
 
 
-def prepare(dtype: torch.dtype, quantize: str) -> None:
+def prepare(dtype: torch.dtype, quantize: str) -> list[Future[CDLL]]:
     """Begin to load the C files that a model of `dtype` needs, while its weights are read: compiling takes seconds a file.
 
-    Whoever then loads a file gets its error.
+    Return those that are compiled. Whoever then loads a file gets its error.
     """
     if os.environ.get("EB_KERNELS") == "off":
-        return
+        return []
+    begun = []
     for source in sorted(Path(linear.__file__).parent.glob("*.c")):
         if source != linear.SOURCE:
-            kernels.begin(source)
+            begun.append(kernels.begin(source))
         elif dtype == torch.bfloat16 or quantize != "none":  # else oneDNN or PyTorch serve
-            kernels.begin(source, linear.UNFUSED)
+            begun.append(kernels.begin(source, linear.UNFUSED))
+    return [library for library in begun if library is not None]
 
 
 def use_threads(count: int) -> int:

@@ -16,11 +16,13 @@ from api.service import Parts
 from batching import Model
 from config import DEVICE_ERROR, RESOLVED, Config
 from costs import mock
+from launch import banner
 from launch.adapters import reader
 from observe import card as gauges
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 from serving.recovery import is_out_of_memory
+from terminal.progress import Stages
 
 if TYPE_CHECKING:
     import torch
@@ -39,26 +41,28 @@ def load_model(config: Config, slots: int) -> Parts:
     If not even one whole context fits, the context is shortened to the available pages. If a GPU lacks memory for what it
     needs besides the pages, it gets fewer pages, and then fewer rows in a launch, which take turns.
     """
-    import torch
+    loading = Stages("loading PyTorch")
+    with loading:
+        import torch
 
-    from generate import machine
-    from generate.gpu import card
+        from generate import machine
+        from generate.gpu import card
 
-    for share, part in SMALLER:
-        try:
-            return _load(config, max(1, int(slots * part)), share)
-        except Exception as error:
-            if not is_out_of_memory(error) or config.device == "cpu" or not torch.cuda.is_available():
-                raise
-            reason = card.first_line(error)
-        gc.collect()  # what was loaded is part of reference cycles
-        torch.cuda.empty_cache()
+        for share, part in SMALLER:
+            try:
+                return _load(config, max(1, int(slots * part)), share, loading)
+            except Exception as error:
+                if not is_out_of_memory(error) or config.device == "cpu" or not torch.cuda.is_available():
+                    raise
+                reason = card.first_line(error)
+            gc.collect()  # what was loaded is part of reference cycles
+            torch.cuda.empty_cache()
     raise machine.MachineError(
         f"the GPU has too little memory: {reason}. Stop other programs that use it, or use a smaller --model"
     )
 
 
-def _load(config: Config, slots: int, share: float) -> Parts:
+def _load(config: Config, slots: int, share: float, loading: Stages) -> Parts:
     """Load a model, with a share of the usual pages."""
     import torch
 
@@ -71,14 +75,21 @@ def _load(config: Config, slots: int, share: float) -> Parts:
     device = machine.choose_device(config.device)
     dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype, config.quantize)
     remarks, on_gpu = _remarks(config, device, dtype), device.type == "cuda"
-    if not on_gpu:
-        machine.prepare(dtype, config.quantize)
+    compiling = [] if on_gpu else machine.prepare(dtype, config.quantize)
+    if compiling:
+        banner.note(f"compiling {len(compiling)} kernels for this processor, once")
+    loading.at("reading tokenizer and weights")
     quantize.check(config.quantize, dtype, device)
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
     sampling = sampling_defaults.read(resolved.path)
-    model = weights.load(resolved, dtype, as_blocks=quantize.kept_kinds(config.quantize, resolved)).to(device)
+    model = weights.load(
+        resolved, dtype, as_blocks=quantize.kept_kinds(config.quantize, resolved),
+        progress=lambda done, total: loading.at("reading weights", lambda: done, total, "tensors"),
+    ).to(device)  # fmt: skip
+    if compiling:
+        loading.at("compiling", lambda: sum(kernel.done() for kernel in compiling), len(compiling), "kernels")
     linear = linear_name(dtype, device, config.quantize)
     if config.quantize == quantize.AS_STORED:
         linear = "+".join(quantize.kinds_of(model)).lower()
@@ -98,6 +109,10 @@ def _load(config: Config, slots: int, share: float) -> Parts:
         model = model.shortened(context)
     records, logger = BufferingHandler(100), logging.getLogger("generate.gpu")
     logger.addHandler(records)  # each part that falls back to plain PyTorch says why
+    if on_gpu:
+        loading.at("preparing the GPU")
+    else:
+        loading.at("packing weights", lambda: shape.n_layer - len(model.blocks), shape.n_layer, "layers")
     try:
         runner = make_runner(model, n_pages, slots, config)
     finally:

@@ -90,11 +90,10 @@ class Network:
         return self
 
     def take_blocks(self) -> Iterator[Block]:
-        """Yield the blocks and forget them, so that packed weights can take the place of each in turn."""
-        blocks, self.blocks = self.blocks, []
-        blocks.reverse()
-        while blocks:
-            yield blocks.pop()
+        """Yield the blocks and take each out of `blocks`, so that packed weights can take its place."""
+        self.blocks.reverse()
+        while self.blocks:
+            yield self.blocks.pop()
 
     def tensors(self) -> Iterator[Weight]:
         """Yield each tensor once."""

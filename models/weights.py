@@ -6,7 +6,7 @@ It must not know a single family, tokenizers, HTTP, batching or scheduling.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +34,14 @@ EMBEDDING, POSITIONS, HEAD = (Place(None, part, "weight") for part in ("embeddin
 
 
 def load(
-    resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0, as_blocks: Collection[str] = ()
-) -> Network:
+    resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0, as_blocks: Collection[str] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Network:  # fmt: skip
     """Return the model on the CPU in `dtype`.
 
     Weights of linear layers that a GGUF file has in a kind of `as_blocks` stay as they are. At most two tensors exist
-    in memory beside the model itself. Random weights depend on `seed` alone. Raises CheckpointError when the files do
-    not hold what the config says.
+    in memory beside the model itself. `progress` gets the number of tensors read so far, and of all. Random weights
+    depend on `seed` alone. Raises CheckpointError when the files do not hold what the config says.
     """
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     config, path = resolved.architecture, resolved.path
@@ -49,7 +50,7 @@ def load(
     source = gguf_file.read(path) if path.is_file() else path
     layout = families.family_of(resolved.config).layout if isinstance(source, Path) else gguf_file.layout(source)
     stored: tensors.Shapes = {}
-    found, blocks = _read(config, layout, source, dtype, stored, as_blocks)
+    found, blocks = _read(config, layout, source, dtype, stored, as_blocks, progress)
     checkpoint.check_shapes(stored, resolved.config, layout, path)
     return _assembled(config, found, blocks)
 
@@ -75,6 +76,7 @@ def _read(
     dtype: torch.dtype,
     stored: tensors.Shapes,
     as_blocks: Collection[str],
+    progress: Callable[[int, int], None],
 ) -> tuple[dict[Place, Tensor], dict[Place, BlockMatrix]]:
     """Return the engine's tensors from `source`, apart from these the matrices in blocks.
 
@@ -84,7 +86,9 @@ def _read(
     kept = {} if isinstance(source, Path) else _kept(source, pieces, as_blocks)
     found: dict[Place, Tensor] = {}
     blocks: dict[Place, BlockMatrix] = {}
-    for name, tensor in _tensors(source, layout, kept):
+    total = len(tensors.pieces(config, layout))
+    for number, (name, tensor) in enumerate(_tensors(source, layout, kept), 1):
+        progress(min(number, total), total)  # there may be a head although it is tied
         piece = pieces.get(name)
         stored[name] = tuple(tensor.shape)
         if piece is None or piece.shape != stored[name]:

@@ -63,12 +63,32 @@ class Reporter(threading.Thread):
     def _bar(self) -> None:
         columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
         with Progress(*columns, console=self._console, auto_refresh=False, transient=not self._stays) as progress:
+            self._console.show_cursor(True)  # a process that is killed meanwhile could not bring it back
             task = progress.add_task("")
             over = False
             while not over:
                 over = self._over.wait(1 / REDRAWS_A_SECOND)
                 state = self._read()
                 progress.update(task, completed=state.done, total=state.total, description=state.text, refresh=True)
+
+
+class Stages(Reporter):
+    """Shows on stderr the stage that a command is at, how much of it is done, and the time since the beginning."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__(Console(stderr=True), lambda: self._state())
+        self._began = time.monotonic()
+        self.at(first)
+
+    def at(self, text: str, done: Callable[[], int] = lambda: 0, total: int = 0, unit: str = "") -> None:
+        """Begin a stage, of which `done` returns how many of `total` units are done; 0 where there is nothing to count."""
+
+        def state() -> State:
+            number, seconds = done(), time.monotonic() - self._began
+            counted = f"{text}: {number:,} of {total:,} {unit}" if total else text
+            return State(number, total or None, f"{counted}, {seconds:.0f} s")
+
+        self._state = state
 
 
 @contextmanager

@@ -25,8 +25,8 @@ REJECTIONS = {
     401: "key", 403: "cross_site", 404: "not_found", 405: "method", 408: "too_slow", 413: "too_large",
     415: "media_type", 422: "invalid", 400: "invalid",
 }  # fmt: skip
-# The access log names these only if they fail: pages, probes and viewers ask for them all the time.
-QUIET = OPEN | {"/events", "/metrics", "/web/<path:name>", "/lab/", "/lab/<path:name>"}
+# The access log names these only if they fail: pages and viewers ask for them all the time.
+QUIET = {"/events", "/metrics", "/web/<path:name>", "/lab/", "/lab/<path:name>"}
 POLLED = {"/load", "/requests/<id>"}  # by the page, with GET; other methods change something
 REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
 
@@ -104,7 +104,7 @@ def finish(service: Service, current: Request, route: str, status: int, length: 
     rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
     outputs = [] if context is None else [len(i.output_ids) for i in context.inferences]
     service.meters.answered(route, status, rejected, state.n_ignored, outputs, state.get("generates", False))
-    if not (service.config.access_log and service.serves) or (_is_quiet(current, route) and (status < 400 or gone)):
+    if not (service.config.access_log and service.serves) or not _is_logged(service, current, route, status, gone):
         return
     record: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -124,8 +124,13 @@ def finish(service: Service, current: Request, route: str, status: int, length: 
     service.access_log.write(record)
 
 
-def _is_quiet(current: Request, route: str) -> bool:
-    return route in QUIET or (route in POLLED and current.method == "GET")
+def _is_logged(service: Service, current: Request, route: str, status: int, gone: bool) -> bool:
+    """Return whether a request gets a line: of probes, which come every second while a model loads, each new status."""
+    if route in OPEN:
+        before, service.probed[route] = service.probed.get(route, 200), status
+        return status != before
+    is_quiet = route in QUIET or (route in POLLED and current.method == "GET")
+    return not (is_quiet and (status < 400 or gone))
 
 
 def _lengths(context: RequestContext) -> dict[str, Any]:

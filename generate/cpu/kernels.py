@@ -44,8 +44,16 @@ class KernelError(RuntimeError):
     """A C file could not be compiled or loaded; the message holds the compiler's first lines."""
 
 
-def begin(source: Path, extra_flags: Sequence[str] = ()) -> None:
-    """Start `load_library` in the background; the next call with the same arguments gets its result or its error."""
+def begin(source: Path, extra_flags: Sequence[str] = ()) -> Future[ctypes.CDLL] | None:
+    """Start `load_library` in the background; the next call with the same arguments gets its result or its error.
+
+    Return the library to come if it must be compiled first, None if it is in the cache or cannot be compiled.
+    """
+    try:
+        kept = kept_beside(source, extra_flags)
+        must_compile = kept is None or not kept.with_suffix(".so").exists()
+    except (KernelError, OSError):  # which `load_library` raises
+        must_compile = False
     loading = _begun[source, tuple(extra_flags)] = Future[ctypes.CDLL]()
 
     def load() -> None:
@@ -55,6 +63,7 @@ def begin(source: Path, extra_flags: Sequence[str] = ()) -> None:
             loading.set_exception(error)
 
     threading.Thread(target=load, name=f"load-{source.stem}", daemon=True).start()  # Ctrl-C does not wait for it
+    return loading if must_compile else None
 
 
 def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:

@@ -293,6 +293,19 @@ def test_probes_and_the_pages_files_are_logged_only_if_they_fail(app: Flask, cli
     ]  # fmt: skip
 
 
+def test_failing_probes_are_a_line_when_they_begin_to_fail_and_one_when_that_ends(
+    app: Flask, client: FlaskClient
+) -> None:
+    stream, engine = logged(app), service(app).engine
+    for now in (None, engine):
+        service(app).engine = now
+        for path in ("/ready", "/ready", "/health", "/health/live", "/ready"):
+            client.get(path)
+    assert [(line["route"], line["status"]) for line in lines(app, stream)] == [
+        ("/ready", 503), ("/health", 503), ("/ready", 200), ("/health", 200)
+    ]  # fmt: skip
+
+
 def test_each_request_is_a_line_of_lengths_and_times(app: Flask, client: FlaskClient) -> None:
     stream = logged(app)
     ask(app, "one", prompt="the secret", num_tokens=4)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from terminal import progress
-from terminal.progress import Reporter, State
+from terminal.progress import Reporter, Stages, State
 
 
 def reported(monkeypatch: pytest.MonkeyPatch, terminal: bool, after: float) -> str:
@@ -55,3 +55,10 @@ def test_a_command_that_is_over_soon_shows_nothing(monkeypatch: pytest.MonkeyPat
 def test_the_time_left_is_that_of_the_pace_so_far() -> None:
     assert progress.remaining(10, 40, 5.0) == "15 s"
     assert progress.remaining(1, 101, 6.0) == "10 min"
+
+
+def test_a_stage_is_named_with_its_count_where_it_has_one() -> None:
+    stages = Stages("starting")
+    assert stages._read() == State(0, None, "starting, 0 s")
+    stages.at("packing weights", lambda: 3, 24, "layers")
+    assert stages._read() == State(3, 24, "packing weights: 3 of 24 layers, 0 s")

@@ -85,6 +85,19 @@ def test_libraries_that_are_begun_are_compiled_at_the_same_time_and_once(
     assert compilations.read_text().count(" -c ") == 2
 
 
+def test_what_must_be_compiled_is_known_at_once(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = kernels.begin(small, ["-DANSWER=5"])
+    assert compiling is not None
+    assert load_library(small, ["-DANSWER=5"]).answer() == 5
+    assert compiling.done()
+    assert kernels.begin(small, ["-DANSWER=5"]) is None  # it is in the cache
+    assert load_library(small, ["-DANSWER=5"]).answer() == 5
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert kernels.begin(small, ["-DANSWER=6"]) is None
+    with pytest.raises(KernelError, match="no-such-compiler"):
+        load_library(small, ["-DANSWER=6"])
+
+
 def test_a_failure_in_the_background_is_told_to_the_one_who_asks(small: Path) -> None:
     kernels.begin(small)
     kernels.begin(small, ["-DANSWER=5"])
@@ -98,8 +111,13 @@ def test_linear_layers_are_compiled_early_where_the_model_takes_them(
     dtype: str, quantize: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: set[str] = set()
-    monkeypatch.setattr(kernels, "begin", lambda source, flags=(): begun.add(source.name))
-    prepare(getattr(torch, dtype), quantize)
+
+    def begin(source: Path, flags: tuple[str, ...] = ()) -> str | None:
+        begun.add(source.name)
+        return "to come" if source.name in ("blocks.c", "packed_linear.c") else None
+
+    monkeypatch.setattr(kernels, "begin", begin)
+    assert len(prepare(getattr(torch, dtype), quantize)) == 1 + compiled
     assert ("packed_linear.c" in begun) is compiled
     assert {"paged_attention.c", "sampler.c", "team.c", "blocks.c"} <= begun
 

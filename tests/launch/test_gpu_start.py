@@ -19,6 +19,7 @@ from generate import machine
 from generate.gpu import card
 from generate.gpu.runner import GpuRunner
 from launch import banner, doctor, load_model
+from terminal.progress import Stages
 from tests.support.checkpoints import write_checkpoint
 from tests.support.fakes import fake_engine
 from tests.support.generate import SHAPES, make_model
@@ -35,7 +36,7 @@ def test_a_start_without_memory_takes_fewer_pages_and_then_fewer_rows(
 ) -> None:
     tried: list[tuple[int, float]] = []
 
-    def load(config: Config, slots: int, share: float) -> str:
+    def load(config: Config, slots: int, share: float, loading: Stages) -> str:
         tried.append((slots, share))
         if len(tried) <= failures:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -53,7 +54,7 @@ def test_memory_that_never_suffices_ends_the_start_with_the_numbers(
 ) -> None:
     tried: list[float] = []
 
-    def load(config: Config, slots: int, share: float) -> None:
+    def load(config: Config, slots: int, share: float, loading: Stages) -> None:
         tried.append(share)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore advice")
 
@@ -75,7 +76,7 @@ def test_parts_name_what_fell_back_and_what_was_cut(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(load_model, "make_runner", warn)
     monkeypatch.setattr(card, "DRIVER", tmp_path)
     monkeypatch.setenv(DEVICE_ERROR, "CUDA error: an illegal memory access was encountered")
-    parts = load_model._load(Config(model=str(write_checkpoint(tmp_path / "tiny"))), 2, 0.001)
+    parts = load_model._load(Config(model=str(write_checkpoint(tmp_path / "tiny"))), 2, 0.001, Stages("loading"))
     assert parts.facts["fallbacks"] == [FALLBACK]
     said = "\n".join(parts.facts["warnings"])
     for words in ("there is an NVIDIA driver, but torch", "The CPU computes instead", "keys and values get 0% of their share",
