@@ -58,7 +58,7 @@ log = logging.getLogger("effective-batching")
 
 # The load that --demo starts. Twice as many users as slots: under every policy some wait, and a static batch is always
 # full.
-DEMO_LOAD = LoadRequest(users=16, pause=0.4, min_tokens=8, max_tokens=48, seed=1)
+DEMO_LOAD = LoadRequest(users=16, pause=0.4, min_tokens=8, max_tokens=48, seed=1, replace=True)
 
 
 def __getattr__(name: str) -> Any:
@@ -93,9 +93,14 @@ def create_app(config: Config, engine: LoadedEngine | None = None) -> Flask:
 
 
 def begin_demo(service: Service, engine: LoadedEngine) -> None:
-    """Start the load of the demonstration, which has no end."""
-    assert service.load is not None
-    service.load.start(engine, DEMO_LOAD, service.wants_load)
+    """Start the policy and the load of the demonstration, which has no end: at first, and after a tour that was killed."""
+    config, load = service.config, service.load
+    if service.draining:
+        return
+    load.left = partial(begin_demo, service, engine)
+    policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
+    engine.manager.inbox.switch(policy, timeout=service.stall_seconds)
+    load.start(engine, DEMO_LOAD, service.wants_load)
 
 
 def batch_runner(app: App, service: Service) -> Runner:

@@ -54,6 +54,7 @@ class MockModel:
         cost: Cost | Callable[[Plan], float],
         *,
         name: str = "mock",
+        of: str = "a cost model",
         ids: Sequence[int] = IDS,
         end: int | None = None,
         sizes: Sizes = GPT2,
@@ -64,7 +65,7 @@ class MockModel:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.cost = cost
-        self.name = name
+        self.name, self.of = name, of
         self.ids = ids
         self.end = end
         self.sizes = sizes
@@ -84,8 +85,8 @@ class MockModel:
     @property
     def description(self) -> str:
         """A description of what it does instead of computing."""
-        slept = "a step sleeps as long as the cost model says"
-        return slept if self.speed == 1 else f"{slept} / {self.speed:g}"
+        how = f", {self.speed:.3g} times faster" if self.speed > 1 else f", {1 / self.speed:.3g} times slower"
+        return f"words are drawn at random; times are those of {self.of}{how if self.speed != 1 else ''}"
 
     def forward(self, plan: Plan) -> list[Output]:
         """Take the time of a step; return a token for each sequence due, None while its prompt lasts."""
@@ -190,6 +191,7 @@ def load(name: str, ids: Sequence[int] = IDS, end: int | None = None, context: i
     return MockModel(
         published.make(cost),
         name=shown if speed == 1 else f"{shown}@{speed:g}",
+        of=published.MEASURED.get(cost, f"the cost model {shown.removeprefix(PREFIX)}"),
         ids=ids,
         end=end,
         host=host,

@@ -103,6 +103,8 @@ VTC_A10G = Phases(
     base=32.713e-3, row=0.31261e-3, knee=48, context=0.70586e-6, token=0.21087e-3, request=0.5933e-3
 )  # fmt: skip
 
+# What was measured for a law, in words.
+MEASURED = {"distserve-opt13b": "a 13B model (OPT-13B, A100)", "vtc-a10g": "a 7B model (Llama-2-7B, A10G)"}
 MODELS: dict[str, Cost] = {
     "affine": Affine(base=8e-3, token=0.1e-3, row=0.1e-3),
     "llm-mock": LlmMock(),

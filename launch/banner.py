@@ -101,7 +101,7 @@ def _computing(engine: LoadedEngine, fits: str) -> list[tuple[str, str]]:
     facts = engine.facts
     if "instead" in facts:
         return [
-            ("model", f"{engine.model_name}, no weights: {facts['instead']}, context {engine.context:,}"),
+            ("model", f"{engine.model_name}, context {engine.context:,}. There is no model: {facts['instead']}"),
             *([("KV pages", fits)] if fits else []),
         ]
     whole = facts.get("whole_context", engine.context)

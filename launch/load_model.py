@@ -109,10 +109,8 @@ def _load(config: Config, slots: int, share: float, loading: Stages) -> Parts:
         model = model.shortened(context)
     records, logger = BufferingHandler(100), logging.getLogger("generate.gpu")
     logger.addHandler(records)  # each part that falls back to plain PyTorch says why
-    if on_gpu:
-        loading.at("preparing the GPU")
-    else:
-        loading.at("packing weights", lambda: shape.n_layer - len(model.blocks), shape.n_layer, "layers")
+    stage, count = ("preparing the GPU", 0) if on_gpu else ("packing weights", shape.n_layer)
+    loading.at(stage, lambda: count - len(model.blocks), count, "layers")
     try:
         runner = make_runner(model, n_pages, slots, config)
     finally:

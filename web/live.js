@@ -58,7 +58,7 @@
       facts = {
         policy: state.policy, slots: state.slots, maxQueue: state.max_queue, model: state.model, epoch: state.epoch,
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
-        chats: state.chats, demo: state.demo, queues: state.device === "upstream",
+        chats: state.chats, demo: state.demo, instead: state.instead, queues: state.device === "upstream",
       };
       document.body.classList.toggle("queue", facts.queues);
       $("try").hidden = Boolean(state.watched); // requests go to the engine itself
@@ -126,9 +126,11 @@
   function showFacts() {
     EB.put("policy", facts.policy || "…");
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
-    const where = facts.device === "none" ? "" : ` on ${facts.device}${facts.dtype && `, ${facts.dtype}`}`; // a mock computes nowhere
-    const what = facts.queues ? `queue before ${facts.model}` : `${facts.model}${size}${where}`;
-    EB.put("facts", facts.model ? `${what}, ${EB.count(facts.slots)} slots${gauges}` : "");
+    const where = facts.device === "none" ? "" : ` on ${facts.device}${facts.dtype && `, ${facts.dtype}`}`; // a queue computes nowhere
+    const what = facts.queues ? `queue before ${facts.model}` : facts.instead ? "no model" : `${facts.model}${size}${where}`;
+    const how = facts.instead ? `: ${facts.instead}` : gauges;
+    EB.put("facts", facts.model ? `${what}, ${EB.count(facts.slots)} slots${how}` : "");
+    $("facts").title = facts.model ?? "";
     document.title = `${facts.policy || ""} · effective-batching`;
     const bearer = key ? " -H 'Authorization: Bearer KEY'" : "";
     const [path, example] = facts.chats || facts.queues

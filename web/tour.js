@@ -6,6 +6,7 @@
   const EB = (root.EB = root.EB || {});
   const PER_WORD = 0.3; // seconds, as 200 words a minute
   const LOOK = 5; // seconds for the figures and the picture
+  const LEASE = 60; // seconds after which the server ends the load of a tour that was killed
   const TAKES_OVER = "button, a, input, select, summary, label, canvas, tr"; // what a reader clicks to do something else
 
   class Tour {
@@ -107,6 +108,8 @@
         this.build();
         document.body.classList.add("touring"); // the tour and the picture have the page for themselves
         this.pause.focus({ preventScroll: true });
+        clearInterval(this.renewal);
+        this.renewal = setInterval(() => this.renew(), (LEASE / 3) * 1000);
         await this.go(Math.min(at, EB.STOPS.length - 1));
         this.play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
       });
@@ -204,10 +207,17 @@
       EB.put(this.compare, (other ? stop.versus?.undo : stop.versus?.label) ?? "");
       this.showProgress();
       await EB.switchPolicy(this.headers, this.policy, this.scene.options?.(this.slots()));
-      const load = JSON.stringify({ ...stop.load(this.slots()), replace: true });
+      const load = JSON.stringify({ ...stop.load(this.slots()), lease: LEASE, replace: true });
       if (load !== this.load) await this.send(load);
       this.from = (this.live.last?.n ?? 0) + 1;
       this.refresh();
+    }
+
+    // Keep the load of the tour alive. Leave if the server has ended it, as while a computer sleeps.
+    async renew() {
+      const reply = await fetch("load", { headers: this.headers({}) }).catch(() => null);
+      const load = reply?.ok ? await reply.json() : null;
+      if (load && this.before && !this.busy && !(load.active && load.params.lease)) this.leave();
     }
 
     async send(load, more = {}) {
@@ -330,6 +340,7 @@
         this.axis(this.before.axis);
         history.replaceState(null, "", location.pathname + location.search);
       }
+      clearInterval(this.renewal);
       this.before = null;
       this.at = -1;
       this.playing = false;

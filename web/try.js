@@ -50,9 +50,10 @@
     }
 
     // Fit the box to the served model: whether it chats, how long its context is, and the sampling that its authors
-    // recommend.
-    fit({ chats, sampling = {}, context = Infinity }) {
+    // recommend. `instead`: there is no model.
+    fit({ chats, sampling = {}, context = Infinity, instead }) {
       this.context = context;
+      this.random = instead ? " There is no model, so its words are drawn at random." : "";
       $("mode-field").hidden = !chats;
       if (this.fitted !== chats) this.setMode(chats ? "chat" : "text");
       this.fitted = chats;
@@ -92,7 +93,7 @@
       this.last = null;
       this.answer.clear();
       this.answer.box.classList.add("none");
-      this.answer.box.textContent = "The answer appears here, token by token.";
+      this.answer.box.textContent = `The answer appears here, token by token.${this.random}`;
       $("regenerate").hidden = true;
       $("answer-facts").hidden = true;
       $("new-chat").hidden = true;

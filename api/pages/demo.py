@@ -52,19 +52,26 @@ class Load:
         self._sender: Sender | None = None
         self._params: LoadRequest | None = None
         self._numbers = itertools.count(1)  # of endless loads, and of requests with a named client
+        self._asked_at = 0.0
+        self.left: Callable[[], None] = lambda: None  # what follows an endless load that nobody wants any more
 
     def start(self, engine: LoadedEngine, params: LoadRequest, wanted: Callable[[], bool] = lambda: True) -> bool:
         """Start to send; return False if another load is active and not to be replaced.
 
-        An endless load ends when it is no longer `wanted`.
+        An endless load ends when it is no longer `wanted`, or its lease is over.
         """
+        self._asked_at = time.monotonic()
+
+        def is_wanted() -> bool:
+            return wanted() and not 0 < params.lease < time.monotonic() - self._asked_at
+
         with self._lock:
             if self._sender is not None and self._sender.is_active:
                 if not params.replace:
                     return False
                 self._sender.stop()
             self._params = params
-            self._sender = Sender(engine, params, wanted, self._numbers)
+            self._sender = Sender(engine, params, is_wanted, self._numbers, self.left)
             return True
 
     def stop(self) -> None:
@@ -77,7 +84,8 @@ class Load:
         return None if self._sender is None else self._sender.span
 
     def progress(self) -> dict[str, Any]:
-        """Return the body of GET /load."""
+        """Return the body of GET /load, which renews the lease of a load."""
+        self._asked_at = time.monotonic()
         counts = {"total": 0, "sent": 0, "done": 0, "failed": 0, "active": False}
         if self._sender is not None:
             counts |= self._sender.progress()
@@ -89,9 +97,10 @@ class Sender:
     """The users of one load, and the thread that sends their requests and counts the answers."""
 
     def __init__(
-        self, engine: LoadedEngine, params: LoadRequest, wanted: Callable[[], bool], numbers: Iterator[int]
-    ) -> None:
-        self._engine, self._params, self._wanted, self._numbers = engine, params, wanted, numbers
+        self, engine: LoadedEngine, params: LoadRequest, wanted: Callable[[], bool], numbers: Iterator[int],
+        left: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._engine, self._params, self._wanted, self._numbers, self._left = engine, params, wanted, numbers, left
         self._sent = self._done = self._failed = 0
         self.span: tuple[float, float] | None = None  # arrivals of the first and the last request
         self._is_stopping = False
@@ -137,7 +146,7 @@ class Sender:
                 elif self._params.users:
                     heapq.heappush(due, (now + REFUSED_SECONDS, user, question))
             if not (due or pending):
-                return
+                break
             wait = due[0][0] - time.monotonic() if due else CHECK_SECONDS
             try:
                 ended = self._ended.get(timeout=min(CHECK_SECONDS, max(0.0, wait)))
@@ -148,6 +157,8 @@ class Sender:
                 self._failed += has_failed
                 self._done += not has_failed
                 schedule(ended)
+        if self._params.users and not self._is_stopping:
+            self._left()
 
     def _send(self, user: int, question: Question) -> Inference | None:
         """Send a request; return None if it was refused: it is too long for the context, or the server is full."""

@@ -162,6 +162,7 @@ def state(service: Service, engine: LoadedEngine) -> dict[str, Any]:
         "parameters": engine.facts.get("parameters"),
         "upstreams": engine.facts.get("upstreams"),
         "watched": "watched" in engine.facts,
+        "instead": engine.facts.get("instead"),
         "device": engine.device,
         "dtype": engine.dtype,
         "context": engine.context,

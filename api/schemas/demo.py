@@ -39,6 +39,9 @@ class LoadRequest(BaseModel):
         "short", description="'short', 'long' (every fourth prompt has hundreds of tokens) or 'shared' (three of four "
         "begin with the same hundreds of tokens); the latter two need users"
     )  # fmt: skip
+    lease: Seconds = Field(
+        0.0, description="a number of seconds, 0 to 60, without GET /load after which users end; 0 for no such limit"
+    )
     replace: f.Flag = Field(
         False, description="true to replace a load that is active; its open requests are still answered"
     )

@@ -102,6 +102,26 @@ def test_a_load_that_nobody_wants_any_more_ends(engine: LoadedEngine) -> None:
     wait_until(lambda: not load.progress()["active"])
 
 
+def test_a_load_with_a_lease_ends_when_nobody_asks_for_it(engine: LoadedEngine) -> None:
+    load, left = Load(), threading.Event()
+    load.left = left.set
+    load.start(engine, LoadRequest(**USERS, lease=60))
+    wait_until(lambda: load.progress()["done"] > 5)
+    assert not left.is_set()
+    load.start(engine, LoadRequest(**USERS, lease=0.01, replace=True))
+    assert left.wait(60)
+    wait_until(lambda: not load.progress()["active"])
+
+
+def test_a_load_that_is_stopped_is_not_left(engine: LoadedEngine) -> None:
+    load, left = Load(), threading.Event()
+    load.left = left.set
+    load.start(engine, LoadRequest(**USERS))
+    load.stop()
+    wait_until(lambda: not load.progress()["active"])
+    assert not left.is_set()
+
+
 def test_refused_requests_count_as_failed_and_are_tried_again() -> None:
     model = FakeModel()
     model.gate.clear()

@@ -198,7 +198,7 @@ def test_a_calibrated_file_is_served_at_its_pace(tmp_path: Path) -> None:
         assert took + 0.02 >= 25 * 0.02  # the first may find a step under way
         assert server.get("/stats").json["engine"]["model"] == "mock:cost.json"
         text = server.output()
-    assert "mock:cost.json, no weights: a step sleeps as long as the cost model says" in text
+    assert "There is no model: words are drawn at random; times are those of the cost model cost.json" in text
 
 
 @pytest.mark.full

@@ -122,6 +122,9 @@ def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(chromium: Any, ser
     page.click(".who")
     tab.until("!document.querySelector('#detail').hidden")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    order = ("stage", "detail", "tiles", "spent", "try", "requests")  # the figures right after the picture
+    tops = [page.locator(f"#{id}").bounding_box()["y"] for id in order]
+    assert tops == sorted(tops)
     assert_axe_finds_nothing_serious(page)
     assert tab.complaints == []
     tab.close()
@@ -204,6 +207,7 @@ def test_an_area_of_the_picture_is_summed_up_and_a_request_is_found_by_number(li
     places = page.evaluate(
         "(({picture: p, model}) => [[p.x0(0) + 1, 8], [p.x0(model.columns.length - 1) + 1, 8 + 2 * p.tall]])(EB.page)"
     )
+    page.locator("#picture").scroll_into_view_if_needed()  # a test before this one may have scrolled the page
     box = page.locator("#picture").bounding_box()
     for act, (x, y) in zip((page.mouse.down, page.mouse.up), places):
         page.mouse.move(box["x"] + x, box["y"] + y)

@@ -55,6 +55,9 @@ def test_the_demo_opens_with_captions_and_the_offer_of_a_tour(seen: Tab) -> None
     page = seen.page
     seen.until("document.querySelector('#caption-text').textContent.length > 10")
     assert "guided tour" in page.text_content("#tour-title")
+    words = "no model, 8 slots: words are drawn at random; times are those of a 13B model"
+    assert page.text_content("#facts").startswith(words)
+    assert "drawn at random" in page.text_content("#answer")
     seen.until("EB.page.live.last.who.filter(Boolean).length === 8")
     assert seen.complaints == []
 
@@ -137,6 +140,23 @@ def test_one_click_shows_held_rows_and_that_dynamic_has_none_until_the_reader_ta
     left = server.get("/policy").json
     assert (left["policy"], left["options"]["delay"]) == ("window", 0.01)
     assert server.get("/load").json["params"] == before
+    assert seen.complaints == []
+
+
+def test_a_tour_whose_load_the_server_has_ended_is_left(seen: Tab, server: Server) -> None:
+    page = seen.page
+    own = server.get("/load").json["params"]
+    page.evaluate("EB.page.story.tour.invite()")
+    page.click("#story button.primary")
+    seen.until("EB.page.story.tour.at === 0 && !EB.page.story.tour.busy")
+    page.evaluate("EB.page.story.tour.renew()")
+    assert page.is_visible("#story")
+    assert server.get("/load").json["params"]["lease"] == 60
+    server.send("DELETE", "/load")
+    wait_until(lambda: not server.get("/load").json["active"])
+    page.evaluate("EB.page.story.tour.renew()")
+    seen.until("document.querySelector('#story').hidden")
+    wait_until(lambda: server.get("/load").json["params"] == own)
     assert seen.complaints == []
 
 
