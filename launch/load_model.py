@@ -77,7 +77,7 @@ def _load(config: Config, slots: int, share: float, loading: Stages) -> Parts:
     remarks, on_gpu = _remarks(config, device, dtype), device.type == "cuda"
     compiling = [] if on_gpu else machine.prepare(dtype, config.quantize)
     if compiling:
-        banner.note(f"compiling {len(compiling)} kernels for this processor, once")
+        banner.note(f"compiling {len(compiling)} kernel{'s' * (len(compiling) > 1)} for this processor, once")
     loading.at("reading tokenizer and weights")
     quantize.check(config.quantize, dtype, device)
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
