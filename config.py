@@ -303,7 +303,7 @@ def load(
 
 
 def _unknown_variables(names: Sequence[str]) -> list[str]:
-    known = [variable(f.name) for f in fields(Config)] + ["EB_CACHE_DIR", "EB_KERNELS", "EB_PLUGIN"]
+    known = [variable(f.name) for f in fields(Config)] + ["EB_CACHE_DIR", "EB_KERNELS", "EB_PLUGIN", "EB_PYTHON"]
     return [
         f"the variable {name} is not a setting and is ignored.{nearest(name, known)}"
         for name in sorted(set(names))

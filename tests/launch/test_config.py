@@ -209,7 +209,8 @@ def test_an_unreadable_dotenv_is_one_line(tmp_path: Path) -> None:
 
 
 def test_unknown_eb_names_are_warned_of_with_the_nearest(tmp_path: Path) -> None:
-    loaded = read(tmp_path=tmp_path, lines="EB_MODLE=gpt2\nOTHER=1\n", EB_PROT="1", EB_XYZZY="2", EB_CACHE_DIR="x")
+    known = {"EB_CACHE_DIR": "x", "EB_PYTHON": "python3"}
+    loaded = read(tmp_path=tmp_path, lines="EB_MODLE=gpt2\nOTHER=1\n", EB_PROT="1", EB_XYZZY="2", **known)
     assert loaded.warnings == [
         "the variable EB_MODLE is not a setting and is ignored. Did you mean 'EB_MODEL'?",
         "the variable EB_PROT is not a setting and is ignored. Did you mean 'EB_PORT'?",
