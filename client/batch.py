@@ -45,16 +45,14 @@ COMMAND = Command(
 
 def main(argv: list[str] | None = None) -> int:
     """Send a batch; return the exit code."""
-    target: Target | None = None
 
     def run(console: Console) -> int:
-        nonlocal target
         args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
         target = Target(args.url, args.timeout, api_key=args.api_key)
         with _input(Path(args.input)) as lines:
             return _send(console, args, target, lines)
 
-    return display.guarded(run, lambda: target)
+    return display.guarded(run)
 
 
 def _input(path: Path) -> BinaryIO:

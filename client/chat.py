@@ -49,10 +49,8 @@ COMMAND = Command(
 
 def main(argv: list[str] | None = None) -> int:
     """Chat until the user leaves; return the exit code."""
-    target: Target | None = None
 
     def run(console: Console) -> int:
-        nonlocal target
         args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
         with contextlib.ExitStack() as stack:
             try:
@@ -65,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
             _await_model(url, console)
             return Chat(known(target), console).run()
 
-    return display.guarded(run, lambda: target)
+    return display.guarded(run)
 
 
 def _address(where: str, key: str | None, console: Console, stack: contextlib.ExitStack) -> str:

@@ -186,7 +186,7 @@ def run_single(settings: Settings, console: Console) -> int:
     planned = data.Planned(0, 0.0, read.prompt, read.numtokens)
     try:
         (outcome,) = send_all(target, [planned], on_text=lambda piece: emit(piece, end=""), fields=seed)
-        raise_for(outcome)
+        raise_for(outcome, target)
     except Failed as error:
         kind, detail = error.args
         say(console, f"error: {kind}: {detail}")
@@ -266,19 +266,17 @@ def write_result(numbers: Mapping[str, Any], path: Path | None, console: Console
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run the client and return its exit code."""
-    targets: list[Target] = []
 
     def run(console: Console) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         settings = read_settings(arguments, os.environ if environ is None else environ)
-        targets.append(settings.target)
         if settings.target.dialect.api == "openai" or catalog.is_chat(settings.flags.workload):
             settings = replace(settings, target=known(settings.target))
         if settings.flags.prompt is not None:
             return run_single(settings, console)
         return run_load(settings, console)
 
-    return guarded(run, lambda: targets[0] if targets else None)
+    return guarded(run)
 
 
 if __name__ == "__main__":

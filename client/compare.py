@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             return verdict(results, args.different, console)
         return run(args, console, without_key("compare", arguments))
 
-    return guarded(command, lambda: None)
+    return guarded(command)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -12,10 +11,10 @@ from terminal.options import UsageError
 from terminal.progress import Reporter, State
 
 from .send.load import LoadRun
-from .send.target import KeyRefused, ServerUnreachable, Target
+from .send.target import ServerUnreachable
 
 
-def guarded(main: Callable[[Console], int], target: Callable[[], Target | None]) -> int:
+def guarded(main: Callable[[Console], int]) -> int:
     """Run a command; print an error as one line on stderr and return the exit code."""
     console = Console(stderr=True)
     try:
@@ -23,17 +22,8 @@ def guarded(main: Callable[[Console], int], target: Callable[[], Target | None])
     except UsageError as error:
         say(console, f"error: {error}")
         return USAGE
-    except KeyRefused:
-        url = server.url if (server := target()) else "the server"
-        say(console, f"error: {url} requires an API key. Set EB_API_KEY or use --api-key KEY")
-        return USAGE
     except ServerUnreachable as error:
-        url = server.url if (server := target()) else str(error)
-        remedy = "Is the server running? Start it with ./server.sh dynamic, or check the address"
-        if server and server.proxy:
-            host, proxy = urlsplit(url).hostname, server.proxy.rpartition("@")[2]  # without its password
-            remedy = f"The environment names the proxy {proxy} for it. Correct that, or set NO_PROXY={host}"
-        say(console, f"error: cannot reach {url}. {remedy}")
+        say(console, f"error: {error}")
         return UNREACHABLE
     except KeyboardInterrupt:
         return INTERRUPTED

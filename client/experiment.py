@@ -74,9 +74,9 @@ class Experiment:
                 run(word, f"[{i}/{len(what)}] ")
             except ServerUnreachable as error:
                 self.missing += 1
-                self.store.warn(f"{word}: cannot start or reach the server: {error}")
-                remedy = "Start it" if "://" in word else f"Run ./server.sh {word} to see why"
-                say(self.console, f"error: {word}: {error}. {remedy}, or leave it out")
+                self.store.warn(f"{word}: {error}")
+                why = f". Run ./server.sh {word} to see why" if isinstance(error, servers.ServerFailed) else ""
+                say(self.console, f"error: {word}: {error}{why}, or leave it out")
             if self.interrupted:
                 self.store.warn("stopped early by Ctrl-C")
                 break

@@ -148,7 +148,7 @@ def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
     answered = 0
     for outcome in send_all(target, short):
         with contextlib.suppress(Failed):
-            raise_for(outcome)
+            raise_for(outcome, target)
             answered += 1
     return answered
 

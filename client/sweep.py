@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         args = read(arguments, os.environ if environ is None else environ)
         return run(args, console, without_key("sweep", arguments))
 
-    return guarded(command, lambda: None)
+    return guarded(command)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(str(error)) from error
         return FINE
 
-    return guarded(command, lambda: None)
+    return guarded(command)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import aiohttp
 from batch_files.job import is_final, read_json
 from batch_files.lines import BadLine, Line, answer, failed, to_json
 
-from .target import KeyRefused, Target
+from .target import Target
 
 BUSY = (429, 503)  # the server answers later
 MAX_WAIT = 60.0  # seconds before the next try
@@ -87,7 +87,7 @@ class BatchRun:
                 ) as response:
                     data = await response.read()
                     if response.status == 401:
-                        raise KeyRefused
+                        raise self.target.key_refused()
                     body = read_json(data)
                     if response.status not in BUSY or is_final(body):
                         return response.status, response.headers.get("X-Request-Id", ""), body

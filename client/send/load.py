@@ -25,7 +25,7 @@ from ..report.measure import Outcome
 from .dialects import Message, Unreadable, status_failure
 from .reading import Reading, failure
 from .sse import Events
-from .target import CANNOT_CONNECT, CONNECT_SECONDS, KeyRefused, ServerUnreachable, Target
+from .target import CANNOT_CONNECT, CONNECT_SECONDS, Target
 
 HEARTBEAT_SECONDS = 0.01
 SLICE_SECONDS = 1.0  # of a wait without a timeout: on Windows, Ctrl-C does not interrupt an endless one
@@ -52,12 +52,12 @@ class Failed(Exception):
     """A request got no complete answer; the arguments are the kind of failure and its detail."""
 
 
-def raise_for(outcome: Outcome) -> None:
+def raise_for(outcome: Outcome, target: Target) -> None:
     """Raise ServerUnreachable, KeyRefused or Failed for a failed request."""
     if outcome.error == CANNOT_CONNECT:
-        raise ServerUnreachable(outcome.detail)
+        raise target.unreachable()
     if outcome.error.startswith("HTTP 401"):
-        raise KeyRefused
+        raise target.key_refused()
     if outcome.error:
         raise Failed(outcome.error, outcome.detail)
 

@@ -31,12 +31,12 @@ def environ_proxies(url: str) -> dict[str, str]:
     return {} if is_here else requests.utils.get_environ_proxies(url)
 
 
-class ServerUnreachable(Exception):
-    """No HTTP server answers at the address."""
+class ServerUnreachable(RuntimeError):
+    """No HTTP server answers at the address; the message names it and the remedy."""
 
 
-class KeyRefused(Exception):
-    """The server requires an API key, or another one."""
+class KeyRefused(UsageError):
+    """The server requires an API key, or another one; the message names it and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +78,41 @@ class Target:
         session.headers.update(self.headers)
         return session
 
+    def ask(self, method: str, path: str, body: Any = None, seconds: float = STATS_SECONDS) -> requests.Response:
+        """Return the server's answer to one request; raise ServerUnreachable if there is none, and KeyRefused on 401."""
+        with self.session() as session:
+            try:
+                answer = session.request(method, self.url + path, json=body, timeout=(CONNECT_SECONDS, seconds))
+            except (requests.RequestException, OSError, ValueError) as error:
+                raise self.unreachable() from error
+        if answer.status_code == 401:
+            raise self.key_refused()
+        return answer
+
+    def unreachable(self) -> ServerUnreachable:
+        """Return the error of a server that does not answer."""
+        remedy = "Is the server running? Start it with ./server.sh dynamic, or check the address"
+        if self.proxy:
+            host, proxy = urlsplit(self.url).hostname, self.proxy.rpartition("@")[2]  # without its password
+            remedy = f"The environment names the proxy {proxy} for it. Correct that, or set NO_PROXY={host}"
+        return ServerUnreachable(f"cannot reach {self.url}. {remedy}")
+
+    def key_refused(self) -> KeyRefused:
+        """Return the error of a server that refuses the key, or the lack of one."""
+        return KeyRefused(f"{self.url} requires an API key. Set EB_API_KEY or use --api-key KEY")
+
 
 def fetch(target: Target, path: str) -> Any:
-    """Fetch a JSON document; return None if the answer is not one.
-
-    Raise ServerUnreachable if nothing answers, and KeyRefused on 401.
-    """
-    with target.session() as session:
-        try:
-            answer = session.get(target.url + path, timeout=(CONNECT_SECONDS, STATS_SECONDS))
-            body = answer.json() if answer.status_code == 200 else None
-        except (requests.ReadTimeout, requests.JSONDecodeError, RecursionError):
+    """Fetch a JSON document; return None if the answer is not one. Raise as `Target.ask` does."""
+    try:
+        answer = target.ask("GET", path)
+        return answer.json() if answer.status_code == 200 else None
+    except (requests.JSONDecodeError, RecursionError):
+        return None
+    except ServerUnreachable as error:
+        if isinstance(error.__cause__, requests.ReadTimeout):  # busy
             return None
-        except requests.ConnectionError as error:
-            raise ServerUnreachable(f"no server answers at {target.url}") from error
-        except (requests.RequestException, OSError, ValueError) as error:
-            raise ServerUnreachable(str(error)) from error
-    if answer.status_code == 401:
-        raise KeyRefused
-    return body
+        raise
 
 
 def fetch_stats(target: Target) -> dict[str, Any] | None:
@@ -119,14 +135,8 @@ def fetch_context(target: Target) -> int | None:
 
 def check_chat(target: Target, workload: str) -> None:
     """Raise UsageError for a server without the route of chats; ServerUnreachable and KeyRefused as `fetch` does."""
-    with target.session() as session:
-        try:
-            # Without messages: a server that has the route refuses this before it generates anything.
-            status = session.post(target.url + CHAT_PATH, json={}, timeout=(CONNECT_SECONDS, STATS_SECONDS)).status_code
-        except (requests.RequestException, OSError, ValueError) as error:
-            raise ServerUnreachable(f"no server answers at {target.url}") from error
-    if status == 401:
-        raise KeyRefused
+    # Without messages: a server that has the route refuses this before it generates anything.
+    status = target.ask("POST", CHAT_PATH, {}).status_code
     if status in (404, 405, 501):
         raise UsageError(
             f"{target.url} has no {CHAT_PATH} (HTTP {status}), which --workload {workload} needs. Use a server with that "

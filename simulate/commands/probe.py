@@ -13,7 +13,7 @@ from rich.console import Console
 from client.flags import TIMEOUT, base_url
 from client.send import ask
 from client.send.dialects import APIS, Dialect
-from client.send.target import KeyRefused, ServerUnreachable, Target, fetch_context
+from client.send.target import Target, fetch_context
 from client.send.target import known as with_model
 from client.workloads.corpus import USUAL_CONTEXT
 from simulate.commands.arguments import Sections
@@ -63,10 +63,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         for flag in ("log", "out"):
             writable(getattr(args, flag), f"--{flag}")
         say(console, f"Asking {args.url} about itself, with GET requests only")
-        try:
-            target, context = with_model(target), fetch_context(target) or context
-        except (KeyRefused, ServerUnreachable) as error:
-            raise RuntimeError(f"{str(error) or 'the server refuses the key'}. Check URL and --api-key") from None
+        target, context = with_model(target), fetch_context(target) or context
         server = {**ask.facts(args.url, args.api_key), **given}
         engine = args.engine or server.get("engine")
         if not engine:

@@ -78,13 +78,8 @@ def _object(number: int, line: str) -> Any:
 
 def served(url: str, api_key: str | None) -> Log | None:
     """Return what our own server, or a queue of ours, at a URL has served lately; None if another one answers there."""
-    try:
-        with Target(url, api_key=api_key).session() as session:
-            reply = session.post(f"{url}/what-if", json={"policies": [], "count": MOST_SERVED}, timeout=ANSWER_SECONDS)
-    except OSError as error:
-        raise RuntimeError(
-            f"no server answers at {url} ({type(error).__name__}). Start it, or check the address"
-        ) from None
+    body = {"policies": [], "count": MOST_SERVED}
+    reply = Target(url, api_key=api_key).ask("POST", "/what-if", body, ANSWER_SECONDS)
     if reply.status_code != 200:
         return None
     format = next(format for format in FORMATS if format.made_by == WHAT_IF)

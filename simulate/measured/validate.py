@@ -103,14 +103,11 @@ def server(policy: str, flags: Sequence[str], console: Console) -> Iterator[Targ
     """Yield a server that was started with these flags; RuntimeError when it does not start."""
     console.print(f"{policy}: starting its server", highlight=False)
     key = config.load().config.api_key or None
-    try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            servers.started(policy, flags, Path(folder) / "server.log", key) as url,
-        ):
-            yield Target(url, api_key=key, dialect=Dialect("inference", stream=True))
-    except servers.ServerFailed as error:
-        raise RuntimeError(f"the server did not start: {error}") from error
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        servers.started(policy, flags, Path(folder) / "server.log", key) as url,
+    ):
+        yield Target(url, api_key=key, dialect=Dialect("inference", stream=True))
 
 
 def observe(

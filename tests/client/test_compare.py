@@ -66,6 +66,15 @@ def test_two_servers_get_the_same_requests_and_all_results_are_written(
     assert (folder / "table.md").read_text().startswith("poisson:200: 12 requests of fixed:8:4")
 
 
+def test_a_server_that_requires_a_key_is_named(
+    pair: tuple[MockServer, MockServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair[1].stats = (401, {})
+    code, _ = compared(pair, tmp_path)
+    assert code == 2
+    assert f"error: {pair[1].url} requires an API key" in capsys.readouterr().err
+
+
 def test_an_unreachable_server_is_reported_and_the_others_are_compared(
     pair: tuple[MockServer, MockServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ from simulate.logs.log import Log
 from simulate.measured.intervals import Noise
 from simulate.scenario import Chosen, EngineSize, Scenario
 from simulate.trace import Seen, Trace
+from tests.support.mock_server import mock_server
 
 LAW = Affine(base=0.02, token=0.0001)
 FLAGS = {"slots": "--max-num-seqs {}", "tokens_per_step": "--max-num-batched-tokens {}"}
@@ -289,13 +290,20 @@ def test_an_slo_that_is_no_limit_is_refused(slo: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("words", "remedy"), [([], "Use ./eb advise LOG"), (["http://localhost:1"], "Start it, or check the address")]
+    ("words", "remedy"), [([], "Use ./eb advise LOG"), (["http://localhost:1"], "Start it with ./server.sh")]
 )
 def test_a_command_line_without_requests_is_refused(
     words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["advise", *words]) > 0
     assert remedy in capsys.readouterr().err
+
+
+def test_a_server_that_requires_a_key_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock_server() as server:
+        server.answer = lambda body: (401, {})
+        assert main(["advise", server.url]) == 2
+    assert f"{server.url} requires an API key" in capsys.readouterr().err
 
 
 def test_a_server_that_does_not_report_its_requests_has_to_be_probed_first(

@@ -242,12 +242,12 @@ def test_no_server_no_key_and_no_known_engine_are_said_before_anything_is_sent(
     server: Slotted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["probe", "http://127.0.0.1:1"]) == 1
-    assert "no server answers" in capsys.readouterr().err
+    assert "cannot reach http://127.0.0.1:1" in capsys.readouterr().err
     assert main(["probe", server.url]) == 1
     assert "--engine" in capsys.readouterr().err
     server.models = (401, {})
-    assert probe(server) == 1
-    assert "--api-key" in capsys.readouterr().err
+    assert probe(server) == 2
+    assert f"{server.url} requires an API key" in capsys.readouterr().err
     assert not server.asked
 
 

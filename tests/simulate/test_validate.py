@@ -272,4 +272,4 @@ def test_a_real_server_is_measured_step_by_step(capsys: pytest.CaptureFixture[st
 
 def test_a_server_that_does_not_start_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "dynamic", "--cost", "oracle-a", "--model", "no/such/folder"]) == 1
-    assert "the server did not start: " in capsys.readouterr().err
+    assert "unknown model 'no/such/folder'" in capsys.readouterr().err

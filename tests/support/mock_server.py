@@ -126,7 +126,7 @@ class MockServer:
 
     async def _generate(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         count = body.get("num_tokens") or body.get("max_tokens")
-        count = count or (CHAT_TOKENS if path == CHAT else body["parameters"]["max_new_tokens"])
+        count = count or (CHAT_TOKENS if path == CHAT else body.get("parameters", {}).get("max_new_tokens", 1))
         own = self.answer(body)
         began = time.perf_counter()
         if path != "/generate_stream" and not body.get("stream"):
