@@ -20,7 +20,7 @@ from batch_files.lines import ForeignFile, Pending
 from batch_files.output import InUse, LineFile
 from terminal import console as out
 from terminal.console import EXIT_CODES, FINE, INTERRUPTED, SOME_FAILED, UNREACHABLE, say
-from terminal.options import Argument, Command, Number, Option, Read, UsageError, Values
+from terminal.options import Argument, Command, Number, Option, UsageError, Values
 from terminal.progress import Reporter, State, remaining
 
 from . import display, flags
@@ -30,9 +30,9 @@ from .send.target import Target, fetch
 COMMAND = Command(
     "./eb batch", (__doc__ or "").partition("\n\nAny")[0],
     {
-        "arguments": [Argument("input", "file with a request per line"), Argument("output", "file for the answers")],
+        "arguments": [Argument("input", "file with a request per line"), Argument("output", "file for the answers"), flags.URL],
         "options": [
-            Option("--url", "address of the server", Read(flags.base_url, "URL"), default="http://127.0.0.1:8500"),
+            flags.PORT,
             flags.API_KEY,
             Option("--concurrency", "maximum number of requests in flight", Number(1, 4096), default=64),
             flags.TIMEOUT,
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def run(console: Console) -> int:
         args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
-        target = Target(args.url, args.timeout, api_key=args.api_key)
+        target = Target(flags.at_port(args.url, args.port), args.timeout, api_key=args.api_key)
         with _input(Path(args.input)) as lines:
             return _send(console, args, target, lines)
 

@@ -1,7 +1,7 @@
 """Talk to a model in the terminal.
 
-MODEL starts a server with that model, which ends with the chat; http://HOST:PORT is a server that runs. Without either,
-it is the server on 127.0.0.1:8500, or a new one with smollm2. /new starts a new conversation, /exit or Ctrl-D leaves,
+MODEL starts a server with that model, which ends with the chat; http://HOST:PORT or --port is a server that runs. Without
+either, it is the server on localhost:8500, or a new one with smollm2. /new starts a new conversation, /exit or Ctrl-D leaves,
 and Ctrl-C stops an answer. Where the input is no terminal, each of its lines is a message.
 """
 
@@ -33,15 +33,13 @@ from .send.events import NoEvents, watch
 from .send.sse import Events, read_json
 from .send.target import CONNECT_SECONDS, ServerUnreachable, Target, fetch, known
 
-USUAL = "http://127.0.0.1:8500"
 MODEL = "smollm2"
-HOST_AND_PORT = re.compile(r"[\w.-]+:\d+")
 WARMTH = Number(0, 2, kind=float, name="T")
 COMMAND = Command(
     "./eb chat", __doc__ or "",
     {
         "arguments": [Argument("where", "model or address, as above", required=False, metavar="[MODEL|URL]")],
-        "options": [flags.API_KEY, Option("--temperature", "0: greedy", WARMTH, default=0.0), flags.TIMEOUT],
+        "options": [flags.PORT, flags.API_KEY, Option("--temperature", "0: greedy", WARMTH, default=0.0), flags.TIMEOUT],
     },
     {"exit codes": EXIT_CODES},
 )  # fmt: skip
@@ -54,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
         with contextlib.ExitStack() as stack:
             try:
-                url = _address(args.where or "", args.api_key, console, stack)
+                url = _address(args.where or "", args.port, args.api_key, console, stack)
             except servers.ServerFailed as error:
                 say(console, f"error: cannot start a server with {args.where or MODEL}: {error}")
                 return UNREACHABLE
@@ -66,14 +64,14 @@ def main(argv: list[str] | None = None) -> int:
     return display.guarded(run)
 
 
-def _address(where: str, key: str | None, console: Console, stack: contextlib.ExitStack) -> str:
+def _address(where: str, port: int | None, key: str | None, console: Console, stack: contextlib.ExitStack) -> str:
     """Return the URL of the server, which is started if it must be, and then ends with `stack`."""
-    if "://" in where or HOST_AND_PORT.fullmatch(where):
-        return flags.base_url(where if "://" in where else f"http://{where}")
+    if port or flags.is_address(where):
+        return flags.at_port(flags.base_url(where or flags.LOCAL), port)
     if not where:
         with contextlib.suppress(ServerUnreachable):
-            if fetch(Target(USUAL, api_key=key), "/v1/models") is not None:
-                return USUAL
+            if fetch(Target(flags.LOCAL, api_key=key), "/v1/models") is not None:
+                return flags.LOCAL
     model = where or MODEL
     log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
     with Reporter(console, lambda: State(0, None, f"starting a server with {model}"), after=0.0):

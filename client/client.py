@@ -28,8 +28,7 @@ if not __package__:
 from rich.console import Console
 
 from terminal.console import FINE, SOME_FAILED, emit, emit_json, leave, say, table_of
-from terminal.option_types import HOST
-from terminal.options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
+from terminal.options import FILE, POSITIVE, Choice, Command, Number, Option, UsageError, Values
 
 from . import data, flags, runs
 from .display import guarded
@@ -52,7 +51,7 @@ EXAMPLES = (
     "python3 client.py --load closed:16 --workload orca --stream --api openai",
     "python3 client.py --workload chat --stream",
     "python3 client.py --workload multi-turn:8 --load closed:8 --numsamples 128",
-    "python3 client.py --workload agents --rate 0.5 --url http://10.0.0.5:8000",
+    "python3 client.py --workload agents --rate 0.5 http://10.0.0.5:8000",
     'python3 client.py --prompt "hi" --numtokens 10',
 )
 
@@ -63,6 +62,7 @@ def build_command() -> Command:
         "client.py",
         f"Send a load or a single prompt to an effective-batching server or another server.\n\n{FIRST}",
         {
+            "arguments": [flags.URL],
             "workload": [*flags.sent("100", "what the server reports, otherwise 1024", 0), *ORIGINAL],
             "arrivals": WHEN,
             "server": WHERE,
@@ -93,9 +93,7 @@ WHEN = [
     Option("--load", "another arrival process (see below)", flags.LOAD),
 ]  # fmt: skip
 WHERE = [
-    Option("--port", "port of the server", Number(1, 65535), default=8500),
-    Option("--ip", "host of the server (default 127.0.0.1); client/.env may set the variable too", HOST, envvar="IP"),
-    Option("--url", "base URL of the server, such as http://10.0.0.5:8000", Read(flags.base_url, "URL")),
+    flags.PORT,
     Option(
         "--model",
         "model name for --api openai and for chats (default: the name that the server reports)",

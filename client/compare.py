@@ -25,7 +25,7 @@ from terminal.options import Argument, Command, Number, Option, Parameter, Read,
 
 from . import ending, flags
 from .display import guarded
-from .experiment import Experiment, check_names, name_of, server_flags, without_key
+from .experiment import Experiment, complete, name_of, server_flags, server_of, without_key
 from .report import verdict as judge
 from .report.summary import average
 from .runs import allow_files, draw
@@ -82,9 +82,9 @@ MORE_OUTPUT = [
 
 
 def build_command() -> Command:
-    what = Argument("what", "policies, name=URL of running servers, or two result files", nargs=-1, default=[])
+    what = Argument("what", "policies, [NAME=]URL of running servers, or two result files", nargs=-1, default=[])
     sections: dict[str, Sequence[Parameter]] = {
-        "arguments": [what], "comparison": COMPARED, "workload": flags.sent("100; 58 with --quick"), "servers to start": flags.STARTED,
+        "arguments": [what], "comparison": [*COMPARED, flags.PORT], "workload": flags.sent("100; 58 with --quick"), "servers to start": flags.STARTED,
         "requests": flags.ASKED, "output": [*flags.OUTPUT, *MORE_OUTPUT],
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0]
@@ -106,11 +106,9 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
             setattr(args, name, value)
     if args.quick and not any(word.startswith("--max-batch-size") for word in args.server):
         args.server = [*args.server, "--max-batch-size", QUICK_SLOTS]
-    args.what = args.what or list(THREE)
-    check_names(args.what)
+    args.what = args.what or list(THREE) * (not args.port)
+    complete(args)
     flags.check_limits(args)
-    if len(set(map(name_of, args.what))) < len(args.what):
-        raise UsageError(f"{' '.join(args.what)} has the same name twice. Use name=URL, or each policy once")
     return args
 
 
@@ -121,7 +119,7 @@ def run(args: Values, console: Console, command: str) -> int:
         allow_files(len(first.planned), first.arrivals.kind == "burst")
         for note in first.notes:
             say(console, f"note: {note}")
-    servers.check([word, *server_flags(args)] for word in args.what if "=http" not in word)
+    servers.check([word, *server_flags(args)] for word in args.what if not server_of(word))
     experiment = Experiment(args, console, command)
     say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {args.seed}")
     store = experiment.store

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from terminal.console import FINE, SOME_FAILED, UNREACHABLE, say
 from terminal.options import UsageError, Values
 
 from . import runs
-from .flags import base_url
+from .flags import base_url, is_address
 from .report import tables
 from .report.store import Store, slug
 from .send import servers
@@ -29,18 +30,25 @@ from .workloads import catalog
 DEFAULT_WARMUP = 3
 
 
-def check_names(what: Sequence[str]) -> None:
-    """Reject a name=URL whose URL is not the address of a server."""
-    for name, _, url in (word.partition("=") for word in what if "=http" in word):
-        try:
-            base_url(url)
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from error
+def server_of(word: str) -> tuple[str, str] | None:
+    """Return name and URL of NAME=URL, or of an address; None for a policy, whose flags follow a space."""
+    name, equals, url = word.partition("=")
+    if is_address(word):
+        return urlsplit(base_url(word)).netloc, base_url(word)
+    return (name, base_url(url)) if equals and " " not in name else None
 
 
 def name_of(word: str) -> str:
     """Return the name of a policy or of a server."""
-    return word.partition("=")[0] if "=http" in word else word
+    server = server_of(word)
+    return server[0] if server else word
+
+
+def complete(flags: Values) -> None:
+    """Add the server at --port to the policies and servers; UsageError for a bad address or a name that is there twice."""
+    flags.what = flags.what + [f"localhost:{flags.port}"] * bool(flags.port)
+    if len(set(map(name_of, flags.what))) < len(flags.what):
+        raise UsageError(f"{' '.join(flags.what)} has the same name twice. Use NAME=URL, or each policy once")
 
 
 def without_key(name: str, arguments: Sequence[str]) -> str:
@@ -83,11 +91,11 @@ class Experiment:
 
     @contextlib.contextmanager
     def reached(self, word: str) -> Iterator[Target]:
-        """Yield the target of `name=URL`, or of a server that runs until the end of the block."""
+        """Yield the target of a server that runs, or of a server that runs until the end of the block."""
         flags = self.flags
         with contextlib.ExitStack() as stack:
-            if "=http" in word:
-                url = base_url(word.partition("=")[2])
+            if server := server_of(word):
+                url = server[1]
             else:
                 log = self.store.folder / f"server-{slug(word)}.log"
                 url = stack.enter_context(servers.started(word, server_flags(flags), log, flags.api_key))

@@ -6,6 +6,7 @@ Flags of the load and of the target are shared with `compare` and `sweep`.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ STDOUT = Path("-")
 DEFAULT_NUMSAMPLES = 100
 DEFAULT_RATE = 1.0
 SLOS = ("ttft", "tpot", "e2el")
+LOCAL = "http://localhost:8500"
+ADDRESS = re.compile(r"\w+://.*|[\w.-]+:\d+")
 
 
 def slo(text: str) -> tuple[str, float]:
@@ -42,10 +45,21 @@ def slo(text: str) -> tuple[str, float]:
     return name, value
 
 
+def is_address(word: str) -> bool:
+    """Return whether a word is the address of a server where it may also be a name or a file."""
+    return bool(ADDRESS.fullmatch(word))
+
+
 def base_url(text: str) -> str:
-    """Check a server's address and remove a final `/v1`, which the routes have; UsageError for what is none."""
+    """Return the URL of a server without a final `/v1`, which the routes have; UsageError for what is none.
+
+    HOST:PORT stands for http://HOST:PORT, and HOST alone for its port 8500.
+    """
     url = text.rstrip("/").removesuffix("/v1")
     try:
+        if "://" not in url:
+            parts = urlsplit(f"//[{url}]" if url.count(":") > 1 and url[0] != "[" else f"//{url}")
+            url = f"http://{parts.netloc}{'' if parts.port else ':8500'}{parts.path}"
         parts = urlsplit(url)
         is_bad = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
         is_bad |= not url.isprintable() or any(c in url for c in "@?# \\")
@@ -61,7 +75,14 @@ def base_url(text: str) -> str:
     return url
 
 
+def at_port(url: str, port: int | None) -> str:
+    """Return the address of the server at the port that --port names, if it names one."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=address(parts.hostname or "", port)).geturl() if port else url
+
+
 LOAD = Read(arrivals.parse, "LOAD")
+AT = Read(base_url, "URL")
 
 
 def sent(numsamples: str, context: str = "1024", warmup: int = 3) -> list[Parameter]:
@@ -89,6 +110,8 @@ def sent(numsamples: str, context: str = "1024", warmup: int = 3) -> list[Parame
     ]  # fmt: skip
 
 
+URL = options.Argument("url", "address of the server: a URL, HOST:PORT or HOST", AT, default=LOCAL, envvar="IP")
+PORT = Option("--port", "port of a running server: that of URL, or one of this machine", Number(1, 65535))
 API = Option("--api", "API of the server", Choice(dialects.APIS), default="inference")
 API_KEY = Option("--api-key", "API key; client/.env may set the variable too", KEY, envvar="EB_API_KEY")
 TIMEOUT = Option("--timeout", "cancel a request after S seconds without data", POSITIVE, metavar="S", default=600.0)
@@ -138,10 +161,9 @@ def parse(command: options.Command, argv: Sequence[str], environ: Mapping[str, s
 
 
 def make_target(flags: Values) -> Target:
-    """Return the target of --url, or of --ip and --port."""
-    url = flags.url or f"http://{address(flags.ip or '127.0.0.1', flags.port)}"
+    """Return the target of a load."""
     dialect = dialects.Dialect(flags.api, flags.stream, flags.model, flags.temperature)
-    return Target(url, flags.timeout, api_key=flags.api_key, dialect=dialect)
+    return Target(at_port(flags.url, flags.port), flags.timeout, api_key=flags.api_key, dialect=dialect)
 
 
 def check(flags: Values) -> None:

@@ -25,7 +25,7 @@ from terminal.options import POSITIVE, Argument, Choice, Command, Option, Parame
 
 from . import ending, flags
 from .display import guarded
-from .experiment import Experiment, check_names, name_of, server_flags, without_key
+from .experiment import Experiment, complete, name_of, server_flags, server_of, without_key
 from .report.figures import is_overloaded
 from .runs import draw
 from .send import servers
@@ -54,9 +54,9 @@ SWEPT = [
 
 
 def build_command() -> Command:
-    what = Argument("what", "policies, or name=URL of running servers", nargs=-1, default=[])
+    what = Argument("what", "policies, or [NAME=]URL of running servers", nargs=-1, default=[])
     sections: dict[str, Sequence[Parameter]] = {
-        "arguments": [what], "sweep": SWEPT, "workload": flags.sent("as many as each step needs"), "servers to start": flags.STARTED,
+        "arguments": [what], "sweep": [*SWEPT, flags.PORT], "workload": flags.sent("as many as each step needs"), "servers to start": flags.STARTED,
         "requests": flags.ASKED, "output": flags.OUTPUT,
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0] + "\n\nBy default: static and dynamic with bard."
@@ -66,8 +66,8 @@ def build_command() -> Command:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     """Read the command line."""
     args = flags.parse(build_command(), argv, environ)
-    args.what = args.what or ["static", "dynamic"]
-    check_names(args.what)
+    args.what = args.what or ["static", "dynamic"] * (not args.port)
+    complete(args)
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
     args.workload = args.workload or "original"
     args.sweep_values = sorted(args.values or VALUES[args.over])
@@ -142,7 +142,7 @@ class Sweep(Experiment):
 
 def run(args: Values, console: Console, command: str) -> int:
     """Sweep every policy; print and write the results."""
-    servers.check([word, *server_flags(args)] for word in args.what if "=http" not in word)
+    servers.check([word, *server_flags(args)] for word in args.what if not server_of(word))
     sweep = Sweep(args, console, command)
     sweep.store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
     say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")

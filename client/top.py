@@ -22,12 +22,13 @@ from rich.table import Table
 from rich.text import Text
 
 from terminal import options
-from terminal.console import FINE, UNREACHABLE, USAGE
+from terminal.console import FINE
 
 from . import flags
+from .display import guarded
 from .report import waste
 from .send import events
-from .send.target import Target
+from .send.target import ServerUnreachable, Target
 from .tiles import Tiles
 
 COLORS = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
@@ -96,14 +97,14 @@ async def follow(watched: Watched, target: Target, stop: threading.Event) -> Non
                         return
             problem = "the server closed the connection"
         except (aiohttp.ClientConnectionError, asyncio.TimeoutError):
-            problem = f"cannot reach {target.url}"
+            problem = str(target.unreachable())
         except (aiohttp.ClientError, events.NoEvents, ValueError, KeyError, TypeError) as error:
             problem = str(error)[:200]
         if not watched.state:
             watched.problem = problem
             stop.set()
             return
-        watched.problem = f"{problem}; reconnecting ..."
+        watched.problem = f"{problem.partition('. ')[0]}; reconnecting ..."
         await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -182,39 +183,35 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
 
 COMMAND = options.Command(
     "./eb top", (__doc__ or "").partition("\n")[0],
-    {"arguments": [options.Argument("url", "address of the server", default="http://127.0.0.1:8500")],
-     "options": [flags.API_KEY, options.Option("--seconds", "exit after S seconds; 0: never", options.Number(0, kind=float, name="S"), default=0.0)]},
+    {"arguments": [flags.URL],
+     "options": [flags.PORT, flags.API_KEY, options.Option("--seconds", "exit after S seconds; 0: never", options.Number(0, kind=float, name="S"), default=0.0)]},
 )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
     """Show a server until Ctrl-C; return 3 if it was never reached."""
-    try:
+
+    def run(_: Console) -> int:
         args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
-        url = flags.base_url(args.url if "://" in args.url else f"http://{args.url}")
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE
-    watched, stop = Watched(), threading.Event()
-    target = Target(url, api_key=args.api_key)
-    threading.Thread(target=lambda: asyncio.run(follow(watched, target, stop)), daemon=True).start()
-    console = Console()
-    end = time.monotonic() + (args.seconds or 1e12)
-    try:
-        if console.is_terminal:
-            _redraw(console, watched, url, end, stop)
-        else:
-            _lines(watched, end, stop)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        stop.set()
-    if not watched.state:
-        is_away = watched.problem.startswith("cannot reach")
-        remedy = ". Is the server running? Start it with ./server.sh dynamic, or check the address" if is_away else ""
-        print(f"error: {watched.problem}{remedy}", file=sys.stderr)
-        return UNREACHABLE
-    return FINE
+        watched, stop = Watched(), threading.Event()
+        target = Target(flags.at_port(args.url, args.port), api_key=args.api_key)
+        threading.Thread(target=lambda: asyncio.run(follow(watched, target, stop)), daemon=True).start()
+        console = Console()
+        end = time.monotonic() + (args.seconds or 1e12)
+        try:
+            if console.is_terminal:
+                _redraw(console, watched, target.url, end, stop)
+            else:
+                _lines(watched, end, stop)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            stop.set()
+        if not watched.state:
+            raise ServerUnreachable(watched.problem)
+        return FINE
+
+    return guarded(run)
 
 
 def _redraw(console: Console, watched: Watched, url: str, end: float, stop: threading.Event) -> None:

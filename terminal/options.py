@@ -234,7 +234,7 @@ def read(
         raise SystemExit(done.exit_code) from None
     except click.NoSuchOption as error:
         of_command = f"{(command.name or '').rpartition(' ')[2]} {error.option_name}"
-        if gone := removed(error.option_name) or removed(of_command):
+        if gone := removed(of_command) or removed(error.option_name):
             raise UsageError(gone) from None
         flags = [flag for param in command.params for flag in param.opts if flag.startswith("-")]
         guess = nearest(error.option_name, flags)

@@ -1,6 +1,7 @@
 """Flags, their values, and commands that 0.2.0 removed, each with its replacement."""
 
 REMOVED = {
+    **dict.fromkeys(("--url", "--ip"), "the address alone, as in ./eb load http://localhost:8500"),
     "--shadow": "POST /what-if, or the what-if card of the live page",
     "--shadow-cost": "POST /what-if, whose cost model is fitted to the server's own steps",
     **dict.fromkeys(
@@ -10,7 +11,7 @@ REMOVED = {
     "--tgi-metrics": "the vllm:* metrics of GET /metrics, which have the same figures",
     "--no-requests": "'fleet --replicas 1', which forgets each request that has its answer",
     "--no-open": "the command without it, as no report is opened",
-    "--original": "docs/results/comparison.md, which has the original's figures",
+    "compare --original": "docs/results/comparison.md, which has the original's figures",
     "--readme": "table.md and plots/ in the folder of the results",
     "--server-flag": "the flag itself, such as --model bard",
     **dict.fromkeys(

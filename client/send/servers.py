@@ -72,7 +72,7 @@ def check(commands: Iterable[Sequence[str]]) -> None:
 def _program(*arguments: str) -> list[str]:
     """Return the command of a server; flags that follow its policy win. UsageError if the server is not installed here."""
     if not APP.is_file():
-        raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
+        raise UsageError("this client was installed without the server. Use NAME=http://HOST:PORT instead of a policy")
     policy, dashes, flags = arguments[0].partition(" --")
     return [sys.executable, str(APP), policy, *arguments[1:], *shlex.split(dashes + flags)]
 

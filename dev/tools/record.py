@@ -4,7 +4,7 @@
 Two servers recorded with the same seed get the same arrivals, and race at /race. With --policy it starts its own server.
 
 usage: dev/tools/record.py static.jsonl --policy static --requests 48 --rate 60
-       dev/tools/record.py mine.jsonl --url http://127.0.0.1:8500 --requests 48
+       dev/tools/record.py mine.jsonl http://127.0.0.1:8500 --requests 48
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def write(path: Path, lines: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
+    parser.add_argument("url", nargs="?", default="http://localhost:8500", help="the server to record without --policy")
     parser.add_argument("--policy", help="start a server with this policy")
-    parser.add_argument("--url", default="http://127.0.0.1:8500", help="the server to record without --policy")
     parser.add_argument("--model", default="bard", help="the model of that server")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--requests", type=int, default=48)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from client.flags import base_url
+from client.flags import LOCAL, PORT, at_port, base_url, is_address
 from costs.cost import Cost
 from simulate.advise.changes import Change, changes_of, chosen_of, own_change, serve, way_of
 from simulate.advise.search import DRAWS, LEAST, MET, Search, figures_of, growth
@@ -42,6 +42,7 @@ def options() -> Sections:
         "arguments": [Argument("source", source, metavar="LOG|URL", required=False)],
         "options": [
             Option("--engine", "scheduler of the server (default: as the log says)", Choice(known.names(), "NAME")),
+            PORT,
             Option("--api-key", "API key of the server at URL", KEY, envvar="EB_API_KEY"),
             Option("--trace", "serve the requests of this log instead", FILE),
             Option(
@@ -87,10 +88,10 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 def fitted_of(args: Values, console: Console) -> Fitted:
     """Return the fit of the source, with the requests that are to be served."""
-    if not args.source:
+    if not args.source and not args.port:
         raise UsageError("there is neither a log nor a URL. Use ./eb advise LOG")
-    if args.source.startswith(("http://", "https://")):
-        url = base_url(args.source)
+    if args.port or is_address(args.source):
+        url = at_port(base_url(args.source or LOCAL), args.port)
         if (log := served(url, args.api_key)) is None:
             after = f"./eb advise cost.json --trace {args.trace or 'LOG'}"
             raise UsageError(f"{url} does not report what it served. Use ./eb probe {url}, and then {after}")

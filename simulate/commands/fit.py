@@ -12,8 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from client.flags import base_url
+from client.flags import AT, LOCAL, PORT, at_port
 from client.send import ask
+from client.send.target import Target
 from costs import cost as costs
 from simulate.commands.arguments import Sections, pairs
 from simulate.engines import known
@@ -26,12 +27,12 @@ from simulate.measured.comparison import Comparison
 from simulate.measured.intervals import Interval
 from simulate.simulator import Run
 from terminal.console import say, table_of, writable
-from terminal.options import FILE, KEY, Argument, Choice, Number, Option, Read, UsageError, Values, read_pairs
+from terminal.options import FILE, KEY, Argument, Choice, Number, Option, UsageError, Values, read_pairs
 from terminal.progress import counted
 
 DRAWS = 20  # simulations for the intervals
 SETTINGS = {"slots": "slots", "tokens_per_step": "max_tokens_per_step", "kv_tokens": "kv_tokens"}  # and their options
-MEANING = {"option": "option", "log": "log or --url", "usual": "usual value, not checked", "fitted": "fitted"}
+MEANING = {"option": "option", "log": "log or URL", "usual": "usual value, not checked", "fitted": "fitted"}
 TERMS = {
     "base": "each step", "decode": "each row that decodes", "prompt": "each prompt token", "start": "each row with prompt tokens",
     "prefill": "a step with prompt tokens", "context": "each token of context read", "pair": "each pair of prompt token and token before it",
@@ -46,11 +47,14 @@ NOTE = (
 def options() -> Sections:
     """Return the options in sections of the help."""
     return {
-        "arguments": [Argument("log", "log of requests", FILE, required=True, metavar="LOG")],
+        "arguments": [
+            Argument("log", "log of requests", FILE, required=True, metavar="LOG"),
+            Argument("url", "server to ask for its settings", AT, required=False),
+        ],
         "server": [
-            Option("--engine", "scheduler of the server (default: what the log or --url says)", Choice(known.names())),
-            Option("--url", "ask the server at this address for its settings", Read(base_url, "URL")),
-            Option("--api-key", "API key for --url", KEY, envvar="EB_API_KEY"),
+            Option("--engine", "scheduler of the server (default: what the log or URL says)", Choice(known.names())),
+            PORT,
+            Option("--api-key", "API key of that server", KEY, envvar="EB_API_KEY"),
             Option("--slots", "requests that it computes together", Number(1)),
             Option("--max-tokens-per-step", "tokens that it computes in a step", Number(1)),
             Option("--kv-tokens", "tokens that its KV memory holds; 0: no limit", Number(0)),
@@ -90,15 +94,16 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 
 def server_of(log: Log, args: Values, console: Console) -> tuple[Log, Kind, dict[str, Any]]:
-    """Return the log with what --url says of the server, the kind of its scheduler, and the settings that options give."""
-    if args.url:
-        facts = ask.facts(args.url, args.api_key)
+    """Return the log with what the server says of itself, the kind of its scheduler, and the settings that options give."""
+    if args.url or args.port:
+        url = at_port(args.url or LOCAL, args.port)
+        facts = ask.facts(url, args.api_key)
         asked = facts.pop("asked", ())
         if asked and not any(" HTTP " in each for each in asked):
-            raise RuntimeError(f"--url: no server answers at {args.url} ({asked[-1]}). Start it, or check the address")
+            raise Target(url).unreachable()
         if not facts:
-            say(console, f"warning: {args.url} reports no settings that are known. Use --slots and --kv-tokens")
-        say(console, f"asked {args.url}: {', '.join(asked)}")
+            say(console, f"warning: {url} reports no settings that are known. Use --slots and --kv-tokens")
+        say(console, f"asked {url}: {', '.join(asked)}")
         log = replace(log, server={**log.server, **facts})
     engine = args.engine or log.server.get("engine")
     if not engine:

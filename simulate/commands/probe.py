@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from client.flags import TIMEOUT, base_url
+from client.flags import PORT, TIMEOUT, URL, at_port
 from client.send import ask
 from client.send.dialects import APIS, Dialect
 from client.send.target import Target, fetch_context
@@ -23,21 +23,21 @@ from simulate.fitting.fitted import save
 from simulate.fitting.probe import Phase, Probe, plan
 from simulate.logs.read import read
 from terminal.console import say, table_of, writable
-from terminal.options import FILE, KEY, POSITIVE, Argument, Choice, Number, Option, Read, Values
+from terminal.options import FILE, KEY, POSITIVE, Choice, Number, Option, Values
 from terminal.progress import Reporter, State
 
 
 def options() -> Sections:
     """Return the options in sections of the help."""
-    url = Argument("url", "address of a server, as in http://127.0.0.1:8000", Read(base_url, "URL"), required=True)
     return {
-        "arguments": [url],
+        "arguments": [URL],
         "load": [
             Option("--tokens", "most tokens to spend; if the KV memory is known, up to a third fill it", Number(1000), default=60_000),
             Option("--minutes", "most time to spend", POSITIVE, default=4.0),
             Option("--dry-run", "print the plan and send nothing", None),
         ],
         "server": [
+            PORT,
             Option("--engine", "what serves there, such as vllm (default: what its reports show)", metavar="NAME"),
             Option("--slots", "requests that it serves at once (default: what it reports, or the fit finds)", Number(1)),
             Option("--model", "name of the model (default: the one that the server reports)", metavar="NAME"),
@@ -54,6 +54,7 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Announce the load, send it, write its log, and fit; RuntimeError if the server fails."""
+    args.url = at_port(args.url, args.port)
     rng, context, given = np.random.default_rng(), USUAL_CONTEXT, {"slots": args.slots} if args.slots else {}
     target = Target(args.url, args.timeout, api_key=args.api_key, dialect=Dialect(args.api, True, args.model))
     server: dict[str, Any] = {**given}

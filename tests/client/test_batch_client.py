@@ -45,7 +45,7 @@ def ids(path: Path) -> list[str]:
 
 
 def run(server: MockServer, folder: Path, *options: str) -> int:
-    words = [str(folder / "in.jsonl"), str(folder / "out.jsonl"), "--url", server.url, *options]
+    words = [str(folder / "in.jsonl"), str(folder / "out.jsonl"), server.url, *options]
     return batch.main(words)
 
 
@@ -157,7 +157,7 @@ def test_a_key_that_is_refused_ends_the_run_without_an_answer(server: MockServer
 def test_files_that_cannot_be_used_are_refused(server: MockServer, tmp_path: Path, given: str, output: str) -> None:
     write(tmp_path / "in.jsonl", [line("a")])
     (tmp_path / "notes").write_text("a shopping list\n")
-    assert batch.main([str(tmp_path / given), str(tmp_path / output), "--url", server.url]) == 2
+    assert batch.main([str(tmp_path / given), str(tmp_path / output), server.url]) == 2
     assert server.asked == []
     assert (tmp_path / "notes").read_text() == "a shopping list\n"
 
@@ -170,7 +170,7 @@ def test_one_process_at_a_time_writes_a_file(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on_with_every_line_answered_once(server: MockServer, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", (line(f"r{i}") for i in range(300)))
     server.ttft = 0.05
-    words = [str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), "--url", server.url, "--concurrency", "4"]
+    words = [str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), server.url, "--concurrency", "4"]
     process = subprocess.Popen([sys.executable, "-m", "client.batch", *words], cwd=ROOT, env=clean_environment())
     wait_until(lambda: len(server.asked) > 40)
     process.send_signal(signal.SIGKILL)

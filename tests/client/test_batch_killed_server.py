@@ -28,7 +28,7 @@ def test_a_batch_goes_on_after_the_server_and_then_the_runner_too_are_killed(tmp
     server = Server(tmp_path / "log", "dynamic+prefix-tree", *flags)
 
     def run() -> subprocess.Popen[bytes]:
-        words = [str(source), str(answers), "--url", f"http://127.0.0.1:{server.port}", "--concurrency", "300"]
+        words = [str(source), str(answers), f"http://127.0.0.1:{server.port}", "--concurrency", "300"]
         return subprocess.Popen([sys.executable, "-m", "client.batch", *words], cwd=ROOT, env=clean_environment())
 
     def answered() -> int:

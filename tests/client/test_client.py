@@ -191,7 +191,7 @@ def test_the_error_names_the_proxy_without_its_password(
     capsys: pytest.CaptureFixture[str], proxied: pytest.MonkeyPatch
 ) -> None:
     proxied.setenv("http_proxy", f"http://me:secret@127.0.0.1:{free_port()}")
-    assert client.main(["--burst", "--url", "http://192.0.2.1:8500"], {}) == 3
+    assert client.main(["--burst", "http://192.0.2.1:8500"], {}) == 3
     err = capsys.readouterr().err
     assert "NO_PROXY=192.0.2.1" in err
     assert "secret" not in err
@@ -236,7 +236,7 @@ def test_a_missing_key_is_a_usage_error_with_remedy(server: MockServer, capsys: 
     assert "Set EB_API_KEY or use --api-key" in capsys.readouterr().err
 
 
-NO_IP = ["http://10.0.0.5", "10.0.0.5:8500", "a b", "[zz]", "[::1]:8500", "zz::"]
+NO_IP = ["ftp://10.0.0.5", "a b", "[zz]", "zz::"]
 
 
 @pytest.mark.parametrize(
@@ -256,13 +256,16 @@ NO_IP = ["http://10.0.0.5", "10.0.0.5:8500", "a b", "[zz]", "[::1]:8500", "zz::"
             ("--numtokens 7", "--numtokens_range for a load run"),
             ("--prompt hi --numtokens 3 --burst", "Remove --burst"),
             ("--json /nowhere/at/all.json", "Use another --json file"),
-            ("--url http://[zz]:80", "'http://[zz]:80' is not a server address"),
-            ("--url http://[::1", "is not a server address"),
-            ("--url http://h:99999", "is not a server address"),
-            ("--url http://:80", "is not a server address"),
+            ("http://[zz]:80", "'http://[zz]:80' is not a server address"),
+            ("http://[::1", "is not a server address"),
+            ("http://h:99999", "is not a server address"),
+            ("http://:80", "is not a server address"),
+            ("host:99999", "is not a server address"),
+            ("--url http://h", "Use the address alone, as in ./eb load http://localhost:8500"),
+            ("--ip 10.0.0.5", "Use the address alone"),
         )
     ]
-    + [("", f"IP: {host!r} is neither", host) for host in NO_IP],
+    + [("", f"IP: {host!r} is not a server address", host) for host in NO_IP],
 )
 def test_usage_errors_end_with_2_value_and_remedy(
     flags: str, words: str, ip: str, capsys: pytest.CaptureFixture[str]
@@ -279,11 +282,14 @@ def test_ip_comes_from_the_environment_then_from_the_env_file_then_from_the_defa
 ) -> None:
     monkeypatch.setattr(flags, "ENV_FILE", tmp_path / ".env")
 
-    def url(**environ: str) -> str:
-        return client.read_settings([], environ).target.url
+    def url(*words: str, **environ: str) -> str:
+        return client.read_settings(words, environ).target.url
 
-    assert url() == "http://127.0.0.1:8500"
+    assert url() == "http://localhost:8500"
     (tmp_path / ".env").write_text("IP=10.0.0.5\n")
     assert url() == "http://10.0.0.5:8500"
     assert url(IP="::1") == url(IP="[::1]") == "http://[::1]:8500"
+    assert url("--port", "9000") == "http://10.0.0.5:9000"
+    assert url("host:7", IP="10.0.0.6") == "http://host:7"
+    assert url("https://host/base/v1") == "https://host/base"
     assert capsys.readouterr().err == ""

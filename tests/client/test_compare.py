@@ -66,6 +66,12 @@ def test_two_servers_get_the_same_requests_and_all_results_are_written(
     assert (folder / "table.md").read_text().startswith("poisson:200: 12 requests of fixed:8:4")
 
 
+def test_a_server_is_named_by_its_address_or_its_port(server: MockServer, tmp_path: Path) -> None:
+    flags = [*SMALL, "--out", str(tmp_path), "--name", "x", "--no-plots", "--port", str(server.port)]
+    assert compare.main([f"127.0.0.1:{server.port}", *flags], {}) == 0
+    assert store.read(tmp_path / "x").policies == [f"127.0.0.1:{server.port}", f"localhost:{server.port}"]
+
+
 def test_a_server_that_requires_a_key_is_named(
     pair: tuple[MockServer, MockServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,13 +178,15 @@ def test_the_highest_throughput_of_a_sweep_says_where_it_still_rises() -> None:
     [
         (compare.main, "a b --goodput ttft:9 --no-stream", "use e2el:MS"),
         (compare.main, "static static", "twice"),
+        (sweep.main, "localhost:9 --port 9", "twice"),
+        (compare.main, "a:9 http://a:9/v1", "twice"),
         (compare.main, "dynamic --load poison:3", "Did you mean 'poisson'"),
         (compare.main, "dynamic --workload orka", "Did you mean 'orca'"),
         (compare.main, "x=http://u:p@h dynamic", "is not a server address"),
         (compare.main, "one.json", "Use A.json B.json"),
         (compare.main, "nothing.json none.json", "nothing.json"),
-        (compare.main, "ours=http://a:8500 other=http", "other: 'http' is not a server address"),
-        (sweep.main, "ours=http://a:8500 other=http", "other: 'http' is not a server address"),
+        (compare.main, "ours=http://a:8500 other=http://", "'http://' is not a server address"),
+        (sweep.main, "ours=http://a:8500 other=http://", "'http://' is not a server address"),
         (compare.main, "dynamic edf", "'edf' is an order"),
         (compare.main, "a=http://127.0.0.1:1 dinamic", "Did you mean 'dynamic'"),
         (sweep.main, "static dinamic", "Did you mean 'dynamic'"),

@@ -212,7 +212,7 @@ def test_a_run_counts_programs_and_prints_their_table(
     server.models = OURS
     table = tmp_path / "requests.csv"
     flags = ["--workload", "thought-tree:2:1", "--numsamples", "3", "--burst", "--seed", "3", "--csv", str(table)]
-    assert client.main(["--url", server.url, *flags], {}) == 0
+    assert client.main([server.url, *flags], {}) == 0
     captured = capsys.readouterr()
     result = json.loads(captured.out.splitlines()[-1])
     assert (result["programs"]["completed"], result["programs"]["calls"]) == (3, 15)

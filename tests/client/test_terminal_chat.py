@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from client import chat
+from client import chat, flags
 from client.send import servers
 from tests.support.mock_server import CHAT, MockServer
 
@@ -89,7 +89,7 @@ def test_ctrl_c_stops_only_the_answer_and_ctrl_d_leaves(
 
 
 def test_alone_it_asks_the_server_on_the_usual_port(server: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "USUAL", server.url)
+    monkeypatch.setattr(flags, "LOCAL", server.url)
     assert said(monkeypatch, "one\n") == 0
     assert contents(server) == [["one"]]
 

@@ -126,13 +126,13 @@ CASES: dict[str, Cases] = {
         "--engine": ("validate dynamic --cost distserve-opt13b", "aligned"),
     },
     "probe": beside(
-        "probe http://here --engine vllm --log OUT/log --out OUT/cost", tokens="3000", minutes="1", dry_run="", engine="tgi",
+        "probe http://here --engine vllm --log OUT/log --out OUT/cost", tokens="3000", minutes="1", dry_run="", engine="tgi", port="9000",
         slots="3", model="bard", api="tgi", api_key="secret", timeout="9", log="OUT/a.jsonl", out="OUT/b.json",
     ),
     "fit": {
-        **beside(FIT, engine="sglang", url="http://here", slots="3", max_tokens_per_step="300", kv_tokens="999"),
+        **beside(FIT, engine="sglang", port="9000", slots="3", max_tokens_per_step="300", kv_tokens="999"),
         **beside(FIT, policy_option="overlap=off", held_out="25", out="OUT/b.json"),
-        **beside(f"{FIT} --url http://here", api_key="secret"),
+        **beside(f"{FIT} http://here", api_key="secret"),
     },
     "try": {
         **beside("try MINE", workload="orca", rate="5", num="20", max_batch_size="3", seed="1", out="OUT/a"),
