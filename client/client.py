@@ -48,8 +48,8 @@ EXAMPLES = (
     "python3 client.py --numsamples 100",
     "python3 client.py --rate 4 --seed 1 --json result.json",
     "python3 client.py --burst --numsamples 64 --numtokens_range 10 20 40",
-    "python3 client.py --load closed:16 --workload orca --stream --api openai",
-    "python3 client.py --workload chat --stream",
+    "python3 client.py --load closed:16 --workload orca --api openai",
+    "python3 client.py --workload chat --no-stream",
     "python3 client.py --workload multi-turn:8 --load closed:8 --numsamples 128",
     "python3 client.py --workload agents --rate 0.5 http://10.0.0.5:8000",
     'python3 client.py --prompt "hi" --numtokens 10',
@@ -99,10 +99,7 @@ WHERE = [
         "model name for --api openai and for chats (default: the name that the server reports)",
         metavar="NAME",
     ),
-    flags.API,
-    Option("--stream", "stream the answers, to measure TTFT, TPOT and ITL", None),
-    flags.API_KEY,
-    flags.TIMEOUT,
+    *flags.ASKED,
 ]
 OUTPUT = [
     Option(
@@ -110,6 +107,7 @@ OUTPUT = [
         "in a pipe the result is always printed)", FILE,
     ),
     Option("--csv", "write one line per request as it finishes", FILE),
+    Option("--original", "also show the original's figures, which are in /stats", None),
     Option("--verbose", "also print the completions of a load run", None),
 ]  # fmt: skip
 
@@ -156,8 +154,6 @@ class Settings:
 def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Read flags, environment and client/.env (in this order of precedence) into settings."""
     read = flags.parse(build_command(), argv, environ)
-    if catalog.has_turns(read.workload):
-        read.stream = True  # such a run is for the time to the first token of each turn
     flags.check(read)
     pace = read.load or catalog.own_times(read.workload) or Arrivals("poisson", flags.DEFAULT_RATE)
     if read.rate:
@@ -190,7 +186,7 @@ def run_single(settings: Settings, console: Console) -> int:
         say(console, f"error: {kind}: {detail}")
         write_result({"error": kind, "detail": detail}, read.json, console)
         return SOME_FAILED
-    emit("" if target.dialect.stream else outcome.completion)
+    emit(outcome.completion if outcome.first is None else "")
     elapsed_ms = 1000 * outcome.latency
     say(console, f"{outcome.tokens} tokens in {elapsed_ms:,.0f} ms, id {outcome.id or 'unknown'}")
     result = {"completion": outcome.completion, "id": outcome.id, "num_tokens": outcome.tokens,
@@ -224,7 +220,7 @@ def run_load(settings: Settings, console: Console) -> int:
     if read.verbose:
         for outcome in sorted(sent.outcomes, key=lambda outcome: outcome.index):
             say(console, f"--- request {outcome.index}\n{outcome.completion or outcome.error}")
-    show(numbers, sent.outcomes, console)
+    show(numbers, sent.outcomes, console, read.original)
     file = read.json
     if file is None and sys.stdout.isatty():
         file = RESULTS / f"{numbers['date']}-client-{read.seed}.json"
@@ -232,12 +228,14 @@ def run_load(settings: Settings, console: Console) -> int:
     return SOME_FAILED if numbers["failed"] or numbers["unsent"] else FINE
 
 
-def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Console) -> None:
+def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Console, original: bool) -> None:
     """Print the warnings and the tables."""
     for warning in tables.warnings_of(numbers, outcomes):
         say(console, f"warning: {warning}")
     if numbers["server_after"] is None:
         say(console, "warning: cannot read /stats from the server after the run")
+    if numbers["config"]["stream"] and numbers["completed"] and numbers["mean_ttft_ms"] is None:
+        say(console, "note: the server answers with all tokens at once, so there is neither TTFT nor ITL")
     spent = store.slot_steps(numbers)
     if spent and sum(spent.values()):
         fill, wasted = waste.fill(spent) or 0.0, waste.wasted(spent) or 0.0
@@ -245,7 +243,9 @@ def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Conso
         console.print(waste.bar(spent, min(60, console.width - 2)))
     for table in tables.programs([numbers]):
         console.print(table_of(*table, no_wrap=True))
-    console.print(*tables.result(numbers), sep="\n")
+    console.print(
+        *tables.result(numbers), *(tables.originals(numbers["server_after"] or {}) if original else []), sep="\n"
+    )
 
 
 def write_result(numbers: Mapping[str, Any], path: Path | None, console: Console) -> None:

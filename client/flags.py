@@ -128,7 +128,7 @@ STARTED = [
 ]  # fmt: skip
 ASKED = [
     API,
-    Option("--stream/--no-stream", "request streams; without them there is no TTFT, TPOT or ITL", None, default=True),
+    Option("--stream/--no-stream", "request streams; without them there is no TTFT, ITL or TPOT", None, default=True),
     API_KEY,
     TIMEOUT,
 ]
@@ -196,4 +196,4 @@ def check_limits(flags: Values) -> None:
     """Reject limits that can only be measured with streams."""
     wanted = [name for name, _ in flags.goodput if name in ("ttft", "tpot")]
     if wanted and not flags.stream:
-        raise UsageError(f"--goodput {wanted[0]} can only be measured with streams. Add --stream, or use e2el:MS")
+        raise UsageError(f"--goodput {wanted[0]} can only be measured with streams. Remove --no-stream, or use e2el:MS")

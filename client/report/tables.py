@@ -19,11 +19,11 @@ PLAIN: dict[str, Any] = {**LEFT, "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)
 
 
 def result(numbers: Mapping[str, Any]) -> list[Table]:
-    """Return a result as tables: counts and rates, and latencies."""
+    """Return a result as tables: latencies, and counts and rates."""
     counts = table_of("Result", ("", " "), rows(numbers), show_header=False, **LEFT)
     times = table_of("Milliseconds", ("", *STATISTICS), latencies(numbers), **LEFT)
     turns = [by_turn(numbers["turns"])] if numbers.get("turns") else []
-    return [*originals(numbers["server_after"] or {}), *turns, times, counts]
+    return [times, *turns, counts]
 
 
 def originals(stats: Mapping[str, Any]) -> list[Table]:
@@ -114,7 +114,7 @@ def latencies(numbers: Mapping[str, Any]) -> list[list[str]]:
     lag = numbers["client_lag"]
     lines = [
         (label, [numbers.get(f"{key}_{name}_ms") for key in STATISTICS])
-        for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"), ("Queue", "queue"))
+        for label, name in (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("E2E", "e2el"), ("Queue", "queue"))
     ]
     lines += [
         (label, [lag.get(f"{prefix}{key}_ms") for key in STATISTICS])

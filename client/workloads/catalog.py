@@ -205,11 +205,6 @@ def is_programs(spec: str | None) -> bool:
     return (spec or "").partition(":")[0] in programs.KINDS
 
 
-def has_turns(spec: str | None) -> bool:
-    """Whether a workload sends conversations with the model's real answers."""
-    return (spec or "").partition(":")[0] in ("multi-turn", "agent", *programs.KINDS)
-
-
 def draw(
     spec: str, count: int | None, arrivals: Arrivals, seed: int, corpus: Corpus, context: int = USUAL_CONTEXT
 ) -> Plan:

@@ -74,7 +74,7 @@ def load(port: int, args: argparse.Namespace, *flags: str) -> dict[str, Any]:
         path = Path(folder) / "result.json"
         command = [
             sys.executable, str(ROOT / "client" / "client.py"), "--port", str(port), "--seed",
-            str(args.seed), "--json", str(path), *flags,
+            str(args.seed), "--no-stream", "--json", str(path), *flags,
         ]  # fmt: skip
         environment = os.environ | {"IP": "127.0.0.1"}
         subprocess.run(command, check=True, capture_output=True, env=environment)

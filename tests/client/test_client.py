@@ -36,11 +36,13 @@ def test_in_a_pipe_a_run_ends_with_tables_and_one_line_of_json(
     assert result["total_output_tokens"] == sum(body["num_tokens"] for body in server.asked)
     assert (result["policy"], result["model_id"], result["seed"]) == ("dynamic", "bard", 5)
     assert result["request_rate"] == "inf"
-    assert result["p99_ttft_ms"] is None
+    assert 0 < result["p99_ttft_ms"] < result["p99_e2el_ms"]
     assert result["server_before"] == result["server_after"] == STATS
     assert json.loads(file.read_text()) == result
     for shown in ("Successful requests", "Output tokens/s", "E2E", "seed 5"):
         assert shown in err
+    assert err.index("TTFT") < err.index("ITL") < err.index("E2E") < err.index("Successful requests")
+    assert "The original's figures" not in err
     assert err.rstrip().endswith(str(file))
     assert "{" not in err
     assert "and so on" not in err
@@ -66,7 +68,7 @@ def on_a_terminal(server: MockServer, folder: Path, *flags: str) -> list[str]:
 def test_on_a_terminal_a_run_ends_with_its_table_and_the_path_of_its_result(server: MockServer, tmp_path: Path) -> None:
     engine = {"model": "bard", "batch_stats": [{"batch_size": n, "count": 1} for n in range(64)]}
     server.stats = (200, {**STATS, "throughput": 123.4, "engine": engine})
-    lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "3", "--seed", "5")
+    lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "3", "--seed", "5", "--original")
     assert not any("{" in line for line in lines)
     assert len(lines) < 50
     assert all(len(line) <= 80 for line in lines if "\x1b" not in line)
@@ -85,14 +87,14 @@ def test_on_a_terminal_json_is_printed_on_request(server: MockServer, tmp_path: 
 
 
 def test_on_a_terminal_a_prompt_gives_its_completion_alone(server: MockServer, tmp_path: Path) -> None:
-    lines = on_a_terminal(server, tmp_path, "--prompt", "ROMEO:", "--numtokens", "4")
+    lines = on_a_terminal(server, tmp_path, "--prompt", "ROMEO:", "--numtokens", "4", "--no-stream")
     assert lines[0] == "ROMEO: [bold]and so on"
     assert not any("{" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_verbose_prints_the_completions_as_they_are(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(server, "--burst", "--numsamples", "2", "--verbose") == 0
+    assert run(server, "--burst", "--numsamples", "2", "--verbose", "--no-stream") == 0
     assert last_json(capsys)[1].count("[bold]and so on") == 2
 
 
@@ -206,11 +208,12 @@ def test_a_server_without_stats_is_still_loaded(server: MockServer, capsys: pyte
 def test_a_prompt_is_sent_alone_and_its_completion_printed(
     server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(server, "--prompt", "ROMEO:", "--numtokens", "4", "--seed", "2") == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == "ROMEO: [bold]and so on"
-    assert json.loads(out[-1])["completion"] == out[0]
-    assert server.asked == [{"prompt": "ROMEO:", "num_tokens": 4, "seed": 2}]
+    for text, more in ((" x x x x", []), ("ROMEO: [bold]and so on", ["--no-stream"])):
+        assert run(server, "--prompt", "ROMEO:", "--numtokens", "4", "--seed", "2", *more) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert out[0] == json.loads(out[-1])["completion"] == text
+    whole = {"prompt": "ROMEO:", "num_tokens": 4, "seed": 2}
+    assert server.asked == [whole | {"stream": True}, whole]
 
 
 def test_a_rejected_prompt_shows_the_servers_message_and_exits_with_1(

@@ -174,8 +174,10 @@ def test_an_answer_at_once_counts_where_a_stream_was_requested(
     server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.answer = lambda body: (200, {"choices": [{"text": "so"}], "usage": {"completion_tokens": 7}})
-    flags = [server.url, "--api", "openai", "--stream", "--burst", "--numsamples", "1"]
+    flags = [server.url, "--api", "openai", "--burst", "--numsamples", "1"]
     assert client.main(flags, {}) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    out, err = capsys.readouterr()
+    assert "note: the server answers with all tokens at once" in err
+    result = json.loads(out.splitlines()[-1])
     assert (result["output_lens"], result["mean_ttft_ms"]) == ([7], None)
     assert server.asked[0]["stream_options"] == {"include_usage": True}  # what each server takes
