@@ -22,10 +22,11 @@ from rich.console import Console
 
 from terminal.console import FINE, emit_json, leave, say
 from terminal.options import Argument, Command, Number, Option, Parameter, Read, UsageError, Values
+from terminal.progress import duration
 
 from . import ending, flags
 from .display import guarded
-from .experiment import Experiment, complete, name_of, server_flags, server_of, without_key
+from .experiment import Experiment, complete, least_seconds, name_of, server_flags, server_of, without_key
 from .report import verdict as judge
 from .report.summary import average
 from .runs import allow_files, draw
@@ -122,9 +123,12 @@ def run(args: Values, console: Console, command: str) -> int:
     servers.check([word, *server_flags(args)] for word in args.what if not server_of(word))
     experiment = Experiment(args, console, command)
     say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {args.seed}")
+    say(console, duration_of(args, loads))
     store = experiment.store
     try:
+        experiment.more_follow = args.is_rate_measured
         send(experiment, args.what, loads)
+        experiment.more_follow = False
         if args.is_rate_measured and not experiment.interrupted and (pace := choose_rate(store.summary, args, console)):
             measured = {run["policy"] for run in store.summary["runs"]}
             send(experiment, [word for word in args.what if name_of(word) in measured], [plans_of(args, pace, 1)])
@@ -134,6 +138,16 @@ def run(args: Values, console: Console, command: str) -> int:
             predict(store.folder, args.cost, console)
         ending.finish(store.folder, console, not args.no_plots)
     return experiment.exit_code()
+
+
+def duration_of(args: Values, loads: Sequence[Sequence[catalog.Plan]]) -> str:
+    """Return how many runs there are, and how long they take at least."""
+    seconds = [least_seconds(plan) for plans in loads for plan in plans]
+    count = len(args.what) * len(seconds) * (1 + args.is_rate_measured)
+    if args.is_rate_measured:
+        return f"{count} runs, which take less than 3 minutes with bard on two cores"
+    unknown = "" if all(seconds) else ", and as long as each server needs for a burst or a closed loop"
+    return f"{count} runs: at least {duration(len(args.what) * sum(seconds))}{unknown}"
 
 
 def plans_of(args: Values, pace: Arrivals, place: int) -> list[catalog.Plan]:

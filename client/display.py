@@ -8,7 +8,7 @@ from rich.console import Console
 
 from terminal.console import INTERRUPTED, UNREACHABLE, USAGE, say
 from terminal.options import UsageError
-from terminal.progress import Reporter, State
+from terminal.progress import Reporter, State, duration
 
 from .send.load import LoadRun
 from .send.target import ServerUnreachable
@@ -30,24 +30,31 @@ def guarded(main: Callable[[Console], int]) -> int:
 
 
 class Display(Reporter):
-    """Shows the progress of a run."""
+    """Shows the progress of a run.
 
-    def __init__(self, run: LoadRun, console: Console, last_send: float) -> None:
+    `rest` returns the seconds of the runs that follow it, if one like this takes so long.
+    """
+
+    def __init__(
+        self, run: LoadRun, console: Console, last_send: float, rest: Callable[[float], float] | None = None
+    ) -> None:
         super().__init__(console, self.state, after=0.0, stays=True)
         self._run = run
         self._last_send = last_send
+        self._rest = rest
 
     def state(self) -> State:
         """Return how many requests ended, and the progress as one line."""
         counts = self._run.counts()
         ended = counts.done + counts.failed
-        left = self._last_send - counts.seconds
+        left = max(0.0, self._last_send - counts.seconds)
         if ended:
             left = max(left, (counts.total - ended) * counts.seconds / ended)
-        eta = f"{max(0.0, left):.0f} s" if ended or left > 0 else "-"
+        eta = duration(left) if ended or left else "-"
+        if self._rest and eta != "-":
+            eta += f", total {duration(left + self._rest(left + counts.seconds))}"
         text = (
-            f"sent {counts.sent}/{counts.total}  running {counts.running}  done {counts.done}  "
-            f"failed {counts.failed}  {counts.tokens / max(counts.seconds, 1e-9):,.0f} tokens/s  "
-            f"ETA {eta}"
+            f"done {counts.done}/{counts.total}  running {counts.running}  failed {counts.failed}  "
+            f"{counts.tokens / max(counts.seconds, 1e-9):,.0f} tokens/s  ETA {eta}"
         )
         return State(ended, counts.total, text)

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,6 +45,11 @@ def name_of(word: str) -> str:
     return server[0] if server else word
 
 
+def least_seconds(plan: catalog.Plan) -> float:
+    """Return the seconds until the last arrival of a plan; 0 in a closed loop, where answers decide."""
+    return plan.planned[-1].at if plan.arrivals.users is None else 0.0
+
+
 def complete(flags: Values) -> None:
     """Add the server at --port to the policies and servers; UsageError for a bad address or a name that is there twice."""
     flags.what = flags.what + [f"localhost:{flags.port}"] * bool(flags.port)
@@ -73,11 +79,15 @@ class Experiment:
         self.store = new_store(flags, command)
         self.failed = self.missing = 0
         self.interrupted = False
+        self.more_follow = False  # on the same servers, after the loads of `run_loads`
         self._pace: runs.Pace | None = None
+        self._took: dict[str, float] = {}  # seconds of the last run of each load
+        self._later = 0  # servers that get the same loads after this one
 
     def each(self, run: Callable[[str, str], None], what: Sequence[str]) -> None:
         """Call `run` for each of these policies or servers, until Ctrl-C; one that cannot be started or reached is left out."""
         for i, word in enumerate(what, 1):
+            self._later = len(what) * (1 + self.more_follow) - i
             try:
                 run(word, f"[{i}/{len(what)}] ")
             except ServerUnreachable as error:
@@ -115,19 +125,24 @@ class Experiment:
             if not events.is_connected():
                 say(self.console, f"note: {name} has no /events, so there are no plots of its slots")
             events.settle()  # the steps of the warm-up are not recorded
-            for plans in loads:
-                for repeat, plan in enumerate(plans):
-                    labels = {"policy": name, "load": plan.arrivals.text, "repeat": repeat}
-                    again = f" #{repeat + 1}" if len(plans) > 1 else ""
-                    text = f"{progress}{name}, {plan.arrivals.text}{again}: {len(plan.planned)} requests"
-                    say(self.console, text)
-                    events.label(labels)
-                    self.one(labels, target, plan, warmup, events.settle)
-                    events.label(None)
-                    if self.interrupted:
-                        return
+            every = [(plan, repeat) for plans in loads for repeat, plan in enumerate(plans)]
+            for place, (plan, repeat) in enumerate(every, 1):
+                labels = {"policy": name, "load": plan.arrivals.text, "repeat": repeat}
+                again = f" #{repeat + 1}" if len(loads[0]) > 1 else ""
+                say(self.console, f"{progress}{name}, {plan.arrivals.text}{again}: {len(plan.planned)} requests")
+                events.label(labels)
+                following = [plan for plan, _ in every[place:] + every * self._later]
+                self.one(labels, target, plan, warmup, events.settle, partial(self._seconds, following, plan))
+                events.label(None)
+                if self.interrupted:
+                    return
         finally:
             events.close()
+
+    def _seconds(self, following: Sequence[catalog.Plan], plan: catalog.Plan, seconds: float) -> float:
+        """Return how long the runs that follow take, if that of `plan` takes so long."""
+        took = {**self._took, plan.arrivals.text: seconds}
+        return sum(took.get(one.arrivals.text, least_seconds(one)) for one in following)
 
     def warm_up(self, target: Target, plan: catalog.Plan) -> int:
         """Send the first requests, unmeasured; return how many were answered."""
@@ -142,6 +157,7 @@ class Experiment:
         plan: catalog.Plan,
         warmup: int,
         settle: Callable[[], None] = lambda: None,
+        rest: Callable[[float], float] | None = None,
     ) -> dict[str, Any]:
         """Run one plan and write its figures."""
         load = slug(labels["load"]).replace("+", "-")
@@ -153,7 +169,10 @@ class Experiment:
             "stream": target.dialect.stream, "notes": plan.notes,
         }  # fmt: skip
         record = self.store.record(labels)
-        numbers, sent = runs.measure(target, plan, config, self.flags, warmup, self.console, record, settle, self._pace)
+        numbers, sent = runs.measure(
+            target, plan, config, self.flags, warmup, self.console, record, settle, self._pace, rest
+        )
+        self._took[plan.arrivals.text] = numbers["duration"]
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")

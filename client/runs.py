@@ -75,14 +75,15 @@ def measure(
     on_outcome: Callable[[Outcome], None],
     settle: Callable[[], None] = lambda: None,
     pace: Pace | None = None,
+    rest: Callable[[float], float] | None = None,
 ) -> tuple[dict[str, Any], Sent]:
     """Send a plan; return its result object, and the outcomes.
 
     `warmup` is how many requests were sent before. `settle` returns when the server has recorded the last steps. Without a
-    `pace`, the slowdowns of programs are unknown.
+    `pace`, the slowdowns of programs are unknown. `rest` is that of Display.
     """
     before = stats_or_none(target)
-    sent = send(target, plan.planned, console, plan.arrivals, on_outcome)
+    sent = send(target, plan.planned, console, plan.arrivals, on_outcome, rest)
     settle()
     api = target.dialect.api
     facts = RunFacts(
@@ -114,6 +115,7 @@ def send(
     console: Console,
     arrivals: Arrivals | None = None,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    rest: Callable[[float], float] | None = None,
 ) -> Sent:
     """Run a trace to its end, or until shortly after the first Ctrl-C."""
     closed = arrivals is not None and arrivals.users is not None
@@ -121,7 +123,7 @@ def send(
     run = LoadRun(target, trace, arrivals.users if arrivals else None, think, on_outcome)
     interrupted = False
     try:
-        with Display(run, console, 0.0 if closed else trace[-1].at):
+        with Display(run, console, 0.0 if closed else trace[-1].at, rest):
             try:
                 run.start()
                 run.wait()

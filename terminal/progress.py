@@ -112,5 +112,9 @@ def counted(console: Console, total: int | None, what: str) -> Iterator[Callable
 
 def remaining(done: float, total: float, seconds: float) -> str:
     """Return the time that is left, if the rest goes on as it began."""
-    left = (total - done) * seconds / done
-    return f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+    return duration((total - done) * seconds / done)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in seconds, or in minutes where it has many of them."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

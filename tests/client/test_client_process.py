@@ -102,8 +102,10 @@ def test_the_progress_line_says_how_far_the_run_is(monkeypatch: pytest.MonkeyPat
     sending = load.LoadRun(Target("http://127.0.0.1"), [Planned(0, 0.0, "a", 1)])
     display = Display(sending, Console(stderr=True), last_send=0.0)
     monkeypatch.setattr(sending, "counts", lambda: load.Counts(100, sent=60, done=48, failed=2, tokens=900, seconds=10))
-    expected = "sent 60/100  running 10  done 48  failed 2  90 tokens/s  ETA 10 s"
+    expected = "done 48/100  running 10  failed 2  90 tokens/s  ETA 10 s"
     assert display.state() == (50, 100, expected)
+    of_several = Display(sending, Console(stderr=True), last_send=0.0, rest=lambda seconds: 10 * seconds)
+    assert of_several.state().text == f"{expected}, total 4 min"
 
 
 def test_on_a_terminal_a_bar_is_drawn_to_the_end(server: MockServer) -> None:

@@ -66,6 +66,28 @@ def test_two_servers_get_the_same_requests_and_all_results_are_written(
     assert (folder / "table.md").read_text().startswith("poisson:200: 12 requests of fixed:8:4")
 
 
+def test_it_says_before_and_during_the_runs_how_long_they_take(
+    pair: tuple[MockServer, MockServer],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measure, rests = experiment.runs.measure, []
+
+    def measured(*args: Any) -> Any:
+        rests.append(args[-1](10.0))  # if this run takes 10 seconds
+        return measure(*args)
+
+    monkeypatch.setattr(experiment.runs, "measure", measured)
+    _, folder = compared(pair, tmp_path)
+    took = {(run["policy"], run["load"]): run["duration"] for run in store.read(folder).runs}
+    calm = took["quick", "poisson:200"]
+    assert rests == [10.0, pytest.approx(calm + 10), pytest.approx(took["quick", "burst"]), 0.0]
+    assert "4 runs: at least 0 s, and as long as each server needs for a burst" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_a_server_is_named_by_its_address_or_its_port(server: MockServer, tmp_path: Path) -> None:
     flags = [*SMALL, "--out", str(tmp_path), "--name", "x", "--no-plots", "--port", str(server.port)]
     assert compare.main([f"127.0.0.1:{server.port}", *flags], {}) == 0
