@@ -233,7 +233,7 @@ def read(
     except click.exceptions.Exit as done:
         raise SystemExit(done.exit_code) from None
     except click.NoSuchOption as error:
-        of_command = f"{(command.name or '').rpartition(' ')[2]} {error.option_name}"
+        of_command = f"{re.split('[ .]', command.name or '')[-1]} {error.option_name}"
         if gone := removed(of_command) or removed(error.option_name):
             raise UsageError(gone) from None
         flags = [flag for param in command.params for flag in param.opts if flag.startswith("-")]

@@ -200,6 +200,7 @@ def test_the_highest_throughput_of_a_sweep_says_where_it_still_rises() -> None:
     [
         (compare.main, "a b --goodput ttft:9 --no-stream", "use e2el:MS"),
         (compare.main, "static static", "twice"),
+        (compare.main, "--original", "Use docs/results/comparison.md"),
         (sweep.main, "localhost:9 --port 9", "twice"),
         (compare.main, "a:9 http://a:9/v1", "twice"),
         (compare.main, "dynamic --load poison:3", "Did you mean 'poisson'"),
