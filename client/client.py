@@ -34,6 +34,7 @@ from . import data, flags, runs
 from .display import guarded
 from .report import store, tables, waste
 from .report.measure import Outcome
+from .send.dialects import Dialect
 from .send.load import Failed, raise_for, send_all
 from .send.target import Target, check_chat, fetch_context, fetch_stats, known
 from .workloads import catalog, corpus
@@ -162,8 +163,9 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         pace = Arrivals("burst")
     elif read.wait is not None:
         pace = Arrivals("wait", read.wait)
+    dialect = Dialect(read.api, read.stream, read.model, read.temperature)
     return Settings(
-        target=flags.make_target(read),
+        target=Target(flags.at_port(read.url, read.port), read.timeout, api_key=read.api_key, dialect=dialect),
         flags=read,
         numsamples=read.numsamples or flags.DEFAULT_NUMSAMPLES,
         selection=read.selection or ("range" if read.numtokens_range else "normal"),

@@ -107,8 +107,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
             setattr(args, name, value)
     if args.quick and not any(word.startswith("--max-batch-size") for word in args.server):
         args.server = [*args.server, "--max-batch-size", QUICK_SLOTS]
-    args.what = args.what or list(THREE) * (not args.port)
-    complete(args)
+    complete(args, THREE)
     flags.check_limits(args)
     return args
 

@@ -32,11 +32,11 @@ DEFAULT_WARMUP = 3
 
 
 def server_of(word: str) -> tuple[str, str] | None:
-    """Return name and URL of NAME=URL, or of an address; None for a policy, whose flags follow a space."""
-    name, equals, url = word.partition("=")
+    """Return name and URL of NAME=URL, or of an address; None for a policy, whose flags follow a space, or a file."""
     if is_address(word):
         return urlsplit(base_url(word)).netloc, base_url(word)
-    return (name, base_url(url)) if equals and " " not in name else None
+    name, _, url = word.partition("=")
+    return (name, base_url(url)) if is_address(url) and " " not in name else None
 
 
 def name_of(word: str) -> str:
@@ -50,9 +50,11 @@ def least_seconds(plan: catalog.Plan) -> float:
     return plan.planned[-1].at if plan.arrivals.users is None else 0.0
 
 
-def complete(flags: Values) -> None:
-    """Add the server at --port to the policies and servers; UsageError for a bad address or a name that is there twice."""
-    flags.what = flags.what + [f"localhost:{flags.port}"] * bool(flags.port)
+def complete(flags: Values, usual: Sequence[str]) -> None:
+    """Add the server at --port to what is compared, or the usual policies to nothing; UsageError for a name that is there twice."""
+    if flags.port:
+        flags.what.append(f"localhost:{flags.port}")
+    flags.what = flags.what or list(usual)
     if len(set(map(name_of, flags.what))) < len(flags.what):
         raise UsageError(f"{' '.join(flags.what)} has the same name twice. Use NAME=URL, or each policy once")
 
@@ -101,7 +103,7 @@ class Experiment:
 
     @contextlib.contextmanager
     def reached(self, word: str) -> Iterator[Target]:
-        """Yield the target of a server that runs, or of a server that runs until the end of the block."""
+        """Yield the target of a running server, or of one that is started for the block."""
         flags = self.flags
         with contextlib.ExitStack() as stack:
             if server := server_of(word):

@@ -21,7 +21,6 @@ from terminal.options import FOLDER, KEY, POSITIVE, Choice, Number, Option, Para
 
 from . import data
 from .send import dialects
-from .send.target import Target
 from .workloads import arrivals, catalog, corpus
 
 ENV_FILE = Path(__file__).resolve().with_name(".env")
@@ -158,12 +157,6 @@ def parse(command: options.Command, argv: Sequence[str], environ: Mapping[str, s
     if getattr(values, "seed", 0) is None:
         values.seed = secrets.randbits(32)
     return values
-
-
-def make_target(flags: Values) -> Target:
-    """Return the target of a load."""
-    dialect = dialects.Dialect(flags.api, flags.stream, flags.model, flags.temperature)
-    return Target(at_port(flags.url, flags.port), flags.timeout, api_key=flags.api_key, dialect=dialect)
 
 
 def check(flags: Values) -> None:

@@ -66,8 +66,7 @@ def build_command() -> Command:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     """Read the command line."""
     args = flags.parse(build_command(), argv, environ)
-    args.what = args.what or ["static", "dynamic"] * (not args.port)
-    complete(args)
+    complete(args, ("static", "dynamic"))
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
     args.workload = args.workload or "original"
     args.sweep_values = sorted(args.values or VALUES[args.over])
