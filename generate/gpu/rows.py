@@ -1,12 +1,15 @@
 """The state of decoding rows on the device, which a step reads and advances without the host.
 
-All of it lies in one buffer, so that new members need one copy. It must not know the model or when steps run.
+All of it lies in one buffer, so that new members need one copy. The host keeps its own image of the buffer, in which only
+the rows of new members and tables with new pages are written again. It must not know the model or when steps run.
 """
 
 from __future__ import annotations
 
 import collections.abc as abc
+from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,12 +27,33 @@ def upload(numbers: Tensor, device: torch.device) -> Tensor:
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
+class Download:
+    """A copy of int64 numbers on its way to the host, which waits for it alone, not for what is launched behind it."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers
+        self._copy = torch.empty(len(numbers), dtype=torch.int64, pin_memory=numbers.is_cuda)
+        self._copy.copy_(numbers, non_blocking=True)
+        self._copied: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            new_event: Callable[[], torch.cuda.Event] = torch.cuda.Event
+            self._copied = new_event()
+            self._copied.record()
+
+    def read(self) -> list[int]:
+        """Wait until the numbers are there, and return them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        numbers: list[int] = self._copy.tolist()
+        return numbers
+
+
 class Rows:
     """`capacity` rows with a block table of `pages` each; an unused row has context length 0.
 
     token: the token to decode. context_lens: tokens, with that one. moves: 1, or 0 for unused rows and for rows that
     compute their token again and stay. key: of the seed. inverse_temperature: 0 for greedy. All are int64;
-    inverse_temperature and top_p are float64.
+    inverse_temperature and top_p are float64. `members` are the sequences of the first rows, `row_of` has their numbers.
     """
 
     def __init__(self, capacity: int, pages: int, device: torch.device) -> None:
@@ -40,47 +64,84 @@ class Rows:
         self.token, self.context_lens, self.moves, self.key, self.top_k = integers.view(-1, capacity)
         self.inverse_temperature, self.top_p = floats.view(torch.float64).view(-1, capacity)
         self.block_tables = tables.view(capacity, pages)
+        self.members: list[Sequence] = []
+        self.row_of: dict[Sequence, int] = {}
+        self._image = np.zeros(len(self.buffer), np.int64)
+        fields, tables_here = np.split(self._image, [(INTEGERS + FLOATS) * capacity])
+        self._fields = fields.reshape(-1, capacity)
+        self._steps, self._params = self._fields[:3], self._fields[3:INTEGERS]
+        self._factors = self._fields[INTEGERS:].view(np.float64)
+        self._tables = tables_here.reshape(capacity, pages)
+        self._pages: list[list[int]] = [[]] * capacity  # of each row, as its table has them
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions of the tokens to decode, row by row."""
+        positions: list[int] = (self._steps[1, : len(self.members)] - 1).tolist()
+        return positions
 
     def write(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence] = ()) -> None:
         """Put these into the first rows, each to decode its last token; `held` ones compute theirs again."""
-        members = [*sequences, *held]
-        unused = [0] * (self.capacity - len(members))
-        live = len(sequences)
-        params = [seq.sampling for seq in members]
-        positions = [s.computed - (i >= live) for i, s in enumerate(members)]
-        integers = [
-            [s.tokens(position, 1)[0] for s, position in zip(members, positions)],
-            [position + 1 for position in positions],
-            [int(i < live) for i in range(len(members))],
-            [key_of(p.seed) for p in params],
-            [p.top_k for p in params],
-        ]
-        floats = [[p.inverse_temperature for p in params], [p.top_p for p in params]]
-        tables = [s.pages + [0] * (self.pages - len(s.pages)) for s in members]
-        parts = (
-            torch.tensor([numbers + unused for numbers in integers]),
-            torch.tensor([numbers + unused for numbers in floats], dtype=torch.float64).view(torch.int64),
-            torch.tensor(tables + [[0] * self.pages] * len(unused)),
-        )
-        self.buffer.copy_(upload(torch.cat([part.view(-1) for part in parts]), self.device))
+        tokens = [seq.output_ids[-1] for seq in sequences]
+        tokens += [seq.tokens(seq.computed - 1, 1)[0] for seq in held]
+        self._put(sequences, held, tokens, [seq.computed + 1 for seq in sequences])
 
-    def extend(
-        self, rows: abc.Sequence[int], sequences: abc.Sequence[Sequence], page_counts: abc.Sequence[int]
+    def follow(
+        self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence], joining: abc.Mapping[Sequence, int],
+        drawn: Download | None,
+    ) -> None:  # fmt: skip
+        """Put these in for the step after the last one, each to decode a token that only the device knows as yet.
+
+        Those of `sequences` and `held` are in the rows of the last step, those of `joining` at these places of `drawn`.
+        """
+        before = self.row_of
+        known = self.token.clone() if drawn is None else torch.cat([self.token, drawn.numbers.clamp(min=0)])
+        places = [before[seq] for seq in sequences]
+        places += [self.capacity + place for place in joining.values()]
+        places += [before[seq] for seq in held]
+        context_lens = [seq.computed + 2 for seq in sequences] + [seq.length + 1 for seq in joining]
+        self._put([*sequences, *joining], held, places, context_lens)
+        token = self.token[: len(self.members)]
+        token.copy_(known[token])
+
+    def advance(self) -> None:
+        """Note that the next step has the same members and pages as the last one."""
+        self._steps[1] += self._steps[2]
+
+    def _put(
+        self,
+        sequences: abc.Sequence[Sequence],
+        held: abc.Sequence[Sequence],
+        tokens: list[int],
+        context_lens: list[int],
     ) -> None:
-        """Add to the tables of these rows the pages that their sequences have beyond `page_counts`."""
-        where = [
-            (row, column, seq.pages[column])
-            for row, seq, count in zip(rows, sequences, page_counts)
-            for column in range(count, len(seq.pages))
-        ]
-        row, column, page = upload(torch.tensor(where).T.contiguous(), self.device)
-        self.block_tables[row, column] = page
+        rows, live = self._seat([*sequences, *held]), len(sequences)
+        token, context_lens_here, moves = self._steps
+        token[rows], context_lens_here[rows] = tokens, context_lens + [seq.computed for seq in held]
+        moves[: len(rows)] = 1
+        moves[rows[live:]] = 0
+        self.buffer.copy_(upload(torch.from_numpy(self._image), self.device))
 
-    def keep(self, rows: abc.Sequence[int]) -> None:
-        """Make every other row unused."""
-        kept = torch.zeros(self.capacity, dtype=torch.int64)
-        kept[list(rows)] = 1
-        here = upload(kept, self.device)
-        self.context_lens.mul_(here)
-        self.moves.mul_(here)
-        self.block_tables.mul_(here[:, None])
+    def _seat(self, members: list[Sequence]) -> list[int]:
+        """Return a row for each, its own if it has one that is not too high; write what is new in these rows."""
+        count, before = len(members), len(self.members)
+        self.members = self.members[:count] + members[before:]  # in any order: new rows are filled below
+        rows = [self.row_of.get(seq, count) for seq in members]
+        new = [i for i, row in enumerate(rows) if row >= count]
+        for i, row in zip(new, sorted({*range(count)}.difference(rows)) if new else ()):
+            rows[i], self.members[row], p = row, members[i], members[i].sampling
+            self._params[:, row] = key_of(p.seed), p.top_k
+            self._factors[:, row] = p.inverse_temperature, p.top_p
+        for row, seq in zip(rows, members):
+            if self._pages[row] != seq.pages:
+                self._set_table(row, seq.pages)
+        self._fields[:, count:before] = 0
+        for row in range(count, before):
+            self._set_table(row, [])
+        self.row_of = dict(zip(members, rows))
+        return rows
+
+    def _set_table(self, row: int, pages: list[int]) -> None:
+        self._pages[row] = pages[:]  # a copy, as the scheduler changes its list in place
+        self._tables[row, : len(pages)] = pages
+        self._tables[row, len(pages) :] = 0

@@ -19,11 +19,11 @@ from torch import Tensor
 from generate.constraint import fill, filling
 from generate.gpu import choose, sampling
 from generate.gpu.attention import DecodeRows
-from generate.gpu.decoder import Decoder
+from generate.gpu.decoder import Decoder, Following
 from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
 from generate.gpu.prefill import Prefill
-from generate.gpu.rows import Rows, upload
+from generate.gpu.rows import Download, Rows, upload
 from generate.grammar import FormError
 from generate.packing import add_embeddings, pack, sample_outputs
 from generate.params import GREEDY
@@ -77,7 +77,7 @@ class GpuRunner(Runner):
         self.network = Network(model, choose.make_math(strict, model.config, *target))
         self.prefill = Prefill(self.network.states, attend_prompts, self.keys, self.values, pages)
         rows = Rows(capacity, pages, self.device)
-        self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
+        self.decoder = Decoder(rows, self._row_logits, self.page_size)
 
     @property
     def kernels(self) -> dict[str, str]:
@@ -107,8 +107,6 @@ class GpuRunner(Runner):
         prompts, counts = [plan.sequences[i] for i in pieces], [plan.counts[i] for i in pieces]
         drafts = [drafted[i] for i in pieces] if plan.drafts else []
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
-        # A prompt that is complete after this step decodes in the next one, whose members are then others.
-        same_next = all(count < seq.pending for seq, count in zip(prompts, counts))
         outputs: list[Output] = [None] * len(plan.sequences)
         try:
             with self._on_stream():
@@ -116,7 +114,8 @@ class GpuRunner(Runner):
                 computed = self._compute_prompts(prompts, counts, plan.padding, drafts) if pieces else None
                 drawn = None if computed is None else self._draw_prompts(prompts, counts, computed[0], drafts)
                 members = [plan.sequences[i] for i in decodes]
-                for i, output in zip(decodes, self._decode(members, held, same_next)):
+                following = self._following(plan, members, prompts, counts, drawn)
+                for i, output in zip(decodes, self._decode(members, held, following)):
                     outputs[i] = output
                 if computed is not None:
                     sampled = self._sample_prompts(prompts, counts, computed[0], drafts, drawn)
@@ -132,34 +131,48 @@ class GpuRunner(Runner):
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
-    def _decode(self, sequences: list[Sequence], held: list[Sequence], same_next: bool) -> list[Output]:
-        """Return the outputs of decodes; `same_next`: no sequence joins them in the next step."""
+    def _following(
+        self, plan: Plan, decodes: list[Sequence], prompts: list[Sequence], counts: list[int], drawn: Download | None
+    ) -> Following:
+        """Return who is likely to decode in the next step, if the device has or will have a token of each of them."""
+        if drawn is None and any(count >= seq.pending for seq, count in zip(prompts, counts)):
+            return Following()
+        ready = [prompts[i] for i in _ready(prompts, counts)]
+        # Where prompts have steps of their own, decodes are paused, and the next step may be such a step again.
+        if ready and (any(map(_decodes, plan.paused)) or any(seq.sampling.grammar is not None for seq in ready)):
+            return Following()
+        context = self.config.block_size
+        staying = [s for s in decodes if len(s.output_ids) + 1 < s.max_tokens and s.computed + 1 < context]
+        going_on = [len(s.output_ids) + 1 < s.max_tokens and s.length < context for s in ready]
+        return Following(staying, {seq: i for i, seq in enumerate(ready) if going_on[i]}, drawn)
+
+    def _decode(self, sequences: list[Sequence], held: list[Sequence], following: Following) -> list[Output]:
+        """Return the outputs of decodes, of which there may be none; launch the step of those `following`."""
         capacity, members = self.decoder.rows.capacity, [*sequences, *held]
+        if len(members) <= capacity:
+            return self._decode_part(sequences, held, following) if members or following.joining else []
         # After a switch to a policy with more slots, members exceed the capacity: they take turns, none of them ahead.
-        same_next = same_next and len(members) <= capacity
         outputs: list[Output] = []
         for first in range(0, len(members), capacity):
             part = sequences[first : first + capacity]
-            held_part = members[first + len(part) : first + capacity]
-            outputs += self._decode_part(part, held_part, same_next)
+            outputs += self._decode_part(part, members[first + len(part) : first + capacity], Following())
         return outputs
 
-    def _decode_part(self, sequences: list[Sequence], held: list[Sequence], same_next: bool) -> list[Output]:
+    def _decode_part(self, sequences: list[Sequence], held: list[Sequence], following: Following) -> list[Output]:
         if not all(sampling.draws(seq.sampling) for seq in sequences):
             return self._draw_on_host(sequences, held)
         if any(seq.sampling.grammar is not None for seq in sequences):
             return self._decode_bound(sequences, held)
-        goes_on = any(seq.max_tokens - len(seq.output_ids) > 1 for seq in sequences)
-        tokens = self.decoder.decode(sequences, held, go_ahead=same_next and goes_on)
+        tokens = self.decoder.decode(sequences, held, following)
         if sampling.TOO_FLAT in tokens:
             return self._draw_on_host(sequences, held)
         return [*map(_outcome, tokens)]
 
     def _decode_bound(self, sequences: list[Sequence], held: list[Sequence]) -> list[Output]:
         """Return the outputs of decodes, some of which have forms: only their tokens are drawn again, behind their masks."""
-        flight = self.decoder.launch(sequences, held)
-        bound = _draw_bound(flight.logits, sequences)
-        tokens = [bound.get(i, token) for i, token in enumerate(flight.read()[: len(sequences)])]
+        flight, logits = self.decoder.launch(sequences, held)
+        bound = _draw_bound(logits, sequences)
+        tokens = [bound.get(i, token) for i, token in enumerate(flight.read(sequences))]
         if sampling.TOO_FLAT in tokens:
             return self._draw_on_host(sequences, held)
         return [*map(_outcome, tokens)]
@@ -183,22 +196,27 @@ class GpuRunner(Runner):
 
     def _draw_prompts(
         self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]]
-    ) -> Tensor | None:
+    ) -> Download | None:
         """Launch the drawing of the complete prompts' tokens; None if the host has to draw, or there are none."""
         members = [prompts[i] for i in _ready(prompts, counts)]
         if drafts or not members or len(members) != len(logits):
             return None
-        return _draw(logits, members) if all(sampling.draws(seq.sampling) for seq in members) else None
+        return Download(_draw(logits, members)) if all(sampling.draws(seq.sampling) for seq in members) else None
 
     def _sample_prompts(
-        self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]], drawn: Tensor | None
+        self,
+        prompts: list[Sequence],
+        counts: list[int],
+        logits: Tensor,
+        drafts: list[list[int]],
+        drawn: Download | None,
     ) -> list[Output]:
         """Return the outputs of pieces of prompts, and of decodes with drafts, from the logits of their sample rows."""
         if drawn is None:
             return sample_outputs(prompts, counts, logits.cpu(), drafts)
         ready = _ready(prompts, counts)
         bound = _draw_bound(logits, [prompts[i] for i in ready])
-        tokens = [bound.get(i, token) for i, token in enumerate(drawn.tolist())]
+        tokens = [bound.get(i, token) for i, token in enumerate(drawn.read())]
         if sampling.TOO_FLAT in tokens:
             return sample_outputs(prompts, counts, logits.cpu())
         outputs: list[Output] = [None] * len(prompts)

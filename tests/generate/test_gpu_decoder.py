@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_gpu_runner import CONFIG, gpu_runner
 
 import policies
+from generate.gpu.rows import Download
 from generate.gpu.runner import GpuRunner
 from generate.params import GREEDY, SamplingParams
 from generate.sampling import NotFinite
@@ -37,9 +40,53 @@ def test_a_steady_batch_is_always_one_step_ahead() -> None:
     runner = gpu_runner()
     requests = [Sequence([i + 1] * 5, 20, sampling=SamplingParams(seed=i)) for i in range(4)]
     scheduler = drive(runner.forward, requests)
-    launched = runner.decoder.used_ahead
     finish(scheduler, runner.forward)
-    assert runner.decoder.used_ahead - launched == 18  # 19 decodes, the first of which was not launched ahead
+    assert runner.decoder.used_ahead == 19  # all decodes: the first was launched while the prompts were computed
+
+
+@pytest.mark.parametrize("budget", [2048, 24])
+def test_steps_that_prompts_join_and_requests_leave_are_launched_ahead(budget: int) -> None:
+    runner = gpu_runner()
+    requests = ragged(CONFIG, 40, 9)
+    decodes = 0
+
+    def forward(plan: Plan) -> list[Output]:
+        nonlocal decodes
+        decodes += any(seq.output_ids for seq in plan.sequences)
+        return runner.forward(plan)
+
+    tokens = run(None, requests, runner=SimpleNamespace(forward=forward), budget=budget, arrivals=2)
+    assert runner.decoder.used_ahead == decodes > 60
+    assert tokens == run(make_model(CONFIG), ragged(CONFIG, 40, 9), budget=budget, arrivals=2)
+
+
+def test_the_next_step_is_launched_before_the_host_reads_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = gpu_runner()
+    events: list[str] = []
+    launch, read = runner.decoder.replayer.run, Download.read
+    monkeypatch.setattr(runner.decoder.replayer, "run", lambda *how: (events.append("launch"), launch(*how))[1])
+    monkeypatch.setattr(Download, "read", lambda copy: (events.append("read"), read(copy))[1])
+    scheduler = drive(runner.forward, [Sequence([1, 2], 9, sampling=SamplingParams(seed=1))])
+    assert [key for key, _ in itertools.groupby(events)] == ["launch", "read"]
+    for _ in range(2):
+        events.clear()
+        scheduler.add(Sequence([3, 4], 9, sampling=SamplingParams(seed=2)))
+        scheduler.step(runner.forward, lambda: 0.0)
+        assert [key for key, _ in itertools.groupby(events)] == ["launch", "read"]
+
+
+def test_a_first_token_that_the_host_draws_is_not_decoded_ahead() -> None:
+    def requests() -> list[Sequence]:
+        kinds = {"flat": SamplingParams(temperature=50.0, top_p=0.97, seed=3), "plain": SamplingParams(seed=4)}
+        kinds |= {
+            "processed": SamplingParams(seed=5, repetition_penalty=1.3),
+            "scored": SamplingParams(prompt_logprobs=0),
+        }
+        return [Sequence([1, 2, i], 6, id=kind, sampling=kinds[kind]) for i, kind in enumerate([*kinds, "plain"])]
+
+    for slots in (2, 8):
+        expected = run(make_model(CONFIG), requests(), slots=slots)
+        assert run(None, requests(), runner=gpu_runner(), slots=slots) == expected
 
 
 def test_the_remaining_sequences_use_the_step_ahead_after_one_left() -> None:
@@ -110,7 +157,7 @@ def test_a_sequence_that_moved_to_other_pages_does_not_use_the_step_ahead() -> N
         assert isinstance(token, int)
         seq.computed = seq.length
         seq.output_ids.append(token)
-    assert runner.decoder.used_ahead == 9  # of 11 decodes, the first and the one after the move were not
+    assert runner.decoder.used_ahead == 10  # of 11 decodes, the one after the move was not
     assert [seq.output_ids] == run(make_model(CONFIG), [Sequence([5] * 60, 12, sampling=GREEDY)])
 
 
