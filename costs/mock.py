@@ -43,10 +43,11 @@ class Scored(NamedTuple):
 class MockModel:
     """Computes plans in the time that `cost` says, on the clock that `sleep` moves.
 
-    Where requests go on from one step to the next, the second ends its own time after the first should have ended: what
-    the host does between steps, and sleeps that last too long, come out of the next sleep. So the steps keep the pace
-    of the cost model. With a `speed` of 10 a step takes a tenth of its time. It answers with `ids` alone,
-    and ends an answer without a limit with `end`, after `ANSWER` tokens.
+    Its steps keep the pace of a GPU that is a step ahead of its host (`generate/gpu/decoder.py`). Where requests go on
+    from one step to the next, a sleep that lasted too long comes out of the next one. What the host does between the
+    steps comes out of it, too, as far as the next step decodes: its prompts wait for the host. With a `speed` of 10 a
+    step takes a tenth of its time. It answers with `ids` alone, and ends an answer without a limit with `end`, after
+    `ANSWER` tokens.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class MockModel:
         self.tokens_per_step = tokens_per_step
         self._sleep = sleep
         self._clock = clock
-        self._due = math.inf  # when the last step should have ended
+        self._due = self._ended = math.inf  # when the last step should have ended, and when it did
 
     @property
     def law(self) -> Cost:
@@ -106,12 +107,30 @@ class MockModel:
         for i, drafts in enumerate(plan.drafts):
             if drafts:
                 outputs[i] = self._run(plan.sequences[i], drafts)
-        late = min(max(0.0, start - self._due), seconds) if _goes_on(plan) else 0.0
-        self._due = start + seconds - late
+        overslept, host = max(0.0, self._ended - self._due), max(0.0, start - self._ended)
+        early = min(overslept + min(host, self._seconds_ahead(plan, seconds)), seconds) if _goes_on(plan) else 0.0
+        self._due = start + seconds - early
         rest = self._due - self._clock()
         if rest > 0:
             self._sleep(rest)
+        self._ended = max(self._due, self._clock())
         return outputs
+
+    def _seconds_ahead(self, plan: Plan, seconds: float) -> float:
+        """Return how much of a step's time needs nothing of the host: that of decodes, if it launched all of them ahead.
+
+        A GPU's runner does so for sequences that got a token in the step before, none of which has to wait for a mask.
+        """
+        decodes = plan.sequences
+        if plan.decoding < len(decodes):
+            decodes = [seq for seq in decodes if seq.pending == 1 and seq.output_ids]
+        before = plan.number - 1
+        if plan.drafts or any(seq.constrained or seq.last_iteration != before for seq in decodes):
+            return 0.0
+        if len(decodes) == len(plan.sequences):
+            return seconds
+        alone = Plan(plan.number, plan.started_at, decodes, [1] * len(decodes))
+        return self.cost(alone) / self.speed if decodes else 0.0
 
     def token(self, seq: Request, later: int = 0) -> int:
         """Return the token after the next `later` ones: a fixed mixture of the last prompt token and the place."""

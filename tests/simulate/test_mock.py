@@ -84,6 +84,47 @@ def test_steps_of_one_second_end_on_time(oversleep: float, between: float, goes_
     assert found == ends
 
 
+def prompt(tokens: int) -> Sequence:
+    return Sequence([1] * tokens, 100)
+
+
+@pytest.mark.parametrize(
+    ("joining", "constrained", "before", "host", "seconds"),
+    [
+        (0, False, 1, 0.5, 3.0),  # decodes were launched before the host had their tokens,
+        (0, False, 1, 9.0, 9.0),  # but those after them were not
+        (0, True, 1, 0.5, 3.5),  # none was, since a token waits for a mask,
+        (0, False, 0, 0.5, 3.5),  # or since a request was paused
+        (40, False, 1, 0.5, 7.0),  # a prompt that joins waits for the host, which is done before the decodes,
+        (40, False, 1, 4.0, 8.0),  # or later
+        (40, True, 1, 0.5, 7.5),
+    ],
+)
+def test_only_decodes_are_a_step_ahead_of_the_host(
+    joining: int, constrained: bool, before: int, host: float, seconds: float
+) -> None:
+    clock = VirtualClock()
+    model = MockModel(Affine(base=1.0, decode=1.0, prompt=0.1), sleep=clock.sleep, clock=clock)
+    members = decoding(2).sequences
+    model.forward(Plan(1, 0.0, members, [1, 1]))
+    members[0].constrained, members[0].last_iteration, members[1].last_iteration = constrained, before, 1
+    ended = clock.now
+    clock.sleep(host)
+    members += [prompt(joining)] if joining else []
+    model.forward(Plan(2, clock.now, members, [seq.pending for seq in members]))
+    assert clock.now - ended == pytest.approx(seconds)
+
+
+def test_the_prompt_of_a_request_that_goes_on_waits_for_the_host() -> None:
+    clock = VirtualClock()
+    model, seq = MockModel(Affine(base=1.0, prompt=0.1), sleep=clock.sleep, clock=clock), prompt(50)
+    model.forward(Plan(1, 0.0, [seq], [20]))
+    seq.computed, seq.last_iteration = 20, 1
+    clock.sleep(0.5)
+    model.forward(Plan(2, clock.now, [seq], [30]))
+    assert clock.now == pytest.approx(3.0 + 0.5 + 4.0)
+
+
 def test_a_token_depends_on_its_own_sequence_alone() -> None:
     model = MockModel(Constant(0.0, 0.0))
     alone, together = model.forward(decoding(1)), model.forward(decoding(5))
