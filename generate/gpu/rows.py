@@ -66,9 +66,10 @@ class Rows:
         self.block_tables = tables.view(capacity, pages)
         self.members: list[Sequence] = []
         self.row_of: dict[Sequence, int] = {}
-        self._image = np.zeros(len(self.buffer), np.int64)
+        self._image = np.zeros(len(self.buffer), np.int64)  # the same on the host, in the same order
         fields, tables_here = np.split(self._image, [(INTEGERS + FLOATS) * capacity])
         self._fields = fields.reshape(-1, capacity)
+        # What each step changes: token, context length and move. What stays with a sequence: the others.
         self._steps, self._params = self._fields[:3], self._fields[3:INTEGERS]
         self._factors = self._fields[INTEGERS:].view(np.float64)
         self._tables = tables_here.reshape(capacity, pages)
@@ -115,6 +116,7 @@ class Rows:
         tokens: list[int],
         context_lens: list[int],
     ) -> None:
+        """Write all rows; the `tokens`, or where they are, are those of `sequences` and `held`."""
         rows, live = self._seat([*sequences, *held]), len(sequences)
         token, context_lens_here, moves = self._steps
         token[rows], context_lens_here[rows] = tokens, context_lens + [seq.computed for seq in held]
@@ -125,11 +127,12 @@ class Rows:
     def _seat(self, members: list[Sequence]) -> list[int]:
         """Return a row for each, its own if it has one that is not too high; write what is new in these rows."""
         count, before = len(members), len(self.members)
-        self.members = self.members[:count] + members[before:]  # in any order: new rows are filled below
-        rows = [self.row_of.get(seq, count) for seq in members]
+        row_of, self.row_of = self.row_of, {}  # empty until all is written: whoever comes after an error gets a new row
+        rows = [row_of.get(seq, count) for seq in members]
         new = [i for i, row in enumerate(rows) if row >= count]
+        seated = self.members[:count] + members[before:]  # the right length; all that is wrong in it is new
         for i, row in zip(new, sorted({*range(count)}.difference(rows)) if new else ()):
-            rows[i], self.members[row], p = row, members[i], members[i].sampling
+            rows[i], seated[row], p = row, members[i], members[i].sampling
             self._params[:, row] = key_of(p.seed), p.top_k
             self._factors[:, row] = p.inverse_temperature, p.top_p
         for row, seq in zip(rows, members):
@@ -138,10 +141,10 @@ class Rows:
         self._fields[:, count:before] = 0
         for row in range(count, before):
             self._set_table(row, [])
-        self.row_of = dict(zip(members, rows))
+        self.members, self.row_of = seated, dict(zip(members, rows))
         return rows
 
     def _set_table(self, row: int, pages: list[int]) -> None:
-        self._pages[row] = pages[:]  # a copy, as the scheduler changes its list in place
         self._tables[row, : len(pages)] = pages
         self._tables[row, len(pages) :] = 0
+        self._pages[row] = pages[:]  # a copy, as the scheduler changes its list in place

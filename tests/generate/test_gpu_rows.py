@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
 from generate.gpu.rows import Download, Rows
@@ -71,6 +72,19 @@ def test_who_stays_keeps_a_row_and_who_joins_takes_a_free_one() -> None:
     assert rows.row_of == {e: 1, d: 3, c: 2, a: 0}
     rows.write([d, e])
     assert rows.row_of == {d: 0, e: 1}  # no row beyond the members, so that the smallest step does
+
+
+def test_an_error_leaves_nothing_of_its_members_in_the_rows() -> None:
+    rng = random.Random(6)
+    rows, (a, b, c, d) = Rows(CAPACITY, PAGES, CPU), [sequence(rng, i) for i in range(4)]
+    rows.write([a, b, c])
+    good, d.pages = d.pages, [1] * (PAGES + 1)
+    with pytest.raises(ValueError, match="broadcast"):
+        rows.write([c, d])
+    d.pages = good
+    for members in ([b, c], [a, d]):
+        rows.write(members)
+        assert torch.equal(rows.buffer, row_by_row(rows, members, []).buffer)
 
 
 def test_tokens_that_only_the_device_has_follow_their_sequences() -> None:
