@@ -115,7 +115,7 @@ def test_a_step_ahead_on_a_gpu_has_the_pages_that_it_needs(prefix_cache: bool) -
     assert runner.warm_up()
     tokens, preemptions = serve(runner, 60, requests(16, 4), prefix_cache=prefix_cache)
     assert tokens == expected
-    assert preemptions > 3
+    assert preemptions > 2
 
 
 def test_a_gpu_stays_a_step_ahead_while_pages_grow() -> None:
