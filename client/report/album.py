@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -64,17 +60,19 @@ class Album:
     @contextmanager
     def draw(
         self, name: str, title: str, says: str = "", *, load: str = "", count: int | None = None,
-        unit: str = "requests", across: int = 1,
+        unit: str = "requests", across: int = 1, down: int = 1, points: Sequence[list[Any]] = (),
     ) -> Iterator[list[Axes]]:  # fmt: skip
-        """Yield axes to draw on; save the picture at the end.
+        """Yield axes to draw on; save the picture at the end, and its points as CSV if there are some.
 
         A picture of one load is named after it, and is of its completed requests unless `count` says of how many.
         """
         if load:
             name, title = f"{name}.{slug(load)}", f"{title}, {load}"
         number = f"{self.requests(load) if count is None else count:,} {unit}"
-        with drawn(self.results.folder / "plots", name, title, self.caption(number), across) as (grid, _):
+        folder = self.results.folder / "plots"
+        with drawn(folder, name, title, self.caption(number), across, down) as (grid, rows):
             yield grid
+            rows.extend(points)
         self.pictures.append(Picture(name, title, says))
 
     def caption(self, count: str) -> str:
@@ -106,26 +104,26 @@ def another(place: int) -> dict[str, Any]:
 
 @contextmanager
 def drawn(
-    folder: Path, name: str, title: str, caption: str, across: int = 1
+    folder: Path, name: str, title: str, caption: str, across: int = 1, down: int = 1
 ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
     """Yield axes to draw on, and rows for a CSV; at the end write PNG, SVG and the rows into the folder."""
-    wide = max(WIDTH, 3.2 * across)
-    figure, grid = plt.subplots(1, across, figsize=(wide, HEIGHT), squeeze=False, sharey=across > 1)
+    # Without pyplot, whose backend belongs to the program or notebook that draws, and which keeps its figures.
+    figure = Figure(figsize=(max(WIDTH, 3.2 * across), HEIGHT if down == 1 else 2.8 * down))
+    FigureCanvasAgg(figure)  # whose renderer measures texts for the layout
+    grid = figure.subplots(down, across, squeeze=False, sharey=across > 1 and down == 1)
     rows: list[list[Any]] = []
-    try:
-        yield list(grid[0]), rows
-        figure.text(0.5, 1 - TOP / 4, title, fontsize=11, ha="center", va="top")
-        figure.text(0.01, 0.005, caption, fontsize=6.5, color="#555555")
-        figure.tight_layout(rect=(0, BOTTOM + (LEGEND if figure.legends else 0), 1, 1 - TOP))
-        save(figure, folder, name, rows)
-    finally:
-        plt.close(figure)
+    yield list(grid.flat), rows
+    figure.text(0.5, 1 - TOP / 4 / down, title, fontsize=11, ha="center", va="top")
+    figure.text(0.01, 0.005, caption, fontsize=6.5, color="#555555")
+    legend = LEGEND if figure.legends else 0
+    figure.tight_layout(rect=(0, (BOTTOM + legend) / down, 1, 1 - TOP / down))
+    save(figure, folder, name, rows)
 
 
 def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None:
     """Write PNG, SVG (the same bytes for the same data), and CSV if there are rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})
     figure.dpi = DPI
     FigureCanvasAgg(figure).print_png(folder / f"{name}.png")  # `savefig` would draw each file twice

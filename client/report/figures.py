@@ -72,6 +72,21 @@ def bootstrap(
     return [(float(a), float(b)) for a, b in zip(low, high)]
 
 
+def student(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean of independent runs, by Student's t; None for fewer than `MIN_RUNS`.
+
+    Its quantile is expanded around the normal one (Abramowitz and Stegun 26.7.5): 3 % too low for three runs, and exact to
+    three digits from six on.
+    """
+    if len(values) < MIN_RUNS:
+        return None
+    z, freedom = 1.959964, len(values) - 1
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    mean, half = float(np.mean(values)), t * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
 def intervals(name: str, seconds: Sequence[float | None]) -> dict[str, object]:
     """Return the intervals in ms of mean, p50 and p99 of a measure with one value per request; None is left out."""
     known = np.array([1000 * value for value in seconds if value is not None])

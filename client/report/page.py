@@ -170,7 +170,9 @@ def method(results: store.Results) -> str:
         ("warm-up", f"{warmup} unmeasured requests to each server before the first run"),
         ("client lag", f"p99 {shown(max(lags, default=None))} ms in the worst run"),
         ("intervals", "95 %, block bootstrap over the requests of one run, or over runs with 3 repeats "
-         "or more; bold is best where no interval touches another"),
+         "or more; bold is best where no interval touches another; bands of a sweep: Student's t over runs"),
     ]  # fmt: skip
+    if any("simulation" in run for run in results.runs):  # which neither warms up nor has a client that could be late
+        facts = [fact for fact in facts if fact[0] not in ("warm-up", "client lag")]
     rows = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in facts)
     return f'<div class="wide"><table class="method">{rows}</table></div>'

@@ -132,7 +132,8 @@ def tables(results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
     sweep = results.summary.get("sweep")
     if sweep and results.loads:
         ends = [f"{p} saturated at {v:g}" for p, v in sweep.get("saturation", {}).items()]
-        which = f"{seeds(results, results.runs)}: other prompts for each value"
+        which = seeds(results, results.runs)
+        which += "" if "simulation" in results.runs[0] else ": other prompts for each value"
         heading = "; ".join([f"{results.summary.get('workload')} over {sweep['over']}, {which}", *ends])
         loads = [(heading, *rows(results, results.loads))]
     else:

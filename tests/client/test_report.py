@@ -1,6 +1,7 @@
 """Pictures and page: drawn from a folder of results, complete without a network, safe with any text."""
 
 import base64
+import csv
 import gzip
 import html
 import io
@@ -155,17 +156,26 @@ def test_the_slots_plot_shows_the_busiest_steps() -> None:
     assert plots_steps.busiest(full) == full
 
 
-def test_a_sweep_has_its_curves_and_the_saturation(folder: Path) -> None:
+def test_a_sweep_has_its_curves_the_saturation_and_bands_over_repeats(folder: Path) -> None:
     results = store.read(folder)
+    results.runs[:] = [run | {"output_throughput": 100.0 + k} for run in results.runs for k in range(3)]
     results.summary["sweep"] = {"over": "rate", "values": [1, 2], "saturation": {"static": 2}}
     for run in results.runs:
         run["value"] = 1 if run["load"] == "burst" else 2
     drawn = Album(results, [])
-    for draw in (plots_sweep.throughput_latency, plots_sweep.curves):
+    for draw in (plots_sweep.overview, plots_sweep.throughput_latency, plots_sweep.curves):
         draw(drawn)
     names = {picture.name for picture in drawn.pictures}
-    figures = ("throughput", "e2el", "ttft", "tpot", "tokens-per-step", "acceptance")
-    assert names == {"throughput-latency", *(f"sweep-{figure}" for figure in figures)}
+    figures = ("throughput", "e2el", "ttft", "itl", "tpot", "tokens-per-step", "acceptance")
+    assert names == {"sweep", "throughput-latency", *(f"sweep-{figure}" for figure in figures)}
+    with (folder / "plots" / "sweep.csv").open(newline="") as file:
+        (point,) = (
+            line for line in csv.DictReader(file)
+            if (line["policy"], line["value"], line["figure"]) == ("static", "1.0", "output_throughput")
+        )  # fmt: skip
+    assert (float(point["mean"]), point["runs"]) == (101.0, "3")
+    # Student's t of 2 degrees of freedom is 4.303, and the error of the mean 1 / sqrt(3).
+    assert float(point["high"]) - 101 == pytest.approx(4.303 / 3**0.5, rel=0.04)
 
 
 def test_an_interrupted_run_has_a_page(tmp_path: Path) -> None:
