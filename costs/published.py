@@ -120,6 +120,14 @@ MODELS: dict[str, Cost] = {
 }
 
 
+INVENTED = ("affine", "constant", "llm-mock", "llm-mock-ragged", "oracle-a")  # the times of no machine
+
+
+def called(name: str) -> str:
+    """Return the name of a cost model as tables show it: whether its machine is invented."""
+    return f"{name} (an invented machine)" if name in INVENTED else name
+
+
 def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
     """Go through ascending points by straight lines, the outer two lines drawn on, never below the first."""
     if len(points) == 1:

@@ -109,6 +109,18 @@ def complete(name: str) -> str:
     return f"dynamic+{name}" if is_order else name
 
 
+def named(own: type[Policy]) -> str:
+    """Return a name under which a class, such as one of a notebook, is a policy; an order is one with `dynamic`."""
+    name = f"policies._own.{own.__name__}"
+    of_loop = any(base.__module__.rpartition(".")[0] == __name__ for base in own.__mro__)
+    kind = "Policy" if of_loop or own.admit is not Policy.admit else "Order"
+    spec = spec_from_file_location(name, f"{own.__name__}.py")
+    assert spec is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    setattr(module, kind, type(kind, (own,), {"__module__": name}))
+    return name if kind == "Policy" else f"dynamic+{name}"
+
+
 def get_policy(
     name: str,
     max_batch_size: int = 32,

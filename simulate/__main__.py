@@ -26,6 +26,7 @@ COMMANDS = {
     "new": "Write a policy file to start from.",
     "try": "Check a policy file and run it beside the loop that it derives from: a verdict in seconds.",
     "run": "Serve a workload with one or more policies and report the result of each.",
+    "sweep": "Serve a workload at several rates, once for each seed, and draw latency and throughput over the rate.",
     "plan": "Find the highest rate that each policy sustains, and the replicas that a rate needs.",
     "arena": "Rank all policies and your own over many workloads.",
     "grade": "Check and score policy files for a lesson of docs/tutorial.",
@@ -71,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = _command(argv)
         with limited():
+            if sum(word.partition("=")[0] == "--seed" for word in argv) > 1:  # the last would count
+                raise UsageError("--seed is given twice. Give the first one, and --repeats N for N seeds")
             args = read(build_command(command), argv[1:], os.environ)
             args.command_line = shlex.join(["./eb", "simulate", *argv])
             with redirect_stdout(sys.stderr):  # stdout is for the result alone, and a policy may print

@@ -7,6 +7,7 @@ beside the client's keys), requests.csv, iterations.jsonl.
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections import Counter
 from collections.abc import Mapping
@@ -17,9 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from client.report import conversations, measure, store
-from client.workloads.arrivals import Arrivals
+from costs import published
 from scheduling.sequence import Sequence
+from simulate.rows import Rows
 from simulate.simulator import Run
+
+MACHINE = {"processor": "simulated"}  # in place of a machine, whose times the cost model has
 
 
 class Chunks(NamedTuple):
@@ -86,32 +90,41 @@ def result(
     run: Run,
     *,
     config: Mapping[str, Any],
-    arrivals: Arrivals | None = None,
-    trace_sha256: str = "",
+    rows: Rows | None = None,
     seed: int = 0,
     date: str = "",
     limits: Mapping[str, float | None] | None = None,
+    brief: bool = False,
 ) -> dict[str, Any]:
-    """Build the result object of a run; `config` repeats it, `arrivals` and `trace_sha256` name its requests."""
+    """Build the result object of a run; `config` repeats it, and `rows` are its requests.
+
+    A `brief` result has no intervals within the run, which take longer than the run itself.
+    """
+    arrivals = rows.arrivals if rows else None
     facts = measure.RunFacts(
         date=date,
         config=config,
         seed=seed,
-        trace_sha256=trace_sha256,
-        request_rate=arrivals.rate if arrivals else float("inf"),
+        trace_sha256=rows.sha256 if rows and not brief else "",
+        request_rate=rows.rate if rows else float("inf"),
         burstiness=arrivals.burstiness if arrivals else None,
         num_prompts=run.requests,
         server_before=None,
         server_after={"policy": run.policy, "engine": engine(run, config)},
-        machine=machine(config),
-        versions={"python": platform.python_version(), "numpy": np.__version__, "scipy": version("scipy")},
+        machine=MACHINE,
+        versions=versions(),
         slos={name: 1000 * limit for name, limit in (limits or {}).items() if limit},
+        has_intervals=not brief,
     )
     chunks = chunks_of(run) if run.iterations else {}
-    numbers = conversations.result([outcome(i, s, run, chunks) for i, s in enumerate(run.sequences)], facts)
+    outcomes = [outcome(i, s, run, chunks) for i, s in enumerate(run.sequences)]
+    numbers = conversations.result(outcomes, facts)
+    if any(seq.deadline is not None for seq in run.sequences) and numbers["duration"]:
+        good = sum(met(s, run) and measure.meets(o, facts.slos) for s, o in zip(run.sequences, outcomes))
+        numbers["request_goodput"] = good / numbers["duration"]
     numbers |= {
         "backend": "effective-batching simulate",
-        "model_id": config.get("cost"),
+        "model_id": published.called(str(config.get("cost"))),
         **measure.statistics_ms("itl", run.gaps),
         "simulation": summary(run),
     }
@@ -169,10 +182,14 @@ def by_hint(run: Run) -> dict[str, Any]:
         }
     wanted = [seq for seq in run.sequences if seq.deadline is not None]
     if wanted:
-        answered = (seq for seq in wanted if seq.finish_reason in ("length", "stop"))
-        met = sum((s.finished_at or 0.0) + run.host.alpha1 <= (s.deadline or 0.0) for s in answered)
-        figures["deadlines_met"] = met / len(wanted)
+        figures["deadlines_met"] = sum(met(seq, run) for seq in wanted) / len(wanted)
     return figures
+
+
+def met(seq: Sequence, run: Run) -> bool:
+    """Return whether a request was answered before its deadline, if it had one."""
+    in_time = (seq.finished_at or 0.0) + run.host.alpha1 <= (math.inf if seq.deadline is None else seq.deadline)
+    return seq.finish_reason in ("length", "stop") and in_time
 
 
 def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,14 +215,14 @@ def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def machine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the cost model in place of a machine."""
-    return {"processor": f"simulated by {config.get('cost')}"}
+def versions() -> dict[str, str]:
+    """Return the versions of what computes the figures."""
+    return {"python": platform.python_version(), "numpy": np.__version__, "scipy": version("scipy")}
 
 
-def keep(folder: store.Store, load: str, run: Run, numbers: Mapping[str, Any]) -> None:
+def keep(folder: store.Store, load: str, repeat: int, run: Run, numbers: Mapping[str, Any]) -> None:
     """Write a run into the folder of a comparison."""
-    labels = {"policy": run.policy, "load": load, "repeat": 0}
+    labels = {"policy": run.policy, "load": load, "repeat": repeat}
     write = folder.record(labels)
     chunks = chunks_of(run) if run.iterations else {}
     for i, seq in enumerate(run.sequences):

@@ -23,6 +23,7 @@ from simulate.blocks import Blocks
 from simulate.closed_loop import ClosedLoop
 
 PACE = 0.02  # assumed seconds per token of the answers of programs in an open loop
+STRETCHES = 20  # of a trace's gaps, which another seed puts in another order
 PAGE = 16  # tokens; the beginning that prompts must share to be found in a prefix cache
 
 
@@ -126,11 +127,16 @@ class Rows:
 
     @property
     def rate(self) -> float:
-        """Requests per second: the rate asked for, or the trace's own; infinite when all arrive at once."""
+        """Requests or programs per second: the rate asked for, or the trace's own; infinite when all arrive at once."""
         if self.arrivals and math.isfinite(self.arrivals.rate):
             return self.arrivals.rate
-        span = float(self.at[-1] - self.at[0])
-        return (len(self.at) - 1) / span if span else math.inf
+        return float(f"{self._played_rate:.9g}")  # the one given to `at_rate`, whose times were rounded
+
+    @property
+    def _played_rate(self) -> float:
+        span = float(self.at.max() - self.at.min())
+        count = len({call.program for call in self.calls}) if self.calls else len(self.at)
+        return (count - 1) / span if span else math.inf
 
     @property
     def differ_in(self) -> set[str]:
@@ -164,6 +170,28 @@ class Rows:
         """Return the same requests at `factor` times the rate."""
         with np.errstate(over="ignore"):
             return replace(self, at=self.at / factor, arrivals=None)
+
+    def at_rate(self, rate: float) -> Rows:
+        """Return the same requests at `rate` per second; ValueError if they all arrive at once."""
+        if self._played_rate == math.inf:
+            raise ValueError(f"all {len(self.at):,} requests arrive at once, so they have no rate. Leave out --rate")
+        return self.faster(rate / self._played_rate)
+
+    def shuffled(self, seed: int) -> Rows:
+        """Return the same requests in the same order with the gaps between them shuffled; those of seed 0 as they are.
+
+        Requests or programs that arrive together still do. Gaps stay with their neighbors, in `STRETCHES` parts cut at a
+        random place, so that rate and bursts are kept, but other requests meet them. (Requests drawn again with repetition
+        would find each other's prompts in a prefix cache.)
+        """
+        if not seed:
+            return self
+        rng = np.random.default_rng(seed)
+        starts, which = np.unique(self.at, return_inverse=True)
+        gaps = np.roll(np.diff(starts), rng.integers(len(starts)))
+        parts = np.array_split(gaps, STRETCHES)
+        mixed = [parts[k] for k in rng.permutation(STRETCHES)]
+        return replace(self, at=starts[0] + np.concatenate([[0.0], np.cumsum(np.concatenate(mixed))])[which])
 
     def only(self, chosen: np.ndarray, note: str = "") -> Rows:
         """Return the requests with these indices."""

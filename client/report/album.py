@@ -144,7 +144,7 @@ def finish(axes: Axes, x: str, y: str, zero: bool = True) -> None:
             transform = axis.get_transform()
             is_decimal = isinstance(transform, LogTransform) and transform.base == 10
             if high < NARROW * low and is_decimal:  # otherwise there would be one label, or none
-                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 4 * low else (1, 1.2, 1.5, *range(2, 10))))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter(NullFormatter())
     if zero:

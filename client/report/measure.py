@@ -129,6 +129,7 @@ class RunFacts:
     warmup: int = 0
     stalls: Sequence[float] = ()
     programs: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
+    has_intervals: bool = True
 
 
 def statistics_ms(name: str, seconds: Sequence[float] | np.ndarray) -> dict[str, float | None]:
@@ -256,7 +257,7 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
         "warmup_requests": facts.warmup,
         "fairness": fairness(done),
         "slos_ms": dict(facts.slos),
-        "intervals": intervals(done),
+        "intervals": intervals(done) if facts.has_intervals else {},
         "seed": facts.seed,
         "trace_sha256": facts.trace_sha256,
         "policy": server.get("policy"),

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from . import figures, summary
 from .album import BOTTOM, Album, finish
 
-AXES = {"rate": "offered requests per second", "users": "concurrent users (closed loop)"}
+AXES = {"rate": "offered requests/s", "users": "users (closed loop)"}
 HEADS = ["policy", "value", "figure", "mean", "low", "high", "runs"]
 
 
@@ -35,7 +35,7 @@ FIGURES = [
     times("e2el", "Latency", "latency (s)", 0.001),
     times("tpot", "Time per token after the first", "TPOT (ms)", 1.0),
     Curves("throughput", ["output_throughput"], "Throughput", "output tokens/s", 1.0),
-    Curves("goodput", ["request_goodput"], "Goodput", "requests/s within all limits", 1.0),
+    Curves("goodput", ["request_goodput"], "Goodput", "requests/s within limits", 1.0),
     Curves("hits", ["hit_tokens"], "Prompt tokens from the cache", "prompt tokens (%)", 100.0),
     Curves("tokens-per-step", ["tokens_per_step"], "Tokens of a request in a step", "tokens per step", 1.0),
     Curves("acceptance", ["acceptance"], "Accepted draft tokens", "accepted (%)", 100.0),
@@ -98,11 +98,19 @@ def panels(album: Album, grid: Sequence[Axes]) -> None:
     for axes, curves in zip(grid, shown):
         draw(axes, album, curves)
         axes.set_title(curves.title, fontsize=9)
+        axes.set_xlabel(AXES[album.results.summary["sweep"]["over"]])
         if legend := axes.get_legend():
             legend.remove()
     lines, names = grid[0].get_legend_handles_labels()
     grid[0].figure.legend(
-        lines, names, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, BOTTOM / 2), ncols=6, frameon=False
+        lines,
+        names,
+        fontsize=8,
+        loc="lower center",
+        bbox_to_anchor=(0.5, BOTTOM / 2),
+        ncols=6,
+        handlelength=3,
+        frameon=False,
     )
     for axes in grid[len(shown) :]:
         axes.set_axis_off()
@@ -125,7 +133,12 @@ def overview(album: Album) -> None:
         count = sum(r["num_prompts"] for r in album.results.runs)
         over = AXES[album.results.summary["sweep"]["over"]]
         with album.draw(
-            "sweep", f"p50 and p99 over {over}", count=count, across=3, down=2, points=[HEADS, *table(album)]
+            "sweep",
+            f"p50 and p99 over {over}; bands: 95 % over repeats; dotted: saturated",
+            count=count,
+            across=3,
+            down=2,
+            points=[HEADS, *table(album)],
         ) as grid:
             panels(album, grid)
 

@@ -40,18 +40,18 @@ class Record:
 
     def write(self, outcome: Outcome) -> None:
         """Write one line and flush it."""
-        self._writer.writerow([*self.labels, *_cells(outcome)])
+        cells = row(outcome).items()
+        times = (f"{value:.6f}" if name.endswith("_s") and value is not None else value for name, value in cells)
+        self._writer.writerow([*self.labels, *times])
         self._file.flush()
 
 
-def _cells(o: Outcome) -> list[Any]:
-    times = (o.queue, o.ttft, o.tpot, o.latency)
-    queue, ttft, tpot, latency = ("" if t is None else f"{t:.6f}" for t in times)
-    return [
-        o.index, o.id, o.user, f"{o.intended:.6f}", f"{o.sent:.6f}", o.prompt_tokens, o.cached_tokens,
-        o.asked_tokens, o.tokens, queue, ttft, tpot, latency, o.batch_mean, o.batch_max,
-        o.error or "complete", o.max_tokens, o.program,
-    ]  # fmt: skip
+def row(o: Outcome) -> dict[str, Any]:
+    """Return a request as a flat row; times are seconds, `arrival_s` and `sent_s` since the start of the run."""
+    return dict(zip(COLUMNS, (
+        o.index, o.id, o.user, o.intended, o.sent, o.prompt_tokens, o.cached_tokens, o.asked_tokens, o.tokens,
+        o.queue, o.ttft, o.tpot, o.latency, o.batch_mean, o.batch_max, o.error or "complete", o.max_tokens, o.program,
+    )))  # fmt: skip
 
 
 def outcome_of(line: Mapping[str, str]) -> Outcome:
@@ -97,14 +97,7 @@ class Store:
                 lines = [(*LABELS, *each[0])] * (not file.tell())
                 lines += [(*(labels[name] for name in LABELS), *one.values()) for one in each]
                 csv.writer(file, lineterminator="\n").writerows(lines)
-        spent = slot_steps(numbers)
-        # What the tables show, computed once and here, so that they need neither arrays nor readings of `/stats`.
-        derived = {
-            "hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers), **speculation(numbers),
-            "slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {}),
-        }  # fmt: skip
-        short = {key: value for key, value in numbers.items() if key not in ARRAYS}
-        self.summary["runs"].append({**short, **labels, **derived})
+        self.summary["runs"].append({**short(numbers), **labels})
         self.save()
 
     def warn(self, text: str) -> None:
@@ -125,6 +118,16 @@ class Store:
         path = self.folder / "iterations.jsonl"
         if path.exists() and not path.stat().st_size:
             path.unlink()
+
+
+def short(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's figures without arrays, and with all that tables show, which then need no readings of `/stats`."""
+    spent = slot_steps(numbers)
+    derived = {
+        "hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers), **speculation(numbers),
+        "slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {}),
+    }  # fmt: skip
+    return {key: value for key, value in numbers.items() if key not in ARRAYS} | derived
 
 
 def readings(numbers: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

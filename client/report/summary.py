@@ -291,11 +291,11 @@ def _peaks(results: Results) -> str:
     limits = results.summary["sweep"].get("saturation", {})
     most = []
     for policy in results.policies:
-        reached = [run for run in results.runs if run["policy"] == policy and run["completed"]]
+        rates = {load: average(results.of(policy, load), "output_throughput") for load in results.loads}
+        reached = {load: rate for load, rate in rates.items() if rate}
         if reached:
-            top = max(reached, key=lambda run: run["output_throughput"] or 0.0)
-            last = [run["output_throughput"] or 0.0 for run in reached[-2:]]
-            rises = policy not in limits and len(last) == 2 and last[1] > (1 + SAME) * last[0] and top is reached[-1]
+            top, last = max(reached, key=lambda load: reached[load]), [*reached.values()][-2:]
+            rises = policy not in limits and len(last) == 2 and last[1] > (1 + SAME) * last[0] and top == [*reached][-1]
             end = " and still rising" if rises else ""
-            most.append(f"{policy} {shown(top['output_throughput'], 0)} tokens/s {under(top['load'])}{end}")
+            most.append(f"{policy} {shown(reached[top], 0)} tokens/s {under(top)}{end}")
     return f"Highest throughput: {', '.join(most)}." if most else "Nothing was completed."

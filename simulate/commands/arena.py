@@ -69,7 +69,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         rules.scheduler(name)  # a name or file that is wrong is refused before anything runs
     seeds = range(args.seed, args.seed + args.seeds)
     keys = [(workload, seed) for workload in args.workloads for seed in seeds]
-    jobs = args.jobs or _cores()
+    jobs = args.jobs or cores()
     results = _play(keys, names, rules, jobs, console)
     rounds = dict(zip(keys, (found for found, _ in results)))
     standings = arena.rank(rounds, args.by)
@@ -84,7 +84,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

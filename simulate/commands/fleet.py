@@ -112,7 +112,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
                     say(console, f"note: {chosen.name} behind {name} refused {measured[-1]['refused']:,} requests")
         runs.append({"replicas": shown(args.replicas), "policy": chosen.name, "routers": measured})
     show(console, args, runs, limits, cached=bool(args.kv_tokens) and scenario.rows.has_contents)
-    return runs[0] if len(runs) == 1 else {"runs": runs}
+    return {"runs": runs}
 
 
 def serve(args: Values, scenario: Scenario[Rows], chosen: Chosen, scaler: str, prefill: int, router: str) -> FleetRun:

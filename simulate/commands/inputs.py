@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+import policies
 from client.workloads.arrivals import check_span
 from client.workloads.corpus import USUAL_CONTEXT
 from costs import drafting, published
@@ -51,6 +52,7 @@ def make_scenario(
 
 def make_policies(args: Values, reported: Collection[str] = ()) -> tuple[tuple[Chosen, ...], tuple[Policy, ...]]:
     """Return the policies, and one of each for each number of slots, to be asked what it does."""
+    args.policies = [policies.complete(name) for name in args.policies]  # a file with an order alone
     check_once("policy", args.policies)
     check_once("--policy-option", [pair.partition("=")[0] for pair in args.policy_option])
     options = read_pairs(args.policy_option, "--policy-option")
@@ -108,11 +110,11 @@ def noise_of(cost: str, console: Console) -> Noise | None:
 
 def has_own_rate(args: Values) -> bool:
     """Whether the arrivals have a rate of their own, which --rate cannot set."""
-    return bool(args.trace) or _replays_workload(args) or ":" in args.arrivals
+    return _is_trace(args) or ":" in args.arrivals
 
 
-def _replays_workload(args: Values) -> bool:
-    return args.workload.startswith("trace:") and not args.is_given("arrivals")
+def _is_trace(args: Values) -> bool:
+    return bool(args.trace) or (args.workload.startswith("trace:") and not args.is_given("arrivals"))
 
 
 def _rows(args: Values, *, unit: bool, draws_more: bool) -> Rows:
@@ -120,13 +122,12 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> Rows:
     if args.trace:
         rows = workloads.read(args.trace)
     else:
-        replays = _replays_workload(args)
+        replays = _is_trace(args)
         count = None if replays and not args.is_given("num") else args.num
         arrivals = "trace" if replays else args.arrivals
         context = max(args.context, USUAL_CONTEXT)
         rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals, context)
-    own_rate = has_own_rate(args)
-    refuse(args, option_checks.of_arrivals(args, rows, own_rate=own_rate, unit=unit, draws_more=draws_more))
+    refuse(args, option_checks.of_arrivals(args, rows, unit=unit, draws_more=draws_more))
     if args.open_loop:
         rows = rows.in_open_loop()
     if args.context:
@@ -136,7 +137,14 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> Rows:
         if args.is_given("num"):
             rows = rows.first(args.num)
         rows = rows.faster(args.speed)
-        check_span(rows.at, f"Use a higher --speed than {args.speed!r}, or leave out the last requests with --num")
+        if hasattr(args, "repeats"):  # a command whose seed gives another run
+            rows = rows.shuffled(args.seed)
+    if _is_trace(args):
+        if args.is_given("rate") and not unit:
+            rows = rows.at_rate(args.rate)
+        check_span(
+            rows.at, f"Use a higher --speed than {args.speed!r} or --rate, or leave out the last requests with --num"
+        )
     rows = rows.hinted(args.seed, args.clients, args.priorities, args.slo)
     size, longest = args.page_size, int(rows.most.max())
     if args.kv_tokens and -(-longest // size) > args.kv_tokens // size:

@@ -91,16 +91,17 @@ def of_policies(args: Values, asked: Sequence[Policy], reported: Collection[str]
             yield option, f"has no effect: {named} does not use {words}. Use {loop}+{order}, or leave it out"
 
 
-def of_arrivals(args: Values, drawn: Rows, *, own_rate: bool, unit: bool, draws_more: bool) -> Reasons:
+def of_arrivals(args: Values, drawn: Rows, *, unit: bool, draws_more: bool) -> Reasons:
     """Yield the options that change nothing about requests that were `drawn` or read, before these get their hints.
 
-    `own_rate` says that --rate cannot set their rate, `unit` that the command looks for a rate, and `draws_more` that it
-    has another use for --seed than to draw requests.
+    `unit` says that the command looks for a rate, and `draws_more` that it has another use for --seed than to draw
+    requests.
     """
-    if own_rate and not unit:
-        remedy = "Use --speed" if args.trace else "Leave it out"
-        yield "rate", f"has no effect on arrivals that have their own rate. {remedy}"
+    if ":" in args.arrivals and not args.trace and not unit:
+        yield "rate", f"has no effect on --arrivals {args.arrivals}, which have their own rate. Use --arrivals poisson"
     if args.trace:
+        if args.is_given("rate") and not unit:
+            yield "speed", "has no effect: --rate sets the rate. Leave one out"
         yield "workload arrivals", "has no effect with --trace. Leave one out"
         if not (draws_more or args.clients or args.priorities or args.slo):
             yield "seed", "has no effect: nothing in --trace is random. Leave it out"

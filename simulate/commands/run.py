@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections.abc as abc
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,7 +14,7 @@ from rich.console import Console
 
 import policies
 from client import ending
-from client.report import store, tables
+from client.report import figures, store, tables
 from client.workloads import agentic
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -23,10 +25,27 @@ from simulate.commands.inputs import make_scenario
 from simulate.commands.option_checks import UNLIMITED, Reasons, check_once, refuse
 from simulate.rows import Rows
 from simulate.scenario import Chosen, Scenario
-from simulate.simulator import simulate
+from simulate.simulator import Run, simulate
 from terminal.console import say, table_of
-from terminal.options import FILE, FOLDER, POSITIVE, Choice, Option, UsageError, Values
+from terminal.options import FILE, FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted
+
+LIMITS = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A run: its figures as JSON has them, and what they were made of; `again` serves it again with records of all steps."""
+
+    numbers: dict[str, Any]
+    run: Run
+    again: abc.Callable[[], Run]
+
+
+def limit_options() -> list[Option]:
+    """Return the options of the limits that goodput counts."""
+    words = "limit in seconds, for goodput, which also counts deadlines (--slo)"
+    return [Option(f"--{name}", f"{name.upper()} {words}", POSITIVE) for name in LIMITS]
 
 
 def options() -> Sections:
@@ -45,6 +64,7 @@ def options() -> Sections:
         ],
         "arrivals": [
             *arrival_options(),
+            Option("--repeats", "runs of each policy, with the seeds from --seed on", Number(1), default=1),
             Option(
                 "--open-ended",
                 "send requests without max_tokens, which join with pages for the prompt and a margin, and grow",
@@ -67,46 +87,62 @@ def options() -> Sections:
                 "--program", "with --blame: the program to explain, as programs.csv names it (default: the slowest)"
             ),
             Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
-            *(
-                Option(f"--{name}", f"{name.upper()} limit in seconds, for goodput", POSITIVE)
-                for name in ("ttft", "tpot", "e2el")
-            ),
+            *limit_options(),
         ],
     }
 
 
 def run(args: Values, console: Console) -> dict[str, Any]:
-    """Serve one workload with each policy."""
-    scenario = make_scenario(args, console, reported=("client", "deadline"))
-    refuse(args, without_effect(args, scenario))
-    check_evict(args, scenario.rows)
-    if args.blame and (count := len(scenario.rows.at)) > blame.MOST_REQUESTS:
-        num = max(1, blame.MOST_REQUESTS * (args.num or count) // count)  # which may count programs
-        raise UsageError(f"--blame takes at most {blame.MOST_REQUESTS} requests, not {count:,}. Use --num {num}")
+    """Serve one workload with each policy, once for each seed."""
+    first = prepare(args, console)
     if args.save_trace:
-        rows = scenario.rows
+        rows = first.rows
         args.save_trace.write_text("".join(agentic.lines(rows.calls or [], rows.ids or [], blocks.TOKENS)))
-    folder = make_store(args, scenario.rows) if args.out else None
+    folder = make_store(args, [load_of(args, first.rows)]) if args.out else None
     results = []
-    for chosen, evict in product(scenario.policies, args.evict):
-        evicting = replace(scenario, engine=replace(scenario.engine, evict=evict))
-        results.append(serve(args, console, evicting, chosen, folder))
+    for repeat, served in serve_all(
+        args, console, range(args.seed, args.seed + args.repeats), first, records=folder is not None
+    ):
+        results.append(served.numbers)
+        if folder:
+            result.keep(folder, load_of(args, first.rows), repeat, served.run, served.numbers)
     show_runs(console, results)
     if folder:
-        folder.close()
-        ending.write_table(store.read(args.out))
-        if not args.no_plots:
-            ending.draw_page(args.out, console)
-        say(console, f"written: {args.out}")
-    short = [{k: v for k, v in n.items() if k not in store.ARRAYS} for n in results]
-    return short[0] if len(short) == 1 else {"runs": short}
+        finish(folder, console, args)
+    return {"runs": [{k: v for k, v in numbers.items() if k not in store.ARRAYS} for numbers in results]}
 
 
-def serve(
-    args: Values, console: Console, scenario: Scenario[Rows], chosen: Chosen, folder: store.Store | None
-) -> dict[str, Any]:
-    """Serve the requests with one policy; return the result, and keep it in the folder if there is one."""
-    evict, rows = scenario.engine.evict, scenario.rows
+def prepare(args: Values, console: Console) -> Scenario[Rows]:
+    """Return the scenario of the first seed, after all that is wrong with the options was refused."""
+    first = seeded(args, args.seed, console)
+    refuse(args, without_effect(args, first))
+    check_evict(args, first.rows)
+    if args.blame and (count := len(first.rows.at)) > blame.MOST_REQUESTS:
+        num = max(1, blame.MOST_REQUESTS * (args.num or count) // count)  # which may count programs
+        raise UsageError(f"--blame takes at most {blame.MOST_REQUESTS} requests, not {count:,}. Use --num {num}")
+    return first
+
+
+def seeded(args: Values, seed: int, console: Console) -> Scenario[Rows]:
+    """Return the scenario of a seed."""
+    given = Values(**{**vars(args), "seed": seed})
+    return make_scenario(given, console, reported=("client", "deadline"), draws_more=True)
+
+
+def serve_all(
+    args: Values, console: Console, seeds: abc.Sequence[int], first: Scenario[Rows], *, records: bool = False
+) -> Iterator[tuple[int, Served]]:
+    """Yield the runs of each seed with its place; `first` is the scenario of the first seed."""
+    for repeat, seed in enumerate(seeds):
+        scenario = seeded(args, seed, Console(quiet=True)) if repeat else first
+        for chosen, evict in product(scenario.policies, args.evict):
+            evicting = replace(scenario, engine=replace(scenario.engine, evict=evict))
+            yield repeat, serve(args, console, evicting, chosen, seed, records and not args.no_records)
+
+
+def serve(args: Values, console: Console, scenario: Scenario[Rows], chosen: Chosen, seed: int, records: bool) -> Served:
+    """Serve the requests with one policy, and compare it with the lower bounds."""
+    evict = scenario.engine.evict
 
     def fresh() -> tuple[Scheduler, list[Sequence]]:
         scheduler, sequences = scenario.fresh(chosen)
@@ -116,17 +152,14 @@ def serve(
 
     scheduler, sequences = fresh()
     began = time.perf_counter()
-    records = folder is not None and not args.no_records
     run = simulate(scheduler, sequences, scenario.cost, scenario.host, records=records)
     seconds = time.perf_counter() - began
-    numbers = result.result(
-        run, config={**config_of(args), "policies": [chosen.name], "evict": evict}, seed=args.seed,
-        limits={"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}, arrivals=rows.arrivals,
-        trace_sha256=rows.sha256, date=now(),
-    )  # fmt: skip
+    numbers = figures_of(args, run, scenario.rows, chosen, seed)
+    numbers["config"]["evict"] = evict
     count, took = numbers["num_prompts"], f"{run.steps:,} steps in {seconds:.2f} s"
     pace = f"{took}, {60 * count / max(seconds, 1e-9):,.0f} requests a minute"
-    say(console, f"{run.policy}: {pace}{hint_words(numbers['simulation'])}")
+    name = f"{run.policy}, seed {seed}" if args.repeats > 1 else run.policy
+    say(console, f"{name}: {pace}{hint_words(numbers['simulation'])}")
     numbers["simulation"] |= regret.of(run, scenario.cost, scheduler, fresh)
     each = numbers["simulation"].get("programs", {}).pop("each", [])
     if args.blame and run.loop is not None:
@@ -137,9 +170,15 @@ def serve(
         with counted(console, run.requests, "requests left out once, for --blame") as progress:
             found = blame.of(fresh, scenario.cost, scenario.host, run=run, progress=progress)
         numbers["simulation"]["blame"] = found.by_client()
-    if folder:
-        result.keep(folder, load_of(args, rows), run, {**numbers, "program_times": each})
-    return numbers
+    again = partial(simulate, cost=scenario.cost, host=scenario.host, records=True)
+    return Served({**numbers, "program_times": each}, run, lambda: again(*fresh()))
+
+
+def figures_of(args: Values, run: Run, rows: Rows, chosen: Chosen, seed: int, brief: bool = False) -> dict[str, Any]:
+    """Return the figures of a run as JSON has them."""
+    config = {**config_of(args), "policies": [chosen.name], "seed": seed}
+    limits = {name: getattr(args, name) for name in LIMITS}
+    return result.result(run, config=config, rows=rows, seed=seed, limits=limits, date=now(), brief=brief)
 
 
 def without_effect(args: Values, scenario: Scenario[Rows]) -> Reasons:
@@ -188,28 +227,48 @@ def hint_words(simulation: dict[str, Any]) -> str:
 
 def load_of(args: Values, rows: Rows) -> str:
     """Name the arrivals as client.compare does."""
-    return rows.arrivals.text if rows.arrivals else f"trace:{args.speed:g}"
+    if rows.arrivals:
+        return rows.arrivals.text
+    return f"rate:{args.rate:g}" if args.is_given("rate") else f"trace:{args.speed:g}"
 
 
-def make_store(args: Values, rows: Rows) -> store.Store:
+def make_store(args: Values, loads: list[str]) -> store.Store:
     """Open the folder of the results; UsageError if it holds some already."""
     if (args.out / "summary.json").exists():
         raise UsageError(f"{str(args.out)!r} holds results already. Use another --out")
-    head = {
-        "name": args.out.name, "date": now(), "command": args.command_line, "seed": args.seed,
+    return store.Store(args.out, head_of(args, args.out.name, loads))
+
+
+def head_of(args: Values, name: str, loads: list[str]) -> dict[str, Any]:
+    """Return the head of the results: what was asked for, when and of which machine."""
+    return {
+        "name": name, "date": now(), "command": args.command_line, "seed": args.seed,
         "workload": f"trace:{args.trace.name}" if args.trace else args.workload,
-        "loads": [load_of(args, rows)], "policies": args.policies,
-        "machine": result.machine({"cost": args.cost}), "versions": {},
+        "loads": loads, "policies": args.policies, "machine": result.MACHINE, "versions": result.versions(),
     }  # fmt: skip
-    return store.Store(args.out, head)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
+def finish(folder: store.Store, console: Console, args: Values) -> None:
+    """Write the table and the page of the results."""
+    folder.close()
+    ending.write_table(store.read(folder.folder))
+    if not args.no_plots:
+        ending.draw_page(folder.folder, console)
+    say(console, f"written: {folder.folder}")
+
+
+def _number(values: abc.Sequence[float | None]) -> str:
+    """Return the mean of a figure over the runs, and half the width of its 95 % interval if there are enough of them."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    mean, span = sum(known) / len(known), figures.student(known)
+    digits = 0 if mean >= 1000 else 1
+    return f"{mean:,.{digits}f}" + (f" ±{(span[1] - span[0]) / 2:,.{digits}f}" if span else "")
 
 
 def show_runs(console: Console, results: abc.Sequence[dict[str, Any]]) -> None:
-    """Print one result in full, or a line for each."""
+    """Print one result in full, or a line for each policy."""
     for n in results:
         if "blame" in n["simulation"]:
             console.print(tables.blame(n["policy"], n["simulation"]["blame"]))
@@ -218,9 +277,10 @@ def show_runs(console: Console, results: abc.Sequence[dict[str, Any]]) -> None:
     of_programs = tables.programs(results)
     for table in of_programs:
         console.print(table_of(*table, no_wrap=True))
+    where = f"simulated on {results[0]['model_id']}"
     if len(results) == 1:
         times, counts = tables.result(results[0])
-        times.title = f"{results[0]['policy']}, simulated: milliseconds"
+        times.title = f"{results[0]['policy']}, {where}: milliseconds"
         console.print(times, counts)
         say(console, regret.sentence(results[0]["simulation"]))
         return
@@ -228,8 +288,11 @@ def show_runs(console: Console, results: abc.Sequence[dict[str, Any]]) -> None:
         "tokens/s": "output_throughput", "E2E\nmean": "mean_e2el_ms", "E2E\np99": "p99_e2el_ms",
         "TTFT\nmean": "mean_ttft_ms", "TTFT\np99": "p99_ttft_ms", "ITL\np99": "p99_itl_ms",
     }  # fmt: skip
-    rows = [[n["policy"], *(_number(n[key]) for key in columns.values())] for n in results]
-    title = f"simulated, the same {'programs' if of_programs else 'arrivals'} for all; times in ms"
-    console.print(table_of(title, ("policy", *columns), rows, no_wrap=True))
-    for n in results:
+    groups = {n["policy"]: [other for other in results if other["policy"] == n["policy"]] for n in results}
+    rows = [[name, *(_number([n[key] for n in some]) for key in columns.values())] for name, some in groups.items()]
+    repeats = len(results) // len(groups)
+    title = f"{where}, the same {'programs' if of_programs else 'arrivals'} for all; times in ms"
+    title += f"; means of {repeats} seeds and their 95 % intervals" if repeats > 1 else ""
+    console.print(table_of(title, ("policy", *columns), rows, no_wrap=repeats == 1))
+    for n in results if repeats == 1 else ():
         say(console, f"{n['policy']}: {regret.sentence(n['simulation'])}")

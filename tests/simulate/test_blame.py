@@ -163,7 +163,7 @@ def test_a_run_has_a_matrix_of_its_clients_whose_rows_sum_to_the_measured_waits(
     flags = ["--num", "30", "--rate", "6", "--max-batch-size", "4", "--clients", "2", "--blame"]
     assert main(["run", "dynamic", *flags]) == 0
     out = capsys.readouterr()
-    figures = json.loads(out.out)["simulation"]
+    figures = json.loads(out.out)["runs"][0]["simulation"]
     found = figures["blame"]
     assert "client-1" in out.err
     assert found["clients"] == ["client-1", "client-2"]

@@ -59,10 +59,12 @@ def uniform(n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[Any, str]:
-    """Run a command; return the object on stdout's last line, and the words on stderr."""
+    """Run a command; return the object on stdout's last line, or its only run, and the words on stderr."""
     assert main(list(argv)) == code
     captured = capsys.readouterr()
-    return json.loads(captured.out.splitlines()[-1]) if captured.out else None, captured.err
+    told = json.loads(captured.out.splitlines()[-1]) if captured.out else None
+    runs = told["runs"] if argv[0] in ("run", "fleet") and told else []
+    return runs[0] if len(runs) == 1 else told, captured.err
 
 
 @dataclass(frozen=True)
