@@ -155,13 +155,13 @@ def sweep(
     args = _read("sweep", sweep_command.options(), policy, known, {**options, "rates": [*rates]})
     console, runs = Console(stderr=True, quiet=not progress), []
     with limited():
-        sweep_command.at(args, args.rates[0], known[0], console)
+        run_command.seeded(args, known[0], console, args.rates[0])
         try:
             for numbers in sweep_command.serve_all(args, console, known):
-                runs.append(store.short(numbers))
+                runs.append(numbers)
         except KeyboardInterrupt:
             say(console, f"interrupted: {len(runs)} runs are done")
-    return Results(runs, run_command.head_of(args, "sweep", []) | sweep_command.head_of(args, runs))
+    return Results(runs, run_command.head_of(args, "sweep", []) | {"sweep": sweep_command.of_sweep(args, runs)})
 
 
 def _labels(numbers: Mapping[str, Any]) -> dict[str, Any]:

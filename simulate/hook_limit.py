@@ -29,7 +29,11 @@ def _end(words: str) -> None:
 
 
 def begin() -> None:
-    """Limit the hooks for as long as a worker process lives, whose main thread this is; what they print goes to stderr."""
+    """Limit the hooks for as long as a worker process lives, whose main thread this is; what they print goes to stderr.
+
+    Its parent ends it after Ctrl-C.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = sys.stderr
     HookLimit(LIMIT, time.monotonic, GRACE, _end).__enter__()
 

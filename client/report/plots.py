@@ -79,7 +79,7 @@ def waste(album: Album) -> None:
         )
 
 
-OF_SWEEPS = (plots_sweep.overview, plots_sweep.throughput_latency, plots_sweep.curves, plots_requests.latency_cdf)
+OF_SWEEPS = (plots_sweep.overview, plots_sweep.throughput_latency, plots_requests.latency_cdf)
 OF_COMPARISONS = (plots_requests.latency_cdf, waste)
 OF_LOADS = (
     latency_over_tokens, plots_steps.slots, plots_steps.over_time, plots_requests.distributions,

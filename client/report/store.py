@@ -127,7 +127,8 @@ def short(numbers: Mapping[str, Any]) -> dict[str, Any]:
         "hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers), **speculation(numbers),
         "slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {}),
     }  # fmt: skip
-    return {key: value for key, value in numbers.items() if key not in ARRAYS} | derived
+    # What a worker of a sweep has derived stays.
+    return {**derived, **{key: value for key, value in numbers.items() if key not in ARRAYS}}
 
 
 def readings(numbers: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

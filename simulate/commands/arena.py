@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import active_children, get_context
 from typing import Any
 
 from rich.console import Console
 
 from client.workloads import catalog
 from costs import published
-from scheduling.hook_limit import HookTimeout
-from simulate import hook_limit
 from simulate.arena import arena
 from simulate.arena.arena import REFERENCE, Paired, Rules, Standing
 from simulate.arena.measures import Measures
 from simulate.commands.arguments import Sections
+from simulate.pool import cores, spread
 from terminal.console import say, table_of
 from terminal.options import POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from terminal.progress import counted
 
 RULES = Rules()
-Round = tuple[str, int]
 Played = tuple[dict[str, Measures], float]
 HEADS = {"mean": "mean latency", "p99": "p99 latency", "light": "light clients' wait", "misses": "deadlines missed"}
 
@@ -70,7 +64,11 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     seeds = range(args.seed, args.seed + args.seeds)
     keys = [(workload, seed) for workload in args.workloads for seed in seeds]
     jobs = args.jobs or cores()
-    results = _play(keys, names, rules, jobs, console)
+    results: list[Played] = []
+    with counted(console, len(keys), "rounds played") as progress:
+        for result in spread(partial(arena.play, names, rules), keys, jobs):
+            results.append(result)
+            progress(len(results))
     rounds = dict(zip(keys, (found for found, _ in results)))
     standings = arena.rank(rounds, args.by)
     _show(standings, args, console)
@@ -82,30 +80,6 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             {"policy": s.policy, **s.mean._asdict(), "beside": {k: p._asdict() for k, p in s.beside.items()}} for s in standings
         ],
     }  # fmt: skip
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _play(keys: list[Round], names: list[str], rules: Rules, jobs: int, console: Console) -> list[Played]:
-    """Play the rounds in as many processes, or in this one."""
-    one, results = partial(arena.play, names, rules), []
-    workers = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=hook_limit.begin)
-    with counted(console, len(keys), "rounds played") as done, workers as pool:
-        try:
-            for result in pool.map(one, *zip(*keys)) if jobs > 1 else map(one, *zip(*keys)):
-                results.append(result)
-                done(len(results))
-        except HookTimeout:
-            pool.shutdown(wait=False, cancel_futures=True)  # Python 3.11 stumbles over rounds left canceled
-            for process in active_children():  # they would go on with the rounds that they have been given
-                process.terminate()
-            raise
-        except BrokenProcessPool as error:
-            raise RuntimeError("a process that played a round has ended. See above, or use --jobs 1") from error
-    return results
 
 
 def shown(field: str, beside: Paired) -> str:

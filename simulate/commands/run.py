@@ -123,9 +123,11 @@ def prepare(args: Values, console: Console) -> Scenario[Rows]:
     return first
 
 
-def seeded(args: Values, seed: int, console: Console) -> Scenario[Rows]:
-    """Return the scenario of a seed."""
+def seeded(args: Values, seed: int, console: Console, rate: float | None = None) -> Scenario[Rows]:
+    """Return the scenario of a seed, and of a rate of a sweep."""
     given = Values(**{**vars(args), "seed": seed})
+    if rate:
+        given.rate, given.speed, given.origin = rate, 1.0, {**args.origin, "rate": "flag"}
     return make_scenario(given, console, reported=("client", "deadline"), draws_more=True)
 
 

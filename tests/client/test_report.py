@@ -163,11 +163,12 @@ def test_a_sweep_has_its_curves_the_saturation_and_bands_over_repeats(folder: Pa
     for run in results.runs:
         run["value"] = 1 if run["load"] == "burst" else 2
     drawn = Album(results, [])
-    for draw in (plots_sweep.overview, plots_sweep.throughput_latency, plots_sweep.curves):
+    for draw in (plots_sweep.overview, plots_sweep.throughput_latency):
         draw(drawn)
     names = {picture.name for picture in drawn.pictures}
-    figures = ("throughput", "e2el", "ttft", "itl", "tpot", "tokens-per-step", "acceptance")
-    assert names == {"sweep", "throughput-latency", *(f"sweep-{figure}" for figure in figures)}
+    assert names == {"sweep", "throughput-latency"}
+    figures = ("ttft_ms", "itl_ms", "e2el_ms", "tpot_ms", "output_throughput", "tokens_per_step", "acceptance")
+    assert tuple(each[0] for each in plots_sweep.known(drawn)) == figures
     with (folder / "plots" / "sweep.csv").open(newline="") as file:
         (point,) = (
             line for line in csv.DictReader(file)

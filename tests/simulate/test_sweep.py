@@ -209,4 +209,4 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
 def test_saturation_is_the_lowest_rate_at_which_most_seeds_are_overloaded() -> None:
     overloaded = {1: [0, 0, 1], 2: [1, 1, 0], 4: [1, 1, 1]}
     runs = [{"policy": "a", "value": rate, "overloaded": bool(o)} for rate, some in overloaded.items() for o in some]
-    assert sweep_command.head_of(Values(rates=[1, 2, 4]), runs)["sweep"]["saturation"] == {"a": 2}
+    assert sweep_command.of_sweep(Values(rates=[1, 2, 4]), runs)["saturation"] == {"a": 2}
