@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 import policies
-from client.report import figures, store
+from client.report import figures, store, summary
 from scheduling.policy import Policy
 from simulate.commands import run as run_command
 from simulate.commands import sweep as sweep_command
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Policies = str | Path | type[Policy] | Sequence[str | Path | type[Policy]]
-NOT_HERE = ("out", "no_plots", "no_records", "save_trace", "seed", "repeats", "blame", "program")
+NOT_HERE = {"out", "no_plots", "no_records", "save_trace", "seed", "repeats", "blame", "program"}
 FIGURES = (
     *(f"{part}_{name}_ms" for name in ("ttft", "itl", "tpot", "e2el") for part in ("mean", "p50", "p99")),
     "output_throughput", "request_throughput", "request_goodput",
@@ -86,9 +86,8 @@ class Results:
             some = [run for run in self.runs if (run["policy"], run["request_rate"]) == (policy, rate)]
             row = {"policy": policy, "rate": float(rate), "runs": len(some)}
             for name in FIGURES:
-                known = [run[name] for run in some if run[name] is not None]
-                low, high = figures.student(known) or (None, None)
-                mean = sum(known) / len(known) if known else None
+                mean = summary.average(some, name)
+                low, high = (mean is not None and figures.student([run[name] for run in some])) or (None, None)
                 row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
             rows.append(row)
         return rows
@@ -133,14 +132,9 @@ def run(policy: Policies, *, seeds: Iterable[int] = (0,), progress: bool = False
 
     A policy is a name, the path of a file, or a class. With `progress`, print what the command line does.
     """
-    known = [*seeds]
-    args, console = (
-        _read("run", run_command.options(), policy, known, options),
-        Console(stderr=True, quiet=not progress),
-    )
+    args = _read("run", run_command.options(), policy, seeds, options)
     with limited():
-        first = run_command.prepare(args, console)
-        served = [each for _, each in run_command.serve_all(args, console, known, first)]
+        served = run_command.serve_all(args, Console(stderr=True, quiet=not progress), args.seeds)
     return Results([store.short(each.numbers) for each in served], run_command.head_of(args, "run", []), served)
 
 
@@ -151,13 +145,13 @@ def sweep(
 
     An interrupt, such as that of a notebook, ends it with the runs that are done.
     """
-    known = [*seeds]
-    args = _read("sweep", sweep_command.options(), policy, known, {**options, "rates": [*rates]})
-    console, runs = Console(stderr=True, quiet=not progress), []
+    args = _read("sweep", sweep_command.options(), policy, seeds, {**options, "rates": [*rates]})
+    console = Console(stderr=True, quiet=not progress)
+    runs: list[dict[str, Any]] = []
     with limited():
-        run_command.seeded(args, known[0], console, args.rates[0])
+        run_command.seeded(args, args.seed, console, args.rates[0])
         try:
-            for numbers in sweep_command.serve_all(args, console, known):
+            for numbers in sweep_command.serve_all(args, console, args.seeds):
                 runs.append(numbers)
         except KeyboardInterrupt:
             say(console, f"interrupted: {len(runs)} runs are done")
@@ -168,26 +162,20 @@ def _labels(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {"policy": numbers["policy"], "rate": float(numbers["request_rate"]), "seed": numbers["seed"]}
 
 
-def _read(name: str, sections: Sections, policy: Policies, seeds: Sequence[int], options: Mapping[str, Any]) -> Values:
+def _read(name: str, sections: Sections, policy: Policies, seeds: Iterable[int], options: Mapping[str, Any]) -> Values:
     """Return the options as the command line reads them."""
-    if refused := sorted(options.keys() & set(NOT_HERE)):
-        raise UsageError(
-            f"{refused[0]} is an option of the command line. Use {'seeds' if refused[0] in ('seed', 'repeats') else f'./eb simulate {name}'}"
-        )
+    if refused := sorted(NOT_HERE & options.keys()):
+        raise UsageError(f"{refused[0]} is an option of the command line. Use seeds, or ./eb simulate {name}")
     some = policy if isinstance(policy, list | tuple) else [policy]
     words = [policies.named(each) if isinstance(each, type) else str(each) for each in some]
     for option, value in options.items():
-        flag = f"--{option.replace('_', '-')}"
         if isinstance(value, Mapping):
-            words += [word for pair in value.items() for word in (flag, "=".join(map(str, pair)))]
-        elif isinstance(value, bool) or value is None:
-            words += [flag] * bool(value)
-        else:
-            words += [
-                flag,
-                *(map(str, value) if isinstance(value, Iterable) and not isinstance(value, str) else [str(value)]),
-            ]
+            value = ",".join(f"{key}={each}" for key, each in value.items())
+        values = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+        if value is not None and value is not False:
+            words += [f"--{option.replace('_', '-')}", *(str(each) for each in values if each is not True)]
     args = read(Command(f"./eb simulate {name}", "", sections), words)
     args.command_line = f"simulate.{name}({', '.join(words)})"
-    args.seed, args.repeats = seeds[0], len(seeds)
+    args.seeds = [*seeds]
+    args.seed, args.repeats = args.seeds[0], len(args.seeds)
     return args

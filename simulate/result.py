@@ -126,7 +126,7 @@ def result(
         "backend": "effective-batching simulate",
         "model_id": published.called(str(config.get("cost"))),
         **measure.statistics_ms("itl", run.gaps),
-        "simulation": summary(run),
+        "simulation": {**summary(run), **store.speculation(numbers)},
     }
     if not chunks:
         numbers |= {"itls": None, "max_output_tokens_per_s": None}
@@ -144,7 +144,6 @@ def summary(run: Run) -> dict[str, Any]:
         "refused": run.requests - run.answered,
         "preemptions": sum(seq.preemptions for seq in run.sequences),
         "cached": sum(s.cached for s in run.sequences) / max(sum(len(s.prompt_ids) for s in run.sequences), 1),
-        **speculation(run),
         **by_hint(run),
     }
     if run.iterations:
@@ -152,13 +151,6 @@ def summary(run: Run) -> dict[str, Any]:
         figures["waste"] = {kind: number / sum(spent.values()) for kind, number in spent.items()}
         figures["mean_batch"] = float(np.mean([i.batch_size for i in run.iterations]))
     return figures
-
-
-def speculation(run: Run) -> dict[str, float]:
-    """Return the share of the draft tokens that were accepted, and the tokens of a request in a step that decodes it."""
-    drafted, accepted = (sum(getattr(seq, name) for seq in run.sequences) for name in ("drafted", "accepted"))
-    decoded = sum(max(0, len(seq.output_ids) - 1) for seq in run.sequences)  # the first token is of the prompt's step
-    return {"acceptance": accepted / drafted, "tokens_per_step": decoded / (decoded - accepted)} if drafted else {}
 
 
 def slot_steps(run: Run) -> dict[str, float]:

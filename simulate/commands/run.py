@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc as abc
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -94,33 +93,11 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve one workload with each policy, once for each seed."""
-    first = prepare(args, console)
-    if args.save_trace:
-        rows = first.rows
-        args.save_trace.write_text("".join(agentic.lines(rows.calls or [], rows.ids or [], blocks.TOKENS)))
-    folder = make_store(args, [load_of(args, first.rows)]) if args.out else None
-    results = []
-    for repeat, served in serve_all(
-        args, console, range(args.seed, args.seed + args.repeats), first, records=folder is not None
-    ):
-        results.append(served.numbers)
-        if folder:
-            result.keep(folder, load_of(args, first.rows), repeat, served.run, served.numbers)
+    results = [served.numbers for served in serve_all(args, console, range(args.seed, args.seed + args.repeats))]
     show_runs(console, results)
-    if folder:
-        finish(folder, console, args)
-    return {"runs": [{k: v for k, v in numbers.items() if k not in store.ARRAYS} for numbers in results]}
-
-
-def prepare(args: Values, console: Console) -> Scenario[Rows]:
-    """Return the scenario of the first seed, after all that is wrong with the options was refused."""
-    first = seeded(args, args.seed, console)
-    refuse(args, without_effect(args, first))
-    check_evict(args, first.rows)
-    if args.blame and (count := len(first.rows.at)) > blame.MOST_REQUESTS:
-        num = max(1, blame.MOST_REQUESTS * (args.num or count) // count)  # which may count programs
-        raise UsageError(f"--blame takes at most {blame.MOST_REQUESTS} requests, not {count:,}. Use --num {num}")
-    return first
+    if args.out:
+        finish(console, args)
+    return {"runs": [{k: v for k, v in n.items() if k not in store.ARRAYS} for n in results]}
 
 
 def seeded(args: Values, seed: int, console: Console, rate: float | None = None) -> Scenario[Rows]:
@@ -131,18 +108,34 @@ def seeded(args: Values, seed: int, console: Console, rate: float | None = None)
     return make_scenario(given, console, reported=("client", "deadline"), draws_more=True)
 
 
-def serve_all(
-    args: Values, console: Console, seeds: abc.Sequence[int], first: Scenario[Rows], *, records: bool = False
-) -> Iterator[tuple[int, Served]]:
-    """Yield the runs of each seed with its place; `first` is the scenario of the first seed."""
+def serve_all(args: Values, console: Console, seeds: abc.Sequence[int]) -> list[Served]:
+    """Return the runs of each seed, and keep them in --out; what is wrong is refused before anything runs."""
+    scenario = seeded(args, seeds[0], console)
+    rows = scenario.rows
+    refuse(args, without_effect(args, scenario))
+    check_evict(args, rows)
+    if args.blame and (count := len(rows.at)) > blame.MOST_REQUESTS:
+        num = max(1, blame.MOST_REQUESTS * (args.num or count) // count)  # which may count programs
+        raise UsageError(f"--blame takes at most {blame.MOST_REQUESTS} requests, not {count:,}. Use --num {num}")
+    if args.save_trace:
+        args.save_trace.write_text("".join(agentic.lines(rows.calls or [], rows.ids or [], blocks.TOKENS)))
+    folder = make_store(args, [load_of(args, rows)]) if args.out else None
+    found = []
     for repeat, seed in enumerate(seeds):
-        scenario = seeded(args, seed, Console(quiet=True)) if repeat else first
+        if repeat:
+            scenario = seeded(args, seed, Console(quiet=True))  # its notes would be the same
         for chosen, evict in product(scenario.policies, args.evict):
             evicting = replace(scenario, engine=replace(scenario.engine, evict=evict))
-            yield repeat, serve(args, console, evicting, chosen, seed, records and not args.no_records)
+            served = serve(args, console, evicting, chosen, seed)
+            found.append(served)
+            if folder:
+                result.keep(folder, load_of(args, rows), repeat, served.run, served.numbers)
+    if folder:
+        folder.close()
+    return found
 
 
-def serve(args: Values, console: Console, scenario: Scenario[Rows], chosen: Chosen, seed: int, records: bool) -> Served:
+def serve(args: Values, console: Console, scenario: Scenario[Rows], chosen: Chosen, seed: int) -> Served:
     """Serve the requests with one policy, and compare it with the lower bounds."""
     evict = scenario.engine.evict
 
@@ -154,6 +147,7 @@ def serve(args: Values, console: Console, scenario: Scenario[Rows], chosen: Chos
 
     scheduler, sequences = fresh()
     began = time.perf_counter()
+    records = bool(args.out) and not args.no_records
     run = simulate(scheduler, sequences, scenario.cost, scenario.host, records=records)
     seconds = time.perf_counter() - began
     numbers = figures_of(args, run, scenario.rows, chosen, seed)
@@ -250,13 +244,12 @@ def head_of(args: Values, name: str, loads: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def finish(folder: store.Store, console: Console, args: Values) -> None:
-    """Write the table and the page of the results."""
-    folder.close()
-    ending.write_table(store.read(folder.folder))
+def finish(console: Console, args: Values) -> None:
+    """Write the table and the page of the results in --out."""
+    ending.write_table(store.read(args.out))
     if not args.no_plots:
-        ending.draw_page(folder.folder, console)
-    say(console, f"written: {folder.folder}")
+        ending.draw_page(args.out, console)
+    say(console, f"written: {args.out}")
 
 
 def _number(values: abc.Sequence[float | None]) -> str:

@@ -61,7 +61,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     finally:
         folder.summary["sweep"] = of_sweep(args, runs)
         folder.save()
-        run_command.finish(folder, console, args)
+        folder.close()
+        run_command.finish(console, args)
         results = store.read(args.out)
         console.print(*summary.short_tables(results), sep="\n")
         say(console, summary.headline(results))
