@@ -272,10 +272,11 @@ def show_runs(console: Console, results: abc.Sequence[dict[str, Any]]) -> None:
     of_programs = tables.programs(results)
     for table in of_programs:
         console.print(table_of(*table, no_wrap=True))
-    where = f"simulated on {results[0]['model_id']}"
+    where = f"on {results[0]['model_id']}"
     if len(results) == 1:
         times, counts = tables.result(results[0])
-        times.title = f"{results[0]['policy']}, {where}: milliseconds"
+        times.title = f"{results[0]['policy']}, simulated: milliseconds"
+        counts.title = f"Result {where}"
         console.print(times, counts)
         say(console, regret.sentence(results[0]["simulation"]))
         return
@@ -286,8 +287,8 @@ def show_runs(console: Console, results: abc.Sequence[dict[str, Any]]) -> None:
     groups = {n["policy"]: [other for other in results if other["policy"] == n["policy"]] for n in results}
     rows = [[name, *(_number([n[key] for n in some]) for key in columns.values())] for name, some in groups.items()]
     repeats = len(results) // len(groups)
-    title = f"{where}, the same {'programs' if of_programs else 'arrivals'} for all; times in ms"
+    title = f"simulated, the same {'programs' if of_programs else 'arrivals'} for all; times in ms"
     title += f"; means of {repeats} seeds and their 95 % intervals" if repeats > 1 else ""
-    console.print(table_of(title, ("policy", *columns), rows, no_wrap=repeats == 1))
+    console.print(table_of(title, ("policy", *columns), rows, no_wrap=repeats == 1, caption=where))
     for n in results if repeats == 1 else ():
         say(console, f"{n['policy']}: {regret.sentence(n['simulation'])}")

@@ -64,7 +64,7 @@ def test_open_ended_requests_grow_and_are_preempted_in_a_replay_as_in_the_run(tm
     numbers = result.result(run, config={"max_batch_size": 8, "max_tokens_per_step": 64})
     numbers["server_after"]["engine"]["kv"] = {"pages_total": 24, "page_size": 16}
     folder = store.Store(tmp_path, {})
-    result.keep(folder, "burst", run, numbers)
+    result.keep(folder, "burst", 0, run, numbers)
     folder.close()
     (told,) = predict.predict(tmp_path)["compared"]
     assert told["requests"] == 12
