@@ -1,21 +1,28 @@
-"""One thread that writes to many sockets, so that a step of the loop wakes one thread and not one for each reader.
+"""One thread that writes all streams, so that none holds a thread, and a step of the loop wakes one and not one for each.
 
-The handler of a stream sends its beginning and its end. Between them it lends its socket to this thread and sleeps.
-Whatever would make this thread wait or fail (a slow reader, a client that has disconnected, an answer that failed) gives
-the socket back, and its handler continues alone. This module must not know what is written.
+A handler hands over a stream: its source, its socket, and what to do at its beginning and its end. What would make this
+thread wait (a client that reads too slowly) is done in another thread, and the stream comes back afterwards. This module
+must not know what is written.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
+from serving.inference import CHECK_SECONDS
 from serving.wakeup import Wakeup
 
+log = logging.getLogger(__name__)
+
+STREAM = "effective_batching.stream"  # in the WSGI environment of a response that is a stream: its source
 INTERVAL = 0.020  # seconds for which tokens may be put together
 SHARE = 0.02  # of the time, for writing
 CYCLE_SECONDS = 0.04  # in which each viewer has a turn, if there are few
@@ -25,92 +32,115 @@ IDLE_SECONDS = 3600.0
 
 
 class Source(Protocol):
-    """The content of a stream."""
+    """The content of a stream.
+
+    The writer reads it when its `wakeup` is notified, at `ends_at`, and at least every `CHECK_SECONDS`; if it is `paced` in
+    turn with the others of its kind, otherwise after each step as well.
+    """
+
+    ended: bool  # `read` has returned the last bytes
+    is_behind: bool  # there was more than `read` returned
+    blocked_since: float | None  # set while the client does not read
 
     @property
-    def unread(self) -> int:
-        """The number of tokens or entries that `read` has not returned, as far as known."""
+    def paced(self) -> bool: ...
+    @property
+    def wakeup(self) -> Wakeup | None: ...
+    @property
+    def ends_at(self) -> float: ...
 
     def read(self) -> bytes:
-        """Return the bytes that are ready to be sent."""
+        """Return the bytes that are ready to be sent, and never wait."""
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield the bytes as they become ready, for a handler that sends them itself."""
 
 
-class LentSocket:
-    """A socket that its handler lends to the writer while it sleeps; `wakeup` wakes the handler.
+class Stream:
+    """A response that the writer sends.
 
-    The writer serves a `paced` one in turn with the others of its kind, and any other one after each step.
+    `begin` returns its head when its first bytes are ready, or None if they must not be sent: then the caller keeps the
+    connection. `end` is called once, with whether all was sent. `in_thread` calls a function in a thread that may block.
     """
 
     def __init__(
-        self, writer: SocketWriter, sock: socket.socket, wakeup: Wakeup, source: Source, paced: bool = False,
-        is_chunked: bool = True,
+        self, source: Source, sock: socket.socket, is_chunked: bool, begin: Callable[[], bytes | None],
+        end: Callable[[bool], None], in_thread: Callable[[Callable[[], None]], None],
     ) -> None:  # fmt: skip
         self.source = source
-        self.paced = paced
-        self._is_chunked = is_chunked
-        self._writer = writer
+        self.is_ready = True  # the writer may use it: it has not ended, and no thread sends the rest of a chunk
         self._sock = sock
-        self._wakeup = wakeup
-        self._lock = threading.Lock()  # held while the writer writes
-        self._lent = False
-        self._sent_at = 0.0
-        self._rest = b""  # what the socket did not take
-        self._error: Exception | None = None  # what reading raised
+        self._is_chunked = is_chunked
+        self._begin: Callable[[], bytes | None] | None = begin
+        self._end = end
+        self._in_thread = in_thread
 
-    def lend(self, seconds: float) -> float:
-        """Let the writer write for `seconds`, or until the wakeup is notified; return when it last wrote.
-
-        Call `finish` afterwards.
-        """
-        self._lent = True
-        self._writer.take(self)
-        if self.source.unread:  # it came too late for the handler, and maybe too early for the writer
-            self._writer.look()
-        self._wakeup.wait(seconds)
-        self._writer.give_back(self)
-        with self._lock:
-            self._lent = False
-        return self._sent_at
-
-    def finish(self) -> None:
-        """Send what the socket did not take at once, however long that takes, and raise what the source raised."""
-        rest, self._rest = self._rest, b""
-        if rest:
-            self._sock.sendall(rest)
-        if self._error is not None:
-            raise self._error
-
-    def write(self, now: float) -> None:
-        """Send what is ready if the socket takes it at once; otherwise wake the handler."""
-        with self._lock:
-            if not self._lent:
+    def write(self, resume: Callable[[], None]) -> None:
+        """Send what is ready. What the socket does not take at once is sent in another thread, which calls `resume`."""
+        try:
+            data = self._next()
+            if not data:
                 return
             try:
-                data = self.source.read()
-            except Exception as error:
-                self._error = error
-            else:
-                if not data:
-                    return
-                self._sent_at = now
-                self._rest = self._send(b"%X\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
-            if self._rest or self._error is not None:
-                self._lent = False
-                self._wakeup.notify()
+                rest = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                rest = data
+        except Exception as error:
+            if not isinstance(error, OSError):  # which means that the client has disconnected
+                log.exception("a stream failed")
+            self.close(False)
+            return
+        if rest:
+            self.is_ready, self.source.blocked_since = False, time.perf_counter()
+            self._in_thread(partial(self._send_rest, rest, resume))
+        elif self.source.ended:
+            self.close(True)
 
-    def _send(self, chunk: bytes) -> bytes:
-        """Return the part of a chunk that the socket did not take; all of it if the client has disconnected."""
+    def _next(self) -> bytes:
+        """Return the next bytes for the socket, if there are any."""
+        data, ended = self.source.read(), self.source.ended
+        if not (data or ended):
+            return b""
+        if self._is_chunked:
+            data = (b"%X\r\n%b\r\n" % (len(data), data) if data else b"") + (b"0\r\n\r\n" if ended else b"")
+        if self._begin is not None:
+            head, self._begin = self._begin(), None
+            if head is None:
+                self.is_ready = False
+                return b""
+            data = head + data
+        return data
+
+    def _send_rest(self, rest: bytes, resume: Callable[[], None]) -> None:
         try:
-            return chunk[self._sock.send(chunk, socket.MSG_DONTWAIT) :]
-        except OSError:
-            return chunk
+            self._sock.sendall(rest)
+        except OSError:  # the client has disconnected, or read nothing for too long
+            self.close(False)
+            return
+        self.source.blocked_since = None
+        if self.source.ended:
+            self.close(True)
+        else:
+            self.is_ready = True
+            resume()
+
+    def close(self, is_whole: bool) -> None:
+        """End it; the writer uses it no longer."""
+        self.is_ready = False
+        if self.source.wakeup is not None:
+            self.source.wakeup.resume = None  # a cycle, which would live until the next GC
+        try:
+            self._end(is_whole)
+        except Exception:
+            log.exception("cannot end a stream")
 
 
 class SocketWriter:
     """Writes to streams after each step, and to viewers of the live page in turn.
 
     If a pass over all streams takes more than `share` of a step's time, streams are written every `interval` seconds
-    instead. Viewers have at most 80 turns a second together, so that their cost does not grow with their number.
+    instead, except their first tokens and their ends, which notify their wakeup. Viewers have at most 80 turns a second
+    together, so that their cost does not grow with their number.
     """
 
     def __init__(
@@ -120,38 +150,35 @@ class SocketWriter:
         self.share = share
         self._clock = clock
         self._wakeup = Wakeup()
-        self._streams: set[LentSocket] = set()
-        self._viewers: deque[LentSocket] = deque()
+        self._woken: deque[Stream] = deque()
+        # Only the thread uses these.
+        self._streams: dict[Stream, None] = {}
+        self._impatient: dict[Stream, None] = {}  # those of `_streams` that end before the server's limit
+        self._viewers: deque[Stream] = deque()
         self._turn_at = 0.0  # time of the next viewer's turn
         self._lock = threading.Lock()
         self._steps = 0
         self._thread: threading.Thread | None = None
 
-    def take(self, lent: LentSocket) -> None:
-        """Write to a socket from now on; the thread starts with the first."""
+    @property
+    def open(self) -> int:
+        """The number of streams, without those that wait for their clients."""
+        return len(self._streams)
+
+    def take(self, stream: Stream) -> None:
+        """Write a stream to its end; the thread starts with the first."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="socket-writer", daemon=True)
                 self._thread.start()
-            if lent.paced:
-                self._viewers.append(lent)
-            else:
-                self._streams.add(lent)
-            is_alone = len(self._viewers if lent.paced else self._streams) == 1
-        if is_alone:
-            self._wakeup.notify()
+        if stream.source.wakeup is not None:
+            stream.source.wakeup.resume = partial(self._wake, stream)
+        self._wake(stream)
 
-    def look(self) -> None:
-        """Check all streams now, unless that will be done soon."""
-        self._wakeup.notify_tokens()
-
-    def give_back(self, lent: LentSocket) -> None:
-        """Write to a socket no longer."""
-        with self._lock:
-            if lent.paced:
-                self._viewers.remove(lent)
-            else:
-                self._streams.discard(lent)
+    def _wake(self, stream: Stream) -> None:
+        """Look at a stream soon; called in any thread."""
+        self._woken.append(stream)
+        self._wakeup.notify()
 
     def observe(self, iteration: Any, left: list[Any]) -> None:
         """Note that there may be new tokens; called in the loop's thread."""
@@ -164,48 +191,60 @@ class SocketWriter:
         began, steps, step_seconds, cost = self._clock(), self._steps, self.interval, 0.0
         while True:
             is_costly = cost > self.share * step_seconds and step_seconds < self.interval
-            self._wait(steps, began + self.interval if is_costly else None)
+            self._wait(None if is_costly else steps, began + (self.interval if is_costly else CHECK_SECONDS))
             now, last = self._clock(), steps
             steps = self._steps
             if steps > last:
                 step_seconds = (now - began) / (steps - last)
             began, worked = now, time.thread_time()
-            with self._lock:
-                streams = list(self._streams)
-            for stream in streams:
-                stream.write(now)
+            for stream in list(self._streams):
+                self._write(stream)
             cost = time.thread_time() - worked
 
-    def _wait(self, steps: int, until: float | None) -> None:
-        """Give viewers their turns until the streams are due.
+    def _wait(self, steps: int | None, until: float) -> None:
+        """Give viewers their turns, and write what was woken, until the streams are due.
 
-        That is when there have been more than `steps` steps, or at the time `until`, if given.
+        That is at the time `until`, and before it when there have been more than `steps` steps, if given.
         """
         wakeup = self._wakeup
         while True:
             wakeup.wants_tokens = False
             now = self._clock()
+            while self._woken:
+                self._write(self._woken.popleft())
+            for stream in [stream for stream in self._impatient if stream.source.ends_at <= now]:
+                self._write(stream)
             if self._viewers and now >= self._turn_at:
                 self._write_viewer(now)
-            if until is not None and now >= until:
+            if self._streams and now >= until:
                 return
             # Set the flag before reading the count: a step that ends in between notifies.
-            wakeup.wants_tokens = until is None and bool(self._streams)
+            wakeup.wants_tokens = steps is not None and bool(self._streams)
             if wakeup.wants_tokens and self._steps != steps:
                 return
-            end = now + IDLE_SECONDS if until is None else until
+            ends = [until if self._streams else now + IDLE_SECONDS, *(s.source.ends_at for s in self._impatient)]
             if self._viewers:
-                end = min(end, self._turn_at)
-            if wakeup.wait(end - self._clock()):
-                return
+                ends.append(self._turn_at)
+            wakeup.wait(min(ends) - self._clock())
+
+    def _write(self, stream: Stream) -> None:
+        """Write a stream, and keep it unless it has ended or waits for its client."""
+        if stream.is_ready:  # or it was woken for the last time
+            stream.write(partial(self._wake, stream))
+        if stream.source.paced:
+            if stream.is_ready:
+                self._viewers.append(stream)
+        elif stream.is_ready:
+            self._streams[stream] = None
+            if stream.source.ends_at < math.inf:
+                self._impatient[stream] = None
+        else:
+            self._streams.pop(stream, None)
+            self._impatient.pop(stream, None)
 
     def _write_viewer(self, now: float) -> None:
         """Write to the viewer whose turn it is."""
-        with self._lock:
-            if not self._viewers:
-                return
-            viewer = self._viewers[0]
-            self._viewers.rotate(-1)
-            pause = max(CYCLE_SECONDS / len(self._viewers), TURN_SECONDS)
-        viewer.write(now)
-        self._turn_at = now + (min(pause, BEHIND_SECONDS) if viewer.source.unread else pause)
+        pause = max(CYCLE_SECONDS / len(self._viewers), TURN_SECONDS)
+        viewer = self._viewers.popleft()
+        self._write(viewer)
+        self._turn_at = now + (min(pause, BEHIND_SECONDS) if viewer.source.is_behind else pause)

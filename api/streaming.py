@@ -1,29 +1,27 @@
 """Answers that are read while they grow: which of them have new text, and the frames of server-sent events.
 
-A handler sends the first and the last frames itself, and lends its socket in between to the one thread that writes for
-all (`api/socket_writer.py`). Where that is impossible (TLS, a fixed number of tokens per frame), the loop notifies the
-generation's wakeup, at most once a step. This module must not know what a dialect's events look like.
+Under the project's gunicorn worker one thread reads and writes them all (`api/socket_writer.py`). Elsewhere (TLS, Flask's
+test client) the handler waits, and the loop notifies the generation's wakeup, at most once a step. This module must not
+know what a dialect's events look like.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from flask import Response, current_app, request, stream_with_context
+from flask import Response, request
 
 from api.generation import Generation
 from api.http import errors
 from api.http.errors import ApiError
-from api.service import Service
-from api.socket_writer import LentSocket, Source
+from api.socket_writer import STREAM, Source
 from batching import Inference, InferenceError
 from observe.feed import data
 from serving.inference import CHECK_SECONDS
-from serving.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +92,6 @@ class Answers:
         self.live = readers
         self._encode = encode
 
-    @property
-    def unread(self) -> int:
-        """The number of unread tokens of the answer that has most."""
-        return max([reader.inference.ready - reader.taken for reader in self.live], default=0)
-
     def read(self) -> bytes:
         """Return the events that are ready; raise InferenceError when an answer has failed."""
         deltas = [delta for reader in self.live if (delta := reader.read()) is not None]
@@ -110,45 +103,79 @@ class Answers:
         return not any(r.inference.is_finished or r.unread >= (tokens if r.taken else 1) for r in self.live)
 
 
-def frames(
-    generation: Generation,
-    answers: Answers,
-    tokens_together: int | None = None,
-    lent: LentSocket | None = None,
-    ping: bytes = PING,
-) -> Iterator[bytes]:
-    """Yield events until all answers have ended, and a `ping` after `SILENCE` seconds without any.
+class EventStream:
+    """The events of a generation, as `api/socket_writer.py` or a handler reads them; see `respond`."""
 
-    With `tokens_together` a frame has that many tokens, otherwise all there are. With a `lent` socket, the writer sends what
-    comes between the first frame and the last.
-    """
-    wakeup, spoke_at, has_begun = generation.wakeup, time.perf_counter(), False
-    assert wakeup is not None
-    while answers.live:
-        # The head of the response goes out with the first frame: before it, the writer may not write to the socket.
-        is_written_here = lent is None or not has_begun
-        wakeup.wants_tokens = is_written_here  # before looking for tokens: one that comes later wakes this handler
-        frame = b"" if tokens_together and answers.has_fewer_than(tokens_together) else answers.read()
+    paced = is_behind = False
+
+    def __init__(
+        self, generation: Generation, answers: Answers, end: Callable[[], bytes], failed: Callable[[ApiError], bytes],
+        tokens_together: int | None, ping: bytes,
+    ) -> None:  # fmt: skip
+        assert generation.wakeup is not None
+        self.wakeup = generation.wakeup
+        self.ended = False
+        self.blocked_since: float | None = None
+        self._generation = generation
+        self._answers = answers
+        self._end = end
+        self._failed = failed
+        self._together = tokens_together
+        self._ping = ping
+        self._has_begun = False
+        self._spoke_at = time.perf_counter()
+        self._check_at = self._spoke_at + CHECK_SECONDS
+
+    @property
+    def ends_at(self) -> float:
+        """The time of its own limit, which it must not exceed; the server's limit is looked at now and then."""
+        return math.inf if self._generation.own_limit is None else self._generation.ends_at
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield the events as they come, in a thread that waits for them."""
+        while not self.ended:
+            if data := self.read():
+                yield data
+            else:
+                at = min(self._spoke_at + SILENCE, self._check_at, self._generation.ends_at)
+                self.wakeup.wait(at - time.perf_counter())
+
+    def read(self) -> bytes:
+        """Return the events that are ready: the last ones when it ends, and a ping after `SILENCE` seconds without any."""
+        try:
+            return self._read()
+        except InferenceError as error:
+            error.__traceback__ = None  # its frames refer to it, so both would live until the next GC
+            self._generation.cancel(error)
+            api_error = errors.from_inference(error)
+        except Exception:
+            log.exception("a stream failed")
+            self._generation.cancel()
+            api_error = ApiError("internal error on this request. Try another request", type="server_error")
+        self.ended = True
+        return self._failed(api_error)
+
+    def _read(self) -> bytes:
+        generation, answers = self._generation, self._answers
+        # Before looking for tokens: one that comes later wakes the reader. The writer looks after each step anyway.
+        self.wakeup.wants_tokens = not (self._has_begun and self.wakeup.resume and self._together is None)
+        frame = b"" if self._together and answers.has_fewer_than(self._together) else answers.read()
+        if not answers.live:
+            self.ended = True
+            return frame + self._end()
         now = time.perf_counter()
         if frame:
-            wakeup.wants_tokens = False
-            yield frame
-            spoke_at, has_begun = time.perf_counter(), True
-        elif not answers.live or (now >= generation.ends_at and generation.end_if_late(now)):
-            continue
-        elif now - spoke_at >= SILENCE:
-            spoke_at = now
-            yield ping
-        else:
-            # Until the client must be told something, or the request is late, or may have been lost.
-            patience = min(spoke_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
-            if lent is None or is_written_here:
-                if wakeup.wait(patience):
-                    continue
-            else:  # the writer gives the socket back when an answer has ended, has failed or is read too slowly
-                spoke_at = max(spoke_at, lent.lend(patience))
-                lent.finish()
+            self._spoke_at, self._has_begun = now, True
+            return frame
+        if now >= generation.ends_at and generation.end_if_late(now):
+            return self._read()
+        if now - self._spoke_at >= SILENCE:
+            self._spoke_at = now
+            return self._ping
+        if now >= self._check_at:
+            self._check_at = now + CHECK_SECONDS
             generation.end_if_lost()
+        return b""
 
 
 def respond(
@@ -164,46 +191,23 @@ def respond(
 ) -> Response:
     """Return the response that streams a generation's events; leaving the request cancels what has not ended.
 
-    `encode` writes what is new in a choice and `end` the last events of a success; `event` writes an error. A failed
-    stream ends without `end`, so that no client takes it for a whole answer. `ping` shows a client that waits that the
-    server is alive.
+    `encode` writes what is new in a choice and `end` the last events of a success; `event` writes an error. They are called
+    without Flask's context. A failed stream ends without `end`, so that no client takes it for a whole answer. `ping` shows
+    a client that waits that the server is alive. With `tokens_together` a frame has that many tokens, otherwise all there are.
     """
     answers = Answers([StreamReader(i, each, scored=scored) for i, each in enumerate(generation.inferences)], encode)
-    assert generation.wakeup is not None
-    lent = lent_socket(generation.wakeup, answers) if tokens_together is None else None
-
-    def events() -> Iterator[bytes]:
-        try:
-            yield from frames(generation, answers, tokens_together, lent, ping)
-            yield end()
-        except InferenceError as error:
-            error.__traceback__ = None  # its frames refer to it, so both would live until the next GC
-            generation.cancel(error)
-            yield event(errors.content(errors.from_inference(error)))
-        except OSError:  # of the client's socket: the HTTP server handles it
-            raise
-        except Exception:
-            log.exception("a stream failed")
-            generation.cancel()
-            failed = ApiError("internal error on this request. Try another request", type="server_error")
-            yield event(errors.content(failed))
-
-    return event_stream(stream_with_context(events()), media)
+    write = errors.writer()
+    stream = EventStream(generation, answers, end, lambda error: event(write(error)[1]), tokens_together, ping)
+    return event_stream(stream, media)
 
 
-def event_stream(frames: Iterator[bytes], media: str = EVENTS) -> Response:
-    """Return a response of server-sent events, or of other `media`, which no proxy may cache or collect."""
-    response = Response(frames, content_type=media)
+def event_stream(source: Source, media: str = EVENTS) -> Response:
+    """Return a response of server-sent events, or of other `media`, which no proxy may cache or collect.
+
+    Where a server takes the request from its thread, it hands the source to the writer; elsewhere this thread waits for it.
+    """
+    request.environ[STREAM] = source
+    response = Response(source.frames(), content_type=media)
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
     return response
-
-
-def lent_socket(wakeup: Wakeup, source: Source, *, paced: bool = False) -> LentSocket | None:
-    """Return the socket of this request to lend to the writer; None under TLS."""
-    sock = request.environ.get("gunicorn.socket")
-    if type(sock) is not socket.socket:
-        return None
-    service: Service = current_app.extensions["service"]
-    is_chunked = request.environ["SERVER_PROTOCOL"] == "HTTP/1.1"  # as gunicorn frames a response without a length
-    return LentSocket(service.socket_writer, sock, wakeup, source, paced, is_chunked)

@@ -83,7 +83,7 @@ class DeferredRequest:
         return self._context.run(self._begin)
 
     def answer(self, send: Callable[[Iterable[bytes]], T]) -> T:
-        """Make the response, and return what `send` returns for its body."""
+        """Make the response, and return what `send` returns for its body, which it closes."""
         return self._context.run(self._answer, send)
 
     def _begin(self) -> Work | None:
@@ -101,11 +101,7 @@ class DeferredRequest:
             if isinstance(self._result, Deferred):
                 self._result = self._guarded(self._result.complete)
             pieces = self._app.finalize_request(self._result)(self._environ, self._start_response)
-            try:
-                return send(pieces)
-            finally:
-                if hasattr(pieces, "close"):
-                    pieces.close()
+            return send(pieces)
         finally:
             self._flask.pop(None)
 

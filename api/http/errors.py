@@ -158,14 +158,10 @@ def written(error: ApiError, method: str, path: str, overload_status: str) -> tu
     return status, CONTENTS[form](error, status)
 
 
-def _current(error: ApiError) -> tuple[int, dict[str, Any]]:
-    config = current_app.extensions["service"].config
-    return written(error, request.method, request.path, config.overload_status)
-
-
-def content(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error in the dialect of the request; it is also the last event of a failed stream."""
-    return _current(error)[1]
+def writer() -> Callable[[ApiError], tuple[int, dict[str, Any]]]:
+    """Return what gives errors the status and body of the current request's dialect, also after Flask's context has ended."""
+    method, path, config = request.method, request.path, current_app.extensions["service"].config
+    return lambda error: written(error, method, path, config.overload_status)
 
 
 def _openai(error: ApiError, status: int) -> dict[str, Any]:
@@ -196,7 +192,7 @@ CONTENTS: dict[str, Callable[[ApiError, int], dict[str, Any]]] = {
 def response(error: ApiError) -> Response:
     """Return an error response in the format and with the status of the request's dialect."""
     g.error = error
-    status, body = _current(error)
+    status, body = writer()(error)
     result = jsonify(body)
     result.status_code = status
     result.headers.update(error.headers)

@@ -14,7 +14,6 @@ import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -25,16 +24,13 @@ from api import generation
 from api.admin.policy import last_failure
 from api.http.errors import ApiError, shown
 from api.http.openapi import EVENTS, Operation
-from api.pages.feed_reader import FeedReader, ViewerLeft
+from api.pages.feed_reader import FeedReader
 from api.service import LoadedEngine, Service
-from api.socket_writer import LentSocket
-from api.streaming import event_stream, lent_socket
+from api.streaming import event_stream
 from config import VERSION
-from observe.feed import CAPACITY, Feed, Viewer, event
-from serving.wakeup import Wakeup
+from observe.feed import CAPACITY, Viewer, event
 
 RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
-LEND_SECONDS = 60.0
 Switch = Literal["0", "1"]
 OPERATIONS = [
     Operation(
@@ -117,32 +113,10 @@ def _stream(
         feed.leave(viewer)
 
     reader = FeedReader(feed, viewer, after, last, detail=detail, compact=compact)
-    lent = lent_socket(Wakeup(), reader, paced=True)
-
-    def frames() -> Iterator[bytes]:
-        yield b"retry: 1000\n\n" + (event("state", state(service, engine)) if detail else b"")
-        if lent is None:
-            yield from reader.frames()
-        else:
-            _lend(lent, feed, viewer)
-
-    response = event_stream(frames())
+    reader.greeting = b"retry: 1000\n\n" + (event("state", state(service, engine)) if detail else b"")
+    response = event_stream(reader)
     response.call_on_close(leave)
     return response
-
-
-def _lend(lent: LentSocket, feed: Feed, viewer: Viewer) -> None:
-    """Let the writer write until the viewer has left; hang up on one that takes nothing for too long."""
-    try:
-        while True:
-            lent.lend(LEND_SECONDS)
-            viewer.sending_since = feed.clock()
-            lent.finish()
-            viewer.sending_since = None
-    except ViewerLeft:
-        return
-    except BlockingIOError:  # after --send-timeout
-        viewer.hang_up()
 
 
 def state(service: Service, engine: LoadedEngine) -> dict[str, Any]:

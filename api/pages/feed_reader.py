@@ -5,7 +5,7 @@ This module must not know what an entry means.
 
 from __future__ import annotations
 
-import contextlib
+import math
 import time
 from collections.abc import Iterator
 
@@ -17,16 +17,14 @@ BATCH = 64  # entries of one send
 PING = b": ping\n\n"
 
 
-class ViewerLeft(Exception):
-    """The viewer has disconnected, or the feed is closed."""
-
-
 class FeedReader:
     """A viewer's position in the feed: after step `after`, its last one, otherwise at the `last` steps.
 
     Without `detail` it reads only steps and gaps. With `compact`, a step that follows another in the same connection and
-    repeats it has no members.
+    repeats it has no members. The `greeting` comes first.
     """
+
+    paced, wakeup, ends_at = True, None, math.inf
 
     def __init__(
         self,
@@ -43,7 +41,8 @@ class FeedReader:
         self._detail = detail
         self._compact = compact
         self._sent: int | None = None  # the last step of this connection
-        self.unread = 0  # 1 if there was more than one send takes
+        self.greeting = b""
+        self.ended = self.is_behind = False
         self._wanted, self._known, self._missed = self._begin(after, last)
         self._read_at = feed.clock()
 
@@ -66,9 +65,13 @@ class FeedReader:
         return (steps[-last] if len(steps) >= last else oldest), None, False
 
     def read(self) -> bytes:
-        """Return the new events, a comment after a long silence, or nothing; raise ViewerLeft at the end."""
+        """Return the new events, a comment after a long silence, or nothing; it has ended with its viewer and with the feed."""
         if self._viewer.gone or self._feed.closed:
-            raise ViewerLeft
+            self.ended = True
+            return b""
+        if self.greeting:
+            greeting, self.greeting, self.is_behind = self.greeting, b"", True
+            return greeting
         frames: list[bytes] = []
         count = 0
         for entry in self._feed.since(self._wanted, BATCH):
@@ -84,21 +87,28 @@ class FeedReader:
                 self._sent = entry.n
             elif self._detail:
                 frames.append(entry.frame)
-        self.unread = int(count == BATCH)
+        self.is_behind = count == BATCH
         now = self._feed.clock()
         if not frames and now - self._read_at < PING_SECONDS:
             return b""
         self._read_at = now
         return b"".join(frames) or PING
 
+    @property
+    def blocked_since(self) -> float | None:
+        """When the send that has not ended began."""
+        return self._viewer.sending_since
+
+    @blocked_since.setter
+    def blocked_since(self, began: float | None) -> None:
+        self._viewer.sending_since = began
+
     def frames(self) -> Iterator[bytes]:
         """Yield frames until the viewer has left, for a handler that must write them itself."""
-        with contextlib.suppress(ViewerLeft):
-            while True:
-                data = self.read()
-                if not data:
-                    time.sleep(POLL_SECONDS)
-                    continue
-                self._viewer.sending_since = self._feed.clock()
+        while not self.ended:
+            if data := self.read():
+                self.blocked_since = self._feed.clock()
                 yield data
-                self._viewer.sending_since = None
+                self.blocked_since = None
+            else:
+                time.sleep(POLL_SECONDS)

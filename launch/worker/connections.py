@@ -94,17 +94,21 @@ class Parser(RequestParser):  # type: ignore[misc]
         return isinstance(self.mesg, PlainRequest) or bool(super().finish_body(*args, **options))
 
 
+def head_of(resp: Any) -> bytes:
+    """Return the head of a response, which the caller sends."""
+    resp.headers_sent = True
+    headers = "".join(f"{name}: {value}\r\n" for name, value in resp.headers)
+    return "".join([*resp.default_headers(), headers, "\r\n"]).encode("latin-1")
+
+
 def send_response(resp: Any, pieces: Iterable[bytes]) -> bytes:
-    """Send a response: a stream to its end, any other as far as the socket accepts it. Return the rest."""
+    """Send a response: one without a length to its end, any other as far as the socket accepts it. Return the rest."""
     if resp.response_length is None:
         for piece in pieces:
             resp.write(piece)
         resp.close()
         return b""
-    headers = "".join(f"{name}: {value}\r\n" for name, value in resp.headers)
-    head = "".join(resp.default_headers()) + headers + "\r\n"
-    resp.headers_sent = True
-    message = b"".join([head.encode("latin-1"), *pieces])  # in one packet, where it fits
+    message = b"".join([head_of(resp), *pieces])  # in one packet, where it fits
     try:
         return message[resp.sock.send(message, socket.MSG_DONTWAIT) :]
     except BlockingIOError:

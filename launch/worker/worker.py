@@ -12,13 +12,11 @@ The stock gthread worker does none of that. It
 from __future__ import annotations
 
 import errno
-import itertools
 import selectors
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -28,17 +26,15 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from api.hooks.admission import PLACE
 from api.hooks.refusal import refuse
-from api.http.deferral import DeferredRequest
-from api.schemas.body import BODY
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
 from launch.worker.callbacks import Callbacks, Outcome, Then
 from launch.worker.connections import ClosingConnections, Parser, plain_request, send_response
+from launch.worker.exchange import Exchange
 from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
 from launch.worker.handover import Handover
 from serving.deadlines import TokenBucket
 from serving.places import Place, Places
-from serving.recovery import blames_kernels
 
 REQUEST_LINE_BYTES = 64  # enough for every path that generates text
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out
@@ -73,7 +69,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Reject new requests, and exit when all accepted ones are answered; gunicorn may call this more than once."""
-        service = self._service
+        service = self.service
         if service is None:
             super().handle_exit(sig, frame)
         elif not service.draining:
@@ -84,7 +80,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Answer all open requests with an error at once, and exit."""
         if not self._is_quick:
             self._is_quick = True
-            arguments = (self._service, self._has_unanswered)
+            arguments = (self.service, self._has_unanswered)
             threading.Thread(target=exit_at_once, args=arguments, name="exit-at-once", daemon=True).start()
 
     def _has_unanswered(self) -> bool:
@@ -92,7 +88,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         return bool(self.nr_conns > sum(map(len, (self.pending_conns, self.keepalived_conns, self._closing))))
 
     @property
-    def _service(self) -> Any:
+    def service(self) -> Any:
         """The app's service; None before the app is created."""
         return getattr(getattr(self, "wsgi", None), "extensions", {}).get("service")
 
@@ -129,7 +125,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             else:
                 self.tpool.submit(self._serve, conn)
             return
-        config = self._service.config
+        config = self.service.config
         if not connections.LIMITS_ARE_INHERITED:
             connections.limit_blocking(conn.sock, config.receive_timeout, config.send_timeout)
         conn.sock.setblocking(False)
@@ -177,7 +173,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def _dispatch_waiting(self) -> None:
         """Hand waiting requests to threads in their order: those with a place, and those whose rejection is due."""
         # Before the body is read: a full server must not read, check and tokenize what it will refuse.
-        places: Places = self._service.engine.manager.inbox.places
+        places: Places = self.service.engine.manager.inbox.places
         while self._waiting:
             place = places.lend()
             if place is None and not self._rejections.take(time.monotonic()):
@@ -189,7 +185,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     @property
     def _must_close(self) -> bool:
         """Whether a connection must end with its response: the client's next one may reach another server."""
-        return not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived
+        return not self.alive or self.service.draining or len(self.keepalived_conns) >= self.max_keepalived
 
     def _refuse(self, conn: TConn) -> bool:
         """Refuse a request in this thread and return True, or return False: a handler must answer it."""
@@ -212,7 +208,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _needs_place(self, conn: TConn) -> bool:
         """Whether the next request of a connection generates text; without an engine it is refused in any case."""
-        service, start = self._service, self._arrived(conn)[:REQUEST_LINE_BYTES]
+        service, start = self.service, self._arrived(conn)[:REQUEST_LINE_BYTES]
         has_engine = service is not None and service.engine is not None
         return has_engine and start.partition(b"?")[0].partition(b" HTTP/")[0].decode("latin-1") in service.generating
 
@@ -236,7 +232,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         try:
             result = self.handle(conn)
         except BaseException:  # the connection must not leak, whatever happened
-            self._finish(conn, False)
+            self.finish(conn, False)
             raise
         finally:
             # Given back here unless the request got as far as the registry, which many do not: some cannot be read, some
@@ -244,9 +240,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             if place is not None and not place.is_claimed:
                 place.give_back()
         if result is not Then.PENDING:
-            self._finish(conn, result)
+            self.finish(conn, result)
 
-    def _finish(self, conn: TConn, result: Any) -> None:
+    def finish(self, conn: TConn, result: Any) -> None:
         """Make the main thread keep or close a connection whose request has been answered."""
         self.method_queue.defer(self.finish_request, conn, Outcome(result))
 
@@ -265,7 +261,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             self.tpool.submit(self._serve, conn)
 
     def handle_request(self, req: Any, conn: TConn) -> Then:
-        """Answer a request; PENDING when its answer is not known yet. It holds no thread until then."""
+        """Answer a request; PENDING when its answer is not whole yet. It holds no thread until then."""
         for name, value in req.headers:
             if name == "TRANSFER-ENCODING" and value.lower() != "chunked":
                 raise UnsupportedTransferCoding(value)  # gunicorn lets compressed bodies through
@@ -279,65 +275,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if body := refuse(self.wsgi, environ, resp.start_response):
             conn.sock.sendall(send_response(resp, [body]))
             return Then.of(resp)
-        exchange = DeferredRequest(self.wsgi, environ, resp.start_response)
-        send = partial(self._send, req, environ, resp)
-        work = exchange.begin()
-        if work is not None:
-            # The completer's thread owns the connection from here on, and may have answered before this returns.
-            self._service.completer.wait(work, partial(self._complete, conn, exchange, resp, send))
-            return Then.PENDING
-        try:
-            unsent = exchange.answer(send)
-        except OSError:  # of the client's socket: gunicorn handles it
-            raise
-        except Exception:
-            if not resp.headers_sent:
-                raise
-            self.log.exception("a response failed after it began")  # a second response would corrupt it
-            return Then.CLOSE
-        if unsent is None:
-            return Then.PENDING
-        if unsent:
-            conn.sock.sendall(unsent)
-        return Then.of(resp)
-
-    def _send(self, req: Any, environ: Any, resp: Any, pieces: Iterable[bytes]) -> bytes | None:
-        """Send a response, see `send_response`. If fast kernels failed, keep the request for the next engine; return None."""
-        pieces = iter(pieces)
-        first = next(pieces, b"")
-        is_lost = BODY in environ and (resp.status_code == 503 or resp.response_length is None)
-        if is_lost and (engine := self._service.engine) and blames_kernels(engine.manager.recovery.fatal):
-            self.handover.keep(req, resp.sock, environ[BODY])
-            return None
-        return send_response(resp, itertools.chain([first], pieces))
-
-    def _complete(self, conn: TConn, exchange: DeferredRequest, resp: Any, send: Any) -> None:
-        """Send the answer of a request that was PENDING; called in the completer's thread, which must not block."""
-        if self._service.draining:
-            resp.force_close()
-        try:
-            unsent = exchange.answer(send)
-            if unsent is None:  # the connection stays open until this process ends
-                return
-            keeps = not resp.should_close()
-            if unsent:
-                self.method_queue.defer(self.tpool.submit, self._send_rest, conn, unsent, keeps)
-                return
-            keeps = super()._keepalive_after(conn, keeps)
-        except Exception as error:
-            keeps = False
-            if not isinstance(error, OSError):  # which means that the client has disconnected
-                self.log.exception("Error handling request")
-        self._finish(conn, keeps)
-
-    def _send_rest(self, conn: TConn, unsent: bytes, keeps: bool) -> None:
-        """Send what the socket did not accept at once, in a thread that may block."""
-        try:
-            conn.sock.sendall(unsent)
-            keeps = super()._keepalive_after(conn, keeps)
-        except OSError:  # the client has disconnected, or read nothing for too long
-            keeps = False
-        self._finish(conn, keeps)
+        return Exchange(self, conn, req, environ, resp).answer()
 
     def _keepalive_after(self, conn: TConn, keepalive: Then) -> Any:
         return keepalive if keepalive is Then.PENDING else super()._keepalive_after(conn, keepalive is Then.KEEP)

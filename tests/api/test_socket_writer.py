@@ -1,21 +1,33 @@
-"""The thread that writes to all lent sockets: it never waits, and leaves to a handler what it cannot do at once."""
+"""The thread that writes all streams: it never waits, and leaves to another thread what it cannot do at once."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from calls import connected
 from dialects import Dialect, body_of, events, every_dialect
+from flask import Flask
+from gunicorn.config import Config as GunicornConfig
+from gunicorn.workers.gthread import TConn
 
-from api import streaming
-from api.socket_writer import TURN_SECONDS, LentSocket, SocketWriter
+from api import socket_writer, streaming
+from api.socket_writer import TURN_SECONDS, SocketWriter, Stream
 from app import create_app
 from config import Config
+from launch.worker.worker import Worker
+from serving.inference import InferenceError
 from serving.wakeup import Wakeup
 from tests.support import in_background, wait_until
 from tests.support.fakes import FakeModel, fake_engine
@@ -23,251 +35,409 @@ from tests.support.servers import unchunked
 
 
 class Source:
-    """Bytes to send, and how many of them have been read."""
+    """Bytes to send, and how many of them have been read; with `last` the stream ends when all are."""
 
-    def __init__(self, *ready: bytes) -> None:
-        self.ready = list(ready)
+    blocked_since: float | None = None
+
+    def __init__(self, ready: tuple[bytes, ...], paced: bool, ends_at: float) -> None:
+        self.ready, self.paced, self.ends_at = list(ready), paced, ends_at
+        self.wakeup = None if paced else Wakeup()
         self.seen = 0
         self.reads = 0
+        self.last = self.ended = self.is_behind = False
         self.error: Exception | None = None
-
-    @property
-    def unread(self) -> int:
-        return len(self.ready) - self.seen
 
     def read(self) -> bytes:
         self.reads += 1
         if self.error is not None:
             raise self.error
         begin, self.seen = self.seen, len(self.ready)
+        self.ended = self.last
         return b"".join(self.ready[begin : self.seen])
 
+    def frames(self) -> Iterator[bytes]:
+        raise NotImplementedError
 
-class Handler:
-    """A handler that lends its socket and sleeps, and the client at the other end."""
 
-    def __init__(self, writer: SocketWriter, *ready: bytes, paced: bool = False) -> None:
-        self.writer, self.source, self.wakeup = writer, Source(*ready), Wakeup()
+class Open:
+    """A stream in the writer's hands, and the client at its other end."""
+
+    def __init__(
+        self,
+        writer: SocketWriter,
+        *ready: bytes,
+        paced: bool = False,
+        head: bytes | None = b"",
+        ends_at: float = math.inf,
+    ) -> None:
+        self.writer, self.source = writer, Source(ready, paced, ends_at)
         self.sock, self.client = socket.socketpair()
         self.client.settimeout(20)
-        self.lent = LentSocket(writer, self.sock, self.wakeup, self.source, paced)
-        self.raised: list[Exception] = []
-        self.thread = threading.Thread(target=self._sleep, daemon=True)
-        self.thread.start()
+        self.ends: list[bool] = []
+        self.threads: list[threading.Thread] = []
+        self.stream = Stream(self.source, self.sock, True, lambda: head, self.ends.append, self._in_thread)
+        writer.take(self.stream)
 
-    def _sleep(self) -> None:
-        try:
-            self.lent.lend(20)
-            self.lent.finish()
-        except Exception as error:
-            self.raised.append(error)
+    def _in_thread(self, task: Callable[[], None]) -> None:
+        self.threads.append(threading.Thread(target=task, daemon=True))
+        self.threads[-1].start()
 
     def step(self, data: bytes) -> None:
         self.source.ready.append(data)
         self.writer.observe("a step", [])
 
-    def wake(self) -> None:
-        self.wakeup.notify()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-
     def close(self) -> None:
-        self.wakeup.notify()
+        self.source.last = True
         self.client.close()
-        self.thread.join(20)
+        self.writer._wake(self.stream)
+        wait_until(lambda: not self.stream.is_ready)
+        for thread in self.threads:
+            thread.join(20)
         self.sock.close()
 
 
-def received(handler: Handler, wanted: bytes) -> bytes:
-    """Wait until a handler's client has got this in whole chunks; return the chunks."""
+def received(one: Open, wanted: bytes) -> bytes:
+    """Wait until a client has got this in whole chunks; return the chunks."""
     got = b""
     while not (got.endswith(b"\r\n") and len(unchunked(got)) >= len(wanted)):
-        got += handler.client.recv(10_000)
+        got += one.client.recv(10_000)
     assert unchunked(got) == wanted
     return got
 
 
 @pytest.fixture
-def handlers() -> Iterator[Any]:
-    started: list[Handler] = []
+def opened() -> Iterator[Any]:
+    started: list[Open] = []
 
-    def start(writer: SocketWriter, *ready: bytes, paced: bool = False) -> Handler:
-        started.append(Handler(writer, *ready, paced=paced))
+    def start(writer: SocketWriter, *ready: bytes, **options: Any) -> Open:
+        started.append(Open(writer, *ready, **options))
         return started[-1]
 
     yield start
-    for handler in started:
-        handler.close()
+    for one in started:
+        one.close()
 
 
-def test_each_slow_step_is_written_at_once_as_a_chunk(handlers: Any) -> None:
-    hours = iter(range(10**6))
-    handler = handlers(SocketWriter(clock=lambda: float(next(hours))))
+def test_each_slow_step_is_written_at_once_as_a_chunk(opened: Any) -> None:
+    one = opened(SocketWriter(interval=0.0))
     for word in (b"one", b"two", b"three"):
-        handler.step(word)
-        assert unchunked(handler.client.recv(100)) == word
-    assert handler.thread.is_alive(), "the handler sleeps all the while"
+        one.step(word)
+        assert unchunked(one.client.recv(100)) == word
+    assert not one.threads
 
 
-def test_steps_too_fast_for_the_cost_of_writing_are_written_together(handlers: Any) -> None:
+def test_steps_too_fast_for_the_cost_of_writing_are_written_together(opened: Any) -> None:
     now = [0.0]
-    handler = handlers(SocketWriter(interval=0.05, share=0.0, clock=lambda: now[0]))
+    one = opened(SocketWriter(interval=0.05, share=0.0, clock=lambda: now[0]))
     for _ in range(100):
-        handler.step(b"x")
+        one.step(b"x")
     now[0] = 0.05
-    got = received(handler, b"x" * 100)
+    got = received(one, b"x" * 100)
     assert got.count(b"\r\n") / 2 < 10
 
 
-def test_what_was_there_before_the_stream_was_lent_waits_for_no_step(handlers: Any) -> None:
+def test_what_was_there_before_the_stream_was_taken_waits_for_no_step(opened: Any) -> None:
     writer = SocketWriter()
-    other = handlers(writer)
-    handler = handlers(writer, b"early")
-    assert unchunked(handler.client.recv(100)) == b"early"
-    assert other.thread.is_alive()
+    opened(writer)
+    one = opened(writer, b"early", head=b"HEAD ")
+    assert one.client.recv(100) == b"HEAD 5\r\nearly\r\n", "the head goes with the first bytes"
 
 
-def test_a_reader_who_is_slow_gets_all_of_it_and_holds_up_nobody(handlers: Any) -> None:
+def test_a_wakeup_waits_for_no_step_and_for_no_interval(opened: Any) -> None:
+    one = opened(SocketWriter(interval=60.0, share=0.0))
+    for _ in range(3):
+        one.step(b"x")
+    one.source.last = True
+    one.source.wakeup.notify()
+    wait_until(lambda: one.ends == [True])
+    assert one.client.recv(100).endswith(b"\r\n0\r\n\r\n")
+    assert one.source.wakeup.resume is None, "no cycle is left to the collector"
+
+
+def test_a_stream_is_read_at_its_own_end_and_now_and_then_without_a_step(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    one = opened(SocketWriter(clock=lambda: now[0]), ends_at=0.02)
+    wait_until(lambda: one.source.reads)
+    reads, now[0], one.source.last = one.source.reads, 0.02, True
+    wait_until(lambda: one.ends == [True])
+    assert one.source.reads == reads + 1
+    monkeypatch.setattr(socket_writer, "CHECK_SECONDS", 0.01)
+    other = opened(SocketWriter())
+    wait_until(lambda: other.source.reads > 3)
+
+
+def test_a_stream_that_another_process_answers_is_left_alone(opened: Any) -> None:
     writer = SocketWriter()
-    slow, quick = handlers(writer), handlers(writer)
+    kept, other = opened(writer, b"lost", head=None), opened(writer, b"other")
+    assert unchunked(other.client.recv(100)) == b"other"
+    kept.client.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        kept.client.recv(1)
+    assert not kept.ends
+
+
+def test_a_reader_who_is_slow_gets_all_of_it_and_holds_up_nobody(opened: Any) -> None:
+    writer = SocketWriter()
+    slow, quick = opened(writer), opened(writer)
     much = bytes(range(256)) * 40_000
     slow.step(much)
-    assert slow.client.recv(1, socket.MSG_PEEK), "its write is over"
-    quick.step(b"quick")
-    assert unchunked(quick.client.recv(100)) == b"quick"
-    got = b""
-    while len(got) < len(much) + 10:
-        got += slow.client.recv(1 << 20)
-    assert unchunked(got) == much
-    slow.thread.join(20)
-    assert not slow.raised
+    wait_until(lambda: slow.source.blocked_since is not None)
+    reads = slow.source.reads
+    for _ in range(3):
+        slow.source.wakeup.notify()
+        slow.step(b"more")
+        quick.step(b"quick")
+        received(quick, b"quick")
+    assert slow.source.reads == reads, "nothing is read for a client that does not read"
+    received(slow, much + b"more" * 3)
+    assert slow.source.blocked_since is None
+    slow.step(b"again")
+    received(slow, b"again")
+    slow.source.last = True
+    slow.source.wakeup.notify()
+    assert slow.client.recv(100) == b"0\r\n\r\n"
+    assert len(slow.threads) == 1
 
 
-def test_a_client_who_has_gone_is_the_handlers_to_deal_with(handlers: Any) -> None:
-    handler = handlers(SocketWriter())
-    linger = struct.pack("ii", 1, 0)
-    handler.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    handler.client.close()
-    handler.step(b"lost")
-    handler.thread.join(20)
-    assert isinstance(handler.raised[0], OSError)
-
-
-def test_what_reading_raises_is_raised_in_the_handler(handlers: Any) -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_client_who_has_gone_ends_its_stream_alone(opened: Any, is_slow: bool) -> None:
     writer = SocketWriter()
-    broken, fine = handlers(writer), handlers(writer)
+    one, fine = opened(writer), opened(writer)
+    if is_slow:
+        one.step(bytes(10_000_000))
+        wait_until(lambda: one.threads)
+    one.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    one.client.close()
+    one.step(b"lost")
+    wait_until(lambda: one.ends == [False])
+    fine.step(b"fine")
+    received(fine, b"fine")
+
+
+def test_a_source_that_fails_ends_its_stream_alone(opened: Any) -> None:
+    writer = SocketWriter()
+    broken, fine = opened(writer), opened(writer)
     broken.source.error = ValueError("broken")
     broken.step(b"")
-    broken.thread.join(20)
-    assert broken.raised == [broken.source.error]
+    wait_until(lambda: broken.ends == [False])
+    reads = broken.source.reads
     fine.step(b"fine")
-    assert unchunked(fine.client.recv(100)) == b"fine"
+    received(fine, b"fine")
+    assert broken.source.reads == reads, "it is not touched again"
 
 
-def test_a_stream_that_is_no_longer_lent_is_not_touched(handlers: Any) -> None:
-    writer = SocketWriter()
-    awake, asleep = handlers(writer), handlers(writer)
-    awake.wake()
-    reads = awake.source.reads
-    awake.step(b"mine")
-    asleep.step(b"yours")
-    assert unchunked(asleep.client.recv(100)) == b"yours"
-    assert (awake.source.reads, awake.source.unread) == (reads, 1)
-
-
-def test_writing_and_waking_at_once_lose_nothing(handlers: Any) -> None:
-    """A handler that lends again and again, beside a writer that never rests, sees each byte once and in order."""
+def test_steps_and_wakeups_at_once_lose_nothing(opened: Any) -> None:
+    """A stream that is woken again and again, beside steps that never rest, sends each byte once and in order."""
     writer = SocketWriter(interval=0.0)  # after each step
-    handler = handlers(writer)
+    one = opened(writer)
     words = [b"%d," % i for i in range(2000)]
     got = bytearray()
 
     def read() -> None:
-        while data := handler.client.recv(1 << 16):
+        while data := one.client.recv(1 << 16):
             got.extend(data)
 
+    def wake() -> None:
+        while len(one.source.ready) < len(words):
+            one.source.wakeup.notify()
+
     with in_background(read):
-        for i, word in enumerate(words):
-            handler.step(word)
-            if i % 20 == 0:
-                handler.wake()
-                handler.thread = threading.Thread(target=handler._sleep, daemon=True)
-                handler.thread.start()
-        wait_until(lambda: not handler.source.unread)
-        handler.wake()
-        handler.sock.shutdown(socket.SHUT_WR)
+        with in_background(wake):
+            for word in words:
+                one.step(word)
+        wait_until(lambda: one.source.seen == len(words))
+        one.source.last = True
+        one.source.wakeup.notify()
+        wait_until(lambda: one.ends)
+        one.sock.shutdown(socket.SHUT_WR)
     assert unchunked(bytes(got)) == b"".join(words)
-    assert not handler.raised
 
 
-def test_viewers_have_a_bounded_number_of_turns_and_streams_do_not_wait_for_them(handlers: Any) -> None:
+def test_viewers_have_a_bounded_number_of_turns_and_streams_do_not_wait_for_them(opened: Any) -> None:
     writer = SocketWriter()
     began = time.perf_counter()
-    viewers = [handlers(writer, paced=True) for _ in range(16)]
-    stream = handlers(writer)
+    viewers = [opened(writer, paced=True) for _ in range(16)]
+    stream = opened(writer)
     for n in range(50):
         for viewer in viewers:
             viewer.source.ready.append(b"%d," % n)
         stream.step(b"%d," % n)
-        assert unchunked(stream.client.recv(100)) == b"%d," % n
+        received(stream, b"%d," % n)
         time.sleep(0.004)
     reads = sum(viewer.source.reads for viewer in viewers)
-    assert reads <= 2 * (time.perf_counter() - began) / TURN_SECONDS + 2, "80 a second; 16 viewers x 50 steps are 800"
+    most = 2 * (time.perf_counter() - began) / TURN_SECONDS + 2 + len(viewers)
+    assert reads <= most, "80 a second and one at the beginning; 16 viewers x 50 steps are 800"
     for viewer in viewers:
         received(viewer, b"".join(b"%d," % n for n in range(50)))
 
 
-def test_a_viewer_that_does_not_read_loses_its_turn_and_the_others_keep_theirs(handlers: Any) -> None:
+def test_a_viewer_that_does_not_read_loses_its_turn_and_the_others_keep_theirs(opened: Any) -> None:
     writer = SocketWriter()
-    frozen, reading = handlers(writer, bytes(10_000_000), paced=True), handlers(writer, paced=True)
+    frozen, reading = opened(writer, bytes(10_000_000), paced=True), opened(writer, paced=True)
     wait_until(lambda: frozen.source.reads == 1)
     for n in range(5):
         reading.source.ready.append(b"%d" % n)
         assert unchunked(reading.client.recv(100)) == b"%d" % n
     assert frozen.source.reads == 1
-    assert frozen.thread.is_alive(), "its handler waits for it"
+    assert frozen.source.blocked_since is not None
 
 
-def stream(dialect: Dialect, n: int, protocol: str) -> tuple[str, bool]:
-    """Return a stream as a client sees it who is served by gunicorn, and whether its handler sent all of it alone."""
-    model = FakeModel()
-    app = create_app(Config(policy="dynamic", access_log=False), fake_engine(model))
-    writer = app.extensions["service"].socket_writer
-    server, client = socket.socketpair()
-    whole, sent = b"", 0
+# ---------------------------------------------------------------- under the worker
 
-    def hold(plan: Any) -> None:
-        """Wait until the socket is lent, and until the writer has written."""
-        if len(plan.sequences[0].output_ids) == 1:
-            wait_until(lambda: writer._streams)
-        elif len(plan.sequences[0].output_ids) == n // 2:
-            wait_until(lambda: len(client.recv(1 << 16, socket.MSG_PEEK)) > sent)
 
-    model.before = hold
-    is_chunked = protocol == "HTTP/1.1"
-    with server, client:
+class Served:
+    """An app under the project's worker, without its main thread: each request is handled in the calling thread."""
+
+    def __init__(self, app: Flask) -> None:
+        self.finished: list[bool] = []
+        self.threads: list[threading.Thread] = []
+        self.sockets: list[socket.socket] = []
+        self.service = app.extensions["service"]
+        self.worker = Worker.__new__(Worker)
+        self.worker.__dict__.update(
+            alive=True, wsgi=app, cfg=GunicornConfig(), keepalived_conns=deque(), max_keepalived=9, log=logging,
+            finish=self._finish, tpool=SimpleNamespace(submit=self._submit),
+            method_queue=SimpleNamespace(defer=lambda call, *args: call(*args)),
+        )  # fmt: skip
+
+    def _finish(self, conn: TConn, keeps: bool) -> None:
+        self.finished.append(keeps)
+        if not keeps:
+            with contextlib.suppress(OSError):  # the client has gone
+                conn.sock.shutdown(socket.SHUT_WR)
+
+    def _submit(self, task: Callable[[], None]) -> None:
+        self.threads.append(threading.Thread(target=task, daemon=True))
+        self.threads[-1].start()
+
+    def ask(self, path: str, protocol: str = "HTTP/1.1", **fields: Any) -> socket.socket:
+        """Return the client's end of a connection whose handler has returned."""
+        body = self.worker.wsgi.json.dumps(fields)
+        client, server = socket.socketpair()
         client.settimeout(20)
-        asked = body_of(dialect, limit=n, stream=True)
-        environ = {"gunicorn.socket": server, "SERVER_PROTOCOL": protocol}
-        reply = app.test_client().post(dialect.path, json=asked, environ_overrides=environ)
-        for piece in filter(None, reply.iter_encoded()):
-            chunk = b"%X\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece
-            sent += len(chunk)
-            server.sendall(chunk)
-        server.shutdown(socket.SHUT_WR)
-        while data := client.recv(1 << 16):
-            whole += data
-        reply.close()
-    app.extensions["service"].engine.manager.stop()
-    return (unchunked(whole) if is_chunked else whole).decode(), sent == len(whole)
+        self.sockets += client, server
+        lines = (f"POST {path} {protocol}", "Host: localhost", "Content-Type: application/json")
+        client.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
+        self.worker._serve(TConn(self.worker.cfg, server, ("127.0.0.1", 1), ("127.0.0.1", 2)))
+        return client
+
+
+@pytest.fixture
+def served(model: FakeModel) -> Iterator[Served]:
+    app = create_app(Config(policy="dynamic", access_log=False))
+    engine = fake_engine(model, max_batch_size=256, max_queue=256)
+    served = Served(next(generator := connected(app, engine)))
+    yield served
+    next(generator, None)
+    wait_until(lambda: len(served.finished) == len(served.sockets) / 2)
+    for sock in served.sockets:
+        sock.close()
+
+
+def read(client: socket.socket, *until: bytes) -> bytes:
+    """Read an answer that has begun until it has all of these; without any to its end."""
+    got, chunk = b"", b"-"
+    while chunk and not (all(part in got for part in until) if until else got.endswith(b"\r\n0\r\n\r\n")):
+        chunk = client.recv(1 << 16)
+        got += chunk
+    return got
+
+
+def split(answer: bytes) -> tuple[str, str]:
+    """Return head and body of a whole answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.decode(), (unchunked(body) if b"chunked" in head else body).decode()
 
 
 @every_dialect
-def test_a_stream_says_the_same_whoever_writes_it(dialect: Dialect, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CHECK_SECONDS", "SILENCE"):  # or a handler would look for itself
-        monkeypatch.setattr(streaming, name, 60.0)
-    for protocol in ("HTTP/1.1", "HTTP/1.0"):
-        text, by_handler = stream(dialect, 60, protocol)
+@pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/1.0"])
+def test_a_stream_says_the_same_whoever_writes_it(served: Served, dialect: Dialect, protocol: str) -> None:
+    asked = body_of(dialect, limit=60, stream=True)
+    by_handler = served.worker.wsgi.test_client().post(dialect.path, json=asked)
+    client = served.ask(dialect.path, protocol, **asked)
+    head, body = split(read(client))
+    for text in (by_handler.get_data(as_text=True), body):
         found = dialect.read(events(text))
         assert (found.text, found.tokens) == (("abcdefghijklmnopqrstuvwxyz" * 3)[:60], 60)
-        assert not by_handler
+    assert head.startswith(f"{protocol} 200 OK\r\n")
+    wait_until(lambda: served.finished == [protocol == "HTTP/1.1"])
+
+
+def test_open_streams_hold_no_thread_and_all_begin(
+    served: Served, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 streams that start at once all have a token before the last of them has a second, and no thread waits for them."""
+    monkeypatch.setattr(streaming, "SILENCE", 60.0)
+    read(served.ask("/inference", prompt="x", num_tokens=1, stream=True))
+    threads, go = threading.active_count(), threading.Event()
+    model.before = lambda plan: go.wait(60) and None if all(seq.output_ids for seq in plan.sequences) else None
+    model.gate.clear()
+    clients = [served.ask("/inference", prompt="hi", num_tokens=5, stream=True) for _ in range(256)]
+    assert served.service.registry.open == 256
+    model.gate.set()
+    for client in clients:
+        read(client, b'data: {"text":"a')
+    assert threading.active_count() <= threads
+    go.set()
+    assert all(read(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for client in clients)
+    wait_until(lambda: served.finished == [True] * 257)
+
+
+def test_a_stream_whose_client_leaves_is_canceled(served: Served, model: FakeModel) -> None:
+    go = threading.Event()
+    model.before = lambda plan: go.wait(60) and None if plan.sequences[0].output_ids else None
+    client = served.ask("/inference", prompt="hi", num_tokens=1000, stream=True)
+    read(client, b'"text":"a"')
+    client.close()
+    wait_until(lambda: served.service.registry.find(next(iter(served.service.registry._open)))["finish_reason"])
+    go.set()
+    wait_until(lambda: served.finished == [False])
+    wait_until(lambda: not (served.service.engine.manager.running or served.service.registry.open))
+    assert served.service.socket_writer.open == 0
+
+
+def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_without_done(
+    served: Served, model: FakeModel
+) -> None:
+    go = threading.Event()
+    model.before = lambda plan: go.wait(60) and None if plan.sequences[0].output_ids else None
+    client = served.ask("/v1/completions", prompt="hi", max_tokens=9, stream=True)
+    read(client, b'"text":"a"')
+    for context in served.service.registry._open.values():
+        context.end(InferenceError("cancelled", "the request was cancelled"))
+    rest = unchunked(read(client)).decode()
+    go.set()
+    assert '"type":"cancelled"' in rest
+    assert "[DONE]" not in rest
+    wait_until(lambda: served.finished == [True])
+
+
+def test_a_silent_stream_is_pinged_under_the_worker(
+    served: Served, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "SILENCE", 0.01)
+    monkeypatch.setattr(socket_writer, "CHECK_SECONDS", 0.01)
+    model.gate.clear()
+    client = served.ask("/inference", prompt="hi", num_tokens=3, stream=True)
+    read(client, streaming.PING + b"\r\n8\r\n" + streaming.PING)
+    model.gate.set()
+    assert b"[DONE]" in read(client)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_late_stream_ends_under_the_worker(
+    served: Served, model: FakeModel, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own limit ends it with the tokens it has, the server's with an error; no step is needed for either."""
+    monkeypatch.setattr(streaming, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(socket_writer, "CHECK_SECONDS", 60.0 if own else 0.01)
+    ended = threading.Event()
+    model.before = lambda plan: ended.wait(60) and None if plan.sequences[0].output_ids else None
+    served.service.config = replace(served.service.config, request_timeout=60.0 if own else 0.2)
+    fields = {"timeout_s": 0.2} if own else {}
+    rest = read(served.ask("/v1/completions", prompt="hi", max_tokens=9, stream=True, **fields))
+    ended.set()
+    assert (b'"stop_reason":"timeout"' in rest, b"[DONE]" in rest) == (own, own)
+    assert (b"timeout_error" in rest) is not own

@@ -55,7 +55,7 @@ class Door:
         self.worker = Worker.__new__(Worker)
         self.worker.__dict__.update(
             alive=True, wsgi=self.app, cfg=GunicornConfig(), keepalived_conns=deque(), max_keepalived=9,
-            poller=selectors.DefaultSelector(), _finish=lambda conn, result: None,
+            poller=selectors.DefaultSelector(), finish=lambda conn, result: None,
         )  # fmt: skip
 
     def ask(self, message: bytes, serve: Callable[[TConn], Any]) -> tuple[Any, ...]:
