@@ -34,8 +34,8 @@ IDLE_SECONDS = 3600.0
 class Source(Protocol):
     """The content of a stream.
 
-    The writer reads it when its `wakeup` is notified, at `ends_at`, and at least every `CHECK_SECONDS`; if it is `paced` in
-    turn with the others of its kind, otherwise after each step as well.
+    The writer reads it when its `wakeup` is notified, at `ends_at`, and at least every `CHECK_SECONDS`; once it has begun,
+    after each step as well. Those that are `paced` are read in turn instead.
     """
 
     ended: bool  # `read` has returned the last bytes
@@ -74,6 +74,11 @@ class Stream:
         self._begin: Callable[[], bytes | None] | None = begin
         self._end = end
         self._in_thread = in_thread
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there have been bytes to send."""
+        return self._begin is None
 
     def write(self, resume: Callable[[], None]) -> None:
         """Send what is ready. What the socket does not take at once is sent in another thread, which calls `resume`."""
@@ -189,6 +194,7 @@ class SocketWriter:
 
     def _run(self) -> None:
         began, steps, step_seconds, cost = self._clock(), self._steps, self.interval, 0.0
+        check_at = began
         while True:
             is_costly = cost > self.share * step_seconds and step_seconds < self.interval
             self._wait(None if is_costly else steps, began + (self.interval if is_costly else CHECK_SECONDS))
@@ -197,7 +203,9 @@ class SocketWriter:
             if steps > last:
                 step_seconds = (now - began) / (steps - last)
             began, worked = now, time.thread_time()
-            for stream in list(self._streams):
+            is_check = now >= check_at
+            check_at = now + CHECK_SECONDS if is_check else check_at
+            for stream in [stream for stream in self._streams if is_check or stream.has_begun]:
                 self._write(stream)
             cost = time.thread_time() - worked
 

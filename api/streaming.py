@@ -206,7 +206,8 @@ def event_stream(source: Source, media: str = EVENTS) -> Response:
 
     Where a server takes the request from its thread, it hands the source to the writer; elsewhere this thread waits for it.
     """
-    request.environ[STREAM] = source
+    if request.method != "HEAD":  # which has no body
+        request.environ[STREAM] = source
     response = Response(source.frames(), content_type=media)
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"

@@ -168,6 +168,21 @@ def test_a_stream_is_read_at_its_own_end_and_now_and_then_without_a_step(
     wait_until(lambda: other.source.reads > 3)
 
 
+def test_a_stream_that_has_not_begun_is_not_read_after_each_step(opened: Any) -> None:
+    writer = SocketWriter(interval=0.0)
+    waiting, running = opened(writer), opened(writer, b"begun")
+    received(running, b"begun")
+    wait_until(lambda: waiting.source.reads >= 2)  # when it was taken, and in the first pass
+    reads = waiting.source.reads
+    for _ in range(10):
+        running.step(b"x")
+        received(running, b"x")
+    assert waiting.source.reads <= reads + 1, "now and then alone"
+    waiting.step(b"first")
+    waiting.source.wakeup.notify()
+    received(waiting, b"first")
+
+
 def test_a_stream_that_another_process_answers_is_left_alone(opened: Any) -> None:
     writer = SocketWriter()
     kept, other = opened(writer, b"lost", head=None), opened(writer, b"other")
@@ -312,13 +327,13 @@ class Served:
         self.threads.append(threading.Thread(target=task, daemon=True))
         self.threads[-1].start()
 
-    def ask(self, path: str, protocol: str = "HTTP/1.1", **fields: Any) -> socket.socket:
+    def ask(self, path: str, protocol: str = "HTTP/1.1", method: str = "POST", **fields: Any) -> socket.socket:
         """Return the client's end of a connection whose handler has returned."""
         body = self.worker.wsgi.json.dumps(fields)
         client, server = socket.socketpair()
         client.settimeout(20)
         self.sockets += client, server
-        lines = (f"POST {path} {protocol}", "Host: localhost", "Content-Type: application/json")
+        lines = (f"{method} {path} {protocol}", "Host: localhost", "Content-Type: application/json")
         client.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
         self.worker._serve(TConn(self.worker.cfg, server, ("127.0.0.1", 1), ("127.0.0.1", 2)))
         return client
@@ -424,6 +439,13 @@ def test_a_silent_stream_is_pinged_under_the_worker(
     read(client, streaming.PING + b"\r\n8\r\n" + streaming.PING)
     model.gate.set()
     assert b"[DONE]" in read(client)
+
+
+def test_head_of_a_stream_has_no_body_and_no_writer(served: Served) -> None:
+    client = served.ask("/events", method="HEAD")
+    assert read(client, b"\r\n\r\n").endswith(b"\r\n\r\n")
+    assert served.finished == [True]
+    assert not served.service.feed.viewers
 
 
 @pytest.mark.parametrize("own", [True, False])
