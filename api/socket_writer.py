@@ -170,12 +170,17 @@ class SocketWriter:
         """The number of streams, without those that wait for their clients."""
         return len(self._streams)
 
-    def take(self, stream: Stream) -> None:
-        """Write a stream to its end; the thread starts with the first."""
+    def start(self) -> None:
+        """Start the thread, once. A server does so before its first request, while a thread is still available."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="socket-writer", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="socket-writer", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def take(self, stream: Stream) -> None:
+        """Write a stream to its end."""
+        self.start()
         if stream.source.wakeup is not None:
             stream.source.wakeup.resume = partial(self._wake, stream)
         self._wake(stream)

@@ -46,6 +46,7 @@ class EngineProcess:
         terminal = self._queue_logs()
         self._show_status(terminal)
         self._service.completer.start()
+        self._service.socket_writer.start()
         self._worker.app.callable.extensions["start"](self._give_up, self._end, self._begin)
 
     def _avoid_failed_kernels(self) -> None:
