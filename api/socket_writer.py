@@ -29,6 +29,7 @@ CYCLE_SECONDS = 0.04  # in which each viewer has a turn, if there are few
 TURN_SECONDS = 0.0125  # between two turns, at least, however many viewers there are
 BEHIND_SECONDS = 0.001  # between two turns after a viewer that has more to read
 IDLE_SECONDS = 3600.0
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Source(Protocol):
@@ -39,7 +40,7 @@ class Source(Protocol):
     """
 
     ended: bool  # `read` has returned the last bytes
-    is_behind: bool  # there was more than `read` returned
+    is_behind: bool  # `read` has more to return at once
     blocked_since: float | None  # set while the client does not read
 
     @property
@@ -103,11 +104,16 @@ class Stream:
 
     def _next(self) -> bytes:
         """Return the next bytes for the socket, if there are any."""
-        data, ended = self.source.read(), self.source.ended
-        if not (data or ended):
-            return b""
+        source = self.source
+        frames = [source.read()]
+        while source.is_behind and not source.paced:
+            frames.append(source.read())
         if self._is_chunked:
-            data = (b"%X\r\n%b\r\n" % (len(data), data) if data else b"") + (b"0\r\n\r\n" if ended else b"")
+            frames = [b"%X\r\n%b\r\n" % (len(frame), frame) for frame in frames if frame]
+            frames += [LAST_CHUNK] if source.ended else []
+        data = b"".join(frames)
+        if not (data or source.ended):
+            return b""
         if self._begin is not None:
             head, self._begin = self._begin(), None
             if head is None:

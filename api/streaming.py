@@ -106,7 +106,7 @@ class Answers:
 class EventStream:
     """The events of a generation, as `api/socket_writer.py` or a handler reads them; see `respond`."""
 
-    paced = is_behind = False
+    paced = False
 
     def __init__(
         self, generation: Generation, answers: Answers, end: Callable[[], bytes], failed: Callable[[ApiError], bytes],
@@ -114,7 +114,7 @@ class EventStream:
     ) -> None:  # fmt: skip
         assert generation.wakeup is not None
         self.wakeup = generation.wakeup
-        self.ended = False
+        self.ended = self.is_behind = False
         self.blocked_since: float | None = None
         self._generation = generation
         self._answers = answers
@@ -160,13 +160,14 @@ class EventStream:
         # Before looking for tokens: one that comes later wakes the reader. The writer looks after each step anyway.
         self.wakeup.wants_tokens = not (self._has_begun and self.wakeup.resume and self._together is None)
         frame = b"" if self._together and answers.has_fewer_than(self._together) else answers.read()
-        if not answers.live:
-            self.ended = True
-            return frame + self._end()
+        self.is_behind = bool(frame) and not answers.live  # the end has a frame of its own
         now = time.perf_counter()
         if frame:
             self._spoke_at, self._has_begun = now, True
             return frame
+        if not answers.live:
+            self.ended = True
+            return self._end()
         if now >= generation.ends_at and generation.end_if_late(now):
             return self._read()
         if now - self._spoke_at >= SILENCE:

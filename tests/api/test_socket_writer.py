@@ -26,6 +26,7 @@ from api import socket_writer, streaming
 from api.socket_writer import TURN_SECONDS, SocketWriter, Stream
 from app import create_app
 from config import Config
+from launch.worker.handler_pool import HandlerPool
 from launch.worker.worker import Worker
 from serving.inference import InferenceError
 from serving.wakeup import Wakeup
@@ -303,17 +304,16 @@ def test_a_viewer_that_does_not_read_loses_its_turn_and_the_others_keep_theirs(o
 
 
 class Served:
-    """An app under the project's worker, without its main thread: each request is handled in the calling thread."""
+    """An app under the project's worker, without its main thread and with two handlers."""
 
     def __init__(self, app: Flask) -> None:
         self.finished: list[bool] = []
-        self.threads: list[threading.Thread] = []
         self.sockets: list[socket.socket] = []
         self.service = app.extensions["service"]
         self.worker = Worker.__new__(Worker)
         self.worker.__dict__.update(
             alive=True, wsgi=app, cfg=GunicornConfig(), keepalived_conns=deque(), max_keepalived=9, log=logging,
-            finish=self._finish, tpool=SimpleNamespace(submit=self._submit),
+            finish=self._finish, tpool=HandlerPool(2),
             method_queue=SimpleNamespace(defer=lambda call, *args: call(*args)),
         )  # fmt: skip
 
@@ -323,19 +323,16 @@ class Served:
             with contextlib.suppress(OSError):  # the client has gone
                 conn.sock.shutdown(socket.SHUT_WR)
 
-    def _submit(self, task: Callable[[], None]) -> None:
-        self.threads.append(threading.Thread(target=task, daemon=True))
-        self.threads[-1].start()
-
     def ask(self, path: str, protocol: str = "HTTP/1.1", method: str = "POST", **fields: Any) -> socket.socket:
-        """Return the client's end of a connection whose handler has returned."""
+        """Return the client's end of a connection with this request."""
         body = self.worker.wsgi.json.dumps(fields)
         client, server = socket.socketpair()
         client.settimeout(20)
         self.sockets += client, server
         lines = (f"{method} {path} {protocol}", "Host: localhost", "Content-Type: application/json")
         client.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
-        self.worker._serve(TConn(self.worker.cfg, server, ("127.0.0.1", 1), ("127.0.0.1", 2)))
+        conn = TConn(self.worker.cfg, server, ("127.0.0.1", 1), ("127.0.0.1", 2))
+        self.worker.tpool.submit(self.worker._serve, conn)
         return client
 
 
@@ -383,21 +380,20 @@ def test_a_stream_says_the_same_whoever_writes_it(served: Served, dialect: Diale
 def test_open_streams_hold_no_thread_and_all_begin(
     served: Served, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """256 streams that start at once all have a token before the last of them has a second, and no thread waits for them."""
+    """256 streams that start at once in front of two handlers all have a token before the last of them has a second."""
     monkeypatch.setattr(streaming, "SILENCE", 60.0)
-    read(served.ask("/inference", prompt="x", num_tokens=1, stream=True))
-    threads, go = threading.active_count(), threading.Event()
+    go = threading.Event()
     model.before = lambda plan: go.wait(60) and None if all(seq.output_ids for seq in plan.sequences) else None
     model.gate.clear()
     clients = [served.ask("/inference", prompt="hi", num_tokens=5, stream=True) for _ in range(256)]
-    assert served.service.registry.open == 256
+    wait_until(lambda: served.service.registry.open == 256)
     model.gate.set()
     for client in clients:
         read(client, b'data: {"text":"a')
-    assert threading.active_count() <= threads
+    assert served.service.socket_writer.open == 256
     go.set()
     assert all(read(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for client in clients)
-    wait_until(lambda: served.finished == [True] * 257)
+    wait_until(lambda: served.finished == [True] * 256)
 
 
 def test_a_stream_whose_client_leaves_is_canceled(served: Served, model: FakeModel) -> None:
@@ -444,7 +440,7 @@ def test_a_silent_stream_is_pinged_under_the_worker(
 def test_head_of_a_stream_has_no_body_and_no_writer(served: Served) -> None:
     client = served.ask("/events", method="HEAD")
     assert read(client, b"\r\n\r\n").endswith(b"\r\n\r\n")
-    assert served.finished == [True]
+    wait_until(lambda: served.finished == [True])
     assert not served.service.feed.viewers
 
 
