@@ -85,7 +85,7 @@ class Stream:
         """Send what is ready. What the socket does not take at once is sent in another thread, which calls `resume`."""
         try:
             data = self._next()
-            if not data:
+            if data is None:
                 return
             try:
                 rest = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
@@ -102,8 +102,8 @@ class Stream:
         elif self.source.ended:
             self.close(True)
 
-    def _next(self) -> bytes:
-        """Return the next bytes for the socket, if there are any."""
+    def _next(self) -> bytes | None:
+        """Return the next bytes for the socket, None if there are none yet; without chunks, the last may be none."""
         source = self.source
         frames = [source.read()]
         while source.is_behind and not source.paced:
@@ -113,12 +113,12 @@ class Stream:
             frames += [LAST_CHUNK] if source.ended else []
         data = b"".join(frames)
         if not (data or source.ended):
-            return b""
+            return None
         if self._begin is not None:
             head, self._begin = self._begin(), None
             if head is None:
                 self.is_ready = False
-                return b""
+                return None
             data = head + data
         return data
 

@@ -351,7 +351,7 @@ def served(model: FakeModel) -> Iterator[Served]:
 def read(client: socket.socket, *until: bytes) -> bytes:
     """Read an answer that has begun until it has all of these; without any to its end."""
     got, chunk = b"", b"-"
-    while chunk and not (all(part in got for part in until) if until else got.endswith(b"\r\n0\r\n\r\n")):
+    while chunk and not (all(part in got for part in until) if until else (b"\r\n" + got).endswith(b"\r\n0\r\n\r\n")):
         chunk = client.recv(1 << 16)
         got += chunk
     return got
@@ -441,6 +441,16 @@ def test_head_of_a_stream_has_no_body_and_no_writer(served: Served) -> None:
     client = served.ask("/events", method="HEAD")
     assert read(client, b"\r\n\r\n").endswith(b"\r\n\r\n")
     wait_until(lambda: served.finished == [True])
+    assert not served.service.feed.viewers
+
+
+@pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/1.0"])
+def test_a_viewer_is_a_stream_that_ends_with_the_feed(served: Served, protocol: str) -> None:
+    client = served.ask("/events?detail=1", protocol, method="GET")
+    assert "event: state" in read(client, b'"epoch"').decode()
+    served.service.feed.close()
+    read(client)
+    wait_until(lambda: served.finished == [protocol == "HTTP/1.1"])
     assert not served.service.feed.viewers
 
 
