@@ -33,6 +33,7 @@ ORDERS = {
     "vtc-pred": "as vtc, but expects each answer's length: better where answers come in one piece",
     "vtc-plas": "as vtc, and of each client the program that has received the least service",
     "drr": "clients take turns, each for a quantum of tokens",
+    "hrrn": "the longest wait relative to the prompt's length",
     "rpm": "each client may send so many requests per minute",
     "admission-control": "refuses what would miss its deadline",
     "adapter-affinity": "one model after the other, for an upstream that swaps them",

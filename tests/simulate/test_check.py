@@ -107,6 +107,7 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic+sjf", {"guard": 20, "guard_ratio": 2}),
     ("dynamic+lpm", {"guard": 20}),
     ("dynamic+adapter-affinity", {"guard": 20}),
+    ("dynamic+hrrn", {"guard": 20}),
     ("dynamic+vtc", {"weights": "b:2", "w_q": 1, "count_twice": "on"}),
     ("dynamic+vtc", {"weights": "b:2"}),
     ("dynamic+vtc", {"w_p": 5, "w_q": 0.5}),
@@ -216,7 +217,7 @@ def test_every_other_policy_claims_that_no_later_work_passes_a_request_beyond_it
     excepted = {name: min(c.guard, c.overtakes) for name, c in claims.items() if min(c.guard, c.overtakes) < inf}
     assert excepted == {
         "dynamic+sjf": 100, "dynamic+ssjf": 100, "dynamic+lpm": 100, "dynamic+adapter-affinity": 10, "dynamic+prefix-tree": 60,
-        "program-admission": 100,
+        "dynamic+hrrn": 100, "program-admission": 100,
         **dict.fromkeys([f"dynamic+{order}" for order in ("program-fcfs", "plas", "atlas", "program-gittins", "program-srpt")], 100),
     }  # fmt: skip
 
