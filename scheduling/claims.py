@@ -16,6 +16,7 @@ class Claims:
 
     conserving: bool = True  # no slot stays empty while the next request fits; False for a policy with its own `admit`
     fair: bool = False  # backlogged clients get equal service, within the bound of VTC's theorem
+    fair_within: float = 0.0  # service that each of two clients may be ahead or behind in addition, as by a quantum
     guard: float = inf  # seconds of waiting after which the oldest request goes first
     overtakes: float = inf  # seconds; no request joins before one that arrived longer than this before it
     # Tokens of requests that arrived later and may join before one that waits, beyond what `guard` (what joins until

@@ -27,6 +27,8 @@ ORDERS = {
     "fcfs": "first come, first served",
     "sjf": "the shortest answer first, by the length that the client names",
     "ssjf": "the shortest answer first, by a length that is learned from the prompts",
+    "svf": "the smallest answer x prompt first, for an upstream that is short of memory",
+    "boost": "as sjf, but what came long before goes first: a shorter tail",
     "priority": "the most urgent first, by X-Queue-Priority",
     "edf": "the nearest deadline first, by X-Queue-Slo",
     "vtc": "clients get equal numbers of tokens",
@@ -47,7 +49,8 @@ REFUSED = {
     "mlfq": "mlfq has levels without preemption here, since no upstream gives a slot back. Use vtc, or sjf",
     "program-srpt": "program-srpt needs to know future calls, which only a simulator does. Use plas",
     **dict.fromkeys(
-        ("lpm", "prefix-tree"), "{} needs to know what the upstream has cached, which it does not tell. Use fcfs"
+        ("lpm", "dlpm", "prefix-tree"),
+        "{} needs to know what the upstream has cached, which it does not tell. Use fcfs",
     ),
 }
 

@@ -3,12 +3,13 @@
 Each client has a deficit, from which its prompts are subtracted when they join, and its tokens when they are generated.
 Clients with a deficit above 0 are served, in the order first seen. When no waiting client has any, a round begins: each
 of them gets `quantum` more, times its weight. The length of an answer is unknown when it begins, so a client may
-overdraw by one request, and waits until the debt is paid. A client without waiting requests saves nothing.
+overdraw by what it has in the batch, and waits until the debt is paid. A client without waiting requests saves nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from math import ceil
 
 from policies.orders._fair import Fair
@@ -19,8 +20,16 @@ from scheduling.sequence import Sequence
 class Order(Fair):
     quantum = option(512.0, "tokens per client and round", low=1.0)
 
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, fair=True, fair_within=self.quantum)
+
+    def price(self, prompt: int, output: float) -> float:
+        """Return the price of a request with this many prompt and generated tokens."""
+        return prompt + output
+
     def price_of_joining(self, seq: Sequence) -> float:
-        return float(len(seq.prompt_ids))
+        return self.price(len(seq.prompt_ids), 0)
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         passed: dict[Sequence, None] = {}
@@ -42,14 +51,21 @@ class Order(Fair):
             self.counters[client] -= rounds * self.quantum
 
     def _next(self, passed: dict[Sequence, None]) -> Sequence | None:
-        """Return the head of the first client with a deficit left, or of the one with most if none has."""
-        queues = self._queues
-        heads = {c: next((s for s in queues[c] if s not in passed), None) for c in self.backlogged()}
-        able = [client for client, head in heads.items() if head is not None]
-        if not able:
+        """Return a request of a client with a deficit left, or of the one with most if none has."""
+        found = {client: self.head(client, passed) for client in self.backlogged()}
+        heads = {client: head for client, head in found.items() if head is not None}
+        if not heads:
             return None
-        rich = [c for c in able if self.counters[c] < 0]
-        return heads[rich[0] if rich else min(able, key=self.counters.__getitem__)]
+        rich = [head for client, head in heads.items() if self.counters[client] < 0]
+        return self.chosen(rich) if rich else heads[min(heads, key=self.counters.__getitem__)]
+
+    def head(self, client: str, passed: dict[Sequence, None]) -> Sequence | None:
+        """Return the first of a client's requests that are not passed over, None if there is none."""
+        return next((seq for seq in self._queue_of(client) if seq not in passed), None)
+
+    def chosen(self, heads: list[Sequence]) -> Sequence:
+        """Return which of the clients' first requests goes first; all of them have a deficit left."""
+        return heads[0]
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)

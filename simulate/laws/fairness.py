@@ -8,6 +8,7 @@ from collections.abc import Callable
 from scheduling.iteration import Plan
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler, TokenRun
+from scheduling.sequence import Sequence
 from simulate.laws.case import Case
 from simulate.laws.laws import Broken
 
@@ -22,6 +23,9 @@ class Service:
         self._price: Callable[[int, float], float]
         self._price = getattr(policy, "price", lambda prompt, output: prompt + 2.0 * output)
         self._weight: Callable[[str], float] = getattr(policy, "weight", lambda client: 1.0)
+        self._joining: Callable[[Sequence], float]  # the price of what a request computes of its prompt
+        self._joining = getattr(policy, "price_of_joining", lambda seq: self._price(len(seq.prompt_ids), 0))
+        self._within = policy.claims.fair_within
         self._service: dict[str, float] = {}
         self._steps: list[tuple[set[str], dict[str, float]]] = []
 
@@ -30,7 +34,7 @@ class Service:
         price = self._price
         for seq in plan.joined:
             if not seq.preemptions:
-                self._charge(seq.client, price(len(seq.prompt_ids), 0))
+                self._charge(seq.client, self._joining(seq))
         for seq, output in zip(plan.sequences, outputs):
             if output is not None:
                 prompt, before = len(seq.prompt_ids), len(seq.output_ids)
@@ -42,12 +46,12 @@ class Service:
         self._service[client] = self._service.get(client, 0.0) + price / self._weight(client)
 
     def _bound(self, case: Case) -> float:
-        """Return the largest gap between two counters: twice one prompt and what a full batch generates."""
+        """Return the largest gap between two counters: twice one prompt, what a full batch generates, and a quantum."""
         price = self._price
         shapes = [(len(r.prompt), r.output, self._weight(r.client)) for r in case.requests]
         joining = max(price(p, 0) / w for p, _, w in shapes)
         generating = max((price(p, n) - price(p, 0)) / w for p, n, w in shapes)
-        return 2 * (joining + case.slots * generating) + 1e-6
+        return 2 * (joining + case.slots * generating + self._within) + 1e-6
 
     def check(self, case: Case) -> None:
         """Raise Broken if two clients got unequal service while both had requests waiting."""

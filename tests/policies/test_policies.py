@@ -223,7 +223,7 @@ def test_a_file_without_a_policy_is_refused_with_the_remedy(tmp_path: Path) -> N
     path.write_text("")
     with pytest.raises(ValueError, match=r"no class Policy that inherits from scheduling\.policy"):
         policies.get_policy(str(path), 8)
-    with pytest.raises(ValueError, match=r"unknown order 'sfj'. Did you mean 'sjf'\?"):
-        policies.get_policy("dynamic+sfj", 8)
+    with pytest.raises(ValueError, match=r"unknown order 'sjff'. Did you mean 'sjf'\?"):
+        policies.get_policy("dynamic+sjff", 8)
     with pytest.raises(ValueError, match=r"policy dynamic\+sjf has no option 'most'"):
         policies.get_policy("dynamic+sjf", 8, {"most": "2"})

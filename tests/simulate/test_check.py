@@ -116,6 +116,9 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic+rpm", {"limit": 2}),
     ("dynamic+admission-control", {"slo": 60, "slack": 5}),
     ("dynamic+drr", {"quantum": 8}),
+    ("dynamic+dlpm", {"quantum": 8, "weights": "b:2"}),
+    ("dynamic+svf", {"threshold": 40, "guard": 20}),
+    ("dynamic+boost", {"gamma": 0.02, "predictor": "classes", "guard": 200}),
     ("dynamic+mlfq", {"quantum": 20, "lift_every": 5}),
     ("dynamic+priority", {"aging": 50}),
     ("dynamic+prefix-tree", {"window": 20}),
@@ -204,7 +207,8 @@ def test_the_laws_hold_with_other_options_in_large_cases_too(name: str, options:
 
 # Orders by length, deadline, priority or client pass a request as often as such requests arrive; these loops make groups.
 UNBOUNDED = {"bucket", "multibin", "static-exact"} | {
-    f"dynamic+{order}" for order in ("drr", "edf", "lcf", "mlfq", "priority", "srpt", "vtc", "vtc-plas", "vtc-pred")
+    f"dynamic+{order}"
+    for order in ("dlpm", "drr", "edf", "lcf", "mlfq", "priority", "srpt", "vtc", "vtc-plas", "vtc-pred")
 }
 
 
@@ -217,7 +221,7 @@ def test_every_other_policy_claims_that_no_later_work_passes_a_request_beyond_it
     excepted = {name: min(c.guard, c.overtakes) for name, c in claims.items() if min(c.guard, c.overtakes) < inf}
     assert excepted == {
         "dynamic+sjf": 100, "dynamic+ssjf": 100, "dynamic+lpm": 100, "dynamic+adapter-affinity": 10, "dynamic+prefix-tree": 60,
-        "dynamic+hrrn": 100, "program-admission": 100,
+        "dynamic+hrrn": 100, "dynamic+svf": 100, "dynamic+boost": 100, "program-admission": 100,
         **dict.fromkeys([f"dynamic+{order}" for order in ("program-fcfs", "plas", "atlas", "program-gittins", "program-srpt")], 100),
     }  # fmt: skip
 
