@@ -49,11 +49,11 @@ class Policy(dynamic.Policy):
         passed = set(overdue)
         for name in [name for name, until in self._until.items() if until < now]:
             del self._until[name]
-        at_work, unfit = set(map(_program_of, self._running)), 0
+        at_work, unfit = set(map(program_of, self._running)), 0
         for seq in super().order(waiting, now):
             if seq in passed:
                 continue
-            name = _program_of(seq)
+            name = program_of(seq)
             is_active = seq.preemptions or (name and (name in at_work or name in self._until))
             # While nothing runs, any request may join: it takes pinned pages if no others are free.
             if is_active or not self._running or (unfit < TRIED and self._fits(seq, at_work)):
@@ -70,17 +70,17 @@ class Policy(dynamic.Policy):
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)
-        self._pauses.end(_program_of(seq), now)
+        self._pauses.end(program_of(seq), now)
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)
         self._pauses.begin(seq, now, self.kv_total)
 
     def keep_until(self, seq: Sequence, now: float) -> float:
-        if seq.finish_reason == "abort" or not (name := _program_of(seq)):
+        if seq.finish_reason == "abort" or not (name := program_of(seq)):
             return now
         seconds = min(self._pauses.worth_keeping(self.kv_total), seq.keep_s or inf)
-        _keep(self._until, name, max(self._until.get(name, now), now + seconds))
+        keep(self._until, name, max(self._until.get(name, now), now + seconds))
         return self._until[name]
 
 
@@ -107,12 +107,12 @@ class Pauses:
         if not seq.preemptions:
             n, t = len(seq.prompt_ids) - seq.cached, seq.first_token_at - seq.scheduled_at
             self._prompts = tuple(total + x for total, x in zip(self._prompts, (1, n, t, n * t, n * n)))
-        if name := _program_of(seq):
+        if name := program_of(seq):
             worth = self.break_even(pool)
             while self._began and now - next(iter(self._began.values())) > worth:
                 self._began.popitem(last=False)
                 self._latest.append(inf)
-            _keep(self._began, name, now)
+            keep(self._began, name, now)
 
     def end(self, name: Hashable, now: float) -> None:
         """Note that a program, which may be new, has sent a call."""
@@ -142,11 +142,11 @@ class Pauses:
         return best
 
 
-def _program_of(seq: Sequence) -> str:
+def program_of(seq: Sequence) -> str:
     return seq.program or seq.session
 
 
-def _keep(kept: OrderedDict[Hashable, float], name: Hashable, value: float) -> None:
+def keep(kept: OrderedDict[Hashable, float], name: Hashable, value: float) -> None:
     """Set an entry as the latest, and forget the oldest if there are too many."""
     kept[name] = value
     kept.move_to_end(name)

@@ -64,6 +64,7 @@ class Policy:
     separate_prefill = False  # a step computes prompts or decodes, never both
     early = False  # a finished request is answered at once, although its row stays
     estimates = False  # new requests have an `estimate` when `refuse` is called, as soon as the time of steps is known
+    times_steps = False  # it goes by the seconds of each step, which overlap in vLLM and which a queue in front of a server cannot see
     preempts = True  # `preempt` may return requests, if it is overridden
     # What kept the first in order from joining keeps it, and all others, until a request arrives, joins or leaves. A simulator
     # does not ask again before that.

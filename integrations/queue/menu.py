@@ -44,14 +44,16 @@ ORDERS = {
     "atlas": "as plas, but calls that run together count once",
     "program-gittins": "the program most likely to end soon, judging by those that have ended",
 }
+CACHE = "{} needs to know what the upstream has cached, which it does not tell. Use "
 REFUSED = {
     "srpt": "srpt is sjf here: no upstream gives a slot back with its tokens. Use sjf",
     "mlfq": "mlfq has levels without preemption here, since no upstream gives a slot back. Use vtc, or sjf",
     "program-srpt": "program-srpt needs to know future calls, which only a simulator does. Use plas",
-    **dict.fromkeys(
-        ("lpm", "dlpm", "prefix-tree"),
-        "{} needs to know what the upstream has cached, which it does not tell. Use fcfs",
-    ),
+    **dict.fromkeys(("lpm", "dlpm", "prefix-tree"), CACHE + "fcfs"),
+}
+REFUSED_LOOPS = {
+    "concur": CACHE + "dynamic",
+    "time-budget": "{} goes by the seconds of each step, which the upstream does not tell. Use dynamic",
 }
 
 
@@ -61,16 +63,19 @@ class Menu:
     form_of, is_closed = staticmethod(policies.form_of), staticmethod(policies.is_closed)
     start = "./eb queue"  # the command that loads a policy's file
     loops: Mapping[str, str] = LOOPS  # those that mean something, or something else, in front of an upstream
+    refused_loops: Mapping[str, str] = REFUSED_LOOPS
 
     def check_name(self, name: str, *, own: bool = True) -> None:
         """Raise ValueError if there is no such policy, or if it means something else in front of an upstream."""
         if (order := name.rpartition("+")[2]) in REFUSED and "+" in name:
             raise ValueError(REFUSED[order].format(order))
+        if (loop := name.partition("+")[0]) in self.refused_loops:
+            raise ValueError(self.refused_loops[loop].format(loop))
         policies.check_name(name, own=own, hidden=REFUSED)
 
     def names(self) -> list[str]:
         """Return the names of the loops, those that mean something first."""
-        return [*self.loops, *(name for name in policies.names() if name not in self.loops)]
+        return [*self.loops, *(name for name in policies.names() if name not in {*self.loops, *self.refused_loops})]
 
     def order_names(self) -> list[str]:
         """Return the names of the orders, without those that are refused."""
@@ -97,6 +102,7 @@ class Shared(Menu):
 
     start = "./eb fleet"
     loops: Mapping[str, str] = {}
+    refused_loops: Mapping[str, str] = {}
 
     def get_policy(
         self, name: str, max_batch_size: int = 32, options: Mapping[str, object] | None = None, **more: Any

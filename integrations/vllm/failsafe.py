@@ -31,7 +31,10 @@ HOOK_SECONDS = 1.0  # that the hooks of a step may take
 def make_policy(name: str, slots: int, options: Mapping[str, object]) -> Policy:
     """Return a policy for an engine that allocates pages as answers grow; ValueError for a wrong name or option."""
     # To reserve whole answers would leave an engine emptier than without a policy: it preempts when pages run out.
-    return reserve_as_answers_grow(get_policy(name, slots, options))
+    policy = reserve_as_answers_grow(get_policy(name, slots, options))
+    if policy.times_steps:
+        raise ValueError(f"{name} goes by the seconds of each step, which overlap in vLLM. Use chunked")
+    return policy
 
 
 class Failsafe:

@@ -79,7 +79,16 @@ def test_a_policy_is_ranked_by_its_pairs_and_not_by_its_mean() -> None:
 
 def test_every_loop_and_every_order_is_in_the_arena_once() -> None:
     names = arena.everyone()
-    by_program = {"plas", "atlas", "program-fcfs", "program-gittins", "program-srpt", "vtc-plas", "program-admission"}
+    by_program = {
+        "plas",
+        "atlas",
+        "program-fcfs",
+        "program-gittins",
+        "program-srpt",
+        "vtc-plas",
+        "program-admission",
+        "concur",
+    }
     left_out = {"fcfs", *by_program}  # its workloads have no programs
     assert len(names) == len(set(names)) == len({*policies.names(), *policies.order_names()} - left_out)
 

@@ -1,0 +1,65 @@
+"""Chunked prefill by time: a step computes as many prompt tokens as fit before the next token of the tightest stream is due.
+
+(FairBatching, arXiv 2510.14392.) The token after n others of an answer is due n x `itl` seconds after its first one, so a stream
+that is ahead lends its time to prompts. While requests decode and prompts wait, prompts get at least `share` of the time in any
+case, as in a public fork of vLLM; what a step falls short of it, later ones make up. How long a step takes is learned from the
+steps (`_step_time.py`); until then, and where nothing decodes, the limit is a number of tokens as in `chunked`.
+
+Ours: the values of the options. Left out: FairBatching's order of requests within a step, and its part for several engines.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from policies import chunked
+from policies._step_time import FITTED, StepTime, computed
+from scheduling.iteration import Plan
+from scheduling.options import option
+
+UNKNOWN = 512  # prompt tokens of a step before the time of steps is known
+MOST_AHEAD, MOST_OWED = (
+    0.1,
+    1.0,
+)  # seconds by which prompts may be ahead of their share or behind it, as far as that counts
+
+
+class Policy(chunked.Policy):
+    times_steps = True
+    max_batched_tokens = 1 << 60  # set before each step
+    itl = option(0.05, "target for the mean seconds between two tokens of an answer", low=0.0)
+    share = option(0.2, "share of the time that prompts get at least, while others decode", low=0.0, high=0.9)
+    max_prompt_tokens = option(2048, "maximum prompt tokens per step", low=1)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.law = StepTime()
+        self._owed = 0.0  # seconds by which prompts are behind their share
+        self.max_batched_tokens = max_batch_size + min(UNKNOWN, self.max_prompt_tokens)
+
+    def on_step(self, plan: Plan, now: float) -> None:
+        super().on_step(plan, now)
+        prompt, rows, context = computed(plan)
+        seconds = now - plan.started_at
+        self.law.learn(prompt, rows, context, seconds)
+        # Where prompts got all that they could use, they were not short of time.
+        if rows and sum(plan.counts) >= self.max_batched_tokens and self.law.steps > FITTED:
+            spent = min(seconds, max(0.0, seconds - self.law.seconds(0, rows, context)))
+            self._owed = min(MOST_OWED, max(-MOST_AHEAD, self._owed + self.share * seconds - spent))
+        decoding = context = 0
+        left = inf  # seconds of the tightest stream
+        for seq in (*plan.sequences, *plan.paused):
+            if seq.finish_reason is None and not seq.is_prefilling:
+                decoding, context = decoding + 1, context + seq.length
+                left = min(left, (seq.first_token_at or now) + self.itl * len(seq.output_ids) - now)
+        self.max_batched_tokens = decoding + self._prompt_tokens(decoding, context, left)
+
+    def _prompt_tokens(self, decoding: int, context: int, left: float) -> int:
+        """Return how many prompt tokens the next step may compute, one at least so that prompts make progress."""
+        if not decoding:
+            return self.max_prompt_tokens
+        if self.law.steps <= FITTED:
+            return min(UNKNOWN, self.max_prompt_tokens)
+        alone = self.law.seconds(0, decoding, context)
+        due = (self.share * alone + self._owed) / (1 - self.share)
+        return int(max(1.0, min(self.law.prompt_tokens(max(left - alone, due)), self.max_prompt_tokens)))
