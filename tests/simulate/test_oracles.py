@@ -327,3 +327,19 @@ def test_the_capacity_of_static_is_its_batch_over_its_time(slots: int, exact: fl
     trace = sequences((0.0, 1, int(x)) for x in uniform(n, rng))
     run = simulate(make_scheduler("static", slots), trace, COST_A)
     assert n / run.ended == pytest.approx(exact, rel=0.02)
+
+
+LOOPS = ["dynamic", "dynamic+hrrn", "dynamic+svf", "dynamic+boost", "chunked", "time-budget", "static", "elastic"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_batching_that_conserves_work_is_stable_below_capacity_and_static_is_not(loop: str) -> None:
+    """At 0.85 of what 8 full slots decode. A static batch takes as long as the longest of 8 answers, 2.7 times the mean."""
+    rng = np.random.default_rng(11)
+    rate = 0.85 * 8 / (0.0096 * 64)
+    waits = run_poisson(loop, 8, Constant(), rate, geometric(2400, rng), rng).waiting
+    early, late = waits[600:1200].mean(), waits[1800:].mean()
+    if loop in ("static", "elastic"):
+        assert late > 1.7 * early > 10
+    else:
+        assert late < 10
