@@ -31,6 +31,7 @@ ORDERS = {
     "boost": "as sjf, but what came long before goes first: a shorter tail",
     "priority": "the most urgent first, by X-Queue-Priority",
     "edf": "the nearest deadline first, by X-Queue-Slo",
+    "just-in-time": "the most urgent of those that can still be on time, by X-Queue-Slo",
     "vtc": "clients get equal numbers of tokens",
     "vtc-pred": "as vtc, but expects each answer's length: better where answers come in one piece",
     "vtc-plas": "as vtc, and of each client the program that has received the least service",

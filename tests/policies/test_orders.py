@@ -34,7 +34,8 @@ def mean_latency(run: Run) -> float:
     return sum(s.finished_at - s.arrived_at for s in run.sequences) / len(run.sequences)
 
 
-@pytest.mark.parametrize("order", EVERY)
+# One order serves requests that are too late after those that are not.
+@pytest.mark.parametrize("order", [order for order in EVERY if order != "just-in-time"])
 @given(traces(), slots, pools())
 def test_with_equal_requests_of_one_client_every_order_is_first_come_first_served(
     order: str, trace: list[Request], slots: int, pool: Pool

@@ -116,6 +116,7 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic+vtc", {"cost": "profile"}),
     ("dynamic+vtc-pred", {"cost": "profile", "predictor": "uniform"}),
     ("dynamic+rpm", {"limit": 2}),
+    ("dynamic+just-in-time", {"guard": 50, "slo": 40, "predictor": "noisy"}),
     ("dynamic+admission-control", {"slo": 60, "slack": 5}),
     ("dynamic+drr", {"quantum": 8}),
     ("dynamic+dlpm", {"quantum": 8, "weights": "b:2"}),
@@ -223,7 +224,7 @@ def test_every_other_policy_claims_that_no_later_work_passes_a_request_beyond_it
     excepted = {name: min(c.guard, c.overtakes) for name, c in claims.items() if min(c.guard, c.overtakes) < inf}
     assert excepted == {
         "dynamic+sjf": 100, "dynamic+ssjf": 100, "dynamic+lpm": 100, "dynamic+adapter-affinity": 10, "dynamic+prefix-tree": 60,
-        "dynamic+hrrn": 100, "dynamic+svf": 100, "dynamic+boost": 100, "program-admission": 100, "concur": 100,
+        "dynamic+hrrn": 100, "dynamic+svf": 100, "dynamic+boost": 100, "dynamic+just-in-time": 100, "program-admission": 100, "concur": 100,
         **dict.fromkeys([f"dynamic+{order}" for order in ("program-fcfs", "plas", "atlas", "program-gittins", "program-srpt")], 100),
     }  # fmt: skip
 
