@@ -32,8 +32,8 @@ class Order(Predicting):
         uses = dict.fromkeys(("deadline", *self.claims.uses))
         self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
         self.pace = 0.0  # seconds for each predicted token
-        self._latest: deque[float] = deque(maxlen=LATEST)
-        self._answers = 0
+        self._paces: deque[float] = deque(maxlen=LATEST)
+        self._answered = 0
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         return sorted(waiting, key=lambda seq: self._rank(seq, now))
@@ -47,9 +47,9 @@ class Order(Predicting):
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         if seq.finish_reason != "abort" and seq.scheduled_at is not None and not seq.preemptions:
-            self._latest.append((now - seq.scheduled_at) / max(1.0, self.predict(seq)))
-            self._answers += 1
-            if self._answers % EVERY == 0:
-                known = sorted(self._latest)
+            self._paces.append((now - seq.scheduled_at) / max(1.0, self.predict(seq)))
+            self._answered += 1
+            if self._answered % EVERY == 0:
+                known = sorted(self._paces)
                 self.pace = known[min(int(self.quantile * len(known)), len(known) - 1)]
         super().on_finish(seq, now)

@@ -66,7 +66,7 @@ def changes_of(fitted: Fitted) -> Iterator[Change]:
     for name in policies.order_names():
         policy = policies.get_policy(f"dynamic+{name}")
         # A queue in front neither preempts nor knows the prefix cache.
-        inside = Hooks(policy).preempts or name in ("lpm", "prefix-tree")
+        inside = Hooks(policy).preempts or name in ("lpm", "dlpm", "prefix-tree")
         can = not inside or not flags.keys().isdisjoint(("policy", f"order:{name}"))
         # `ssjf` stands for a model that guesses lengths, which is not there.
         if can and not policy.claims.refuses and name not in ("fcfs", "ssjf") and differ.issuperset(policy.claims.uses):
@@ -74,7 +74,9 @@ def changes_of(fitted: Fitted) -> Iterator[Change]:
     for name in FACTORS.keys() & flags.keys():
         yield from ({name: max(1, int(factor * getattr(fitted.scenario.engine, name)))} for factor in FACTORS[name])
     if {"policy", "loop"} & flags.keys():
-        yield from ({"loop": name} for name in policies.names() if not policies.is_closed(name))
+        for name in policies.names():
+            if not policies.is_closed(name) and ("policy" in flags or not policies.get_policy(name).times_steps):
+                yield {"loop": name}
     yield from ({"replicas": 2, "router": name} for name, hint in HINTS.items() if not hint or hint in differ)
 
 
