@@ -24,7 +24,7 @@ class Order(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("length", "prefix"), guard=self.guard, overtaking_tokens=0)
+        self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0)
         self._sizes: dict[Sequence, int] = {}  # prompt tokens to compute, since the cache changes them while it waits
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:

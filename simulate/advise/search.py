@@ -100,7 +100,8 @@ class Search:
             found += [trial for trial in pair if all(self._beats(trial[1], each) for each in (alone, apart))]
         found = sorted((trial for trial in found if trial[1] != self.served or trial[0] in own), key=self._rank)
         found = [trial for i, trial in enumerate(found) if trial[0] in own or trial[1] not in [f for _, f in found[:i]]]
-        lines = sorted(found, key=lambda trial: trial[0] not in own)[:LINES]
+        firsts = best_of_each(found)
+        lines = sorted(found, key=lambda trial: (trial[0] not in own, trial not in firsts))[:LINES]
         return [self.advice(change) for change, _ in sorted(lines, key=self._rank)]
 
     def advice(self, change: Change) -> dict[str, Any]:
