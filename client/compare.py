@@ -1,9 +1,5 @@
 """Compare policies or servers under the same seeded arrivals: one command, one table, one page.
 
-    ./eb compare nobatch static dynamic --quick
-    ./eb compare ours=http://10.0.0.5:8500 vllm=http://10.0.0.6:8000 --api openai
-    ./eb compare A.json B.json
-
 The servers of policies are started here and stopped by their own pid. Results are written as they come. Human text goes
 to stderr; the last line on stdout is the folder of the results.
 """
@@ -15,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +23,10 @@ from terminal.progress import duration
 
 from . import ending, flags
 from .display import guarded
-from .experiment import Experiment, complete, least_seconds, name_of, server_flags, server_of, without_key
+from .experiment import Experiment, complete, name_of, without_key
 from .report import verdict as judge
 from .report.summary import average
 from .runs import allow_files, draw
-from .send import servers
 from .workloads import catalog
 from .workloads.arrivals import Arrivals
 from .workloads.corpus import USUAL_CONTEXT
@@ -119,18 +115,18 @@ def run(args: Values, console: Console, command: str) -> int:
         allow_files(len(first.planned), first.arrivals.kind == "burst")
         for note in first.notes:
             say(console, f"note: {note}")
-    servers.check([word, *server_flags(args)] for word in args.what if not server_of(word))
     experiment = Experiment(args, console, command)
     say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {args.seed}")
-    say(console, duration_of(args, loads))
+    plans = [plan for plans in loads for plan in plans] * len(args.what)
+    some = f"{len(plans)} runs of at least {duration(experiment.seconds(plans))}"
+    say(console, f"{2 * len(plans)} runs in less than 3 minutes" if args.is_rate_measured else some)
     store = experiment.store
     try:
-        experiment.more_follow = args.is_rate_measured
-        send(experiment, args.what, loads)
-        experiment.more_follow = False
+        experiment.each(partial(experiment.run_loads, loads), args.what)
         if args.is_rate_measured and not experiment.interrupted and (pace := choose_rate(store.summary, args, console)):
             measured = {run["policy"] for run in store.summary["runs"]}
-            send(experiment, [word for word in args.what if name_of(word) in measured], [plans_of(args, pace, 1)])
+            again = partial(experiment.run_loads, [plans_of(args, pace, 1)])
+            experiment.each(again, [word for word in args.what if name_of(word) in measured])
     finally:
         store.close()
         if store.summary["runs"]:
@@ -139,30 +135,10 @@ def run(args: Values, console: Console, command: str) -> int:
     return experiment.exit_code()
 
 
-def duration_of(args: Values, loads: Sequence[Sequence[catalog.Plan]]) -> str:
-    """Return how many runs there are, and how long they take at least."""
-    seconds = [least_seconds(plan) for plans in loads for plan in plans]
-    count = len(args.what) * len(seconds) * (1 + args.is_rate_measured)
-    if args.is_rate_measured:
-        return f"{count} runs, which take less than 3 minutes with bard on two cores"
-    unknown = "" if all(seconds) else ", and as long as each server needs for a burst or a closed loop"
-    return f"{count} runs: at least {duration(len(args.what) * sum(seconds))}{unknown}"
-
-
 def plans_of(args: Values, pace: Arrivals, place: int) -> list[catalog.Plan]:
     """Return the plan of each repeat of a load, each with a seed of its own: a run finds no prompt of another cached."""
     seeds = range(args.seed + place * args.repeats, args.seed + (place + 1) * args.repeats)
     return [draw(args, args.workload, args.numsamples, pace, seed, USUAL_CONTEXT) for seed in seeds]
-
-
-def send(experiment: Experiment, what: Sequence[str], loads: Sequence[Sequence[catalog.Plan]]) -> None:
-    """Send the plans to each policy or server."""
-
-    def measure(word: str, progress: str) -> None:
-        with experiment.reached(word) as target:
-            experiment.run_loads(name_of(word), target, loads, progress)
-
-    experiment.each(measure, what)
 
 
 def choose_rate(summary: dict[str, Any], args: Values, console: Console) -> Arrivals | None:

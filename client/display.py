@@ -30,18 +30,12 @@ def guarded(main: Callable[[Console], int]) -> int:
 
 
 class Display(Reporter):
-    """Shows the progress of a run.
+    """Shows the progress of a run."""
 
-    `rest` returns the seconds of the runs that follow it, if one like this takes so long.
-    """
-
-    def __init__(
-        self, run: LoadRun, console: Console, last_send: float, rest: Callable[[float], float] | None = None
-    ) -> None:
+    def __init__(self, run: LoadRun, console: Console, last_send: float) -> None:
         super().__init__(console, self.state, after=0.0, stays=True)
         self._run = run
         self._last_send = last_send
-        self._rest = rest
 
     def state(self) -> State:
         """Return how many requests ended, and the progress as one line."""
@@ -51,8 +45,6 @@ class Display(Reporter):
         if ended:
             left = max(left, (counts.total - ended) * counts.seconds / ended)
         eta = duration(left) if ended or left else "-"
-        if self._rest and eta != "-":
-            eta += f", total {duration(left + self._rest(left + counts.seconds))}"
         text = (
             f"done {counts.done}/{counts.total}  running {counts.running}  failed {counts.failed}  "
             f"{counts.tokens / max(counts.seconds, 1e-9):,.0f} tokens/s  ETA {eta}"

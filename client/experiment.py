@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from rich.console import Console
 
 from terminal.console import FINE, SOME_FAILED, UNREACHABLE, say
 from terminal.options import UsageError, Values
+from terminal.progress import duration
 
 from . import runs
 from .flags import base_url, is_address
@@ -43,11 +43,6 @@ def name_of(word: str) -> str:
     """Return the name of a policy or of a server."""
     server = server_of(word)
     return server[0] if server else word
-
-
-def least_seconds(plan: catalog.Plan) -> float:
-    """Return the seconds until the last arrival of a plan; 0 in a closed loop, where answers decide."""
-    return plan.planned[-1].at if plan.arrivals.users is None else 0.0
 
 
 def complete(flags: Values, usual: Sequence[str]) -> None:
@@ -78,20 +73,21 @@ class Experiment:
     def __init__(self, flags: Values, console: Console, command: str) -> None:
         self.flags = flags
         self.console = console
+        servers.check([word, *server_flags(flags)] for word in flags.what if not server_of(word))
         self.store = new_store(flags, command)
         self.failed = self.missing = 0
         self.interrupted = False
-        self.more_follow = False  # on the same servers, after the loads of `run_loads`
         self._pace: runs.Pace | None = None
         self._took: dict[str, float] = {}  # seconds of the last run of each load
         self._later = 0  # servers that get the same loads after this one
 
-    def each(self, run: Callable[[str, str], None], what: Sequence[str]) -> None:
-        """Call `run` for each of these policies or servers, until Ctrl-C; one that cannot be started or reached is left out."""
+    def each(self, run: Callable[[str, Target, str], None], what: Sequence[str]) -> None:
+        """Call `run` with each policy or server, its target and the progress, until Ctrl-C; leave out what cannot be reached."""
         for i, word in enumerate(what, 1):
-            self._later = len(what) * (1 + self.more_follow) - i
+            self._later = len(what) - i
             try:
-                run(word, f"[{i}/{len(what)}] ")
+                with self.reached(word) as target:
+                    run(name_of(word), target, f"[{i}/{len(what)}] ")
             except ServerUnreachable as error:
                 self.missing += 1
                 self.store.warn(f"{word}: {error}")
@@ -115,7 +111,7 @@ class Experiment:
             target = Target(url, flags.timeout, api_key=flags.api_key, dialect=dialect)
             yield known(target) if flags.api == "openai" or catalog.is_chat(flags.workload) else target
 
-    def run_loads(self, name: str, target: Target, loads: Sequence[Sequence[catalog.Plan]], progress: str) -> None:
+    def run_loads(self, loads: Sequence[Sequence[catalog.Plan]], name: str, target: Target, progress: str) -> None:
         """Send every load, with its repeats, to a server; raise ServerUnreachable if it does not answer."""
         fetch_stats(target)
         if catalog.is_chat(self.flags.workload):
@@ -128,23 +124,23 @@ class Experiment:
                 say(self.console, f"note: {name} has no /events, so there are no plots of its slots")
             events.settle()  # the steps of the warm-up are not recorded
             every = [(plan, repeat) for plans in loads for repeat, plan in enumerate(plans)]
-            for place, (plan, repeat) in enumerate(every, 1):
+            for place, (plan, repeat) in enumerate(every):
                 labels = {"policy": name, "load": plan.arrivals.text, "repeat": repeat}
                 again = f" #{repeat + 1}" if len(loads[0]) > 1 else ""
-                say(self.console, f"{progress}{name}, {plan.arrivals.text}{again}: {len(plan.planned)} requests")
+                left = self.seconds([plan for plan, _ in every[place:] + every * self._later])
+                text = f"{progress}{name}, {plan.arrivals.text}{again}: {len(plan.planned)} requests"
+                say(self.console, f"{text}; these loads end in about {duration(left)}" if self._took else text)
                 events.label(labels)
-                following = [plan for plan, _ in every[place:] + every * self._later]
-                self.one(labels, target, plan, warmup, events.settle, partial(self._seconds, following, plan))
+                self.one(labels, target, plan, warmup, events.settle)
                 events.label(None)
                 if self.interrupted:
                     return
         finally:
             events.close()
 
-    def _seconds(self, following: Sequence[catalog.Plan], plan: catalog.Plan, seconds: float) -> float:
-        """Return how long the runs that follow take, if that of `plan` takes so long."""
-        took = {**self._took, plan.arrivals.text: seconds}
-        return sum(took.get(one.arrivals.text, least_seconds(one)) for one in following)
+    def seconds(self, plans: Sequence[catalog.Plan]) -> float:
+        """Return how long runs take: as long as the last one of their load, or until their last arrival at least."""
+        return sum(self._took.get(plan.arrivals.text, plan.planned[-1].at) for plan in plans)
 
     def warm_up(self, target: Target, plan: catalog.Plan) -> int:
         """Send the first requests, unmeasured; return how many were answered."""
@@ -159,7 +155,6 @@ class Experiment:
         plan: catalog.Plan,
         warmup: int,
         settle: Callable[[], None] = lambda: None,
-        rest: Callable[[float], float] | None = None,
     ) -> dict[str, Any]:
         """Run one plan and write its figures."""
         load = slug(labels["load"]).replace("+", "-")
@@ -171,10 +166,8 @@ class Experiment:
             "stream": target.dialect.stream, "notes": plan.notes,
         }  # fmt: skip
         record = self.store.record(labels)
-        numbers, sent = runs.measure(
-            target, plan, config, self.flags, warmup, self.console, record, settle, self._pace, rest
-        )
-        self._took[plan.arrivals.text] = numbers["duration"]
+        numbers, sent = runs.measure(target, plan, config, self.flags, warmup, self.console, record, settle, self._pace)
+        self._took[plan.arrivals.text] = numbers["duration"] or 0.0
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")

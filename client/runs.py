@@ -75,15 +75,14 @@ def measure(
     on_outcome: Callable[[Outcome], None],
     settle: Callable[[], None] = lambda: None,
     pace: Pace | None = None,
-    rest: Callable[[float], float] | None = None,
 ) -> tuple[dict[str, Any], Sent]:
     """Send a plan; return its result object, and the outcomes.
 
     `warmup` is how many requests were sent before. `settle` returns when the server has recorded the last steps. Without a
-    `pace`, the slowdowns of programs are unknown. `rest` is that of Display.
+    `pace`, the slowdowns of programs are unknown.
     """
     before = stats_or_none(target)
-    sent = send(target, plan.planned, console, plan.arrivals, on_outcome, rest)
+    sent = send(target, plan.planned, console, plan.arrivals, on_outcome)
     settle()
     api = target.dialect.api
     facts = RunFacts(
@@ -115,7 +114,6 @@ def send(
     console: Console,
     arrivals: Arrivals | None = None,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
-    rest: Callable[[float], float] | None = None,
 ) -> Sent:
     """Run a trace to its end, or until shortly after the first Ctrl-C."""
     closed = arrivals is not None and arrivals.users is not None
@@ -123,7 +121,7 @@ def send(
     run = LoadRun(target, trace, arrivals.users if arrivals else None, think, on_outcome)
     interrupted = False
     try:
-        with Display(run, console, 0.0 if closed else trace[-1].at, rest):
+        with Display(run, console, 0.0 if closed else trace[-1].at):
             try:
                 run.start()
                 run.wait()

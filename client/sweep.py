@@ -1,8 +1,4 @@
-"""Raise the rate, or the number of users, until the server is saturated.
-
-    ./eb sweep static dynamic --over rate
-    ./eb sweep dynamic --over users --values 24 64 128 256
-    ./eb sweep ours=http://10.0.0.5:8500 --over rate
+"""Raise the rate, or the number of users, of live servers until they are saturated.
 
 It stops by itself. A rate is too high if requests complete at less than half of it, or at less than 0.9 of it while the
 later half takes much longer than the first, at two rates in a row. More users are useless if two steps gain less than
@@ -25,10 +21,9 @@ from terminal.options import POSITIVE, Argument, Choice, Command, Option, Parame
 
 from . import ending, flags
 from .display import guarded
-from .experiment import Experiment, complete, name_of, server_flags, server_of, without_key
+from .experiment import Experiment, complete, name_of, without_key
 from .report.figures import is_overloaded
 from .runs import draw
-from .send import servers
 from .send.target import Target
 from .workloads.arrivals import Arrivals
 from .workloads.corpus import USUAL_CONTEXT
@@ -59,7 +54,8 @@ def build_command() -> Command:
         "arguments": [what], "sweep": [*SWEPT, flags.PORT], "workload": flags.sent("as many as each step needs"), "servers to start": flags.STARTED,
         "requests": flags.ASKED, "output": flags.OUTPUT,
     }  # fmt: skip
-    intro = (__doc__ or "").partition("\n")[0] + "\n\nBy default: static and dynamic with bard."
+    first = (__doc__ or "").partition("\n")[0]
+    intro = f"{first}\n\nBy default: static and dynamic with bard. ./eb simulate sweep needs no servers."
     return flags.command("./eb sweep", intro, sections, EXAMPLES)
 
 
@@ -91,13 +87,8 @@ def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[f
 class Sweep(Experiment):
     """Sweeps one policy after another."""
 
-    def policy(self, word: str, progress: str) -> None:
-        """Run one policy with the values until it is saturated; raise ServerUnreachable if it does not start."""
-        with self.reached(word) as target:
-            self.steps(name_of(word), target, progress)
-
     def steps(self, name: str, target: Target, progress: str) -> None:
-        """Run the values on one server."""
+        """Run the values on one server until it is saturated."""
         flags, over = self.flags, self.flags.over
         history: list[dict[str, Any]] = []
         limit: float | None = None
@@ -141,12 +132,11 @@ class Sweep(Experiment):
 
 def run(args: Values, console: Console, command: str) -> int:
     """Sweep every policy; print and write the results."""
-    servers.check([word, *server_flags(args)] for word in args.what if not server_of(word))
     sweep = Sweep(args, console, command)
     sweep.store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
     say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")
     try:
-        sweep.each(sweep.policy, args.what)
+        sweep.each(sweep.steps, args.what)
     finally:
         sweep.store.close()
         ending.finish(sweep.store.folder, console, not args.no_plots)

@@ -18,6 +18,7 @@ from matplotlib.scale import LogTransform
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from .store import Results, slug
+from .summary import seeds
 
 # Okabe and Ito's colors, which people with color blindness can distinguish.
 KNOWN = {"nobatch": "#D55E00", "static": "#0072B2", "dynamic": "#009E73"}
@@ -50,8 +51,12 @@ class Album:
     def look(self, policy: str) -> dict[str, Any]:
         """Return a policy's color, marker and line style, the same in every picture."""
         unknown = [p for p in self.results.policies if p not in KNOWN]
-        look = another(self.results.policies.index(policy))
-        return look | {"color": KNOWN.get(policy) or OTHERS[unknown.index(policy) % len(OTHERS)]}
+        place = self.results.policies.index(policy)
+        return {
+            "color": KNOWN.get(policy) or OTHERS[unknown.index(policy) % len(OTHERS)],
+            "marker": MARKERS[place % len(MARKERS)],
+            "linestyle": STYLES[place % len(STYLES)],
+        }
 
     def line(self, policy: str) -> dict[str, Any]:
         """Return a policy's look for a line with too many points for markers."""
@@ -69,20 +74,25 @@ class Album:
         if load:
             name, title = f"{name}.{slug(load)}", f"{title}, {load}"
         number = f"{self.requests(load) if count is None else count:,} {unit}"
-        folder = self.results.folder / "plots"
-        with drawn(folder, name, title, self.caption(number), across, down) as (grid, rows):
-            yield grid
-            rows.extend(points)
+        # Without pyplot, whose backend belongs to the program or notebook that draws, and which keeps its figures.
+        figure = Figure(figsize=(max(WIDTH, 3.2 * across), HEIGHT if down == 1 else 2.8 * down))
+        FigureCanvasAgg(figure)  # whose renderer measures texts for the layout
+        yield list(figure.subplots(down, across, squeeze=False, sharey=across > 1 and down == 1).flat)
+        figure.text(0.5, 1 - TOP / 4 / down, title, fontsize=11, ha="center", va="top")
+        figure.text(0.01, 0.005, self.caption(number), fontsize=6.5, color="#555555")
+        legend = LEGEND if figure.legends else 0
+        figure.tight_layout(rect=(0, (BOTTOM + legend) / down, 1, 1 - TOP / down))
+        save(figure, self.results.folder / "plots", name, points)
         self.pictures.append(Picture(name, title, says))
 
     def caption(self, count: str) -> str:
-        """Return the line below a picture: n, model, machine, seed and date."""
+        """Return the line below a picture: n, model, machine, seeds and date."""
         s = self.results.summary
         machine = s.get("machine", {})
         where = str(machine.get("processor", "?"))
         where += f", {machine['cpus']} CPUs" if "cpus" in machine else ""
         model = self.results.runs[0].get("model_id") or "?"
-        return f"n = {count} · {model} · {where} · seed {s.get('seed')} · {s.get('date', '')[:10]}"
+        return f"n = {count} · {model} · {where} · {seeds(self.results, self.results.runs)} · {s.get('date', '')[:10]}"
 
     def policies(self, load: str) -> list[str]:
         """Return the policies that completed requests under a load."""
@@ -93,34 +103,7 @@ class Album:
         return sum(len(self.results.lines(p, load)) for p in self.results.policies)
 
 
-def another(place: int) -> dict[str, Any]:
-    """Return the look of the n-th line of a picture that shows no policies."""
-    return {
-        "color": OTHERS[place % len(OTHERS)],
-        "marker": MARKERS[place % len(MARKERS)],
-        "linestyle": STYLES[place % len(STYLES)],
-    }
-
-
-@contextmanager
-def drawn(
-    folder: Path, name: str, title: str, caption: str, across: int = 1, down: int = 1
-) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
-    """Yield axes to draw on, and rows for a CSV; at the end write PNG, SVG and the rows into the folder."""
-    # Without pyplot, whose backend belongs to the program or notebook that draws, and which keeps its figures.
-    figure = Figure(figsize=(max(WIDTH, 3.2 * across), HEIGHT if down == 1 else 2.8 * down))
-    FigureCanvasAgg(figure)  # whose renderer measures texts for the layout
-    grid = figure.subplots(down, across, squeeze=False, sharey=across > 1 and down == 1)
-    rows: list[list[Any]] = []
-    yield list(grid.flat), rows
-    figure.text(0.5, 1 - TOP / 4 / down, title, fontsize=11, ha="center", va="top")
-    figure.text(0.01, 0.005, caption, fontsize=6.5, color="#555555")
-    legend = LEGEND if figure.legends else 0
-    figure.tight_layout(rect=(0, (BOTTOM + legend) / down, 1, 1 - TOP / down))
-    save(figure, folder, name, rows)
-
-
-def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None:
+def save(figure: Figure, folder: Path, name: str, rows: Sequence[list[Any]]) -> None:
     """Write PNG, SVG (the same bytes for the same data), and CSV if there are rows."""
     folder.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):

@@ -47,17 +47,7 @@ def blocks(times: int, count: int, rng: np.random.Generator) -> np.ndarray:
     return positions[:, :count]
 
 
-def singles(times: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw (times, count) positions independently."""
-    return rng.integers(0, count, (times, count))
-
-
-def bootstrap(
-    statistic: Callable[..., np.ndarray],
-    *counts: int,
-    seed: int = 0,
-    draw: Callable[[int, int, np.random.Generator], np.ndarray] = blocks,
-) -> list[tuple[float, float]]:
+def bootstrap(statistic: Callable[..., np.ndarray], *counts: int, seed: int = 0) -> list[tuple[float, float]]:
     """Return the 95 % interval of each value of a statistic.
 
     The statistic gets drawn positions (times, count) for each of `counts`, the numbers of observations, and returns
@@ -67,7 +57,7 @@ def bootstrap(
     times = max(100, min(MAX_RESAMPLES, MAX_DRAWS // max(counts)))
     most = max(1, MAX_DRAWS // max(counts))  # at once, which does not change the draws of one series
     parts = [min(most, times - i) for i in range(0, times, most)]
-    values = np.concatenate([statistic(*(draw(part, count, rng) for count in counts)) for part in parts])
+    values = np.concatenate([statistic(*(blocks(part, count, rng) for count in counts)) for part in parts])
     low, high = np.percentile(values, TAILS, axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high)]
 

@@ -169,8 +169,8 @@ def method(results: store.Results) -> str:
         ("load", "open loop, except where marked closed; latency counts from the intended send time"),
         ("warm-up", f"{warmup} unmeasured requests to each server before the first run"),
         ("client lag", f"p99 {shown(max(lags, default=None))} ms in the worst run"),
-        ("intervals", "95 %, block bootstrap over the requests of one run, or over runs with 3 repeats "
-         "or more; bold is best where no interval touches another; bands of a sweep: Student's t over runs"),
+        ("intervals", "95 %, block bootstrap over the requests of one run, or Student's t over 3 runs or more; bold is best "
+         "where no interval touches another"),
     ]  # fmt: skip
     if any("simulation" in run for run in results.runs):  # which neither warms up nor has a client that could be late
         facts = [fact for fact in facts if fact[0] not in ("warm-up", "client lag")]

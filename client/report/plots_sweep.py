@@ -1,4 +1,4 @@
-"""Plots of a sweep: throughput and latency over the value that grows, with 95 % bands where runs were repeated."""
+"""Plots of a sweep: throughput and latency over the value that grows, with 95 % bands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from . import figures, summary
+from . import summary
 from .album import BOTTOM, Album, finish
 
 AXES = {"rate": "offered requests/s", "users": "users (closed loop)"}
@@ -32,11 +32,11 @@ def keys_of(key: str) -> list[str]:
 
 
 def series(album: Album, policy: str, key: str) -> list[list[Any]]:
-    """Return value, mean, low and high (the mean with too few repeats), and the number of runs of a policy, sorted by value."""
+    """Return value, mean, low and high (the mean where no interval is known), and the number of runs of a policy, sorted by value."""
     runs = [run for run in album.results.runs if run["policy"] == policy and run.get("value") is not None]
     groups = [[run for run in runs if run["value"] == value] for value in sorted({run["value"] for run in runs})]
     return [
-        [float(some[0]["value"]), mean, *(figures.student([run[key] for run in some]) or (mean, mean)), len(some)]
+        [float(some[0]["value"]), mean, *(summary.spread(some, key) or (mean, mean)), len(some)]
         for some in groups
         if (mean := summary.average(some, key)) is not None
     ]
@@ -56,7 +56,7 @@ def overview(album: Album) -> None:
             for p in album.results.policies:
                 points += [[p, value, key, *rest] for value, *rest in series(album, p, key)]
         count = sum(r["num_prompts"] for r in album.results.runs)
-        title = "A sweep; bands: 95 % over repeats; dotted: saturated"
+        title = "A sweep; bands: 95 %; dotted: saturated"
         down = -(-len(shown) // ACROSS)
         with album.draw("sweep", title, count=count, across=ACROSS, down=down, points=points) as grid:
             panels(album, grid)

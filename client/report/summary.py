@@ -39,10 +39,9 @@ def average(runs: Sequence[Mapping[str, Any]], *path: str) -> Value:
 
 def spread(runs: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float] | None:
     """Return a figure's interval: over runs if there are at least 3 repeats, otherwise within a single run."""
-    values = [run.get(key) for run in runs]
+    values: list[Any] = [run.get(key) for run in runs]
     if len(values) >= figures.MIN_RUNS and None not in values:
-        known = np.array(values, float)
-        return figures.bootstrap(lambda at: known[at].mean(-1, keepdims=True), len(known), draw=figures.singles)[0]
+        return figures.student(values)
     within = (runs[0].get("intervals") or {}).get(key) if len(runs) == 1 else None
     return (within[0], within[1]) if within else None
 

@@ -124,7 +124,7 @@ def test_a_policy_has_the_same_color_everywhere(folder: Path) -> None:
     looks = [drawn.look(policy)["color"] for policy in drawn.results.policies]
     assert looks == [album.KNOWN["static"], album.OTHERS[0]]
     caption = drawn.caption("3 requests")
-    assert caption == "n = 3 requests · bard · a CPU, 2 CPUs · seed 7 · 2026-11-20"
+    assert caption == "n = 3 requests · bard · a CPU, 2 CPUs · seed 1 · 2026-11-20"
 
 
 def test_waste_is_the_difference_of_two_readings() -> None:
@@ -189,7 +189,7 @@ def test_an_interrupted_run_has_a_page(tmp_path: Path) -> None:
 def test_the_client_needs_no_matplotlib() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from client import client, compare, sweep, graph\n"
+        "from client import client, compare, sweep\n"
         "print('pyplot' in str(list(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
