@@ -26,7 +26,7 @@ COMMANDS = {
     "new": "Write a policy file to start from.",
     "try": "Check a policy file and run it beside the loop that it derives from: a verdict in seconds.",
     "run": "Serve a workload with one or more policies and report the result of each.",
-    "sweep": "Serve a workload at several rates, once for each seed, and draw latency and throughput over the rate.",
+    "sweep": "Serve a workload at several rates on the virtual clock, once for each seed, and draw latency and throughput.",
     "plan": "Find the highest rate that each policy sustains, and the replicas that a rate needs.",
     "arena": "Rank all policies and your own over many workloads.",
     "grade": "Check and score policy files for a lesson of docs/tutorial.",

@@ -10,6 +10,7 @@ policy_option={"guard": 1}`. This module must not know how a run is served or dr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 import policies
-from client.report import figures, store, summary
+from client.report import store, summary
 from scheduling.policy import Policy
 from simulate.commands import run as run_command
 from simulate.commands import sweep as sweep_command
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 Policies = str | Path | type[Policy] | Sequence[str | Path | type[Policy]]
 NOT_HERE = {"out", "no_plots", "no_records", "save_trace", "seed", "repeats", "blame", "program"}
+# A forked process knows the classes of a notebook, and does not run a script again to find them.
+FORKS = "fork" if sys.platform == "linux" else "spawn"
 FIGURES = (
     *(f"{part}_{name}_ms" for name in ("ttft", "itl", "tpot", "e2el") for part in ("mean", "p50", "p99")),
     "output_throughput", "request_throughput", "request_goodput",
@@ -45,11 +48,11 @@ FIGURES = (
 class Results:
     """The runs of an experiment; `runs` are the objects that the command line prints as JSON.
 
-    `served` is what a sweep does not keep: the requests and steps of each run.
+    `swept` are the rates of a sweep, which does not keep what was `served`: the requests and steps of each run.
     """
 
     runs: list[dict[str, Any]]
-    head: dict[str, Any]
+    swept: dict[str, Any] | None = None
     served: Sequence[run_command.Served] = ()
 
     @cached_property
@@ -79,16 +82,16 @@ class Results:
     def summary(self) -> list[dict[str, Any]]:
         """Return a flat row for each policy and rate: means over the seeds, and `_low` and `_high` of the 95 % interval.
 
-        The keys are those of `runs`, which name the units; throughputs are per second. An interval needs three seeds.
+        The keys are those of `runs`, which name the units; throughputs are per second. An interval is of three seeds or
+        more, or within a single run.
         """
         rows = []
         for policy, rate in dict.fromkeys((run["policy"], run["request_rate"]) for run in self.runs):
             some = [run for run in self.runs if (run["policy"], run["request_rate"]) == (policy, rate)]
             row = {"policy": policy, "rate": float(rate), "runs": len(some)}
             for name in FIGURES:
-                mean = summary.average(some, name)
-                low, high = (mean is not None and figures.student([run[name] for run in some])) or (None, None)
-                row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
+                low, high = summary.spread(some, name) or (None, None)
+                row |= {name: summary.average(some, name), f"{name}_low": low, f"{name}_high": high}
             rows.append(row)
         return rows
 
@@ -106,16 +109,16 @@ class Results:
                 self.savefig(file, format="png", dpi=album.DPI)
                 return file.getvalue()
 
-        drawn = album.Album(store.Results(Path(), {**self.head, "runs": self.runs}, []))
-        figure = Plot(figsize=(9.6, 5.6) if "sweep" in self.head else (9.6, 3.2))
+        drawn = album.Album(store.Results(Path(), {"runs": self.runs, "sweep": self.swept}, []))
+        figure = Plot(figsize=(9.6, 5.6) if self.swept else (9.6, 3.2))
         FigureCanvasAgg(figure)
-        if "sweep" in self.head:
+        if self.swept:
             plots_sweep.panels(drawn, [*figure.subplots(2, 3).flat])
         else:
             labels = {"ttft_s": "TTFT (s)", "tpot_s": "TPOT (s)", "latency_s": "latency (s)"}
             for axes, (column, label) in zip(figure.subplots(1, 3), labels.items()):
-                known = [row for row in self.requests if row[column] is not None]
-                times = {p: [row[column] for row in known if row["policy"] == p] for p in drawn.results.policies}
+                known = [(row["policy"], row[column]) for row in self.requests if row[column] is not None]
+                times = {p: [time for policy, time in known if policy == p] for p in drawn.results.policies}
                 plots_requests.shares(axes, drawn, times)
                 album.finish(axes, label, "requests (%)")
         figure.tight_layout(rect=(0, album.LEGEND / 2 if figure.legends else 0, 1, 1))
@@ -135,7 +138,7 @@ def run(policy: Policies, *, seeds: Iterable[int] = (0,), progress: bool = False
     args = _read("run", run_command.options(), policy, seeds, options)
     with limited():
         served = run_command.serve_all(args, Console(stderr=True, quiet=not progress), args.seeds)
-    return Results([store.short(each.numbers) for each in served], run_command.head_of(args, "run", []), served)
+    return Results([store.short(each.numbers) for each in served], served=served)
 
 
 def sweep(
@@ -151,11 +154,11 @@ def sweep(
     with limited():
         run_command.seeded(args, args.seed, console, args.rates[0])
         try:
-            for numbers in sweep_command.serve_all(args, console, args.seeds):
+            for numbers in sweep_command.serve_all(args, console, args.seeds, FORKS):
                 runs.append(numbers)
         except KeyboardInterrupt:
             say(console, f"interrupted: {len(runs)} runs are done")
-    return Results(runs, run_command.head_of(args, "sweep", []) | {"sweep": sweep_command.of_sweep(args, runs)})
+    return Results(runs, sweep_command.of_sweep(args, runs))
 
 
 def _labels(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,7 +178,6 @@ def _read(name: str, sections: Sections, policy: Policies, seeds: Iterable[int],
         if value is not None and value is not False:
             words += [f"--{option.replace('_', '-')}", *(str(each) for each in values if each is not True)]
     args = read(Command(f"./eb simulate {name}", "", sections), words)
-    args.command_line = f"simulate.{name}({', '.join(words)})"
     args.seeds = [*seeds]
     args.seed, args.repeats = args.seeds[0], len(args.seeds)
     return args

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
+from rich.console import Console
+
 from scheduling.hook_limit import HookTimeout
 from simulate import hook_limit
+from terminal.progress import counted
 
 T = TypeVar("T")
+Cases = Sequence[tuple[Any, ...]]
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def spread(
+    one: Callable[..., T], cases: Cases, jobs: int | None, console: Console, what: str, start: str = "spawn"
+) -> Iterator[T]:
+    """Yield `one(*case)` of each case from `jobs` processes, or from this one, and count them on the console as `what`.
 
-
-def spread(one: Callable[..., T], cases: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[T]:
-    """Yield `one(*case)` of each case, from as many processes, or from this one; a hook that hangs, or Ctrl-C, ends all."""
-    if jobs == 1:
-        yield from (one(*case) for case in cases)
-        return
-    # A forked process knows the classes of a notebook, which no other could import.
-    context = get_context("fork" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=hook_limit.begin) as pool:
+    A hook that hangs, or Ctrl-C, ends all.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = min(jobs or cores, len(cases))
+    workers = ProcessPoolExecutor(jobs, get_context(start), initializer=hook_limit.begin)
+    # Before the thread that shows the progress: a process that forks should have no others.
+    results = workers.map(one, *zip(*cases)) if jobs > 1 else map(one, *zip(*cases))
+    with workers as pool, counted(console, len(cases), what) as progress:
         try:
-            yield from pool.map(one, *zip(*cases))
+            for done, result in enumerate(results, 1):
+                progress(done)
+                yield result
         except BrokenProcessPool as error:
             raise RuntimeError("a process that served requests has ended. See above, or use --jobs 1") from error
         except (HookTimeout, KeyboardInterrupt, GeneratorExit):

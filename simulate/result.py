@@ -106,7 +106,7 @@ def result(
         config=config,
         seed=seed,
         trace_sha256=rows.sha256 if rows and not brief else "",
-        request_rate=rows.rate if rows else float("inf"),
+        request_rate=float(f"{rows.rate:.9g}") if rows else math.inf,  # the one that was asked for, not a neighbor
         burstiness=arrivals.burstiness if arrivals else None,
         num_prompts=run.requests,
         server_before=None,

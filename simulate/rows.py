@@ -130,10 +130,6 @@ class Rows:
         """Requests or programs per second: the rate asked for, or the trace's own; infinite when all arrive at once."""
         if self.arrivals and math.isfinite(self.arrivals.rate):
             return self.arrivals.rate
-        return float(f"{self._played_rate:.9g}")  # the one given to `at_rate`, whose times were rounded
-
-    @property
-    def _played_rate(self) -> float:
         span = float(self.at.max() - self.at.min())
         count = len({call.program for call in self.calls}) if self.calls else len(self.at)
         return (count - 1) / span if span else math.inf
@@ -173,9 +169,9 @@ class Rows:
 
     def at_rate(self, rate: float) -> Rows:
         """Return the same requests at `rate` per second; ValueError if they all arrive at once."""
-        if self._played_rate == math.inf:
+        if self.rate == math.inf:
             raise ValueError(f"all {len(self.at):,} requests arrive at once, so they have no rate. Leave out --rate")
-        return self.faster(rate / self._played_rate)
+        return self.faster(rate / self.rate)
 
     def shuffled(self, seed: int) -> Rows:
         """Return the same requests in the same order with the gaps between them shuffled; those of seed 0 as they are.

@@ -14,13 +14,11 @@ from simulate.arena import arena
 from simulate.arena.arena import REFERENCE, Paired, Rules, Standing
 from simulate.arena.measures import Measures
 from simulate.commands.arguments import Sections
-from simulate.pool import cores, spread
+from simulate.pool import spread
 from terminal.console import say, table_of
 from terminal.options import POSITIVE, Argument, Choice, Number, Option, UsageError, Values
-from terminal.progress import counted
 
 RULES = Rules()
-Played = tuple[dict[str, Measures], float]
 HEADS = {"mean": "mean latency", "p99": "p99 latency", "light": "light clients' wait", "misses": "deadlines missed"}
 
 
@@ -63,19 +61,14 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         rules.scheduler(name)  # a name or file that is wrong is refused before anything runs
     seeds = range(args.seed, args.seed + args.seeds)
     keys = [(workload, seed) for workload in args.workloads for seed in seeds]
-    jobs = args.jobs or cores()
-    results: list[Played] = []
-    with counted(console, len(keys), "rounds played") as progress:
-        for result in spread(partial(arena.play, names, rules), keys, jobs):
-            results.append(result)
-            progress(len(results))
+    results = [*spread(partial(arena.play, names, rules), keys, args.jobs, console, "rounds played")]
     rounds = dict(zip(keys, (found for found, _ in results)))
     standings = arena.rank(rounds, args.by)
     _show(standings, args, console)
     seconds = sum(spent for _, spent in results)
     say(console, f"{len(rounds) * len(names):,} runs of {args.num:,} requests in {seconds:,.0f} s of processor time")
     return {
-        "by": args.by, "reference": REFERENCE, "runs": len(rounds) * len(names), "processes": jobs,
+        "by": args.by, "reference": REFERENCE, "runs": len(rounds) * len(names),
         "ranking": [
             {"policy": s.policy, **s.mean._asdict(), "beside": {k: p._asdict() for k, p in s.beside.items()}} for s in standings
         ],

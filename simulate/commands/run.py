@@ -13,7 +13,7 @@ from rich.console import Console
 
 import policies
 from client import ending
-from client.report import figures, store, tables
+from client.report import figures, store, summary, tables
 from client.workloads import agentic
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -30,6 +30,10 @@ from terminal.options import FILE, FOLDER, POSITIVE, Choice, Number, Option, Usa
 from terminal.progress import counted
 
 LIMITS = ("ttft", "tpot", "e2el")
+LIMIT_OPTIONS = [
+    Option(f"--{name}", f"{name.upper()} limit in seconds, for goodput, which also counts deadlines (--slo)", POSITIVE)
+    for name in LIMITS
+]
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,6 @@ class Served:
     numbers: dict[str, Any]
     run: Run
     again: abc.Callable[[], Run]
-
-
-def limit_options() -> list[Option]:
-    """Return the options of the limits that goodput counts."""
-    words = "limit in seconds, for goodput, which also counts deadlines (--slo)"
-    return [Option(f"--{name}", f"{name.upper()} {words}", POSITIVE) for name in LIMITS]
 
 
 def options() -> Sections:
@@ -86,7 +84,7 @@ def options() -> Sections:
                 "--program", "with --blame: the program to explain, as programs.csv names it (default: the slowest)"
             ),
             Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
-            *limit_options(),
+            *LIMIT_OPTIONS,
         ],
     }
 
@@ -232,16 +230,12 @@ def make_store(args: Values, loads: list[str]) -> store.Store:
     """Open the folder of the results; UsageError if it holds some already."""
     if (args.out / "summary.json").exists():
         raise UsageError(f"{str(args.out)!r} holds results already. Use another --out")
-    return store.Store(args.out, head_of(args, args.out.name, loads))
-
-
-def head_of(args: Values, name: str, loads: list[str]) -> dict[str, Any]:
-    """Return the head of the results: what was asked for, when and of which machine."""
-    return {
-        "name": name, "date": now(), "command": args.command_line, "seed": args.seed,
+    head = {
+        "name": args.out.name, "date": now(), "command": args.command_line, "seed": args.seed,
         "workload": f"trace:{args.trace.name}" if args.trace else args.workload,
         "loads": loads, "policies": args.policies, "machine": result.MACHINE, "versions": result.versions(),
     }  # fmt: skip
+    return store.Store(args.out, head)
 
 
 def finish(console: Console, args: Values) -> None:
@@ -252,13 +246,11 @@ def finish(console: Console, args: Values) -> None:
     say(console, f"written: {args.out}")
 
 
-def _number(values: abc.Sequence[float | None]) -> str:
+def _number(runs: abc.Sequence[dict[str, Any]], key: str) -> str:
     """Return the mean of a figure over the runs, and half the width of its 95 % interval if there are enough of them."""
-    known = [value for value in values if value is not None]
-    if not known:
+    if (mean := summary.average(runs, key)) is None:
         return "-"
-    mean, span = sum(known) / len(known), figures.student(known)
-    digits = 0 if mean >= 1000 else 1
+    span, digits = figures.student([run[key] for run in runs]), 0 if mean >= 1000 else 1
     return f"{mean:,.{digits}f}" + (f" ±{(span[1] - span[0]) / 2:,.{digits}f}" if span else "")
 
 
@@ -285,7 +277,7 @@ def show_runs(console: Console, results: abc.Sequence[dict[str, Any]]) -> None:
         "TTFT\nmean": "mean_ttft_ms", "TTFT\np99": "p99_ttft_ms", "ITL\np99": "p99_itl_ms",
     }  # fmt: skip
     groups = {n["policy"]: [other for other in results if other["policy"] == n["policy"]] for n in results}
-    rows = [[name, *(_number([n[key] for n in some]) for key in columns.values())] for name, some in groups.items()]
+    rows = [[name, *(_number(some, key) for key in columns.values())] for name, some in groups.items()]
     repeats = len(results) // len(groups)
     title = f"simulated, the same {'programs' if of_programs else 'arrivals'} for all; times in ms"
     title += f"; means of {repeats} seeds and their 95 % intervals" if repeats > 1 else ""

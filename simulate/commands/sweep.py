@@ -14,14 +14,13 @@ from rich.console import Console
 from client.report import figures, store, summary
 from simulate.commands import run as run_command
 from simulate.commands.arguments import Sections, arrival_options, engine_options, policies_argument
-from simulate.pool import cores, spread
+from simulate.pool import spread
 from terminal.console import say
 from terminal.options import FOLDER, POSITIVE, Number, Option, Values
-from terminal.progress import counted
 
 NOTE = (
     "Each rate is served by each policy once for each seed. A seed draws other requests, or shuffles the gaps of a trace (0: as "
-    "they are). Ctrl-C keeps what is done."
+    "they are). Ctrl-C keeps what is done. ./eb sweep measures real servers instead."
 )
 
 
@@ -41,7 +40,7 @@ def options() -> Sections:
         "result": [
             Option("--out", "folder for the results (default: a new one in results/)", FOLDER),
             Option("--no-plots", "write no plots and no page", None),
-            *run_command.limit_options(),
+            *run_command.LIMIT_OPTIONS,
         ],
     }  # fmt: skip
 
@@ -66,7 +65,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         results = store.read(args.out)
         console.print(*summary.short_tables(results), sep="\n")
         say(console, summary.headline(results))
-    return {"runs": runs, "processes": args.jobs or cores()}
+    return {"runs": runs}
 
 
 def of_sweep(args: Values, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -89,11 +88,7 @@ def play(args: Values, seed: int, rate: float) -> list[dict[str, Any]]:
     return found
 
 
-def serve_all(args: Values, console: Console, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the figures of all runs, all rates of one seed after another, from one process a core."""
+def serve_all(args: Values, console: Console, seeds: Sequence[int], start: str = "spawn") -> Iterator[dict[str, Any]]:
+    """Return the figures of all runs as they come, all rates of one seed after another, from one process a core."""
     cases = [*product(seeds, sorted(set(args.rates)))]
-    found = spread(partial(play, args), cases, min(args.jobs or cores(), len(cases)))
-    with counted(console, len(cases) * len(args.policies), "runs") as progress:
-        for done, numbers in enumerate(chain.from_iterable(found), 1):
-            progress(done)
-            yield numbers
+    return chain.from_iterable(spread(partial(play, args), cases, args.jobs, console, "rounds", start))

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 import policies
-from client import ending
 from client.report.measure import statistics_ms
 from scheduling.policy import Policy
 from simulate.commands import run as run_command
@@ -48,11 +47,10 @@ def options() -> Sections:
         ],
         "report": [
             Option(
-                "--report",
-                "also try all cases of `check`, find lower bounds, draw plots, and rank on ten workloads",
-                None,
-            ),
-            Option("--out", "folder for the report, which this asks for too (default: a new one in results/)", FOLDER),
+                "--out",
+                "try all cases of `check`, find lower bounds, draw plots, rank, and report into this folder",
+                FOLDER,
+            )
         ],
     }
 
@@ -69,8 +67,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     base = base_of(policy)
     if policy.name == base:
         raise UsageError(f"{args.policy!r} has the name of the loop that it derives from. Rename the file")
-    reports = args.report or args.out is not None
-    verdict = judge(name, *((CASES, LARGE_CASES) if reports else QUICK))
+    verdict = judge(name, *((CASES, LARGE_CASES) if args.out else QUICK))
     good = verdict.broken is None
     told: dict[str, Any] = {"policy": policy.name, "base": base, "good": good, "verdict": str(verdict)}
     if verdict.case is not None:
@@ -81,12 +78,12 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         return told
     folder = args.out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-try-{policy.name}"
     slots = max(policy.max_batch_size, policies.get_policy(base, args.max_batch_size).max_batch_size)
-    line = run_line(args, base, name, slots)
-    if reports:
-        told |= report(line, folder, console)
+    given = as_run(args, base, name, slots)
+    if args.out:
+        told |= report(given, folder, console)
     else:
-        told["runs"] = run_both(line, folder, console)
-        say(console, f"more: ./eb try {args.policy} --report; serve it: ./eb serve {args.policy}")
+        told["runs"] = run_both(given, folder, console)
+        say(console, f"more: ./eb try {args.policy} --out report; serve it: ./eb serve {args.policy}")
     say(console, compared(*told["runs"]))
     return told
 
@@ -108,18 +105,20 @@ def base_of(policy: Policy) -> str:
     return REFERENCE
 
 
-def run_line(args: Values, base: str, name: str, slots: int) -> list[str]:
-    """Return the arguments of `simulate run` for both."""
+def as_run(args: Values, base: str, name: str, slots: int) -> Values:
+    """Return what `simulate run` reads for both."""
     line = [base, name, "--workload", args.workload, "--num", str(args.num), "--max-batch-size", str(slots)]
     line += ["--seed", str(args.seed)]
     if args.is_given("rate") or not args.workload.startswith("trace:"):
         line += ["--rate", f"{args.rate:g}"]
-    return line if args.is_given("workload") else [*line, *HINTS]
-
-
-def run_both(line: list[str], folder: Path, console: Console) -> list[dict[str, Any]]:
-    """Serve the requests with both policies and print a table; return the figures of each."""
+    line += [] if args.is_given("workload") else HINTS
     given = read(Command("./eb simulate run", "", run_command.options()), line)
+    given.command_line = shlex.join(["./eb", "simulate", "run", *line])
+    return given
+
+
+def run_both(given: Values, folder: Path, console: Console) -> list[dict[str, Any]]:
+    """Serve the requests with both policies and print a table; return the figures of each."""
     scenario = make_scenario(given, console, reported=("client", "deadline"))
     with printed(folder / "printed.txt", console):
         runs = [scenario.serve(chosen) for chosen in scenario.policies]
@@ -132,17 +131,14 @@ def run_both(line: list[str], folder: Path, console: Console) -> list[dict[str, 
     return found
 
 
-def report(line: list[str], folder: Path, console: Console) -> dict[str, Any]:
-    """Run both by this line of `simulate run`, draw their page and rank them in the arena; return what was found."""
+def report(given: Values, folder: Path, console: Console) -> dict[str, Any]:
+    """Run both as `simulate run` does, draw their page and rank them in the arena; return what was found."""
     from simulate.commands import arena  # scipy, which it needs, takes as long to load as all the rest
 
-    given = read(Command("./eb simulate run", "", run_command.options()), [*line, "--out", str(folder), "--no-plots"])
-    given.command_line = shlex.join(["./eb", "simulate", "run", *line])
+    given.out = folder
     with printed(folder / "printed.txt", console):
-        told: dict[str, Any] = {"runs": run_command.run(given, console)["runs"]}
-    say(console, "drawing the plots of the report")
-    ending.draw_page(folder, console)
-    others = [name for name in dict.fromkeys(line[:2]) if name != REFERENCE]
+        told = run_command.run(given, console)
+    others = [name for name in given.policies if name != REFERENCE]
     given = read(Command("./eb simulate arena", "", arena.options()), [*others, *ARENA])
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         told["arena"] = arena.run(given, Console(stderr=True, force_terminal=False))["ranking"]

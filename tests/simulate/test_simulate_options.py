@@ -144,10 +144,7 @@ CASES: dict[str, Cases] = {
         **beside(FIT, policy_option="overlap=off", held_out="25", out="OUT/b.json"),
         **beside(f"{FIT} http://here", api_key="secret"),
     },
-    "try": {
-        **beside("try MINE", workload="orca", rate="5", num="20", max_batch_size="3", seed="1", out="OUT/a"),
-        **beside("try MINE", report=""),
-    },
+    "try": beside("try MINE", workload="orca", rate="5", num="20", max_batch_size="3", seed="1", out="OUT/a"),
     "arena": {
         **beside(
             "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1", by="p99", workloads="orca", seeds="2", seed="5",
@@ -243,8 +240,8 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))
-    monkeypatch.setattr(try_out, "run_both", lambda line, folder, console: ask(line))
-    monkeypatch.setattr(try_out, "report", lambda line, folder, console: ask(line, folder.parent.name))
+    monkeypatch.setattr(try_out, "run_both", lambda given, *rest: ask(given.command_line))
+    monkeypatch.setattr(try_out, "report", lambda given, *rest: ask("report", given.command_line))
     monkeypatch.setattr(
         grade, "grade_apart", lambda policy, lesson, seed, **more: Grade(policy, lesson, seed, f"asked {seed}")
     )
@@ -293,7 +290,7 @@ def test_every_option_has_a_case(command: str) -> None:
     assert set(options_of(command)) == set(CASES[command])
 
 
-DRAWN = {("run", "--no-plots"), ("sweep", "--no-plots"), ("arena", "--jobs")}  # which take seconds
+DRAWN = {("run", "--no-plots"), ("sweep", "--no-plots")}  # which take seconds
 SHARED = {
     (command, option) for command in ("sweep", "plan", "fleet", "adversary") for option in SIMULATED
 }  # `run` has them too
@@ -307,6 +304,7 @@ PAIRS = [
     )
     for command, cases in CASES.items()
     for option, (base, value) in cases.items()
+    if option != "--jobs"  # which must not change it
 ]
 
 

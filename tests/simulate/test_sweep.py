@@ -54,26 +54,14 @@ class OneByOne(dynamic.Policy):
 def test_a_sweep_writes_its_figures_points_and_pictures(
     trace: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    line = [
-        "dynamic",
-        "static",
-        "--trace",
-        str(trace),
-        "--rates",
-        "2",
-        "8",
-        "--repeats",
-        "3",
-        "--slo",
-        "0.5",
-        "--jobs",
-        "2",
-    ]
-    told, _ = run_command(capsys, "sweep", *line, "--out", str(tmp_path / "out"), "--max-batch-size", "4")
+    line = f"dynamic static --trace {trace} --rates 2 8 --repeats 3 --slo 0.5 --jobs 2 --max-batch-size 4"
+    told, _ = run_command(capsys, "sweep", *line.split(), "--out", str(tmp_path / "out"))
     assert len(told["runs"]) == 2 * 2 * 3
     assert {run["request_rate"] for run in told["runs"]} == {2.0, 8.0}
     assert {run["seed"] for run in told["runs"]} == {0, 1, 2}
-    assert "(an invented machine)" in (tmp_path / "out" / "plots" / "sweep.svg").read_text()
+    picture = (tmp_path / "out" / "plots" / "sweep.svg").read_text()
+    assert "(an invented machine)" in picture
+    assert "seeds 0 to 2" in picture
     with (tmp_path / "out" / "plots" / "sweep.csv").open(newline="") as file:
         points = [*csv.DictReader(file)]
     drawn = {point["figure"] for point in points}
@@ -194,7 +182,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         [sys.executable, "-m", "simulate", *line], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
     ) as process:  # fmt: skip
-        while process.poll() is None and not any(out.glob("runs/*.json")):
+        while process.poll() is None and len([*out.glob("runs/*.json")]) < 4:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all processes of the command
         _, words = process.communicate(timeout=120)
