@@ -53,14 +53,14 @@ def test_it_starts_all_three_ways_without_the_server(
     assert "IP is not set" not in err
 
 
-@pytest.mark.parametrize("program", points(1, "compare", "sweep", "top", "batch", "chat"))
+@pytest.mark.parametrize("program", points(1, "compare", "sweep", "top", "batch", "chat", "graph"))
 def test_each_program_starts_without_the_server(program: str, alone: Path) -> None:
     command = [sys.executable, "-m", f"client.{program}", "--help"]
     result = subprocess.run(command, cwd=alone, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("script", points(2, "app.py", "client/client.py"))
+@pytest.mark.parametrize("script", points(2, "app.py", "client/client.py", "client/graph.py"))
 def test_a_python_without_packages_gets_one_line_with_the_remedy(script: str) -> None:
     command = [sys.executable, "-S", script, "--help"]  # without the packages that are installed
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -189,7 +189,7 @@ def test_an_interrupted_run_has_a_page(tmp_path: Path) -> None:
 def test_the_client_needs_no_matplotlib() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from client import client, compare, sweep\n"
+        "from client import client, compare, sweep, graph\n"
         "print('pyplot' in str(list(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
