@@ -30,8 +30,10 @@ def spread(
     jobs = min(jobs or cores, len(cases))
     workers = ProcessPoolExecutor(jobs, get_context(start), initializer=hook_limit.begin)
     # Before the thread that shows the progress: a process that forks should have no others.
-    results = workers.map(one, *zip(*cases)) if jobs > 1 else map(one, *zip(*cases))
-    with workers as pool, counted(console, len(cases), what) as progress:
+    # Not `map`, which cancels what is left after an error, and Python 3.11 stumbles over canceled cases of a broken pool.
+    futures = [workers.submit(one, *case) for case in cases] if jobs > 1 else []
+    results = (future.result() for future in futures) if jobs > 1 else map(one, *zip(*cases))
+    with workers, counted(console, len(cases), what) as progress:
         try:
             for done, result in enumerate(results, 1):
                 progress(done)
@@ -39,7 +41,6 @@ def spread(
         except BrokenProcessPool as error:
             raise RuntimeError("a process that served requests has ended. See above, or use --jobs 1") from error
         except (HookTimeout, KeyboardInterrupt, GeneratorExit):
-            pool.shutdown(wait=False, cancel_futures=True)  # Python 3.11 stumbles over cases left canceled
             for process in active_children():  # they would go on with the cases that they have been given
                 process.terminate()
             raise
