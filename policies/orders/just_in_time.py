@@ -33,7 +33,7 @@ class Order(Predicting):
         self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
         self.pace = 0.0  # seconds for each predicted token
         self._paces: deque[float] = deque(maxlen=LATEST)
-        self._answered = 0
+        self._ended = 0
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         return sorted(waiting, key=lambda seq: self._rank(seq, now))
@@ -48,8 +48,8 @@ class Order(Predicting):
     def on_finish(self, seq: Sequence, now: float) -> None:
         if seq.finish_reason != "abort" and seq.scheduled_at is not None and not seq.preemptions:
             self._paces.append((now - seq.scheduled_at) / max(1.0, self.predict(seq)))
-            self._answered += 1
-            if self._answered % EVERY == 0:
+            self._ended += 1
+            if self._ended % EVERY == 0:
                 known = sorted(self._paces)
                 self.pace = known[min(int(self.quantile * len(known)), len(known) - 1)]
         super().on_finish(seq, now)
