@@ -14,10 +14,8 @@ from scheduling.iteration import Plan
 UNITS = (1.0, 1.0, 256.0, 16.0, 4096.0)
 PRIOR = 1e4  # variance of each effect before any step, that of a step's noise being 1
 FORGET, MOST = 0.998, 400.0  # weight of the step before; total variance above which nothing is forgotten
-FITTED, OUTLYING = (
-    16,
-    4.0,
-)  # steps after which it counts as known; times the expected seconds, as long as a step counts then
+FITTED = 16  # steps after which it counts as known
+OUTLYING = 4.0  # times the expected seconds: a longer step counts as one of these then
 
 
 class StepTime:

@@ -16,12 +16,11 @@ from policies import chunked
 from policies._step_time import FITTED, StepTime, computed
 from scheduling.iteration import Plan
 from scheduling.options import option
+from scheduling.sequence import Sequence
 
 UNKNOWN = 512  # prompt tokens of a step before the time of steps is known
-MOST_AHEAD, MOST_OWED = (
-    0.1,
-    1.0,
-)  # seconds by which prompts may be ahead of their share or behind it, as far as that counts
+MOST_AHEAD = 0.1  # seconds by which prompts may be ahead of their share, as far as that counts
+MOST_OWED = 1.0  # the same behind it
 
 
 class Policy(chunked.Policy):
@@ -34,6 +33,7 @@ class Policy(chunked.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self.law = StepTime()
+        self.alone = 0.0  # seconds that a step of the streams takes without prompts
         self._owed = 0.0  # seconds by which prompts are behind their share
         self.max_batched_tokens = max_batch_size + min(UNKNOWN, self.max_prompt_tokens)
 
@@ -51,8 +51,12 @@ class Policy(chunked.Policy):
         for seq in (*plan.sequences, *plan.paused):
             if seq.finish_reason is None and not seq.is_prefilling:
                 decoding, context = decoding + 1, context + seq.length
-                left = min(left, (seq.first_token_at or now) + self.itl * len(seq.output_ids) - now)
+                left = min(left, self.time_left(seq, now))
         self.max_batched_tokens = decoding + self._prompt_tokens(decoding, context, left)
+
+    def time_left(self, seq: Sequence, now: float) -> float:
+        """Return the seconds until the next token of a stream is due."""
+        return (seq.first_token_at or now) + self.itl * len(seq.output_ids) - now
 
     def _prompt_tokens(self, decoding: int, context: int, left: float) -> int:
         """Return how many prompt tokens the next step may compute, one at least so that prompts make progress."""
@@ -60,6 +64,6 @@ class Policy(chunked.Policy):
             return self.max_prompt_tokens
         if self.law.steps <= FITTED:
             return min(UNKNOWN, self.max_prompt_tokens)
-        alone = self.law.seconds(0, decoding, context)
-        due = (self.share * alone + self._owed) / (1 - self.share)
-        return int(max(1.0, min(self.law.prompt_tokens(max(left - alone, due)), self.max_prompt_tokens)))
+        self.alone = self.law.seconds(0, decoding, context)
+        due = (self.share * self.alone + self._owed) / (1 - self.share)
+        return int(max(1.0, min(self.law.prompt_tokens(max(left - self.alone, due)), self.max_prompt_tokens)))

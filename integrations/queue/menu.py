@@ -46,16 +46,14 @@ ORDERS = {
     "program-gittins": "the program most likely to end soon, judging by those that have ended",
 }
 CACHE = "{} needs to know what the upstream has cached, which it does not tell. Use "
+TIMES = "{} goes by the seconds of each step, which the upstream does not tell. Use "
 REFUSED = {
     "srpt": "srpt is sjf here: no upstream gives a slot back with its tokens. Use sjf",
     "mlfq": "mlfq has levels without preemption here, since no upstream gives a slot back. Use vtc, or sjf",
     "program-srpt": "program-srpt needs to know future calls, which only a simulator does. Use plas",
     **dict.fromkeys(("lpm", "dlpm", "prefix-tree"), CACHE + "fcfs"),
 }
-REFUSED_LOOPS = {
-    "concur": CACHE + "dynamic",
-    "time-budget": "{} goes by the seconds of each step, which the upstream does not tell. Use dynamic",
-}
+REFUSED_LOOPS = {"concur": CACHE + "dynamic", "time-budget": TIMES + "dynamic", "qoserve": TIMES + "dynamic+edf"}
 
 
 class Menu:

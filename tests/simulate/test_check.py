@@ -100,6 +100,7 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("prefill-first+vtc", {"kv_tokens": 24}),
     ("chunked", {"max_batched_tokens": 3}),
     ("time-budget", {"itl": 15, "share": 0.5, "max_prompt_tokens": 3}),
+    ("qoserve", {"itl": 15, "share": 0.5, "ttft": 40, "slo": 90, "interactive": "0,2", "guard": 150}),
     ("concur", {"start": 1, "every": 1, "guard": 50}),
     ("tgi", {"max_total_tokens": 30, "ratio": 1.2, "max_waiting": 3}),
     ("lightllm", {"pool": 30, "max_wait": 2, "per_client": 4}),
@@ -224,7 +225,7 @@ def test_every_other_policy_claims_that_no_later_work_passes_a_request_beyond_it
     excepted = {name: min(c.guard, c.overtakes) for name, c in claims.items() if min(c.guard, c.overtakes) < inf}
     assert excepted == {
         "dynamic+sjf": 100, "dynamic+ssjf": 100, "dynamic+lpm": 100, "dynamic+adapter-affinity": 10, "dynamic+prefix-tree": 60,
-        "dynamic+hrrn": 100, "dynamic+svf": 100, "dynamic+boost": 100, "dynamic+just-in-time": 100, "program-admission": 100, "concur": 100,
+        "dynamic+hrrn": 100, "dynamic+svf": 100, "dynamic+boost": 100, "dynamic+just-in-time": 100, "program-admission": 100, "concur": 100, "qoserve": 100,
         **dict.fromkeys([f"dynamic+{order}" for order in ("program-fcfs", "plas", "atlas", "program-gittins", "program-srpt")], 100),
     }  # fmt: skip
 
