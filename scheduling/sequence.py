@@ -47,6 +47,7 @@ class Sequence:
     session: str = ""  # requests that go on with one another, such as the turns of a chat
     program: str = ""  # requests that serve one task, such as all calls of an agent; sessions are parts of it
     program_tokens: tuple[int, int] = (0, 0)  # in a simulation, its fresh prompt and answer tokens, for an oracle
+    program_volume: float = 0.0  # the same: what its calls hold, KV tokens summed over the tokens of their answers
     keep_s: float = 0.0  # for how many seconds after it its client expects to go on
     constrained: bool = False  # its answer follows a grammar: each of its tokens is sampled under a mask
     cache_salt: str = ""  # sequences with other salts never share KV pages

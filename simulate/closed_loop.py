@@ -31,16 +31,19 @@ class ClosedLoop(list[Sequence]):
         self.programs: dict[str, list[Sequence]] = {}
         self._children: dict[str, list[int]] = {seq.id: [] for seq in sequences}
         self._missing = [len(call.after) for call in calls]
-        fresh, answers = Counter[str](), Counter[str]()
+        fresh, answers, volumes = Counter[str](), Counter[str](), dict[str, float]()
         for i, (seq, call) in enumerate(zip(sequences, calls)):
             self.programs.setdefault(call.program, []).append(seq)
             fresh[call.program] += call.fresh
             answers[call.program] += call.answer
+            volume = call.answer * (len(seq.prompt_ids) + (call.answer + 1) / 2)
+            volumes[call.program] = volumes.get(call.program, 0.0) + volume
             for parent in call.after:
                 self._children[sequences[parent].id].append(i)
         self.began = {name: some[0].arrived_at for name, some in self.programs.items()}
         for seq, call in zip(sequences, calls):
             seq.program_tokens = fresh[call.program], answers[call.program]
+            seq.program_volume = volumes[call.program]
         super().__init__(self._sent(i, seq.arrived_at) for i, seq in enumerate(sequences) if not calls[i].after)
 
     def keep(self, programs: Collection[str]) -> ClosedLoop:

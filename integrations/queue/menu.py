@@ -43,6 +43,7 @@ ORDERS = {
     "program-fcfs": "the program that began first, by X-Program-Id or X-Session-Id",
     "plas": "the program that has received the least service, by X-Program-Id or X-Session-Id",
     "atlas": "as plas, but calls that run together count once",
+    "justitia": "the program that would end first if all shared evenly: short ones first, long ones not too late",
     "program-gittins": "the program most likely to end soon, judging by those that have ended",
 }
 CACHE = "{} needs to know what the upstream has cached, which it does not tell. Use "

@@ -82,6 +82,7 @@ def test_every_loop_and_every_order_is_in_the_arena_once() -> None:
     by_program = {
         "plas",
         "atlas",
+        "justitia",
         "program-fcfs",
         "program-gittins",
         "program-srpt",

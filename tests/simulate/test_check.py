@@ -123,6 +123,7 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic+dlpm", {"quantum": 8, "weights": "b:2"}),
     ("dynamic+svf", {"threshold": 40, "guard": 20}),
     ("dynamic+boost", {"gamma": 0.02, "predictor": "classes", "guard": 200}),
+    ("dynamic+justitia", {"guard": 60}),
     ("dynamic+mlfq", {"quantum": 20, "lift_every": 5}),
     ("dynamic+priority", {"aging": 50}),
     ("dynamic+prefix-tree", {"window": 20}),
@@ -226,7 +227,7 @@ def test_every_other_policy_claims_that_no_later_work_passes_a_request_beyond_it
     assert excepted == {
         "dynamic+sjf": 100, "dynamic+ssjf": 100, "dynamic+lpm": 100, "dynamic+adapter-affinity": 10, "dynamic+prefix-tree": 60,
         "dynamic+hrrn": 100, "dynamic+svf": 100, "dynamic+boost": 100, "dynamic+just-in-time": 100, "program-admission": 100, "concur": 100, "qoserve": 100,
-        **dict.fromkeys([f"dynamic+{order}" for order in ("program-fcfs", "plas", "atlas", "program-gittins", "program-srpt")], 100),
+        **dict.fromkeys([f"dynamic+{order}" for order in ("justitia", "program-fcfs", "plas", "atlas", "program-gittins", "program-srpt")], 100),
     }  # fmt: skip
 
 
