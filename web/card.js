@@ -124,6 +124,9 @@
       this.title = bar.appendChild(EB.element("h2", "", "What if another policy had served?"));
       this.tools = bar.appendChild(EB.element("div", "tools"));
       this.result = box.appendChild(EB.element("div", "result"));
+      this.gamma = new EB.GammaSlider(() => this.simulate(...this.last));
+      box.append(this.gamma.label);
+      this.gamma.label.hidden = true;
       this.form = this.makeForm();
       this.state = box.appendChild(EB.element("p", "sub"));
       this.state.setAttribute("role", "status");
@@ -222,12 +225,14 @@
         return;
       }
       const policies = [...this.boxes].filter(([, box]) => box.checked).map(([name]) => name);
+      this.last = [of, count];
+      this.gamma.label.hidden = !policies.includes(EB.GammaSlider.POLICY);
       const which = ["latest", "load"].includes(of) ? { requests: of } : { workload: of, rate: Number(document.getElementById("load-rate")?.value) || 4 };
       this.error.hidden = true;
       this.go.disabled = true;
       EB.put(this.state, `Simulating ${policies.join(", ") || "the served policy"} …`);
       try {
-        const answer = await EB.whatIf.ask({ policies, count: Math.min(count, 400), ...which }, this.headers);
+        const answer = await EB.whatIf.ask({ policies, options: this.gamma.options, count: Math.min(count, 400), ...which }, this.headers);
         this.show(answer, of);
         EB.put(this.state, "");
         EB.put(this.how.lastChild, basis(answer));

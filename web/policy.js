@@ -110,6 +110,34 @@
     return value !== "" && Number.isFinite(number) ? String(number) : String(value);
   }
 
+  // A slider for the option gamma of the order boost; until it is moved, the policy estimates it. `changed` is called after each move.
+  class GammaSlider {
+    constructor(changed) {
+      this.label = EB.element("label", "gamma", "boost ");
+      const scale = this.label.appendChild(EB.element("span", "grow", "shortest first"));
+      this.range = scale.appendChild(EB.element("input"));
+      Object.assign(this.range, { type: "range", min: "-3", max: "2", step: "0.25", value: "-1" }); // of the logarithm
+      scale.append("order of arrival");
+      this.text = this.label.appendChild(EB.element("output"));
+      this.set(0);
+      this.range.addEventListener("input", () => this.set(Number((10 ** this.range.value).toPrecision(2))));
+      this.range.addEventListener("change", changed);
+    }
+
+    // Use a gamma per second, or with 0 the policy's estimate.
+    set(gamma) {
+      this.gamma = gamma;
+      if (gamma) this.range.value = String(Math.log10(gamma));
+      EB.put(this.text, gamma ? `γ ${gamma} per second` : "γ estimated");
+    }
+
+    // The options of each policy, as questions have them.
+    get options() {
+      return this.gamma ? { [GammaSlider.POLICY]: { gamma: this.gamma } } : {};
+    }
+  }
+  GammaSlider.POLICY = "dynamic+boost";
+
   class PolicyMenu {
     // headers(more) returns a request's headers with the API key, queues() whether the server is a queue before others.
     constructor(badge, menu, headers, queues = () => false) {
@@ -277,5 +305,5 @@
     }
   }
 
-  Object.assign(EB, { PolicyMenu, readPolicies, switchPolicy, partsOf, failureText });
+  Object.assign(EB, { PolicyMenu, GammaSlider, readPolicies, switchPolicy, partsOf, failureText });
 })(globalThis);

@@ -34,7 +34,8 @@
   // What sets a lane apart from others of its policy.
   function nameOf(lane, answer) {
     if (lane.measured) return "as served";
-    return answer.error && lane.policy === answer.served ? "the same, simulated" : "simulated";
+    if (answer.error && lane === answer.lanes[1]) return "the same, simulated";
+    return ["simulated", ...Object.entries(lane.options ?? {}).map(([option, value]) => `${option} ${value}`)].join(", ");
   }
 
   // The runs of an answer, as a file of recorded runs has them.

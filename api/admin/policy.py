@@ -81,14 +81,14 @@ def blueprint(service: Service) -> Blueprint:
     def switch() -> Response:
         engine, known = generation.ready_engine(service), service.policies
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
-        policy = _create(known, params.policy, service.config.max_batch_size, params.options)
+        policy = create(known, params.policy, service.config.max_batch_size, params.options)
         engine.manager.inbox.switch(policy, timeout=service.stall_seconds)
         return body.name_ignored(jsonify(state(engine)), ignored)
 
     return routes
 
 
-def _create(known: Any, name: str, slots: int, options: dict[str, Any]) -> Any:
+def create(known: Any, name: str, slots: int, options: dict[str, Any]) -> Any:
     """Return a policy of this project; ApiError for a wrong name or wrong options."""
     try:
         known.check_name(name, own=False)

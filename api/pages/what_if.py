@@ -12,6 +12,7 @@ from flask import Blueprint, Response, request
 from pydantic import BaseModel, Field, StrictStr
 
 from api import generation
+from api.admin.policy import Options, create
 from api.http.errors import ApiError
 from api.http.openapi import Object, Operation
 from api.schemas import body
@@ -33,6 +34,9 @@ class WhatIfRequest(BaseModel):
     policies: Annotated[list[Name], Field(max_length=MOST_POLICIES)] = Field(
         ["nobatch", "static", "dynamic"],
         description=f"a list of at most {MOST_POLICIES} names of policies, each also as loop+order as in dynamic+sjf",
+    )
+    options: dict[Name, Options] = Field(
+        {}, description='an object with options of some of them, as {"dynamic+boost": {"gamma": 0.1}}'
     )
     requests: Literal["latest", "load"] = Field(
         "latest",
@@ -71,14 +75,16 @@ def install(routes: Blueprint, service: Service) -> None:
         simulator = _simulator(service)
         for name in params.policies:
             try:
-                service.policies.get_policy(name, service.config.max_batch_size, {}, own=False)
+                service.policies.check_name(name, own=False)
             except ValueError as error:
                 raise ApiError(str(error)[:2000], type="not_found_error", param="policies") from None
+            create(service.policies, name, service.config.max_batch_size, params.options.get(name, {}))
         span = service.load.span() if params.requests == "load" else None
         if params.requests == "load" and span is None:
             raise ApiError("no load was sent to this server. Send POST /load first", type="not_found_error")
         workload = Workload(params.workload, params.rate, params.seed) if params.workload else None
-        answer = simulator.answer(params.policies, params.count, span=span, workload=workload)
+        asked = params.policies, params.count
+        answer = simulator.answer(*asked, options=params.options, span=span, workload=workload)
         return body.name_ignored(Response(answer, mimetype="application/json"), ignored)
 
     @routes.get("/requests/<path:id>/blame")

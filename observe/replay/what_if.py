@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from observe.replay.question import Server
@@ -49,6 +49,7 @@ class WhatIf:
         policies: Sequence[str],
         count: int,
         *,
+        options: Mapping[str, Mapping[str, object]] | None = None,
         span: tuple[float, float] | None = None,
         workload: Workload | None = None,
     ) -> bytes:
@@ -59,7 +60,7 @@ class WhatIf:
         requests = [] if workload is not None else self._requests(count, span)
         drawn = None if workload is None else {**workload.__dict__, "count": count, "context": self._context}
         return self._ask(
-            self._server.question(requests, policies=list(policies), workload=drawn),
+            self._server.question(requests, policies=list(policies), options=options or {}, workload=drawn),
             "Name fewer policies, or lower count",
         )
 

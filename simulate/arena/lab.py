@@ -191,7 +191,8 @@ def _scheduler(name: str, asked: dict[str, Any], folder: Path) -> Scheduler:
     is_own = name == OWN
     if is_own:
         name = _save(asked["text"], folder)
-    return Heard(policies.get_policy(name, asked["slots"], own=is_own), None, TOKENS_PER_STEP)
+    options = asked.get("options", {}).get(name)
+    return Heard(policies.get_policy(name, asked["slots"], options, own=is_own), None, TOKENS_PER_STEP)
 
 
 def _save(source: str, folder: Path) -> str:

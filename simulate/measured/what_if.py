@@ -145,7 +145,7 @@ def simulated(server: Observed, scenario: Scenario[Trace], chosen: Chosen, trace
         raise ValueError(f"{run.policy} served none of the requests. Choose another policy")
     padded = chosen.policy(scenario.engine.slots).padded
     figures = {
-        "policy": run.policy, "measured": False, "whole": len(run.done) == len(trace.seen),
+        "policy": run.policy, "options": chosen.options, "measured": False, "whole": len(run.done) == len(trace.seen),
         **times_of(latency, int(run.tokens.sum()), run.ended - trace.seen[0].at), **shares_of(steps),
         "extrapolates": not server.cost and extrapolates(steps, padded, (step for step, _ in server.timed)),
         "arrived": [round(came.get(i, one.at) - trace.seen[0].at, 6) for i, one in enumerate(trace.seen)] if run.loop else None,
@@ -271,10 +271,10 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
         ids, scenario, lanes = [str(i) for i in range(len(trace.seen))], replace(server.scenario, rows=trace), []
     else:
         trace, ids, scenario, lanes = server.scenario.rows, server.ids, as_it_was(server), [measured(server)]
-    wanted = [*scenario.policies, *map(type(scenario.policies[0]), ask["policies"])]
-    distinct: dict[str, Chosen] = {}  # by name: the question may name the served policy, too
-    for chosen in wanted:
-        distinct.setdefault(chosen.policy(scenario.engine.slots).name, chosen)
+    served, slots = scenario.policies[0], scenario.engine.slots
+    distinct = {(served.policy(slots).name, "{}"): served}  # the question may name the served policy, too
+    for chosen in (type(served)(name, ask.get("options", {}).get(name, {})) for name in ask["policies"]):
+        distinct.setdefault((chosen.policy(slots).name, str(chosen.options)), chosen)
     lanes += [simulated(server, scenario, chosen, trace) for chosen in distinct.values()]
     zero, end = trace.seen[0].at, cut((lane.steps for lane in lanes), MAX_WEIGHT)
     names = {id: str(i) for i, id in enumerate(ids)}

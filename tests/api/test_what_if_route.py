@@ -28,8 +28,8 @@ class Answers:
         self.asked: list[Any] = []
         self.fails: InferenceError | None = None
 
-    def answer(self, policies: list[str], count: int, *, span: Any, workload: Any) -> bytes:
-        self.asked.append((policies, count, span, workload))
+    def answer(self, policies: list[str], count: int, *, options: Any, span: Any, workload: Any) -> bytes:
+        self.asked.append((policies, options, count, span, workload))
         if self.fails:
             raise self.fails
         return b'{"lanes":[]}\n'
@@ -61,7 +61,7 @@ def test_a_question_reaches_the_simulations_and_the_answer_comes_as_it_is(app: F
     assert reply.data == b'{"lanes":[]}\n'
     assert reply.mimetype == "application/json"
     assert reply.headers["X-Ignored-Params"] == "what"
-    assert answers.asked == [(["static", "dynamic+sjf"], 9, None, None)]
+    assert answers.asked == [(["static", "dynamic+sjf"], {}, 9, None, None)]
 
 
 def test_the_requests_of_the_last_load_are_those_that_arrived_during_it(app: Flask, answers: Answers) -> None:
@@ -70,18 +70,29 @@ def test_the_requests_of_the_last_load_are_those_that_arrived_during_it(app: Fla
     client.post("/load", json={"count": 3, "min_tokens": 2, "max_tokens": 4})
     wait_until(lambda: not client.get("/load").get_json()["active"])
     assert client.post("/what-if", json={"requests": "load"}).status_code == 200
-    ((_, _, span, _),) = answers.asked
+    ((*_, span, _),) = answers.asked
     assert 0 < span[0] <= span[1]
 
 
 @pytest.mark.parametrize(
     "fields",
     [{"policies": ["static"] * 7}, {"count": 401}, {"requests": "all"}, {"workload": "trace:/etc/passwd"}, {"rate": 0},
-     {"policies": "static"}],
+     {"policies": "static"}, {"options": ["gamma"]}, {"options": {"dynamic+boost": {"gamma": [1]}}}],
 )  # fmt: skip
 def test_a_question_is_bounded(app: Flask, answers: Answers, fields: dict[str, Any]) -> None:
     error(app.test_client().post("/what-if", json=fields), 400)
     assert answers.asked == []
+
+
+def test_a_policy_may_have_options(app: Flask, answers: Answers) -> None:
+    asked: dict[str, Any] = {"policies": ["dynamic+boost"], "options": {"dynamic+boost": {"gamma": 0.1, "w_p": "1"}}}
+    assert app.test_client().post("/what-if", json=asked).status_code == 200
+    assert answers.asked[0][:2] == (["dynamic+boost"], asked["options"])
+    asked["options"] = {"dynamic+boost": {"gamma": -1}}
+    wrong = error(app.test_client().post("/what-if", json=asked), 400)
+    assert wrong["param"] == "options"
+    assert "gamma is -1" in wrong["message"]
+    assert len(answers.asked) == 1
 
 
 @pytest.mark.parametrize("name", ["statik", "./mine"])

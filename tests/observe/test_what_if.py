@@ -65,7 +65,8 @@ class Here(WhatIf):
         workload = more.get("workload")
         chosen = [] if workload else self._requests(count, more.get("span"))
         drawn = workload and {**workload.__dict__, "count": count, "context": 1024}
-        return answer_to(self._server.question(chosen, policies=policies, workload=drawn), simulated.answer_from)
+        asked = {"policies": policies, "options": more.get("options", {}), "workload": drawn}
+        return answer_to(self._server.question(chosen, **asked), simulated.answer_from)
 
     def blame_of(self, id: str) -> dict[str, Any]:
         return answer_to(self._server.question(self._beside(id), blame=id), simulated.answer_from)
@@ -207,6 +208,16 @@ def test_a_workload_of_the_client_is_simulated_without_a_measured_lane() -> None
     assert [(lane["policy"], lane["measured"]) for lane in answer["lanes"]] == [("dynamic", False), ("static", False)]
     assert len(answer["requests"]) == 30
     assert answer["error"] is None
+
+
+def test_a_policy_has_the_options_that_it_is_given_beside_the_served_one_without() -> None:
+    one, _ = here("dynamic+boost")
+    options = {"dynamic+boost": {"gamma": 1e6}}
+    answer = one.answer_of(["dynamic", "dynamic+boost"], 200, options=options)
+    _, served, fcfs, slow = answer["lanes"]
+    assert [lane["policy"] for lane in (served, slow)] == ["dynamic+boost"] * 2
+    assert [served["options"], fcfs["options"], slow["options"]] == [{}, {}, {"gamma": 1e6}]
+    assert slow["latency_mean_s"] == fcfs["latency_mean_s"] != served["latency_mean_s"]
 
 
 def test_a_run_without_the_worst_culprit_lets_a_request_wait_as_much_less_as_was_said() -> None:

@@ -51,6 +51,18 @@ def test_a_race_has_the_figures_and_the_steps_of_the_simulator(folder: Path) -> 
     assert answer["cut_s"] is None
 
 
+def test_a_policy_has_the_options_that_it_is_given(folder: Path) -> None:
+    def latency(gamma: float) -> Any:
+        options = {"dynamic+boost": {"gamma": gamma}}
+        return ask(folder, policies=["dynamic+boost", "dynamic"], options=options)["lanes"][0]["latency"]
+
+    fcfs, sjf = (ask(folder, policies=[name])["lanes"][0]["latency"] for name in ("dynamic", "my_policy.py"))
+    assert latency(1e6) == fcfs
+    assert sum(sjf) <= sum(latency(0.001)) < sum(latency(1.0)) < sum(fcfs)
+    wrong = ask(folder, policies=["dynamic+boost"], options={"dynamic+boost": {"gamma": -1}})
+    assert "gamma is -1" in wrong["error"]["words"]
+
+
 def test_a_lane_of_many_steps_is_cut_but_its_figures_are_of_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ask(folder, policies=["dynamic", "static"])
     monkeypatch.setattr(lab, "MOST_STEPS", 50)

@@ -133,6 +133,33 @@ def test_a_check_after_a_race_is_made_by_a_worker_that_is_loaded_already(tab: Ta
     assert "loading" not in page.evaluate("EB.seen")
 
 
+def test_a_slider_moves_boost_from_shortest_first_to_order_of_arrival_and_a_link_keeps_it(tab: Tab) -> None:
+    page = tab.page
+    assert run(tab) == ""
+    assert not page.is_visible(".gamma")
+    page.select_option(".racer >> nth=1", "dynamic+boost")
+    assert run(tab) == ""
+    assert page.text_content(".gamma output") == "γ estimated"
+
+    def mean(exponent: str) -> float:
+        """Return the mean latency that the table shows after the slider was moved there."""
+        page.evaluate("EB.raced = EB.race.lanes")
+        page.fill(".gamma input", exponent)
+        tab.until("EB.race.lanes !== EB.raced && EB.lab.engine.state === 'ready'")
+        cell = str(page.locator("#figures tbody tr").nth(1).locator("td").nth(2).text_content())
+        return float(cell.split()[0]) / (1000 if "ms" in cell else 1)
+
+    shortest, arrival = mean("-3"), mean("2")
+    assert shortest < arrival
+    assert page.text_content(".gamma output") == "γ 100 per second"
+    page.click("#share")
+    tab.until("location.hash.length > 2")
+    page.reload()
+    tab.until("EB.lab?.engine.state === 'ready'")
+    page.evaluate("EB.lab.begun")
+    assert page.text_content(".gamma output") == "γ 100 per second"
+
+
 def test_a_hook_that_does_not_return_is_stopped_after_five_seconds_but_no_run_that_goes_on(tab: Tab) -> None:
     assert "stopped" in run(tab, ENDLESS)
     assert tab.page.evaluate("EB.lab.engine.restarts") == 1

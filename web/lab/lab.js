@@ -27,6 +27,7 @@ class Policy(policy.Policy):
   let isOwnShown = false; // whether the race that is shown has the reader's policy
   let closed = new Set(); // loops in which no request joins while others run
   let drawn = "";
+  const gamma = new EB.GammaSlider(() => race());
 
   const editor = new EB.Editor($("text"), $("lines"), () => {
     own = editor.text;
@@ -95,7 +96,7 @@ class Policy(policy.Policy):
   function chosen() {
     const numbers = Object.fromEntries(NUMBERS.map((name) => [name, Number($(name).value)]));
     const racers = [...document.querySelectorAll(".racer")].map((select) => select.value);
-    return { text: own, racers, workload: $("workload").value, ...numbers };
+    return { text: own, racers, workload: $("workload").value, options: gamma.options, ...numbers };
   }
 
   function clear() {
@@ -135,6 +136,7 @@ class Policy(policy.Policy):
     else $("race").hidden = true; // it is not of this policy
     isOwnShown = policies.includes(OWN);
     age(isOwnShown && !$("race").hidden && own !== rest.text); // the reader may have gone on
+    if (JSON.stringify(gamma.options) !== JSON.stringify(rest.options)) await race();
   }
 
   async function laws() {
@@ -160,6 +162,7 @@ class Policy(policy.Policy):
       lane.narrator = Object.assign(new EB.Narrator(), { closed });
     }
     tabulate(answer);
+    gamma.label.hidden = !answer.lanes.some(({ policy }) => policy === EB.GammaSlider.POLICY);
     drawn = "";
   }
 
@@ -243,6 +246,7 @@ class Policy(policy.Policy):
       linked = carries;
       [...document.querySelectorAll(".racer")].forEach((select, k) => (select.value = value.racers[k] ?? ""));
       for (const name of NUMBERS) if (Number.isFinite(value[name])) $(name).value = String(value[name]);
+      gamma.set(value.options?.[EB.GammaSlider.POLICY]?.gamma ?? 0);
       $("workload").value = value.workload;
       describeWorkload();
       open(OWN);
@@ -268,6 +272,7 @@ class Policy(policy.Policy):
     await openLink();
   }
 
+  $("figures").parentElement.after(gamma.label);
   $("file").addEventListener("change", () => open($("file").value));
   $("copy").addEventListener("click", () => {
     own = editor.text;
