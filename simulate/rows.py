@@ -170,7 +170,9 @@ class Rows:
     def at_rate(self, rate: float) -> Rows:
         """Return the same requests at `rate` per second; ValueError if they all arrive at once."""
         if self.rate == math.inf:
-            raise ValueError(f"all {len(self.at):,} requests arrive at once, so they have no rate. Leave out --rate")
+            raise ValueError(
+                f"requests that all arrive at once have no rate, and {len(self.at):,} can be read. Use a trace of several times"
+            )
         return self.faster(rate / self.rate)
 
     def shuffled(self, seed: int) -> Rows:

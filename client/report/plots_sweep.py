@@ -56,7 +56,7 @@ def overview(album: Album) -> None:
             for p in album.results.policies:
                 points += [[p, value, key, *rest] for value, *rest in series(album, p, key)]
         count = sum(r["num_prompts"] for r in album.results.runs)
-        title = "A sweep; bands: 95 %; dotted: saturated"
+        title = f"{album.results.summary.get('workload')}; bands: 95 % over runs; dotted: saturated"
         down = -(-len(shown) // ACROSS)
         with album.draw("sweep", title, count=count, across=ACROSS, down=down, points=points) as grid:
             panels(album, grid)

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from simulate.laws.case import ENDLESS, Case, Request
 
-LONGEST_PROMPT, MOST_SLOTS, MOST_REQUESTS = 2000, 64, 1000  # of large cases
+LONGEST_PROMPT, LONGEST_OUTPUT, MOST_SLOTS, MOST_REQUESTS = 2000, 1000, 64, 1000  # of large cases
 RIVALS, FEWER_RIVALS = 40, 12  # requests of a client that has more than its share
 LINES = 24  # of a case that are printed at most
 
@@ -114,12 +114,13 @@ def _crowd(rng: random.Random, mean_gap: float) -> list[Request]:
     """Return many requests, most of them short, of three clients whose prompts begin alike."""
     now = 0
     requests = []
-    longest = rng.randrange(MOST_REQUESTS)  # whose prompt has all the tokens that a prompt may have
+    longest = rng.randrange(MOST_REQUESTS)  # whose prompt and answer have all the tokens that they may have
     for i in range(MOST_REQUESTS):
         now += round(rng.expovariate(1 / mean_gap)) if mean_gap else 0
         most = rng.choices((30, 300, LONGEST_PROMPT), (70, 25, 5))[0]
         prompt = LONGEST_PROMPT if i == longest else rng.randint(1, most)
         output = rng.randint(1, 64 if rng.random() < 0.05 else 8)
+        output = LONGEST_OUTPUT if i == longest else output
         client = rng.choice("aab") if rng.random() < 0.9 else "c"
         deadline = now + rng.randint(0, 5000) if rng.random() < 0.5 else None
         requests.append(Request(now, (ord(client),) * prompt, output, client, rng.randint(0, 2), deadline))
