@@ -30,6 +30,7 @@ LEAK, PROGRESS = "no page is leaked", "progress after each preemption"
 TOKENS = "the same tokens as without preemption"
 PLANTED = {
     "drops_the_last": ("", {WORK}),
+    "drops_long_answers": ("", {WORK}),
     "breaks_its_claim": ("", {WORK}),
     "admits_one_too_many": ("", {"slots"}),
     "runs_finished": ("", {"no request runs after it finishes"}),
