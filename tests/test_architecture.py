@@ -147,7 +147,7 @@ def test_the_pure_rooms_ask_nobody_for_time_or_chance(room: str) -> None:
     [
         ("integrations/vllm", "simulate", ["check.py"]),
         ("integrations/ray", "ray", ["ray_serve.py"]),
-        ("generate", "triton", ["triton_attention.py", "triton_layers.py", "triton_prompts.py"]),
+        ("generate", "triton", ["triton_attention.py", "triton_layers.py", "triton_prompts.py", "triton_sampling.py"]),
     ],
 )
 def test_only_some_files_of_a_room_know_a_module(room: str, module: str, knows: list[str]) -> None:

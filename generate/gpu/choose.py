@@ -7,7 +7,8 @@ and a warning, but never changes a text. It must not know layers or requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import timeit
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -24,13 +25,18 @@ from generate.gpu.attention import (
     TorchPrompts,
     cut,
 )
+from generate.gpu.graphs import GraphReplayer
 from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
+from generate.gpu.sampling import FastDraw, draw
 from generate.rotary import Turn, rotation_table
 from models.architecture import FULL, Architecture, Reach
 
 T = TypeVar("T")
+Call = Callable[[], Tensor]
+Trial = tuple[T, float, Sequence[Call]]  # what is tried, its error, and it and plain PyTorch as calls to time, if so
 log = logging.getLogger(__name__)
 
+ROUNDS = 20  # of which the shortest counts
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
@@ -38,69 +44,87 @@ def make_decode(
     rows: int, pages: int, config: Architecture, pool: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> DecodeAttention:
     """Return decode attention for `rows` block tables of `pages` pages, over pools [pages, KV, P, D]."""
-    if device.type != "cuda":
-        return TorchDecode()
-    heads = config.n_head
 
-    def fast() -> tuple[DecodeAttention, float]:
+    def fast() -> Trial[DecodeAttention]:
         from generate.gpu.triton_attention import TritonDecode
 
-        attend = TritonDecode(rows, pages, heads, pool[1], pool[3], device)
-        case = (min(rows, 3), pages), heads, pool, dtype, device
+        attend = TritonDecode(rows, pages, config.n_head, pool[1], pool[3], device)
+        case = (min(rows, 3), pages), config.n_head, pool, dtype, device
         errors = [decode_error(attend, TorchDecode(), *case, reach) for reach in config.reaches]
-        return attend, float(torch.tensor(errors).max())  # NaN if one is
+        return attend, float(torch.tensor(errors).max()), ()  # NaN if one is
 
-    return agreed(fast, dtype, "decode attention") or TorchDecode()
+    return agreed(fast, dtype, "decode attention", device) or TorchDecode()
 
 
 def make_prompts(config: Architecture, pool: torch.Size, dtype: torch.dtype, device: torch.device) -> PromptAttention:
     """Return attention of prompts over pools [pages, KV, P, D]."""
-    if device.type != "cuda":
-        return TorchPrompts()
 
-    def fast() -> tuple[PromptAttention, float]:
+    def fast() -> Trial[PromptAttention]:
         from generate.gpu.triton_prompts import TritonPrompts
 
         attend = TritonPrompts()
         case = config.n_head, pool, dtype, device
         errors = [prompts_error(attend, TorchPrompts(), *case, reach) for reach in config.reaches]
-        return attend, float(torch.tensor(errors).max())
+        return attend, float(torch.tensor(errors).max()), ()
 
-    return agreed(fast, dtype, "attention of prompts") or TorchPrompts()
+    return agreed(fast, dtype, "attention of prompts", device) or TorchPrompts()
 
 
 def make_math(strict: bool, config: Architecture, dtype: torch.dtype, device: torch.device) -> PlainMath:
     """Return the layers' arithmetic; `strict` makes a row's bits independent of the batch, and has no fallback."""
     if strict:
         return StrictMath()
-    if device.type != "cuda":
-        return PlainMath()
 
-    def fast() -> tuple[PlainMath, float]:
-        return FusedMath(), math_error(FusedMath(), PlainMath(), config, dtype, device)
+    def fast() -> Trial[PlainMath]:
+        return FusedMath(), math_error(FusedMath(), PlainMath(), config, dtype, device), ()
 
-    return agreed(fast, dtype, "the layers' arithmetic") or PlainMath()
+    return agreed(fast, dtype, "the layers' arithmetic", device) or PlainMath()
 
 
-def agreed(make: Callable[[], tuple[T, float]], dtype: torch.dtype, part: str) -> T | None:
-    """Return the result of `make` if it runs and its error is within the tolerance, else log a warning.
+def make_draw(vocabulary: int, device: torch.device) -> FastDraw | None:
+    """Return kernels that draw as `sampling.draw` does without filters, None where that is to draw itself."""
 
-    Raises what `card.raise_if_lost` does; then plain PyTorch cannot serve either.
+    def fast() -> Trial[FastDraw]:
+        from generate.gpu.triton_sampling import draw as fast_draw
+
+        keys = torch.arange(16, device=device)
+        case = 3 * noise(len(keys), vocabulary).to(device), keys, keys, (keys % 4).double() / 2
+        calls: list[Call] = [lambda: fast_draw(*case), lambda: draw(*case, *case[2:], "plain")]
+        return fast_draw, float(not torch.equal(*(call() for call in calls))), calls
+
+    return agreed(fast, torch.float32, "drawing", device)
+
+
+def agreed(make: Callable[[], Trial[T]], dtype: torch.dtype, part: str, device: torch.device) -> T | None:
+    """Return what `make` does if it runs on a GPU, its error is within the tolerance, and it is not the slower of its calls.
+
+    Otherwise log the reason. Raises what `card.raise_if_lost` does; then plain PyTorch cannot serve either.
     """
-    if card.is_plain():
+    if device.type != "cuda" or card.is_plain():
         return None
     try:
-        fast, error = make()
+        fast, error, calls = make()
+        times = [seconds(call) for call in calls]
     # Triton's compiler raises errors of many types; the plain implementation still serves.
     except Exception as failure:
         card.raise_if_lost(failure)
         log.warning("%s falls back to plain PyTorch, which is much slower: %s", part, failure)
+        return None
+    if times and times[0] > times[1]:
+        log.info("%s stays plain: the fast kernel takes %.2f times as long", part, times[0] / times[1])
         return None
     if error < TOLERANCE[dtype]:  # false for NaN
         log.info("%s: the fast kernel is off by %.1e, at most %.1e", part, error, TOLERANCE[dtype])
         return fast
     log.warning("%s falls back to plain PyTorch: the fast kernel is off by %.2g", part, error)
     return None
+
+
+def seconds(call: Call) -> float:
+    """Return the shortest time of a call that is recorded as steps are, so that the launches of its kernels do not count."""
+    replayer = GraphReplayer(lambda rows: call(), [0])
+    replayer.record()
+    return min(timeit.repeat(lambda: replayer.run(0).cpu(), number=1, repeat=ROUNDS))  # .cpu() waits for it
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

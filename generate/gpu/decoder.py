@@ -30,6 +30,7 @@ from torch import Tensor
 from generate.gpu import card, sampling
 from generate.gpu.graphs import GraphReplayer, Replayer, buckets_up_to, recorded
 from generate.gpu.rows import Download, Rows, upload
+from generate.gpu.sampling import FastDraw
 from scheduling.sequence import Sequence
 
 RowLogits = Callable[[Rows, int], Tensor]  # the logits of the first n rows, whose keys and values are appended
@@ -91,10 +92,10 @@ class Flight:
 class Decoder:
     """Decode up to `rows.capacity` sequences at once; the device must be able to draw for all their parameters."""
 
-    def __init__(self, rows: Rows, row_logits: RowLogits, page_size: int) -> None:
+    def __init__(self, rows: Rows, row_logits: RowLogits, page_size: int, fast_draw: FastDraw | None = None) -> None:
         self.rows = rows
         self.page_size = page_size
-        self.row_logits = row_logits
+        self.row_logits, self.fast_draw = row_logits, fast_draw
         records = rows.device.type == "cuda" and not card.is_plain()
         buckets = buckets_up_to(rows.capacity)
         self.replayer: Replayer = (GraphReplayer if records else Replayer)(self._step, buckets, sampling.DRAWINGS)
@@ -134,10 +135,6 @@ class Decoder:
             self.ahead = after
         return tokens
 
-    def logits(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence] = ()) -> Tensor:
-        """Return the logits [n, V] of a step whose own tokens are not used."""
-        return self.launch(sequences, held)[1]
-
     def launch(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence] = ()) -> tuple[Flight, Tensor]:
         """Launch a step, ahead of which no other is launched; return it and the logits [n, V] of the sequences."""
         self.forget()
@@ -148,7 +145,7 @@ class Decoder:
     def _launch_for(self, sequences: abc.Sequence[Sequence], held: abc.Sequence[Sequence]) -> Flight:
         """Put these into the rows and launch their step."""
         self.rows.write(sequences, held)
-        return self._launch(list(held), _drawing_for(sequences))
+        return self._launch(list(held), sampling.drawing_for([seq.sampling for seq in sequences]))
 
     def _launch_after(self, flight: Flight | None, following: Following) -> Flight | None:
         """Launch the step after `flight`; None if nobody follows, or more than there are rows."""
@@ -161,7 +158,7 @@ class Decoder:
             return self._launch(held, flight.drawing)
         # The scheduler gives pages a step ahead, so that the next position has one. Where it has none, the request ends.
         self.rows.follow(staying, held, joining, drawn)
-        return self._launch(held, _drawing_for([*staying, *joining]))
+        return self._launch(held, sampling.drawing_for([seq.sampling for seq in (*staying, *joining)]))
 
     def _launch(self, held: list[Sequence], drawing: sampling.Drawing) -> Flight:
         """Launch the step of those in the rows."""
@@ -177,15 +174,10 @@ class Decoder:
         rows = self.rows
         logits = self.row_logits(rows, size)
         context_lens, moves = rows.context_lens[:size], rows.moves[:size]
-        where = None if drawing == "greedy" else sampling.uniforms(rows.key[:size], context_lens)
         inverse, top_k, top_p = rows.inverse_temperature[:size], rows.top_k[:size], rows.top_p[:size]
-        drawn = sampling.draw(logits, where, inverse, top_k, top_p, drawing)
+        drawn = sampling.draw(logits, rows.key[:size], context_lens, inverse, top_k, top_p, drawing, self.fast_draw)
         self.drawn[:size].copy_(drawn)
         # NOT_FINITE and TOO_FLAT end the row on the host; until then its token must be one that can be embedded.
         rows.token[:size].copy_(torch.where(moves > 0, drawn.clamp(min=0), rows.token[:size]))
         context_lens.add_(moves)
         return logits
-
-
-def _drawing_for(sequences: abc.Sequence[Sequence]) -> sampling.Drawing:
-    return sampling.drawing_for([seq.sampling for seq in sequences])

@@ -76,15 +76,15 @@ class GpuRunner(Runner):
         self.attention = self.attend.name
         self.network = Network(model, choose.make_math(strict, model.config, *target))
         self.prefill = Prefill(self.network.states, attend_prompts, self.keys, self.values, pages)
-        rows = Rows(capacity, pages, self.device)
-        self.decoder = Decoder(rows, self._row_logits, self.page_size)
+        rows, draw = Rows(capacity, pages, self.device), choose.make_draw(self.config.vocab_size, self.device)
+        self.decoder = Decoder(rows, self._row_logits, self.page_size, draw)
 
     @property
     def kernels(self) -> dict[str, str]:
         """The implementation of each part that has a fast one."""
         ways = ["graphs" if hasattr(part.replayer, "graphs") else "launched" for part in (self.decoder, self.prefill)]
         return {"decode": self.attend.name, "prompts": self.prefill.attend.name, "layers": self.network.math.name,
-                "decode steps": ways[0], "prompt steps": ways[1]}  # fmt: skip
+                "drawing": "triton" if self.decoder.fast_draw else "torch", "decode steps": ways[0], "prompt steps": ways[1]}  # fmt: skip
 
     @torch.inference_mode()
     def warm_up(self) -> bool:
@@ -182,8 +182,8 @@ class GpuRunner(Runner):
 
         The step may repeat one that was just computed: no sequence has advanced, so it writes the same keys and values.
         """
-        logits = self.decoder.logits(sequences, held).cpu()
-        return sample_outputs(sequences, [1] * len(sequences), logits)
+        _, logits = self.decoder.launch(sequences, held)
+        return sample_outputs(sequences, [1] * len(sequences), logits.cpu())
 
     def _row_logits(self, rows: Rows, size: int) -> Tensor:
         """Return the logits [size, V] of the first rows, each of which decodes its token."""
@@ -280,8 +280,7 @@ def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     keys, lengths, top_k = upload(torch.tensor(numbers), logits.device)
     floats = torch.tensor([[p.inverse_temperature for p in params], [p.top_p for p in params]], dtype=torch.float64)
     inverse, top_p = upload(floats, logits.device)
-    where = None if drawing == "greedy" else sampling.uniforms(keys, lengths)
-    return sampling.draw(logits, where, inverse, top_k, top_p, drawing)
+    return sampling.draw(logits, keys, lengths, inverse, top_k, top_p, drawing)
 
 
 def _outcome(token: int | FormError) -> Output:

@@ -9,7 +9,7 @@ It must not know requests, pages or batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from generate.params import SamplingParams
 from generate.sampling import CANDIDATES, signed
 
+FastDraw = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # logits, keys, positions and inverse of `draw`: tokens
 Drawing = Literal["greedy", "plain", "filtered"]
 DRAWINGS: tuple[Drawing, ...] = ("greedy", "plain", "filtered")
 NOT_FINITE, TOO_FLAT = -1, -2  # instead of a token
@@ -29,8 +30,7 @@ def draws(params: SamplingParams) -> bool:
     """Return whether the device can draw for these parameters."""
     if params.is_processed or params.logprobs is not None:
         return False
-    unfiltered = not params.is_filtered
-    return unfiltered or (params.min_p == 0 and params.typical_p >= 1 and params.top_k <= CANDIDATES)
+    return not params.is_filtered or (params.min_p == 0 and params.typical_p >= 1 and params.top_k <= CANDIDATES)
 
 
 def drawing_for(params: Sequence[SamplingParams]) -> Drawing:
@@ -66,16 +66,19 @@ def restrict(logits: Tensor, bits: Tensor) -> Tensor:
 
 
 def draw(
-    logits: Tensor, where: Tensor | None, inverse: Tensor, top_k: Tensor, top_p: Tensor, drawing: Drawing
-) -> Tensor:
+    logits: Tensor, keys: Tensor, positions: Tensor, inverse: Tensor, top_k: Tensor, top_p: Tensor, drawing: Drawing,
+    fast: FastDraw | None = None,
+) -> Tensor:  # fmt: skip
     """Return int64 tokens of float32 logits [n, V], NOT_FINITE or TOO_FLAT.
 
-    where: float64 [n] in [0, 1), the draw; None when all are greedy. inverse: float64 [n], the inverse temperature, 0
-    for greedy rows. top_k: int64 [n], 0 for all. top_p: float64 [n]. `drawing` covers all rows, see `drawing_for`.
+    keys, positions: int64 [n], as in `uniforms`. inverse: float64 [n], the inverse temperature, 0 for greedy rows.
+    top_k: int64 [n], 0 for all. top_p: float64 [n]. `drawing` covers all rows, see `drawing_for`. `fast` does "plain".
     """
+    if drawing == "plain" and fast is not None:
+        return fast(logits, keys, positions, inverse)
     best, tokens = logits.max(dim=1)  # [n]
     if drawing != "greedy":
-        assert where is not None
+        where = uniforms(keys, positions)  # [n]
         factor = inverse[:, None].float()  # [n, 1]
         plain = _invert(((logits - best[:, None]) * factor).exp(), where)
         tokens = torch.where(inverse > 0, plain, tokens)

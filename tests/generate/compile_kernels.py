@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from generate.gpu import triton_attention, triton_layers, triton_prompts
+from generate.gpu import triton_attention, triton_layers, triton_prompts, triton_sampling
 
 CARDS = (80, 90)  # A100, H100 and H200
 FORMATS = ("fp16", "bf16")
@@ -29,6 +29,8 @@ def kernels(dtype: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any]]]
     gpt2 = {"H": 16, "KV": 16, "P": 128, "D": 64, "BD": 64, "BM": 64}
     layer_norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32", "stride": "i32"}
     product = {"X": x, "W": x, "B": x, "Y": x, "M": "i32", "N": "i32"}
+    row = {"LOGITS": "*fp32", "BEST": "*fp32", "INVERSE": "*fp64", "SUMS": "*fp64", "stride": "i32"}
+    vocabulary = {"V": 50257, "N": 197, "BLOCK": 256, "EXACT": True}
     llama = {"KV": 8, "G": 4, "P": 128, "D": 128, "BG": 16, "BD": 128, "BN": 32, "MP": 64, "BP": 64,
              "WINDOW": 0, "CAP": 0.0, "ALIBI": 0}  # fmt: skip
     return {
@@ -50,6 +52,9 @@ def kernels(dtype: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any]]]
         "gate": (triton_layers._silu_gate, {"Y": x, "OUT": x}, {"N": 14336, "BN": 1024}),
         "linear": (triton_layers._linear, product,
                    {"K": 1024, "BM": 64, "BN": 64, "BK": 64, "BIAS": True, "GELU": True}),
+        "sum blocks": (triton_sampling._sum_blocks, row, {**vocabulary, "BN": 8}),
+        "draw": (triton_sampling._draw, {**row, "KEYS": "*i64", "POSITIONS": "*i64", "TOKENS": "*i64"},
+                 {**vocabulary, "BN": 256, "BAD": -1}),
     }  # fmt: skip
 
 

@@ -44,6 +44,21 @@ def test_a_steady_batch_is_always_one_step_ahead() -> None:
     assert runner.decoder.used_ahead == 19  # all decodes: the first was launched while the prompts were computed
 
 
+def test_texts_at_a_temperature_are_the_same_with_the_kernels_that_draw() -> None:
+    pytest.importorskip("triton", reason="Triton is not there: pip install triton")
+    from generate.gpu import triton_sampling
+
+    def requests() -> list[Sequence]:
+        return [Sequence([i + 1] * 5, 6, sampling=SamplingParams(temperature=i % 3, seed=i)) for i in range(5)]
+
+    runner = gpu_runner()
+    drawn: list[int] = []
+    runner.decoder.fast_draw = lambda logits, *row: (drawn.append(len(logits)), triton_sampling.draw(logits, *row))[1]
+    assert runner.kernels["drawing"] == "triton"
+    assert run(None, requests(), runner=runner) == run(make_model(CONFIG), requests())
+    assert drawn
+
+
 @pytest.mark.parametrize("budget", [2048, 24])
 def test_steps_that_prompts_join_and_requests_leave_are_launched_ahead(budget: int) -> None:
     runner = gpu_runner()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from generate import machine
 from generate.gpu import card, choose
-from generate.gpu.graphs import GraphReplayer
+from generate.gpu.graphs import GraphReplayer, Replayer
 from generate.gpu.runner import GpuRunner
 from tests.support.generate import SHAPES, make_model, ragged, run
 
@@ -51,18 +52,53 @@ def failing(error: Exception) -> Any:
 
 
 def test_a_part_that_fails_alone_or_is_wrong_is_replaced_with_one_warning(
-    gpu: dict[str, Any], caplog: pytest.LogCaptureFixture
+    gpu: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert choose.agreed(lambda: ("fast", 1e-6), torch.float32, "x") == "fast"
+    monkeypatch.setattr(choose, "GraphReplayer", Replayer)
+    assert choose.agreed(lambda: ("fast", 1e-6, ()), torch.float32, "x", CUDA) == "fast"
     for part, reason in (
         (failing(RuntimeError("PassManager::run failed")), ", which is much slower: PassManager::run failed"),
-        (lambda: ("fast", 0.5), ": the fast kernel is off by 0.5"),
-        (lambda: ("fast", math.nan), ": the fast kernel is off by nan"),
+        (lambda: ("fast", 0.5, ()), ": the fast kernel is off by 0.5"),
+        (lambda: ("fast", math.nan, ()), ": the fast kernel is off by nan"),
+        (lambda: ("fast", 0.0, [failing(RuntimeError("no capture"))]), ", which is much slower: no capture"),
     ):
         caplog.clear()
-        assert choose.agreed(part, torch.float32, "attention") is None
+        assert choose.agreed(part, torch.float32, "attention", CUDA) is None
         messages = [record.getMessage() for record in caplog.records]
         assert messages == [f"attention falls back to plain PyTorch{reason}"]
+
+
+@pytest.mark.parametrize(("fast", "plain", "serves"), [([9, 1, 9], [2, 9, 9], True), ([9, 3, 9], [2, 9, 9], False)])
+def test_a_part_that_loses_on_time_stays_plain_without_a_warning(
+    fast: list[int], plain: list[int], serves: bool, gpu: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The shortest time counts, by a clock that the calls move on."""
+    now = 0
+
+    def taking(times: list[int]) -> Any:
+        each = iter(times)
+
+        def call() -> torch.Tensor:
+            nonlocal now
+            now += next(each)
+            return torch.zeros(1)
+
+        return call
+
+    def repeat(call: Any, number: int, repeat: int) -> list[int]:
+        times = [now, *((call(), now)[1] for _ in range(repeat))]
+        return [after - before for before, after in itertools.pairwise(times)]
+
+    monkeypatch.setattr(choose, "GraphReplayer", Replayer)
+    monkeypatch.setattr(choose, "ROUNDS", 3)
+    monkeypatch.setattr(choose.timeit, "repeat", repeat)
+    with caplog.at_level("INFO", choose.__name__):
+        found = choose.agreed(lambda: ("fast", 0.0, [taking(fast), taking(plain)]), torch.float32, "drawing", CUDA)
+    assert found == ("fast" if serves else None)
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert serves or "drawing stays plain: the fast kernel takes 1.50 times as long" in record.getMessage()
 
 
 @pytest.mark.parametrize("where", ["a part", "the recording"])
@@ -75,7 +111,7 @@ def test_what_plain_pytorch_cannot_survive_is_raised(
         gpu["synchronize"], error = RuntimeError(POISON), RuntimeError("Triton Error [CUDA]: misaligned address")
     runner = GpuRunner(make_model(CONFIG), 9, 64, capacity=2)
     runner.decoder.replayer.record = failing(error)  # type: ignore[method-assign]
-    steps = {"a part": lambda: choose.agreed(failing(error), torch.float16, "x"), "the recording": runner.warm_up}
+    steps = {"a part": lambda: choose.agreed(failing(error), torch.float16, "x", CUDA), "the recording": runner.warm_up}
     with pytest.raises(RuntimeError, match="out of memory" if cause == "memory" else "illegal memory access"):
         steps[where]()
     assert caplog.records == []
@@ -92,19 +128,20 @@ def test_a_recording_that_breaks_off_costs_only_speed(gpu: dict[str, Any], caplo
     assert runner.warm_up()
     assert len(caplog.records) == 1
     assert runner.kernels == {
-        "decode": "torch", "prompts": "torch", "layers": "torch", "decode steps": "launched", "prompt steps": "launched"
+        "decode": "torch", "prompts": "torch", "layers": "torch", "drawing": "torch", "decode steps": "launched",
+        "prompt steps": "launched",
     }  # fmt: skip
     assert run(None, ragged(CONFIG, 6, 5), runner=runner) == run(make_model(CONFIG), ragged(CONFIG, 6, 5))
 
 
 @pytest.mark.parametrize("why", ["EB_KERNELS=off", "an old card"])
 def test_without_kernels_nothing_is_compiled(why: str, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose.agreed(lambda: ("fast", 0.0), torch.float16, "x") == "fast"
+    assert choose.agreed(lambda: ("fast", 0.0, ()), torch.float16, "x", CUDA) == "fast"
     if why == "an old card":
         gpu["get_device_capability"] = (6, 1)
     else:
         monkeypatch.setenv("EB_KERNELS", "off")
-    assert choose.agreed(failing(AssertionError("compiled")), torch.float16, "x") is None
+    assert choose.agreed(failing(AssertionError("compiled")), torch.float16, "x", CUDA) is None
 
 
 @pytest.mark.parametrize(

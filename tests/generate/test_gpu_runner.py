@@ -182,11 +182,10 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(m
     runner.prefill.attend = TritonPrompts()
     seen: list[dict[tuple[str, int], torch.Tensor]] = []
 
-    def watch(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(compute: Callable[..., Any], logits: int) -> Callable[..., Any]:
         def computed(sequences: list[Sequence], *args: Any) -> Any:
             result = compute(sequences, *args)
-            rows = result[0] if isinstance(result, tuple) else result  # of prompts: with the states to pool
-            seen[-1].update({(s.id, s.length): row.clone() for s, row in zip(sequences, rows)})
+            seen[-1].update({(s.id, s.length): row.clone() for s, row in zip(sequences, result[logits])})
             return result
 
         return computed
@@ -197,8 +196,8 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(m
         requests = [Sequence([9, 8, i] * 21, 3, id=str(i), sampling=asks) for i in range(2)]
         return run(None, requests, policy, runner=runner)
 
-    monkeypatch.setattr(runner.decoder, "logits", watch(runner.decoder.logits))
-    monkeypatch.setattr(runner, "_compute_prompts", watch(runner._compute_prompts))
+    monkeypatch.setattr(runner.decoder, "launch", watch(runner.decoder.launch, 1))
+    monkeypatch.setattr(runner, "_compute_prompts", watch(runner._compute_prompts, 0))
     greedy = [Sequence([9, 8, i] * 21, 3, sampling=GREEDY) for i in range(2)]
     assert texts("dynamic") == texts("nobatch") == run(make_model(config), greedy)
     together, alone = seen

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from generate.gpu import sampling
+from generate.gpu import choose, sampling
 from generate.gpu.graphs import BUCKETS, GraphReplayer, Replayer, buckets_up_to
 from generate.params import SamplingParams
 from generate.sampling import sample, uniform
@@ -33,15 +33,50 @@ def test_the_devices_draws_are_the_hosts() -> None:
         for i in range(400)
     ]  # fmt: skip
     positions = list(range(400))
-    where = sampling.uniforms(torch.tensor([sampling.key_of(p.seed) for p in params]), torch.tensor(positions))
+    keys = torch.tensor([sampling.key_of(p.seed) for p in params])
     inverse = torch.tensor([1 / p.temperature if p.temperature else 0.0 for p in params]).double()
     columns = (torch.tensor([p.top_k for p in params]), torch.tensor([p.top_p for p in params]).double())
-    got = sampling.draw(logits, where, inverse, *columns, "filtered").tolist()
+    got = sampling.draw(logits, keys, torch.tensor(positions), inverse, *columns, "filtered").tolist()
     expected = sample(logits, params, positions)
     flat = [i for i, token in enumerate(got) if token == sampling.TOO_FLAT]
     assert 0 < len(flat) < 100
     assert all(params[i].top_p < 1 and not params[i].top_k for i in flat)
     assert [t for t in got if t >= 0] == [t for i, t in enumerate(expected) if i not in flat]
+
+
+@pytest.mark.parametrize("vocabulary", [7, 256, 257, 5000, 50257])
+def test_the_kernels_draw_what_pytorch_draws(vocabulary: int) -> None:
+    """Triton's, in its interpreter: greedy rows, rows at temperatures from 0.2 to 2, and rows that are not finite."""
+    pytest.importorskip("triton", reason="Triton is not there: pip install triton")
+    from generate.gpu import triton_sampling
+
+    rows = 64
+    padded = 3 * torch.randn(rows, vocabulary + 47, generator=torch.Generator().manual_seed(vocabulary))
+    logits = padded[:, :vocabulary]  # a head is wider than its vocabulary
+    padded[:, vocabulary:] = 1e9
+    logits[3, 5], logits[4, 2], logits[5], logits[6, 3:], logits[7] = torch.nan, torch.inf, -torch.inf, -torch.inf, 0
+    keys = torch.tensor([sampling.key_of(2**64 - 1 - 7919 * i if i % 2 else i) for i in range(rows)])
+    positions = 17 * torch.arange(rows)
+    inverse = torch.tensor([0.0 if i % 8 == 1 else 1 / (0.2 + i % 7 * 0.3) for i in range(rows)]).double()
+    expected = sampling.draw(logits, keys, positions, inverse, keys, inverse, "plain")
+    got = sampling.draw(logits, keys, positions, inverse, keys, inverse, "plain", triton_sampling.draw)
+    assert got.tolist() == expected.tolist()
+    assert got[3:6].tolist() == [sampling.NOT_FINITE] * 3
+    assert (got[inverse == 0] == logits[inverse == 0].argmax(1)).all()
+
+
+def test_the_drawing_kernels_are_tried_at_the_start_against_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not there: pip install triton")
+    from generate.gpu import triton_sampling
+
+    cpu = torch.device("cpu")
+    assert choose.make_draw(500, cpu) is None
+    monkeypatch.setattr(choose, "agreed", lambda make, *_: make())
+    fast, error, (first, second) = choose.make_draw(500, cpu)  # type: ignore[misc]
+    assert (fast, error) == (triton_sampling.draw, 0)
+    assert first().tolist() == second().tolist()
+    monkeypatch.setattr(triton_sampling, "draw", lambda logits, *_: logits.argmax(1))
+    assert choose.make_draw(500, cpu)[1] == 1  # type: ignore[index]
 
 
 def test_buckets_end_at_the_capacity_and_hold_every_batch() -> None:

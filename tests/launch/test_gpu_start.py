@@ -119,7 +119,7 @@ def test_the_doctor_measures_one_request_and_a_full_batch(monkeypatch: pytest.Mo
     monkeypatch.setattr(load_model, "load_model", lambda config, slots: (asked.append(config), parts)[1])
     monkeypatch.setattr(machine, "choose_device", lambda wanted: torch.device("cuda"))
     text = doctor._device(Config(max_batch_size=8))
-    assert "layers torch, decode steps launched, prompt steps launched; tokens/s of tiny: " in text
+    assert "layers torch, drawing torch, decode steps launched, prompt steps launched; tokens/s of tiny: " in text
     assert text.endswith(" with 8 requests")
     assert (asked[0].load_format, asked[0].model) == ("dummy", "gpt2-medium")
     facts["fallbacks"] = [FALLBACK]
