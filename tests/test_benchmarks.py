@@ -29,15 +29,23 @@ def measure(module: str, folder: Path, *argv: str) -> dict[str, Any]:
 def test_the_gpus_benchmark_checks_and_measures_all_of_its_sections(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not there: pip install triton")
     result = measure("gpu", tmp_path, "--batch", "1,3", "--context", "40,1024", "--prefill", "16", "--prompts", "4",
-                     "--tokens", "5", "--burst", "3", "--seconds", "0.01", "--dtype", "float32", "--device", "cpu",
+                     "--tokens", "5", "--burst", "3", "--steady", "9", "--slots", "2", "--seconds", "0.01",
+                     "--peer", "vllm=/none@float32", "--dtype", "float32", "--device", "cpu",
                      "--sections", "checks,decode,prefill,serving,peers", "--policies", "dynamic")  # fmt: skip
     found = result["checks"]
     assert found["attention"]["kernel"] == "triton"
     assert found["attention"]["same_bits_alone"]
     assert found["fast"]["equal_to_cpu_float32"] == found["fast"]["equal_alone_and_in_a_batch"] == 4
-    assert [(r["batch"], r["context"]) for r in result["decode"]] == [(b, c) for b in (1, 3) for c in (40, 1024)]
+    assert [(r["batch"], r["context"]) for r in result["decode"]] == [(b, c) for c in (40, 1024) for b in (1, 3)]
     assert result["prefill"][0]["tokens"] == 16
-    assert result["serving"]["http"]["dynamic"]["burst"] > 0
+    assert all(row["sampled_step_ms"] > 0 for row in result["decode"] if row["context"] == 40)
+    steady, burst = result["serving"]["steady"], result["serving"]["burst dynamic"]
+    assert (steady["requests"], steady["slots"], burst["requests"], burst["slots"]) == (9, 2, 3, 3)
+    for found in (steady, burst):
+        assert min(found["engine"], found["http"], found["host_ms"]) > 0
+        assert 0 < found["used_ahead"] <= found["decode_steps"] <= found["steps"]
+    assert result["peers"].pop("vllm float32").startswith("there is no program /none")
+    assert len(result["peers"]) == 4
     assert all(isinstance(rate, float) for rate in result["peers"].values()), result["peers"]
 
 

@@ -2,8 +2,10 @@
 
     dev/benchmarks/gpu.sh --json dev/benchmarks/results/gpu.json
 
-Decode steps and prompts come first (`gpu_steps.py`), then checks (`gpu_checks.py`), then a burst over HTTP for every
-policy, then transformers on the same requests (`gpu_peers.py`). The results so far are written after each figure.
+Decode steps and prompts come first (`gpu_steps.py`), then checks (`gpu_checks.py`), then the steady state and bursts, also
+over HTTP (`gpu_serving.py`), then peers on a burst (`gpu_peers.py`): those of --peer, and transformers. When --minutes are
+over, the rest gives way: what is compiled for minutes is last, and --sections names others, in another order. The results
+so far are written after each figure.
 Without a GPU all of it runs at small sizes on the CPU, Triton's kernels in its interpreter: those figures show that
 the code runs, and nothing about a GPU.
 """
@@ -17,12 +19,9 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,12 +30,11 @@ from rich.console import Console
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
 
-from dev.benchmarks import gpu_checks, gpu_peers, gpu_steps, report
+from dev.benchmarks import gpu_checks, gpu_peers, gpu_serving, gpu_steps, report
 from dev.benchmarks import machine as measured
 from dev.benchmarks.gpu_loader import FULL, SMALL, Keep, Loader, Sizes, clear
 from generate import machine
 
-ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ("decode", "prefill", "checks", "serving", "peers")
 SPARE_SECONDS = 30.0  # after --minutes, for code that blocks signals; then the process ends
 console = Console(stderr=True)
@@ -44,38 +42,6 @@ console = Console(stderr=True)
 
 class TimeIsUp(BaseException):
     """The minutes of a run are over; a BaseException, so that no section handles it as its own failure."""
-
-
-def measure_serving(args: argparse.Namespace, sizes: Sizes, keep: Keep) -> dict[str, Any]:
-    """Return the results of benchmarks.serving for a burst under each policy."""
-    results: dict[str, Any] = {"http": {}, "offline": {}, "requests": sizes.burst}
-    for policy in args.policies:
-        part = serve(args, sizes, policy)
-        for name in ("http", "offline"):
-            results[name].update(part[name])
-        keep(results)
-    return results
-
-
-def serve(args: argparse.Namespace, sizes: Sizes, policy: str) -> dict[str, Any]:
-    """Return the result of benchmarks.serving for one policy, in a process of its own, which has the whole card."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "serving.json"
-        command = [
-            sys.executable, "-m", "dev.benchmarks.serving", "--model", sizes.model, "--load-format",
-            args.load_format, "--dtype", args.dtype, "--policies", policy, "--numsamples", str(sizes.burst),
-            "--poisson", "0", "--repeats", "3", "--json", str(path),
-        ]  # fmt: skip
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-            try:
-                status = process.wait()
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)  # with the server that it started, which holds the card
-                raise
-        if status:
-            raise RuntimeError(f"dev.benchmarks.serving --policies {policy} exited with {status}")
-        result: dict[str, Any] = json.loads(path.read_text())
-        return result
 
 
 def run(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
@@ -89,8 +55,8 @@ def run(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
         "checks": lambda keep: gpu_checks.run(loader, sizes, keep),
         "decode": lambda keep: gpu_steps.measure_decode(loader, sizes, keep),
         "prefill": lambda keep: gpu_steps.measure_prefill(loader, sizes, keep),
-        "serving": lambda keep: measure_serving(args, sizes, keep),
-        "peers": lambda keep: gpu_peers.run(loader, sizes, keep),
+        "serving": lambda keep: gpu_serving.run(args, loader, sizes, keep),
+        "peers": lambda keep: gpu_peers.run(args, loader, sizes, keep),
     }
     result: dict[str, Any] = {
         "benchmark": "gpu", "gpu": gpu_checks.card(loader.device), "model": sizes.model,
@@ -155,10 +121,10 @@ def show(result: dict[str, Any]) -> None:
     report.show(f"{result['model']} {result['dtype']}, decode", heads, rows, left=0)
     for r in result.get("prefill") or ():
         console.print(f"prefill {r['tokens']}: {r['ms']:.2f} ms, {r['tokens_per_s']:.0f} tokens/s")
-    serving = result.get("serving") or {"http": {}, "offline": {}}
-    for name, figures in serving["http"].items():
-        offline = serving["offline"][name]
-        console.print(f"HTTP {name}: {figures['burst']:.0f} tokens/s, {figures['burst'] / offline:.2f} of offline")
+    for name, r in (result.get("serving") or {}).items():
+        http = f"{r['http']:.0f} over HTTP ({r['http'] / r['engine']:.2f})" if "http" in r else "not measured over HTTP"
+        console.print(f"{name}: {r['engine']:.0f} tokens/s, {http}; {r['used_ahead']} of {r['decode_steps']} decode steps "
+                      f"used ahead; host {r['host_ms']:.2f} of {r['step_ms']:.2f} ms a step")  # fmt: skip
     for name, figure in (result.get("peers") or {}).items():
         console.print(f"{name}: {figure:.0f} tokens/s" if isinstance(figure, float) else f"{name}: {figure}")
 
@@ -172,11 +138,14 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     result.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     result.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    result.add_argument("--policies", type=words, default=["dynamic", "static", "nobatch"])
+    result.add_argument("--policies", type=words, default=["dynamic", "static", "nobatch"], help="of bursts")
     for name in ("batch", "context", "prefill"):
         result.add_argument(f"--{name}", type=numbers)
-    for name in ("prompts", "tokens", "burst"):
+    for name in ("prompts", "tokens", "burst", "steady", "slots"):
         result.add_argument(f"--{name}", type=int)
+    result.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM[@FORMAT]",
+                        help="also measure this server, such as vllm=vllm/bin/python@float16, which takes minutes")  # fmt: skip
+    result.add_argument("--seed", type=int, default=1, help="of the requests over HTTP")
     result.add_argument("--seconds", type=float, help="per figure")
     result.add_argument("--minutes", type=float, default=9.0, help="the run ends after them, with what it has")
     return result

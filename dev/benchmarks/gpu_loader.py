@@ -29,12 +29,14 @@ class Sizes:
     prompts: int
     tokens: int
     burst: int
+    steady: int  # requests that keep `slots` slots full
+    slots: int
     seconds: float  # per figure
 
 
 FULL = Sizes("gpt2-medium", [1, 8, 32, 64, 128, 256, 512], [128, 512, 1024], [128, 512, 1024],
-             prompts=100, tokens=100, burst=256, seconds=1.0)  # fmt: skip
-SMALL = Sizes("bard", [1, 4], [64], [48], prompts=6, tokens=12, burst=8, seconds=0.2)
+             prompts=100, tokens=100, burst=256, steady=2048, slots=256, seconds=1.0)  # fmt: skip
+SMALL = Sizes("bard", [1, 4], [64], [48], prompts=6, tokens=12, burst=8, steady=12, slots=4, seconds=0.2)
 
 
 class Loader:

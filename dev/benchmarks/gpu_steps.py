@@ -23,7 +23,7 @@ console = Console(stderr=True)
 
 
 def measure_decode(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, Any]]:
-    """Return for each batch and context the median step and its fraction of the limit."""
+    """Return for each batch and context the median step and its fraction of the limit; at the first, also at temperature 1."""
     bandwidth = gpu_checks.bandwidth(loader.device)  # before the pages take their share
     rate = gpu_checks.arithmetic(loader.device, loader.dtype)
     most = max(sizes.batch) * -(-max(sizes.context) // loader.page_size)
@@ -38,21 +38,25 @@ def measure_decode(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, A
             if batch * -(-context // runner.page_size) >= runner.keys.shape[1]:
                 console.print(f"batch {batch} with context {context} does not fit into the memory")
                 continue
-            step = _median_step(runner, batch, context, sizes.seconds)
+            step = _median_step(runner, batch, context, sizes.seconds, 0.0)
             mean = context - STEPS // 2
             limit = measured.limit_seconds(loader.shape, runner.dtype, batch, mean, bandwidth, rate)
             rows.append({"batch": batch, "context": context, "step_ms": step * 1e3,
                          "tokens_per_s": batch / step, "fraction": limit / step,
                          "bandwidth_gb_s": bandwidth / 1e9, "rate_gflop_s": rate / 1e9,
                          "attention": runner.attention, "layers": runner.network.math.name,
+                         "drawing": runner.kernels["drawing"],
                          "graphs": hasattr(runner.decoder.replayer, "graphs")})  # fmt: skip
+            if context == sizes.context[0]:
+                rows[-1]["sampled_step_ms"] = _median_step(runner, batch, context, sizes.seconds, 1.0) * 1e3
             keep(rows)
     return rows
 
 
-def _median_step(runner: GpuRunner, batch: int, context: int, seconds: float) -> float:
+def _median_step(runner: GpuRunner, batch: int, context: int, seconds: float, temperature: float) -> float:
     """Return the median of the steps of as many rounds as fit into `seconds`, at least one."""
-    sequences = offline.decoding(runner, batch, max(1, context - STEPS), 0.0, spare=min(STEPS, context - 1))
+    past, spare = max(1, context - STEPS), min(STEPS, context - 1)
+    sequences = offline.decoding(runner, batch, past, temperature, spare)
     times: list[float] = []
     began = time.perf_counter()
     while not times or time.perf_counter() - began < seconds:

@@ -48,8 +48,8 @@ class Model:
             return answers(manager, self.ids(requests))
 
 
-def static(model: Any, burst: Burst, most: int = 0) -> None:
-    """Answer as one batch, padded on the left, that runs until the longest is done, or `most` tokens."""
+def static(model: Any, burst: Burst, most: int = 0, cache: str | None = None) -> None:
+    """Answer as one batch, padded on the left, until the longest is done, or `most` tokens; compiled with a static cache."""
     torch = importlib.import_module("torch")
     longest = max(len(ids) for ids, _ in burst)
     ids = torch.tensor([[0] * (longest - len(p)) + p for p, _ in burst], device=model.device)
@@ -58,7 +58,7 @@ def static(model: Any, burst: Burst, most: int = 0) -> None:
     with torch.inference_mode():
         model.generate(
             ids, attention_mask=mask, do_sample=False, pad_token_id=0, eos_token_id=None, max_new_tokens=most,
-            min_new_tokens=most,
+            min_new_tokens=most, cache_implementation=cache,
         ).cpu()  # fmt: skip
 
 
