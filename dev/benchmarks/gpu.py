@@ -33,6 +33,7 @@ if not torch.cuda.is_available():
 from dev.benchmarks import gpu_checks, gpu_peers, gpu_serving, gpu_steps, report
 from dev.benchmarks import machine as measured
 from dev.benchmarks.gpu_loader import FULL, SMALL, Keep, Loader, Sizes, clear
+from dev.benchmarks.peers.__main__ import PEERS
 from generate import machine
 
 SECTIONS = ("decode", "prefill", "checks", "serving", "peers")
@@ -156,6 +157,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     unknown = set(args.sections) - set(SECTIONS)
     if unknown:
         raise SystemExit(f"error: unknown section {', '.join(sorted(unknown))}. Use {', '.join(SECTIONS)}")
+    if unknown := {text.partition("=")[0] for text in args.peer} - set(PEERS):
+        raise SystemExit(f"error: unknown peer {', '.join(sorted(unknown))}. Use {', '.join(PEERS)}")
     on_gpu = machine.choose_device(args.device).type == "cuda"
     machine.use_threads(0 if on_gpu else 1)  # more threads of such a small model only wait for each other
     base = FULL if on_gpu else SMALL
