@@ -2,10 +2,10 @@
 
     dev/benchmarks/gpu.sh --json dev/benchmarks/results/gpu.json
 
-Decode steps and prompts come first (`gpu_steps.py`), then checks (`gpu_checks.py`), then the steady state and bursts, also
-over HTTP (`gpu_serving.py`), then peers on a burst (`gpu_peers.py`): those of --peer, and transformers. When --minutes are
-over, the rest gives way: what is compiled for minutes is last, and --sections names others, in another order. The results
-so far are written after each figure.
+Decode steps and prompts come first (`gpu_steps.py`), then checks (`gpu_checks.py`), then the steady state and bursts,
+also over HTTP (`gpu_serving.py`), then peers on a burst (`gpu_peers.py`): those of --peer, and transformers. When
+--minutes are over, the rest gives way: what is compiled for minutes is last, and --sections names others, in another
+order. The results so far are written after each figure.
 Without a GPU all of it runs at small sizes on the CPU, Triton's kernels in its interpreter: those figures show that
 the code runs, and nothing about a GPU.
 """
@@ -124,7 +124,7 @@ def show(result: dict[str, Any]) -> None:
         console.print(f"prefill {r['tokens']}: {r['ms']:.2f} ms, {r['tokens_per_s']:.0f} tokens/s")
     for name, r in (result.get("serving") or {}).items():
         http = f"{r['http']:.0f} over HTTP ({r['http'] / r['engine']:.2f})" if "http" in r else "not measured over HTTP"
-        console.print(f"{name}: {r['engine']:.0f} tokens/s, {http}; {r['used_ahead']} of {r['decode_steps']} decode steps "
+        console.print(f"{name}: {r['engine']:.0f} tokens/s, {http}; {r['used_ahead']} of {r['decode_steps']} decodes "
                       f"used ahead; host {r['host_ms']:.2f} of {r['step_ms']:.2f} ms a step")  # fmt: skip
     for name, figure in (result.get("peers") or {}).items():
         console.print(f"{name}: {figure:.0f} tokens/s" if isinstance(figure, float) else f"{name}: {figure}")
@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
     for name in ("prompts", "tokens", "burst", "steady", "slots"):
         result.add_argument(f"--{name}", type=int)
     result.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM[@FORMAT]",
-                        help="also measure this server, such as vllm=vllm/bin/python@float16, which takes minutes")  # fmt: skip
+                        help="also this server, such as vllm=vllm/bin/python@float16; it takes minutes")  # fmt: skip
     result.add_argument("--seed", type=int, default=1, help="of the requests over HTTP")
     result.add_argument("--seconds", type=float, help="per figure")
     result.add_argument("--minutes", type=float, default=9.0, help="the run ends after them, with what it has")

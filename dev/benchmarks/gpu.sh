@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Check and measure the engine on this machine's GPU, in nine minutes, after which the rest (peers last) gives way; without
-# one, run it all at small sizes.
+# Check and measure the engine on this machine's GPU, in nine minutes, after which the rest (peers last) gives way;
+# without one, run it all at small sizes.
 # dev/benchmarks/gpu.sh --json dev/benchmarks/results/gpu.json ; dev/benchmarks/gpu.sh --help
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

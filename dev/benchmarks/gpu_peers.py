@@ -33,7 +33,7 @@ def named(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace, loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
-    """Return tokens per second of the peers named by --peer, of this project offline, and of transformers, or why not."""
+    """Return tokens per second of each --peer, of this project offline, and of transformers, or why there are none."""
     result = named(args, sizes) if args.peer else {}
     keep(result)
     try:

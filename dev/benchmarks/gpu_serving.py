@@ -1,7 +1,7 @@
 """Requests without HTTP and over it, at temperature 1: the steady state of a full batch, and a burst for every policy.
 
-A burst has as many requests as slots, so its prompts come together and most of its steps have a batch that empties. In the
-steady state, a client sends a request as soon as another is answered, so that only both ends have such steps.
+A burst has as many requests as slots, so its prompts come together and most of its steps have a batch that empties. In
+the steady state, a client sends a request as soon as another is answered, so that only both ends have such steps.
 """
 
 from __future__ import annotations

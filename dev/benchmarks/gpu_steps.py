@@ -23,7 +23,7 @@ console = Console(stderr=True)
 
 
 def measure_decode(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, Any]]:
-    """Return for each batch and context the median step and its fraction of the limit; at the first, also at temperature 1."""
+    """Return for each batch and context the median step and its fraction of the limit; for the first, also sampled."""
     bandwidth = gpu_checks.bandwidth(loader.device)  # before the pages take their share
     rate = gpu_checks.arithmetic(loader.device, loader.dtype)
     most = max(sizes.batch) * -(-max(sizes.context) // loader.page_size)

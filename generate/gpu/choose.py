@@ -1,4 +1,4 @@
-"""The choice of implementations for this device: a fast one serves if it agrees with the plain one at the start.
+"""The choice of implementations for this device: a fast one serves if it agrees at the start and, if timed, wins.
 
 The plain implementations are far slower and never wrong, so an untested card, driver or version of Triton costs speed
 and a warning, but never changes a text. It must not know layers or requests.
@@ -32,8 +32,7 @@ from generate.rotary import Turn, rotation_table
 from models.architecture import FULL, Architecture, Reach
 
 T = TypeVar("T")
-Call = Callable[[], Tensor]
-Trial = tuple[T, float, Sequence[Call]]  # what is tried, its error, and it and plain PyTorch as calls to time, if so
+Trial = tuple[T, float, Sequence[Callable[[], Tensor]]]  # what is tried, its error, and it and plain PyTorch to time
 log = logging.getLogger(__name__)
 
 ROUNDS = 20  # of which the shortest counts
@@ -89,14 +88,14 @@ def make_draw(vocabulary: int, device: torch.device) -> FastDraw | None:
 
         keys = torch.arange(16, device=device)
         case = 3 * noise(len(keys), vocabulary).to(device), keys, keys, (keys % 4).double() / 2
-        calls: list[Call] = [lambda: fast_draw(*case), lambda: draw(*case, *case[2:], "plain")]
+        calls: list[Callable[[], Tensor]] = [lambda: fast_draw(*case), lambda: draw(*case, *case[2:], "plain")]
         return fast_draw, float(not torch.equal(*(call() for call in calls))), calls
 
     return agreed(fast, torch.float32, "drawing", device)
 
 
 def agreed(make: Callable[[], Trial[T]], dtype: torch.dtype, part: str, device: torch.device) -> T | None:
-    """Return what `make` does if it runs on a GPU, its error is within the tolerance, and it is not the slower of its calls.
+    """Return what `make` does on a GPU, if its error is within the tolerance and its first call is not the slower one.
 
     Otherwise log the reason. Raises what `card.raise_if_lost` does; then plain PyTorch cannot serve either.
     """
@@ -120,8 +119,8 @@ def agreed(make: Callable[[], Trial[T]], dtype: torch.dtype, part: str, device: 
     return None
 
 
-def seconds(call: Call) -> float:
-    """Return the shortest time of a call that is recorded as steps are, so that the launches of its kernels do not count."""
+def seconds(call: Callable[[], Tensor]) -> float:
+    """Return the shortest time of a call that is recorded as steps are, without the launches of its kernels."""
     replayer = GraphReplayer(lambda rows: call(), [0])
     replayer.record()
     return min(timeit.repeat(lambda: replayer.run(0).cpu(), number=1, repeat=ROUNDS))  # .cpu() waits for it

@@ -84,7 +84,8 @@ class GpuRunner(Runner):
         """The implementation of each part that has a fast one."""
         ways = ["graphs" if hasattr(part.replayer, "graphs") else "launched" for part in (self.decoder, self.prefill)]
         return {"decode": self.attend.name, "prompts": self.prefill.attend.name, "layers": self.network.math.name,
-                "drawing": "triton" if self.decoder.fast_draw else "torch", "decode steps": ways[0], "prompt steps": ways[1]}  # fmt: skip
+                "drawing": "triton" if self.decoder.fast_draw else "torch",
+                "decode steps": ways[0], "prompt steps": ways[1]}  # fmt: skip
 
     @torch.inference_mode()
     def warm_up(self) -> bool:

@@ -49,7 +49,7 @@ class Model:
 
 
 def static(model: Any, burst: Burst, most: int = 0, cache: str | None = None) -> None:
-    """Answer as one batch, padded on the left, until the longest is done, or `most` tokens; compiled with a static cache."""
+    """Answer as one batch, padded on the left, with up to `most` tokens; a static cache is compiled on a GPU."""
     torch = importlib.import_module("torch")
     longest = max(len(ids) for ids, _ in burst)
     ids = torch.tensor([[0] * (longest - len(p)) + p for p, _ in burst], device=model.device)
