@@ -29,7 +29,10 @@ STUDENT = 2.10  # two-sided 95 % with 18 degrees of freedom
 
 @dataclass(frozen=True)
 class Limit:
-    """`statistic` (mean, p50 ... p99.9) of `measure` (ttft, itl, tpot, e2el, queue, program) is at most `bound` seconds."""
+    """`statistic` (mean, p50 ... p99.9) of `measure` (ttft, itl, tpot, e2el, norm, queue, program) is at most `bound` seconds.
+
+    `norm` is the latency of a request per token of its answer (Orca's normalized latency).
+    """
 
     measure: str
     statistic: str
@@ -42,7 +45,7 @@ class Limit:
         """Return the statistic of a run without its first `skip` requests, or that share of its gaps or programs."""
         measures: dict[str, Callable[[], np.ndarray]] = {
             "ttft": lambda: run.ttft, "tpot": lambda: result.tpots(run), "e2el": lambda: run.latency,
-            "queue": lambda: run.waiting, "itl": lambda: np.frombuffer(run.gaps or bytes(8)),
+            "norm": lambda: run.latency / run.tokens, "queue": lambda: run.waiting, "itl": lambda: np.frombuffer(run.gaps or bytes(8)),
             "program": lambda: np.array([*run.loop.times(run.host.alpha1).values()] if run.loop else [0.0]),
         }  # fmt: skip
         values = measures[self.measure]()
@@ -58,13 +61,13 @@ def parse_limit(text: str) -> Limit:
     measure, _, bound = rest.partition(":")
     try:
         good = statistic == "mean" or 0 <= float(statistic.removeprefix("p")) <= 100
-        if good and measure in ("ttft", "itl", "tpot", "e2el", "queue", "program") and float(bound) > 0:
+        if good and measure in ("ttft", "itl", "tpot", "e2el", "norm", "queue", "program") and float(bound) > 0:
             return Limit(measure, statistic, float(bound))
     except ValueError:
         pass
     raise ValueError(
         f"cannot read the limit {text!r}. Use statistic:measure:seconds, as in p99:ttft:1, p99:itl:0.1, mean:e2el:5, "
-        "with ttft, itl, tpot, e2el, queue or program"
+        "with ttft, itl, tpot, e2el, norm, queue or program"
     )
 
 

@@ -118,10 +118,17 @@ def test_a_limit_that_nobody_meets_gives_no_capacity() -> None:
     assert found.replicas(10) == 0
 
 
-@pytest.mark.parametrize("text", ["p99:ttft:1", "mean:e2el:0.5", "p99.9:itl:0.1"])
+@pytest.mark.parametrize("text", ["p99:ttft:1", "mean:e2el:0.5", "p99.9:itl:0.1", "p50:norm:0.2"])
 def test_limits_are_read(text: str) -> None:
     limit = parse_limit(text)
     assert f"{limit.statistic}:{limit.measure}:{limit.bound:g}" == text
+
+
+def test_the_normalized_latency_is_that_of_a_token() -> None:
+    rows = Rows(np.zeros(2), np.ones(2, int), np.array([2, 4]))
+    scenario, chosen = alone(rows, Constant(a=1.0, b=0.0))
+    run = scenario.serve(chosen)  # one after the other: 2 s for 2 tokens, 6 s for 4
+    assert Limit("norm", "mean", 1.0).value(run, 0) == pytest.approx((2 / 2 + 6 / 4) / 2)
 
 
 @pytest.mark.parametrize("text", ["ttft:1", "p99:tft:1", "p101:ttft:1", "p99:ttft:-1", "p99:ttft:x"])
