@@ -122,6 +122,19 @@ def rank(rounds: Mapping[tuple[str, int], Mapping[str, Measures]], by: str) -> l
     return sorted(standings, key=lambda standing: standing.beside[by].mean)
 
 
+def never_best(rounds: Mapping[tuple[str, int], Mapping[str, Measures]]) -> list[str]:
+    """Return the policies that have the least of no figure on any workload; those that tie for it are not among them."""
+    found: set[str] = set()
+    for workload in dict.fromkeys(workload for workload, _ in rounds):
+        own = {key: found for key, found in rounds.items() if key[0] == workload}
+        for field in Measures._fields:
+            ranking = rank(own, field)
+            least = ranking[0].beside[field].mean
+            found |= {standing.policy for standing in ranking if standing.beside[field].mean == least}
+    names = dict.fromkeys(name for played in rounds.values() for name in played)
+    return sorted(names.keys() - found)
+
+
 def _beside(found: Mapping[str, Measures], name: str, k: int) -> float:
     """Return a figure relative to the reference's in the same round."""
     mine, other = found[name][k], found[REFERENCE][k]

@@ -65,10 +65,12 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     rounds = dict(zip(keys, (found for found, _ in results)))
     standings = arena.rank(rounds, args.by)
     _show(standings, args, console)
+    never = arena.never_best(rounds)
+    say(console, f"never best on any workload, in any of these figures: {', '.join(never) or 'none'}")
     seconds = sum(spent for _, spent in results)
     say(console, f"{len(rounds) * len(names):,} runs of {args.num:,} requests in {seconds:,.0f} s of processor time")
     return {
-        "by": args.by, "reference": REFERENCE, "runs": len(rounds) * len(names),
+        "by": args.by, "reference": REFERENCE, "runs": len(rounds) * len(names), "never_best": never,
         "ranking": [
             {"policy": s.policy, **s.mean._asdict(), "beside": {k: p._asdict() for k, p in s.beside.items()}} for s in standings
         ],

@@ -12,7 +12,7 @@ import policies
 from costs.published import Constant
 from scheduling.sequence import Sequence
 from simulate.arena import arena
-from simulate.arena.arena import Paired, Rules, paired, play, rank
+from simulate.arena.arena import Paired, Rules, never_best, paired, play, rank
 from simulate.arena.measures import Measures, measure
 from simulate.simulator import simulate
 from tests.support import ROOT
@@ -75,6 +75,21 @@ def test_a_policy_is_ranked_by_its_pairs_and_not_by_its_mean() -> None:
     assert best.mean.mean > reference.mean.mean
     assert best.beside["mean"].mean == pytest.approx(math.log(0.5 * 1.1) / 2)
     assert best.beside["misses"].mean == pytest.approx(-0.3)
+
+
+def test_a_policy_that_is_best_nowhere_is_named_and_one_that_ties_is_not() -> None:
+    rounds = {
+        ("a", seed): {
+            "dynamic": Measures(2.0, 1.0, 1.0, 0.5),
+            "tied": Measures(3.0, 1.0, 1.0, 0.5),  # with the p99 of dynamic
+            "fast": Measures(1.0 + seed, 9.0, 9.0, 0.9),  # in the mean of its seeds
+            "slow": Measures(2.0, 1.1, 1.1, 0.6),
+        }
+        for seed in range(2)
+    }
+    assert never_best(rounds) == ["slow"]
+    rounds["b", 0] = {name: found._replace(p99=5.0) for name, found in rounds["a", 0].items()}
+    assert never_best(rounds) == []
 
 
 def test_every_loop_and_every_order_is_in_the_arena_once() -> None:
