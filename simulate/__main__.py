@@ -29,6 +29,7 @@ COMMANDS = {
     "sweep": "Serve a workload at several rates on the virtual clock, once for each seed, and draw latency and throughput.",
     "plan": "Find the highest rate that each policy sustains, and the replicas that a rate needs.",
     "arena": "Rank all policies and your own over many workloads.",
+    "papers": "Compute the published factors of policies again, and say which agree.",
     "grade": "Check and score policy files for a lesson of docs/tutorial.",
     "fleet": "Serve a workload with many replicas behind a router.",
     "prefix": "Compare prefix caches: hits, TTFT and TPOT by cache and batch size.",

@@ -19,7 +19,8 @@ from config import flag
 from costs.cost import Affine, Host
 from simulate.__main__ import COMMANDS, build_command, main
 from simulate.arena.grade import Grade
-from simulate.commands import check, grade, new, try_out
+from simulate.board.figures import read_table
+from simulate.commands import check, grade, new, papers, try_out
 from simulate.laws.check import Verdict
 from simulate.measured import calibrate, validate
 from tests.support import points
@@ -160,6 +161,7 @@ CASES: dict[str, Cases] = {
         "--engine": (f"{ADVERSARY} --cost distserve-opt13b", "aligned"),
         "--policy-option": (ADVERSARY.replace("static", "window"), "delay=0.5"),
     },
+    "papers": beside("papers --quick --jobs 1", out="OUT", jobs="2") | beside("papers --jobs 1", quick=""),
     "grade": beside("grade fair dynamic", seed="3", csv="OUT/a.csv"),
     "check": {
         **beside("check window", cases="3", large_cases="3", seed="1", policy_option="delay=0.5", exhaustive=""),
@@ -237,6 +239,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulate.commands.probe.with_model", lambda target: target)
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
+    monkeypatch.setattr(papers, "read_table", lambda: [each for each in read_table() if each.paper == "phipps"])
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(try_out, "check", lambda name, *args, **more: Verdict(name, 1))
@@ -260,6 +263,9 @@ def outcome(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Outc
 
 def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
     out.mkdir()
+    if line.startswith("papers"):
+        (out / "results").mkdir()
+        (out / "results" / "arena.json").write_text('{"never_best": ["fixed"]}')
     files = {
         "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "COST": "cost.json", "MINE": "mine.py", "LOG": "log.jsonl", "RECORD": "record.jsonl",
     }  # fmt: skip
