@@ -17,6 +17,7 @@ from api.http import errors
 from api.http.deferral import App
 from api.service import LoadedEngine, Service
 from batching import InferenceError
+from observe.served import ServedLog
 from serving.headroom import NO_MEMORY
 
 log = logging.getLogger("effective-batching")
@@ -46,9 +47,12 @@ def connect(service: Service, engine: LoadedEngine) -> None:
     manager = engine.manager
     manager.deadlines.queue_timeout = service.config.queue_limit
     manager.deadlines.request_timeout = service.config.request_timeout
-    manager.listeners += [service.registry.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
+    service.served = served = ServedLog(lambda: manager.policy_name)
+    manager.listeners += [
+        service.registry.on_arrival, service.meters.on_arrival, service.feed.on_arrival, served.on_arrival,
+    ]  # fmt: skip
     manager.on_leave.append(service.registry.observe)
-    manager.observers += [service.meters.observe, service.feed.observe, service.socket_writer.observe]
+    manager.observers += [service.meters.observe, service.feed.observe, service.socket_writer.observe, served.observe]
     manager.fallback.listeners.append(lambda: policy.announce(service, engine))
     service.registry.waited = manager.waited
     # Last: handlers that see an engine rely on all that was set before.

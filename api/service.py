@@ -27,6 +27,7 @@ from stats import ServerStats
 
 if TYPE_CHECKING:  # the first imports the policies, which a handler must not load
     from observe.replay.what_if import WhatIf
+from observe.served import ServedLog
 
 
 class Grammars(Protocol):
@@ -160,6 +161,7 @@ class Service:
         self.stats = ServerStats(self.meters)
         self.completer = Completer()
         self.socket_writer = SocketWriter()
+        self.served: ServedLog | None = None  # set with the engine
         self.load: Any = None  # the `Load` of `api/pages/demo.py`, a layer above this one
         self.texts: TextWatch | None = None  # set when the engine has started
         self.batches: Runner | None = None  # None without a folder for them

@@ -20,6 +20,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.sequence import Sequence
 from serving.deadlines import Rate
+from serving.fallback import Lease
 from serving.inference import Inference, InferenceError
 from serving.places import Places
 
@@ -58,7 +59,7 @@ class Inbox:
         # `close` changes them in another thread.
         self.open: dict[Sequence, Inference] = {}
         self.streams: dict[Sequence, Inference] = {}  # of these, those whose readers follow their tokens
-        self._switches: deque[tuple[Policy, Future[None]]] = deque()
+        self._switches: deque[tuple[Policy | None, Lease | None, Future[None]]] = deque()
         self._ended: list[Inference] = []  # by their callers or deadlines
         self.queued_tokens = 0  # of the prompts and answers in the queue
         self._pages = pages
@@ -130,10 +131,10 @@ class Inbox:
             self._ended += ended
             self._tell()
 
-    def switch(self, policy: Policy, timeout: float | None = None) -> None:
-        """Have the loop switch to `policy` before its next step, and return after the switch.
+    def switch(self, policy: Policy | None, timeout: float | None = None, lease: Lease | None = None) -> None:
+        """Have the loop switch to `policy`, or without one end a lease, before its next step, and return after the switch.
 
-        No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
+        With a lease, the policy before comes back when it ends. No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
         InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds, or when
         the policy fails at once. If it fails later, the loop goes back to the policy before.
         """
@@ -141,7 +142,7 @@ class Inbox:
         with self.changed:
             if self.is_closed or self.is_stopping:
                 raise self.closed_error()
-            self._switches.append((policy, done))
+            self._switches.append((policy, lease, done))
             self._tell()
         try:
             done.result(timeout)
@@ -171,7 +172,7 @@ class Inbox:
             self.arrived = []
             self.queued_tokens = 0
             self._give_back(unfinished)
-        for _, done in self._switches:
+        for *_, done in self._switches:
             with contextlib.suppress(InvalidStateError):  # its caller has timed out
                 done.set_exception(
                     InferenceError("unavailable_error", "the server stopped before it could switch the policy", 1)
@@ -196,13 +197,13 @@ class Inbox:
                     self.streams[inference.sequence] = inference
         return arrived, ended
 
-    def switch_policies(self, switch: Callable[[Policy], None]) -> None:
+    def switch_policies(self, switch: Callable[[Policy | None, Lease | None], None]) -> None:
         """Call `switch` with each policy to switch to; its caller gets the InferenceError that this raises."""
         while self._switches:
-            policy, done = self._switches[0]
+            policy, lease, done = self._switches[0]
             if done.set_running_or_notify_cancel():
                 try:
-                    switch(policy)
+                    switch(policy, lease)
                 except InferenceError as error:
                     done.set_exception(error)
                 else:

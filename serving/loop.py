@@ -19,7 +19,7 @@ from scheduling.sequence import Sequence
 from serving.background import Background
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
-from serving.fallback import Fallback, switch_problem
+from serving.fallback import Fallback, Lease, switch_problem
 from serving.inbox import MAX_RETRY_SECONDS, Inbox
 from serving.inference import Inference, InferenceError, failure
 from serving.recovery import Recovery
@@ -108,17 +108,21 @@ class Loop:
     def _slots(self) -> int:
         return self.scheduler.sharing.slots(self.scheduler.policy.max_batch_size)
 
-    def _go_back(self, error: BaseException) -> None:
-        """Return to the policy before the one that raised an error; raise it if there is none."""
+    def _go_back(self, error: BaseException | None = None) -> None:
+        """Return to the policy before the one that raised an error, or whose lease ended; raise the error if there is none."""
         slots = self._slots
         self._follow(slots, self.fallback.go_back(self.scheduler, error, self.clock()))
         self.is_idle = False  # the other policy may let requests join at once
 
-    def _switch(self, policy: Policy) -> None:
-        """Switch to another policy; raise InferenceError, without a switch, if it fails at once."""
+    def _switch(self, policy: Policy | None, lease: Lease | None) -> None:
+        """Switch to another policy, or without one end a lease; raise InferenceError, without a switch, if it fails at once."""
+        if policy is None:
+            return self._go_back() if self.fallback.holder else None
         slots = self._slots
         try:
-            left = self.fallback.switch(self.scheduler, policy, self.clock())
+            left = self.fallback.switch(self.scheduler, policy, self.clock(), lease)
+        except InferenceError:
+            raise
         except BaseException as error:
             raise InferenceError("invalid_request_error", switch_problem(error, policy)) from error
         self._follow(slots, left)
@@ -138,6 +142,8 @@ class Loop:
             self.inbox.heartbeat = now = self.clock()
         if self.inbox.has_news or self.deadlines.next_at <= now:
             self._take_in(now)
+        if self.fallback.ends_at <= now:
+            self._go_back()
         if self.background.waiting or self.background.admitted:
             self._complete(self.background.yield_slots(self.scheduler, now, self._add))
 
@@ -159,7 +165,7 @@ class Loop:
 
     def idle_seconds(self, now: float) -> float:
         """Return the seconds until the policy's next deadline, a request's, or the next heartbeat."""
-        wake_at, end = self._wake_at(now), min(self.deadlines.next_at, now + MAX_IDLE_SECONDS)
+        wake_at, end = self._wake_at(now), min(self.deadlines.next_at, self.fallback.ends_at, now + MAX_IDLE_SECONDS)
         return max(0.0, (end if wake_at is None else min(wake_at, end)) - now)
 
     def _wake_at(self, now: float) -> float | None:

@@ -1,12 +1,15 @@
-"""GET and PUT /policy: the active policy, and a switch to another one while requests run.
+"""GET and PUT /policy: the active policy, and a switch to another one while requests run, for good or for a lease's time.
 
 The loop switches between two iterations, so no request is lost, and the answer follows the switch. Only the policies of
-this project can be named: no name from the network is looked up in the file system or imported.
+this project can be named: no name from the network is looked up in the file system or imported. GET /served tells which
+policy served what.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
+import time
 from typing import Annotated, Any
 
 from flask import Blueprint, Response, jsonify, request
@@ -19,10 +22,12 @@ from api.schemas import body
 from api.schemas import fields as f
 from api.schemas.openai import one_of_these
 from api.service import LoadedEngine, Service
+from serving.fallback import Lease
 
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256
+LONGEST_LEASE = 600.0  # seconds
 OPTIONS = (
     f'an object such as {{"aging": 30}}, with numbers, true, false, or strings of at most {LONGEST_VALUE} characters'
 )
@@ -45,6 +50,13 @@ class PolicyRequest(BaseModel):
         description="the name of a policy, or loop+order as in dynamic+sjf"
     )
     options: Options = Field({}, description=OPTIONS)
+    for_s: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=LONGEST_LEASE), f.NUMBER] | None = Field(
+        None,
+        description=f"seconds, at most {LONGEST_LEASE:g}, after which the policy before comes back, unless `lease` renews it",
+    )
+    lease: Annotated[StrictStr, Field(max_length=64)] = Field(
+        "", description="the lease to renew, as the answer that began it has it; until it ends nobody else may switch"
+    )
 
 
 OPERATIONS = [
@@ -52,7 +64,15 @@ OPERATIONS = [
     Operation(
         "put", "/policy", "switch to another policy at the next iteration", "policy", body=PolicyRequest,
         example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=Object,
-        errors=(503, 504),
+        errors=(409, 503, 504),
+    ),
+    Operation(
+        "delete", "/policy/lease", "end a lease at once, with `?lease=LEASE` only that one: the policy before comes back", "policy",
+        answer=Object, errors=(503, 504),
+    ),
+    Operation(
+        "get", "/served", "the requests that ended since the first `?since=N`, and the open ones: times, tokens and policy",
+        "policy", answer=Object, errors=(400, 503),
     ),
 ]  # fmt: skip
 
@@ -82,8 +102,31 @@ def blueprint(service: Service) -> Blueprint:
         engine, known = generation.ready_engine(service), service.policies
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
         policy = create(known, params.policy, service.config.max_batch_size, params.options)
-        engine.manager.inbox.switch(policy, timeout=service.stall_seconds)
-        return body.name_ignored(jsonify(state(engine)), ignored)
+        if params.for_s is not None and not getattr(known, "leases", True):
+            raise ApiError("replicas of a fleet lease no policy. Leave out for_s", param="for_s")
+        if params.lease and params.for_s is None:
+            raise ApiError("a lease is renewed for a time. Send for_s, too", param="for_s")
+        lease = None
+        if params.for_s is not None:
+            lease = Lease(params.lease or secrets.token_hex(16), params.for_s, renews=bool(params.lease))
+        engine.manager.inbox.switch(policy, service.stall_seconds, lease)
+        now = {} if lease is None else {"lease": lease.holder, "now": time.perf_counter()}
+        return body.name_ignored(jsonify(state(engine) | now), ignored)
+
+    @routes.delete("/policy/lease")
+    def end() -> Response:
+        engine = generation.ready_engine(service)
+        holder = request.args.get("lease")
+        engine.manager.inbox.switch(None, service.stall_seconds, Lease(holder, 0.0) if holder else None)
+        return jsonify(state(engine))
+
+    @routes.get("/served")
+    def served() -> Response:
+        engine = generation.ready_engine(service)
+        since = request.args.get("since", 0, int)
+        if service.served is None or since < 0:
+            raise ApiError("since must be 0 or `next` of the last answer", param="since")
+        return jsonify(**service.served.since(since), **state(engine), last_failure=last_failure(engine))
 
     return routes
 

@@ -20,6 +20,7 @@ STATUS = {
     "authentication_error": 401,
     "permission_error": 403,
     "not_found_error": 404,
+    "conflict_error": 409,
     "overloaded": 429,
     "cancelled": 499,
     "server_error": 500,

@@ -31,6 +31,7 @@ WHAT = {
     401: "the API key is missing or wrong",
     403: "the request came from a page of another site",
     404: "not found",
+    409: "another client has leased the policy, or the lease has ended",
     413: "the body is too large",
     415: "the content type is not supported",
     422: "the body or a value is invalid; the message explains the problem and the remedy",

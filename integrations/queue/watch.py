@@ -39,6 +39,7 @@ from scheduling.options import values_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
+from serving.fallback import Lease
 from serving.loop import notify
 
 LOOK_EVERY = 0.1  # seconds
@@ -153,8 +154,10 @@ class Watch(BatchingManager):
             self.inbox.changed.notify_all()
         notify(self.fallback.listeners)  # they tell the page
 
-    def _ask_for(self, wanted: Policy, timeout: float | None = None) -> None:
+    def _ask_for(self, wanted: Policy | None, timeout: float | None = None, lease: Lease | None = None) -> None:
         """Request a switch by writing RECORD.policy, and wait until the record shows it; InferenceError if it does not in time."""
+        if wanted is None or lease is not None:
+            raise InferenceError("invalid_request_error", "vLLM leases no policy. Leave out for_s")
         with self.inbox.changed:
             before, draft = self.policy, Path(f"{self._path}.policy.new")
             draft.write_text(json.dumps({"policy": wanted.name, "options": values_of(wanted)}), "utf-8")
