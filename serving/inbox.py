@@ -134,9 +134,10 @@ class Inbox:
     def switch(self, policy: Policy | None, timeout: float | None = None, lease: Lease | None = None) -> None:
         """Have the loop switch to `policy`, or without one end a lease, before its next step, and return after the switch.
 
-        With a lease, the policy before comes back when it ends. No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
-        InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds, or when
-        the policy fails at once. If it fails later, the loop goes back to the policy before.
+        With a lease, the policy before comes back when it ends. No request is lost: running requests finish, and queued
+        requests enter the new policy's queue. Raise InferenceError, without a switch, when the loop has ended or completes
+        no step within `timeout` seconds, when the policy fails at once, or when another has a lease. If it fails later, the
+        loop goes back to the policy before.
         """
         done: Future[None] = Future()
         with self.changed:

@@ -117,7 +117,9 @@ class Loop:
     def _switch(self, policy: Policy | None, lease: Lease | None) -> None:
         """Switch to another policy, or without one end a lease; raise InferenceError, without a switch, if it fails at once."""
         if policy is None:
-            return self._go_back() if self.fallback.holder else None
+            if (held := self.fallback.holder) and (lease is None or lease.holder == held):
+                self._go_back()
+            return
         slots = self._slots
         try:
             left = self.fallback.switch(self.scheduler, policy, self.clock(), lease)

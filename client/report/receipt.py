@@ -21,15 +21,17 @@ import numpy as np
 GOAL = "E2E mean"
 ALPHA = 0.05  # that an interval misses the truth at any of the looks
 LOOKS = 4  # at which an experiment may end early
-ENUMERATED, DRAWN = 12, 20_000  # pairs up to which all subsets are taken, and the number of those drawn beyond
+LAST = 2.18 + 1.04  # the normal quantiles of what the last look may spend on either side, and of a power of 85 %
+LEAST = 0.1  # the change for which the time that is needed is told
+ENUMERATED, DRAWN = 14, 20_000  # pairs up to which all subsets are taken, and the number of those drawn beyond
 WASH_OUT = 0.5  # of a window, until the requests of the windows before it must have left
-MOST_WASHED = 1 / 3  # of the windows may have a wash-out that is longer
+MOST_WASHED = 1 / 3  # of the windows may have a longer wash-out
+MOST_FAILED = 0.01  # of the requests may fail under B beyond those under A
 FEWEST = 3  # pairs from which the time that is needed can be estimated
-LEAST = 0.1  # the change that an experiment should find, in POWER of all cases
-POWER = 0.85
 MOST_CLIENTS = 8
+BLOCKS = 12  # of simulated requests, which stand for pairs
+SLACK = 0.01  # no prediction is surer
 SAME, TAKE_B, KEEP_A, UNKNOWN = "no measurable difference", "take B", "keep A", "cannot be told at this load"
-Figure = Callable[[Sequence["Request"], float, float], float]
 
 
 class Request(NamedTuple):
@@ -41,6 +43,7 @@ class Request(NamedTuple):
     end: float | None
     tokens: int
     client: str = ""
+    failed: bool = False
 
 
 class Window(NamedTuple):
@@ -51,11 +54,8 @@ class Window(NamedTuple):
     end: float
 
 
-class Pair(NamedTuple):
-    """The requests that count of a pair of windows, and the seconds in which they arrived, of A and of B."""
-
-    requests: tuple[list[Request], list[Request]]
-    seconds: tuple[float, float]
+Pair = tuple[list[Request], list[Request]]  # those that count, of A and of B
+Figure = Callable[[Sequence[Request], float], float]  # of the requests of a window as seen at a time
 
 
 def latencies(requests: Sequence[Request], now: float) -> list[float]:
@@ -63,168 +63,169 @@ def latencies(requests: Sequence[Request], now: float) -> list[float]:
     return [(now if one.end is None else one.end) - one.at for one in requests]
 
 
-def first_tokens(requests: Sequence[Request], now: float) -> list[float]:
-    """Return the seconds of each request until its first token, or until it ended without one."""
-    return [next(t for t in (one.first, one.end, now) if t is not None) - one.at for one in requests]
+def first_token(one: Request, now: float) -> float:
+    """Return the seconds until the first token of a request, or until it ended without one."""
+    return next(t for t in (one.first, one.end, now) if t is not None) - one.at
 
 
-def even_latency(pairs: Sequence[Pair], now: float) -> Figure:
-    """Return the mean latency that requests would have with answers of the same mean length in each window.
+# Beside the goal. Tokens/s are those of a request: the load decides those of the server, unless it is saturated.
+OTHERS: dict[str, Figure] = {
+    "E2E p99": lambda requests, now: float(np.percentile(latencies(requests, now), 99)),
+    "TTFT mean": lambda requests, now: float(np.mean([first_token(one, now) for one in requests])),
+    "tokens/s": lambda requests, now: sum(one.tokens for one in requests) / sum(latencies(requests, now)),
+}
+
+
+def even_latency(requests: Sequence[Request], now: float) -> Figure:
+    """Return the mean latency that a window would have if its answers were as long as those of all these requests.
 
     Answers differ far more in their lengths than policies differ. What a token adds is the same for all windows, whoever
     served them, so that it can make no effect.
     """
-    counted = [one for pair in pairs for side in pair.requests for one in side]
-    tokens = np.array([one.tokens for one in counted], float)
-    mean = float(tokens.mean()) if counted else 0.0
+    tokens = np.array([one.tokens for one in requests], float)
+    mean = float(tokens.mean()) if requests else 0.0
     off = tokens - mean
-    slope = max(0.0, float(off @ latencies(counted, now) / (off @ off))) if off.any() else 0.0
-
-    def figure(requests: Sequence[Request], now: float, seconds: float) -> float:
-        return float(np.mean(latencies(requests, now)) - slope * (np.mean([one.tokens for one in requests]) - mean))
-
-    return figure
-
-
-# What else is compared, of the requests that arrived in so many seconds, as seen at a time.
-OTHERS: dict[str, Figure] = {
-    "E2E p99": lambda requests, now, seconds: float(np.percentile(latencies(requests, now), 99)),
-    "TTFT mean": lambda requests, now, seconds: float(np.mean(first_tokens(requests, now))),
-    "tokens/s": lambda requests, now, seconds: sum(one.tokens for one in requests) / seconds,
-}
-
-
-def washed(requests: Sequence[Request], window: Window, now: float) -> float:
-    """Return when all requests had left that arrived before a window: from then on arrivals count."""
-    ends = [now if one.end is None else one.end for one in requests if one.at < window.begin]
-    return max([window.begin, *ends])
+    slope = max(0.0, float(off @ latencies(requests, now) / (off @ off))) if off.any() else 0.0
+    return lambda requests, now: float(
+        np.mean(latencies(requests, now)) - slope * (np.mean([one.tokens for one in requests]) - mean)
+    )
 
 
 def pairs_of(requests: Sequence[Request], windows: Sequence[Window], now: float) -> tuple[list[Pair], Counter[str]]:
-    """Return the pairs in which both windows count, and how many windows do not, by reason: `washed` or `empty`."""
+    """Return the pairs in which both windows count, and how many windows do not: those without requests are `empty`.
+
+    Arrivals count as soon as all requests have left that arrived before the window. If that takes too long, it is `washed`.
+    """
     pairs, void = [], Counter[str]()
     for two in zip(windows[::2], windows[1::2]):
-        kept: dict[str, tuple[list[Request], float]] = {}
-        for window in two:
-            begin = washed(requests, window, now)
-            counted = [one for one in requests if begin <= one.at < window.end]
-            if begin - window.begin > WASH_OUT * (window.end - window.begin):
+        kept: dict[str, list[Request]] = {}
+        for arm, begin, end in two:
+            before = [now if one.end is None else one.end for one in requests if one.at < begin]
+            since = max([begin, *before])
+            counted = [one for one in requests if since <= one.at < end]
+            if since - begin > WASH_OUT * (end - begin):
                 void["washed"] += 1
             elif not counted:
                 void["empty"] += 1
             else:
-                kept[window.arm] = counted, window.end - begin
+                kept[arm] = counted
         if len(kept) == 2:
-            (a, a_seconds), (b, b_seconds) = kept["A"], kept["B"]
-            pairs.append(Pair((a, b), (a_seconds, b_seconds)))
+            pairs.append((kept["A"], kept["B"]))
     return pairs, void
 
 
+def looks_of(planned: int) -> list[int]:
+    """Return after how many pairs an experiment looks whether it may end."""
+    return [math.ceil(planned * look / LOOKS) for look in range(1, LOOKS + 1)]
+
+
 def alpha_of(done: int, planned: int) -> float:
-    """Return what the look after so many pairs may spend of ALPHA, more the later it is; the sum of all looks is ALPHA."""
-    look = min(LOOKS, max(1, math.ceil(LOOKS * done / planned)))
+    """Return what the next look after so many pairs may spend of ALPHA, more the later it is; all looks spend ALPHA."""
+    looks = looks_of(planned)
+    at = min((each for each in looks if each >= done), default=planned)
+    look = max(number for number, each in enumerate(looks, 1) if each == at)
     return ALPHA * (look**3 - (look - 1) ** 3) / LOOKS**3
 
 
-def is_look(done: int, planned: int) -> bool:
-    """Return whether an experiment may end after so many pairs."""
-    return done in {math.ceil(planned * look / LOOKS) for look in range(1, LOOKS + 1)}
+def change(rows: Sequence[Sequence[float]], alpha: float) -> dict[str, float]:
+    """Return the means of the columns A and B, and the change from A to B with its interval, as shares of A.
 
-
-def interval(both: np.ndarray, alpha: float) -> tuple[float, float]:
-    """Return between which values the ratio of B to A lies, from a row (A, B) for each pair; (0, inf) of too few pairs."""
-    count = len(both)
+    Too few rows have an interval without an end.
+    """
+    both, count = np.array(rows, float).reshape(-1, 2), len(rows)
     if count <= ENUMERATED:
         subsets = np.arange(1, 1 << count)[:, None] >> np.arange(count) & 1
     else:
-        subsets = np.random.default_rng(0).integers(
-            0, 2, (DRAWN, count)
-        )  # the same in each run: a receipt is repeatable
+        subsets = np.random.default_rng(0).integers(0, 2, (DRAWN, count))  # always the same: a receipt can be repeated
         subsets = subsets[subsets.any(1)]
-    outside = int(alpha / 2 * (len(subsets) + 1))
-    if not outside:
-        return 0.0, math.inf
-    a, b = (subsets @ both).T
-    with np.errstate(divide="ignore", invalid="ignore"):  # no token in A
-        ratios = np.sort(np.where(a > 0, b / a, math.inf))
-    return float(ratios[outside - 1]), float(ratios[-outside])
-
-
-def measured(pairs: Sequence[Pair], figure: Figure, now: float, alpha: float) -> dict[str, Any]:
-    """Return a figure of A and of B, and the change from A to B with its interval, as shares of A."""
-    rows = [[figure(r, now, s) for r, s in zip(*pair)] for pair in pairs]
-    both = np.array(rows, float).reshape(-1, 2)
-    a, b = both.mean(0) if len(both) else (math.nan, math.nan)
-    low, high = interval(both, alpha)
-    return {
-        "a": float(a),
-        "b": float(b),
-        "change": float(b / a - 1 if a else math.nan),
-        "low": low - 1,
-        "high": high - 1,
-    }
+    low, high = 0.0, math.inf
+    a, b = both.mean(0) if count else (math.nan, math.nan)
+    if outside := int(alpha / 2 * (len(subsets) + 1)):
+        of_a, of_b = (subsets @ both).T
+        ratios = np.sort(np.divide(of_b, of_a, out=np.full(len(of_a), math.inf), where=of_a > 0))
+        low, high = float(ratios[outside - 1]), float(ratios[-outside])
+    return {"a": float(a), "b": float(b), "change": float(b / a - 1), "low": low - 1, "high": high - 1}
 
 
 def result_of(found: dict[str, Any], better: str, worse: str) -> str:
-    """Return in one word what an interval of a time says: B is better, worse, or neither."""
+    """Return what the interval of a time says: B is better, worse, or neither."""
     return better if found["high"] < 0 else worse if found["low"] > 0 else SAME
 
 
 def by_client(pairs: Sequence[Pair], goal: Figure, now: float, alpha: float) -> list[dict[str, Any]]:
-    """Return who won and who lost by B, of the clients with most requests; their number corrects each interval."""
-    counts = Counter(one.client for pair in pairs for side in pair.requests for one in side)
-    clients = [name for name, _ in counts.most_common(MOST_CLIENTS)]
+    """Return who won and who lost by B, of the clients with most requests; their number widens each interval."""
+    counts = Counter(one.client for pair in pairs for side in pair for one in side).most_common(MOST_CLIENTS)
     rows = []
-    for name in clients:
-        own = [
-            Pair((sides[0], sides[1]), pair.seconds)
-            for pair in pairs
-            if all(sides := [[one for one in side if one.client == name] for side in pair.requests])
-        ]
-        found = measured(own, goal, now, alpha / len(clients))
-        rows.append({"client": name, "requests": counts[name], **found, "result": result_of(found, "won", "lost")})
+    for name, count in counts:
+        own = [[[one for one in side if one.client == name] for side in pair] for pair in pairs]
+        found = change([[goal(side, now) for side in pair] for pair in own if all(pair)], alpha / len(counts))
+        rows.append({"client": name, "requests": count, **found, "result": result_of(found, "won", "lost")})
     return rows
 
 
-def pairs_needed(pairs: Sequence[Pair], goal: Figure, now: float) -> int | None:
-    """Return the pairs after which a change by LEAST would be found in POWER of all cases; None of too few to tell."""
-    if len(pairs) < FEWEST:
+def pairs_needed(rows: Sequence[Sequence[float]]) -> int | None:
+    """Return after how many pairs a change by LEAST would be found in 85 % of all cases; None of too few to tell."""
+    if len(rows) < FEWEST:
         return None
-    rows = [[goal(r, now, s) for r, s in zip(*pair)] for pair in pairs]
     a, b = np.array(rows).T
     spread = float(np.std(b - a * b.sum() / a.sum(), ddof=1) / a.mean())
-    both = 2.18 + 1.04  # the normal quantiles of the last look's half alpha, and of POWER
-    return math.ceil((both * spread / LEAST) ** 2)
+    return math.ceil((LAST * spread / LEAST) ** 2)
 
 
-def holds(predicted: dict[str, float], found: dict[str, Any]) -> bool:
+def predicted(a: Sequence[Request], b: Sequence[Request], off: float) -> dict[str, float]:
+    """Return the change of the goal of requests that were simulated with both policies; `off` is by how much that may err."""
+    blocks = [block for block in np.array_split(np.arange(len(a)), BLOCKS) if len(block)]
+    rows = [[float(np.mean(latencies([side[i] for i in block], math.inf))) for side in (a, b)] for block in blocks]
+    found = change(rows, ALPHA)
+    off = max(SLACK, off)
+    return {"change": found["change"], "low": found["low"] - off, "high": found["high"] + off}
+
+
+def need(found: dict[str, Any]) -> str:
+    """Return how long it takes to find a change that matters, from a receipt of the first windows."""
+    if found["needed_s"] is None:
+        return f"too little traffic: {found['pairs']} of {found['done']} pairs of windows count. A longer --window may have more"
+    least, planned = found["needed_s"] / 60, found["planned"] * found["pair_s"] / 60
+    enough = (
+        ""
+        if least <= planned
+        else f". In {planned:.0f} minutes there is too little traffic: use --minutes {math.ceil(least)}"
+    )
+    return f"a change by {LEAST:.0%} takes about {least:.0f} minutes to find{enough}"
+
+
+def holds(before: dict[str, float], found: dict[str, Any]) -> bool:
     """Return whether a prediction's interval, widened by that of the measurement, holds what was measured."""
-    toward, back = ("high", "low") if found["change"] >= predicted["change"] else ("low", "high")
-    wide = math.hypot(predicted[toward] - predicted["change"], found[back] - found["change"])
-    return bool(abs(found["change"] - predicted["change"]) <= wide)
+    toward, back = ("high", "low") if found["change"] >= before["change"] else ("low", "high")
+    wide = math.hypot(before[toward] - before["change"], found[back] - found["change"])
+    return bool(abs(found["change"] - before["change"]) <= wide)
 
 
 def receipt(
-    requests: Sequence[Request], windows: Sequence[Window], now: float, planned: int,
-    predicted: dict[str, dict[str, float]] | None = None,
+    requests: Sequence[Request], windows: Sequence[Window], now: float, planned: int, before: dict[str, float] | None = None
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what the windows show by `now`, of an experiment of so many planned pairs; changes are shares of A."""
+    """Return what the windows show by `now`, of an experiment of so many planned pairs, with what was predicted."""
     done = len(windows) // 2
     alpha, (pairs, void) = alpha_of(done, planned), pairs_of(requests, windows, now)
-    goal = even_latency(pairs, now)
-    figures = {name: measured(pairs, figure, now, alpha) for name, figure in {GOAL: goal, **OTHERS}.items()}
-    for name, before in (predicted or {}).items():
-        figures[name] |= {"predicted": before, "held": holds(before, figures[name])}
+    counted = [[one for pair in pairs for one in pair[side]] for side in (0, 1)]
+    goal = even_latency([*counted[0], *counted[1]], now)
+    rows = {name: [[of(side, now) for side in pair] for pair in pairs] for name, of in {GOAL: goal, **OTHERS}.items()}
+    figures: dict[str, dict[str, Any]] = {name: {**change(rows[name], alpha)} for name in rows}
+    if before is not None:
+        figures[GOAL] |= {"predicted": before, "held": holds(before, figures[GOAL])}
     verdict = result_of(figures[GOAL], TAKE_B, KEEP_A)
-    if done >= FEWEST and void["washed"] > MOST_WASHED * 2 * done:
+    failed = [sum(one.failed for one in side) / len(side) if side else 0.0 for side in counted]
+    if verdict == TAKE_B and failed[1] > failed[0] + MOST_FAILED:
+        verdict = KEEP_A  # who is refused waits for nothing
+    if not pairs or (done >= FEWEST and void["washed"] > MOST_WASHED * len(windows)):
         verdict = UNKNOWN
-    needed = pairs_needed(pairs, goal, now)
-    share = len(pairs) / done if done else 0.0  # of the pairs that count
-    seconds = [two[1].end - two[0].begin for two in zip(windows[::2], windows[1::2])]
+    needed = pairs_needed(rows[GOAL])
+    pair_s = (windows[-1].end - windows[0].begin) / done if done else 0.0
     return {
         "verdict": verdict, "pairs": len(pairs), "done": done, "planned": planned, "void": dict(void), "level": 1 - alpha,
-        "requests": sum(len(side) for pair in pairs for side in pair.requests),
-        "unfinished": sum(one.end is None for pair in pairs for side in pair.requests for one in side),
-        "figures": figures, "clients": by_client(pairs, goal, now, alpha),
-        "needed_s": needed / share * float(np.mean(seconds)) if needed else None,
+        "requests": len(counted[0]) + len(counted[1]), "failed": failed, "figures": figures,
+        "unfinished": sum(one.end is None for side in counted for one in side),
+        "clients": by_client(pairs, goal, now, alpha),
+        "pair_s": pair_s,
+        "needed_s": needed * pair_s * done / len(pairs) if needed else None,  # with as many that do not count as so far
     }  # fmt: skip

@@ -27,12 +27,14 @@ from costs.cost import Affine, Host
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence as Asked
-from simulate.simulator import Simulation
+from simulate.simulator import Simulation, simulate
 
 SLOTS = 8
 LAW = Affine(base=0.02, decode=0.001, prompt=0.0001)
 MEAN_TOKENS = 40
+EARLIER = 400  # requests before an experiment; /what-if takes 200
 BURST = 60  # requests of one client at once
+TOLD = (receipt.TAKE_B, receipt.KEEP_A)
 Times = Callable[[np.random.Generator, float, float], np.ndarray]
 
 
@@ -106,6 +108,21 @@ def seen_at(requests: Sequence[Request], now: float) -> list[Request]:
     return [one._replace(first=known(one.first), end=known(one.end)) for one in requests if one.at <= now]
 
 
+def forecast(rng: np.random.Generator, load: float, arms: dict[str, str]) -> dict[str, float]:
+    """Return the change that the simulation of earlier requests with both policies predicts."""
+    rows, sides = asked(rng, poisson(rng, load * capacity(), EARLIER / (load * capacity()))), []
+    for name in arms.values():
+        fresh = [Asked(r.prompt_ids, r.max_tokens, id=r.id, arrived_at=r.arrived_at, client=r.client) for r in rows]
+        simulate(Scheduler(policies.get_policy(name, SLOTS)), fresh, LAW)
+        sides.append([request_of(one) for one in fresh])
+    return receipt.predicted(sides[0], sides[1], 0.0)
+
+
+def request_of(seq: Asked) -> Request:
+    """Return what a server tells of a request."""
+    return Request(seq.id, seq.arrived_at, seq.first_token_at, seq.finished_at, len(seq.output_ids), seq.client)
+
+
 def capacity() -> float:
     """Return the requests a second with all slots taken."""
     return SLOTS / (MEAN_TOKENS * (LAW.base + SLOTS * LAW.decode) + 55 * LAW.prompt)
@@ -119,19 +136,16 @@ def experiment(
     rng = np.random.default_rng(seed)
     order, length = order_of(rng, pairs), 2 * pairs * seconds
     burst_at = float(rng.uniform(0.2, 0.9) * length) if bursts else None
+    before = forecast(rng, load, arms) if arms else None
     rows = asked(rng, times(rng, load * capacity(), length), burst_at)
     run = Switching(rows, arms or {"A": "dynamic", "B": "dynamic"}, order, seconds)
     run.run()
-    requests = [
-        Request(s.id, s.arrived_at, s.first_token_at, s.finished_at, len(s.output_ids), s.client)
-        for s in run.result.sequences
-    ]
-    requests = planted(requests, run.windows, effect)
+    requests = planted([*map(request_of, run.result.sequences)], run.windows, effect)
     found: dict[str, Any] = {}
-    for done in filter(lambda done: receipt.is_look(done, pairs), range(1, pairs + 1)):
+    for done in receipt.looks_of(pairs):
         windows = run.windows[: 2 * done]
-        found = receipt.receipt(seen_at(requests, windows[-1].end), windows, windows[-1].end, pairs)
-        if found["verdict"] in (receipt.TAKE_B, receipt.KEEP_A):
+        found = receipt.receipt(seen_at(requests, windows[-1].end), windows, windows[-1].end, pairs, before)
+        if found["verdict"] in TOLD:
             break
     return found
 
@@ -146,21 +160,28 @@ CASES: dict[str, dict[str, Any]] = {
     "+10 %, load 0.3": {"load": 0.3, "effect": 0.1},
     "+10 %, load 0.5": {"effect": 0.1},
     "-10 %, load 0.5": {"effect": -0.1},
-    "+10 %, load 0.7": {"load": 0.7, "effect": 0.1},
+    "+10 %, load 0.7": {"load": 0.7, "pairs": 40, "effect": 0.1},
     "+10 %, drift": {"times": drifting, "effect": 0.1},
+    "dynamic to sjf, load 0.7": {"load": 0.7, "arms": {"A": "dynamic", "B": "dynamic+sjf"}},
+    "dynamic to sjf, load 0.85": {"load": 0.85, "seconds": 60.0, "arms": {"A": "dynamic", "B": "dynamic+sjf"}},
+    "dynamic to nobatch, load 0.1": {"load": 0.1, "pairs": 12, "arms": {"A": "dynamic", "B": "nobatch"}},
+    "static to dynamic, load 0.15": {"load": 0.15, "pairs": 12, "arms": {"A": "static", "B": "dynamic"}},
 }
 
 
 def summary(case: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return how many of the receipts say what, and whether the traffic was enough."""
-    planned = (
-        CASES[case]["seconds"] * 2 * found[0]["planned"] if "seconds" in CASES[case] else 60.0 * found[0]["planned"]
+    """Return how many of the receipts say what, of those with enough traffic how many found an effect, and with a wrong sign."""
+    goals = [one["figures"][receipt.GOAL] for one in found]
+    enough = [one for one in found if one["needed_s"] and one["needed_s"] <= one["planned"] * one["pair_s"]]
+    wrong = (
+        {receipt.TAKE_B if CASES[case].get("effect", 0) > 0 else receipt.KEEP_A} if CASES[case].get("effect") else set()
     )
-    enough = [f for f in found if f["needed_s"] and f["needed_s"] <= planned]
-    told = (receipt.TAKE_B, receipt.KEEP_A)
+    held = [goal["held"] for goal in goals if "held" in goal]
     return {
-        "runs": len(found), "verdicts": dict(Counter(f["verdict"] for f in found)), "enough": len(enough),
-        "found": sum(f["verdict"] in told for f in enough), "pairs": float(np.mean([f["done"] for f in found])),
+        "runs": len(found), "verdicts": dict(Counter(one["verdict"] for one in found)), "enough": len(enough),
+        "found": sum(one["verdict"] in TOLD for one in enough), "wrong": sum(one["verdict"] in wrong for one in found),
+        "pairs": float(np.mean([one["done"] for one in found])), "change": float(np.median([goal["change"] for goal in goals])),
+        "held": sum(held) if held else None,
     }  # fmt: skip
 
 
@@ -170,13 +191,13 @@ def _one(case: str, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the experiments and print a line for each case."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--cases", nargs="+", default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = {}
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor() as pool:
         for case in args.cases:
             seeds = range(1000, 1000 + args.runs)
             results[case] = summary(case, list(pool.map(partial(_one, case), seeds)))

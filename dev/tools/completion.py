@@ -74,7 +74,7 @@ def simulated(name: str) -> click.Command:
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
     "serve": serve, "fleet": made_by("fleet.options"), "queue": made_by("integrations.queue.options"), "load": made_by("client.client"),
-    **{name: made_by(f"client.{name}") for name in ("chat", "batch", "compare", "sweep", "top")},
+    **{name: made_by(f"client.{name}") for name in ("chat", "batch", "compare", "sweep", "switch", "top")},
     "simulate": simulate, **{name: partial(simulated, name) for name in ("probe", "fit", "advise", "new", "try")}, "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip

@@ -101,6 +101,7 @@ class Shared(Menu):
     """For a queue in front of servers of this project: they run the loop of a policy, and the queue runs its order."""
 
     start = "./eb fleet"
+    leases = False  # each replica would end its lease at another time
     loops: Mapping[str, str] = {}
     refused_loops: Mapping[str, str] = {}
 

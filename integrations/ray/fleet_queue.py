@@ -125,6 +125,8 @@ class FleetQueue(Queue):
             return
         self._check(request)
         fields = parse(body)
+        if "for_s" in fields:  # which is refused
+            return
         try:
             name, options = fields["policy"], fields.get("options", {})
             self.menu.check_name(name, own=False)

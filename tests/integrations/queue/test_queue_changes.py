@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
-from scripted import CHAT, Front, before, queued
+from scripted import CHAT, Answer, Front, before, queued
 
 from integrations.queue.sites import Site
 
@@ -112,3 +113,23 @@ async def test_what_if_simulates_the_upstreams_that_there_are_and_what_they_serv
     await front.until(lambda: front.idle)
     answer = await front.what_if(12)
     assert (answer["slots"], answer["engines"]) == (2, 1)
+
+
+@queued(policy="dynamic+sjf", count=2, slots=1)
+async def test_a_policy_is_leased_for_all_upstreams_and_what_it_served_is_told(front: Front) -> None:
+    own = front.queue.manager.policy
+
+    async def put(**fields: object) -> Answer:
+        return await front.send("PUT", "/policy", JSON, json.dumps({"policy": "dynamic+vtc", **fields}).encode())
+
+    await front.all(*({"max_tokens": 3, "user": user} for user in "aab"))
+    lease = json.loads((await put(for_s=600)).text)["lease"]
+    await front.all(*({"max_tokens": 3, "user": user} for user in "ab"))
+    assert ((await put()).status, (await put(for_s=600, lease=lease)).status) == (409, 200)
+    await front.until(lambda: front.idle)
+    told = json.loads((await front.send("GET", "/served")).text)
+    assert [one["policy"] for one in told["ended"]] == ["dynamic+sjf"] * 3 + ["dynamic+vtc"] * 2
+    assert {one["tokens"] for one in told["ended"]} == {3}
+    assert len({one["client"] for one in told["ended"]}) == 2
+    assert (await front.send("DELETE", "/policy/lease")).status == 200
+    assert front.queue.manager.policy is own

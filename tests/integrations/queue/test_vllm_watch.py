@@ -174,6 +174,10 @@ def test_a_vllm_without_requests_is_said_not_to_have_switched(record: Path, monk
     assert (answer.status_code, shown.policy_name) == (504, "dynamic+sjf")
     assert "next step" in answer.json["error"]["message"]
     assert client.put("/policy", json={"policy": "/tmp/mine.py"}).status_code == 400
+    leased = client.put("/policy", json={"policy": "dynamic+vtc", "for_s": 20})
+    assert (leased.status_code, leased.json["error"]["message"]) == (400, "vLLM leases no policy. Leave out for_s")
+    assert client.delete("/policy/lease").status_code == 404
+    assert {one["policy"] for one in client.get("/served").json["ended"]} == {"dynamic+sjf"}
 
 
 def run(overlaps: bool, policy: str = "dynamic") -> list[dict[str, Any]]:

@@ -263,3 +263,16 @@ def test_what_changes_one_replica_alone_is_not_passed_on(method: str, path: str,
 
     behind(test, notes(seen))
     assert [one[1] for one in seen] == [path] * passes
+
+
+def test_replicas_lease_no_policy_and_keep_theirs() -> None:
+    seen: list[Any] = []
+
+    async def test(front: Front) -> None:
+        key = {"Authorization": "Bearer k"}
+        body = {"policy": "chunked+sjf", "for_s": 20}
+        async with front.session.put(front.url + "/policy", json=body, headers=key) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "for_s")
+
+    behind(test, notes(seen), notes(seen), words=("--api-key", "k"))
+    assert seen == []

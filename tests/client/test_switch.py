@@ -1,0 +1,237 @@
+"""./eb switch: two policies in turns on a server with traffic, and the policy from before is back however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from client import switch
+from client.report.receipt import FEWEST, SAME, UNKNOWN
+from client.send.target import ServerUnreachable, Target
+from tests.support import ROOT, in_background, wait_until
+from tests.support.servers import Server, clean_environment, kill
+
+pytestmark = pytest.mark.process
+JSON = {"Content-Type": "application/json"}
+ARMS = ("dynamic", "dynamic+sjf")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Yield a server of the policy static, to which two clients send requests all the time."""
+    over = threading.Event()
+    flags = ["--model", "mock:llm-mock@50", "--max-batch-size", "4"]
+
+    def send(user: str, server: Server) -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                body = json.dumps({"prompt": "hi", "max_tokens": 8, "user": user}).encode()
+                assert server.send("POST", "/v1/completions", body, **JSON).status == 200
+
+    with Server(tmp_path_factory.mktemp("switch") / "log", "static", *flags) as server:
+        threads = [threading.Thread(target=send, args=(user, server)) for user in ("ann", "ben")]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: server.get("/served").json["next"] > 100)  # enough for a prediction
+        yield server
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture
+def server(shared: Server) -> Iterator[Server]:
+    yield shared
+    shared.send("DELETE", "/policy/lease")
+    assert serving(shared) == "static"
+
+
+def serving(server: Server) -> str:
+    return str(server.get("/policy").json["policy"])
+
+
+def command(server: Server, *more: str) -> list[str]:
+    return [f"127.0.0.1:{server.port}", *ARMS, "--yes", "--window", "1", *more]
+
+
+@contextlib.contextmanager
+def started(server: Server, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """Yield the command in a process of its own, as soon as one of its policies serves."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "client.switch", *command(server, *more)], cwd=ROOT, env=clean_environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: process.poll() is not None or serving(server) in ARMS)
+        yield process
+    finally:
+        kill(process)
+        process.communicate()  # closes its pipes
+
+
+def test_an_experiment_ends_with_a_receipt(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    assert switch.main(command(server, "--minutes", "0.14")) == 0  # four pairs
+    out, err = capfd.readouterr()
+    found = json.loads(out)
+    assert found["arms"] == {"A": "dynamic", "B": "dynamic+sjf"}
+    assert (found["planned"], found["done"], found["ended"]) == (4, 4, "")
+    assert found["verdict"] in (SAME, UNKNOWN)
+    assert len(found["clients"]) == 2
+    assert found["requests"] > 8
+    assert found["figures"]["E2E mean"]["high"] is None  # four pairs tell nothing
+    assert "predicted change of E2E mean from dynamic to dynamic+sjf" in err
+    assert "will serve all its clients with dynamic (A) and dynamic+sjf (B) in turns of 1 s" in err
+    assert "Then static serves again" in err
+    assert serving(server) == "static"
+
+
+def test_ctrl_c_gives_the_policy_back_and_shows_what_is_known(server: Server) -> None:
+    with started(server) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert serving(server) == "static"
+    assert process.returncode == 1
+    assert json.loads(out)["ended"] == "stopped by Ctrl-C"
+    assert "ended early: stopped by Ctrl-C" in err
+
+
+def test_a_killed_command_leaves_its_policy_behind_only_until_the_lease_ends(server: Server) -> None:
+    with started(server) as process:
+        kill(process)
+    wait_until(lambda: serving(server) == "static")
+
+
+def test_a_lost_connection_ends_it_and_the_lease_ends_by_itself(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole, lost = Target.ask, threading.Event()
+
+    def ask(self: Target, *asked: Any) -> Any:
+        if lost.is_set():
+            raise ServerUnreachable("the cable is gone")
+        return whole(self, *asked)
+
+    monkeypatch.setattr(Target, "ask", ask)
+    with in_background(lambda: switch.main(command(server))) as codes:
+        wait_until(lambda: serving(server) in ARMS)
+        lost.set()
+        wait_until(lambda: codes)
+    assert codes == [1]
+    assert json.loads(capfd.readouterr().out)["ended"] == "the cable is gone"
+    wait_until(lambda: serving(server) == "static")
+
+
+def test_who_ends_the_lease_ends_the_experiment(server: Server) -> None:
+    with started(server) as process:
+        assert server.send("PUT", "/policy", json.dumps({"policy": "nobatch"}).encode(), **JSON).status == 409
+        assert server.send("DELETE", "/policy/lease?lease=another").json["policy"] in ARMS
+        assert server.send("DELETE", "/policy/lease").json["policy"] == "static"
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "lease" in json.loads(out)["ended"]
+    assert serving(server) == "static"
+
+
+def test_it_never_begins_without_a_word(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = [word for word in command(server) if word != "--yes"]
+    monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
+    assert switch.main(asked) == 2
+    assert "Use --yes to begin" in capfd.readouterr().err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    for answer in ("", "n"):
+        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+        assert switch.main(asked) == 0
+    assert server.get("/policy").json["policy"] == "static"
+
+
+@pytest.mark.parametrize("words", [[], ["dynamic"], ["dynamic", "dynamic"], ["a", "b", "c"]])
+def test_two_policies_must_be_named(words: Sequence[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert switch.main([*words, "--yes"]) == 2
+    assert "name two policies" in capfd.readouterr().err
+
+
+class Scripted(switch.Switch):
+    """Asks a server that answers as it is told: `rows` a look, by `policy`."""
+
+    def __init__(self, answers: Any) -> None:
+        super().__init__(Target("http://127.0.0.1:1"), dict(zip("AB", ARMS)))
+        self.answers, self.asked = answers, []
+
+    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        self.asked.append((method, path, body))
+        return dict(self.answers(method, path, body))
+
+
+def served(policy: str, now: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {"now": now, "next": 0, "ended": [], "open": [], "policy": policy, "last_failure": None, **more}
+
+
+def test_a_policy_that_fails_ends_it_and_is_named() -> None:
+    failure = {"policy": "dynamic", "error": "KeyError: 3", "now": "static"}
+
+    def answer(method: str, path: str, body: Any) -> Any:
+        if method == "PUT":
+            return {"policy": body["policy"], "lease": "x", "now": 0.0}
+        return served(
+            "static", last_failure={**failure, "policy": "dynamic+sjf"} if "sjf" in str(scripted.asked) else failure
+        )
+
+    scripted = Scripted(answer)
+    found = scripted.measure(3, 0.01, None, Console(quiet=True))
+    assert found["ended"].startswith("dynamic")
+    assert "failed (KeyError: 3), and static serves again" in found["ended"]
+    assert scripted.asked[-1][:2] == ("DELETE", "/policy/lease?lease=x")
+
+
+def test_a_server_that_started_again_ends_it() -> None:
+    scripted = Scripted(lambda *asked: served("static", next=5))
+    scripted.look()
+    scripted.answers = lambda *asked: served("static", next=1)
+    with pytest.raises(switch.Ended, match="started again"):
+        scripted.look()
+
+
+def test_without_traffic_it_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(1000))
+    serves = [""]
+
+    def answer(method: str, path: str, body: Any) -> Any:
+        if method == "PUT":
+            serves[0] = body["policy"]
+            return {"policy": body["policy"], "lease": "x", "now": float(next(now))}
+        return served(serves[0], float(next(now)))
+
+    console = Console(record=True, file=StringIO())
+    found = Scripted(answer).measure(9, 0.01, None, console)
+    assert (found["verdict"], found["done"], found["void"]) == (UNKNOWN, FEWEST, {"empty": 2 * FEWEST})
+    assert "too little traffic: 0 of 3" in console.export_text()
+
+
+def test_the_receipt_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    """Even with eight clients: 24 lines of 80 columns."""
+    from tests.client.test_receipt import of, steady
+
+    rows = [one._replace(client=f"{i % 8:08x}") for i, one in enumerate(steady(0.9))]
+    found = of(rows, before={"change": -0.1, "low": -0.15, "high": -0.05}) | {
+        "arms": dict(zip("AB", ARMS)),
+        "ended": "",
+    }
+    console = Console(width=80, record=True, file=StringIO())
+    switch.show(console, found)
+    text = console.export_text()
+    assert len(text.splitlines()) <= 24
+    assert max(map(len, text.splitlines())) <= 80
+    for word in ("-10.0 (-15.0 to -5.0) held", "take B (A dynamic, B dynamic+sjf)", "00000003", "TTFT mean"):
+        assert word in text
