@@ -183,19 +183,19 @@ def run(args: Values, console: Console) -> int:
 
 def shown(found: dict[str, float]) -> str:
     """Return a change with its interval, in percent."""
-    interval = f"{found['low']:+.1%} to {found['high']:+.1%}" if math.isfinite(found["high"]) else "too few"
-    return f"{found['change']:+.1%} ({interval})".replace("%", "")
+    change, low, high = (f"{100 * found[name]:+.{abs(found[name]) < 1:d}f}" for name in ("change", "low", "high"))
+    return f"{change} ({low} to {high})" if math.isfinite(found["high"]) else f"{change} (too few)"
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
     """Print the receipt: the figures, then the clients."""
     rows = [
         (name, f"{one['a']:.3g}", f"{one['b']:.3g}", shown(one),
-         f"{shown(one['predicted'])} {'held' if one['held'] else 'NOT held'}" if "held" in one else one.get("result", ""))
+         f"{shown(one['predicted'])} {'held' if one['held'] else 'missed'}" if "held" in one else one.get("result", ""))
         for name, one in [*found["figures"].items(), *((one["client"] or "(no name)", one) for one in found["clients"])]
     ]  # fmt: skip
     title = f"{found['requests']:,} requests in {found['pairs']} pairs of windows; times in s, clients: {receipt.GOAL}"
-    heads = ("what, client", "A", "B", "change % (95 %)", "predicted, or with B")
+    heads = ("what", "A", "B", "change % (95 %)", "predicted, or with B")
     if found["pairs"]:
         console.print(table_of(title, heads, rows))
     if found["ended"]:

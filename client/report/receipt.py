@@ -178,7 +178,7 @@ def predicted(a: Sequence[Request], b: Sequence[Request], off: float) -> dict[st
     rows = [[float(np.mean(latencies([side[i] for i in block], math.inf))) for side in (a, b)] for block in blocks]
     found = change(rows, ALPHA)
     off = max(SLACK, off)
-    return {"change": found["change"], "low": found["low"] - off, "high": found["high"] + off}
+    return {"change": found["change"], "low": max(-1.0, found["low"] - off), "high": found["high"] + off}
 
 
 def need(found: dict[str, Any]) -> str:
