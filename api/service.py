@@ -20,6 +20,7 @@ from config import Config
 from observe.feed import Feed
 from observe.meters import Meters
 from observe.queued_log import QueuedLog
+from observe.served import ServedLog
 from serving.adapters import AdapterStore, Weights
 from serving.programs import Programs
 from serving.text_watch import TextWatch
@@ -27,7 +28,6 @@ from stats import ServerStats
 
 if TYPE_CHECKING:  # the first imports the policies, which a handler must not load
     from observe.replay.what_if import WhatIf
-from observe.served import ServedLog
 
 
 class Grammars(Protocol):

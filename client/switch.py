@@ -73,9 +73,8 @@ class Switch:
             if answer.status_code != 200:
                 raise Ended(str(said["error"]["message"]))
         except (ValueError, LookupError, TypeError):
-            raise Ended(
-                f"{method} {path} has another answer (HTTP {answer.status_code}) than a server of ours"
-            ) from None
+            text = f"{method} {path} has another answer (HTTP {answer.status_code}) than a server of ours"
+            raise Ended(text) from None
         return said
 
     def look(self) -> None:
@@ -105,13 +104,10 @@ class Switch:
         """Return the change that the server's simulator expects from what was served; raise Ended if it cannot tell."""
         told = self.ask("POST", "/what-if", {"policies": [*self.arms.values()], "count": 400})
         steps = {lane["policy"]: lane["records"] for lane in told["lanes"] if not lane["measured"]}
+        lanes = [steps.get(name, ()) for name in self.arms.values()]
         ends = [
-            {
-                left["id"]: step["t"] + step["repeat"] * step["seconds"]
-                for step in steps.get(name, ())
-                for left in step["left"]
-            }
-            for name in self.arms.values()
+            {left["id"]: step["t"] + step["repeat"] * step["seconds"] for step in lane for left in step["left"]}
+            for lane in lanes
         ]
         # The answer has the steps until some time. Those that have not left by then, and all after the first of them, are left out.
         rows = [(str(i), one["t"], one["output_tokens"]) for i, one in enumerate(told["requests"])]
@@ -172,7 +168,7 @@ def run(args: Values, console: Console) -> int:
         f"most {planned * 2 * seconds / 60:.0f} minutes. Then {switch.serves} serves again, also after Ctrl-C")  # fmt: skip
     if not args.yes:
         if not sys.stdin.isatty():
-            raise UsageError("nobody can be asked here. Use --yes to begin")
+            raise UsageError("there is no terminal to ask for confirmation. Use --yes to begin")
         if input("Begin? [y/N] ").strip().lower() not in ("y", "yes"):
             return FINE
     found = switch.measure(planned, seconds, before, console)

@@ -1,6 +1,6 @@
-"""What was served, request by request, in bounded memory: when each arrived, had its first token and ended, under which policy.
+"""The latest requests served, in bounded memory: when each arrived, got its first token and ended, and under which policy.
 
-Those who measure a server from outside ask for what is new. It must not know HTTP.
+A client that measures the server asks for what is new. It must not know HTTP.
 """
 
 from __future__ import annotations

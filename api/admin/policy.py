@@ -55,7 +55,7 @@ class PolicyRequest(BaseModel):
         description=f"seconds, at most {LONGEST_LEASE:g}, after which the policy before comes back, unless `lease` renews it",
     )
     lease: Annotated[StrictStr, Field(max_length=64)] = Field(
-        "", description="the lease to renew, as the answer that began it has it; until it ends nobody else may switch"
+        "", description="the lease to renew, from the answer that began it. Until it ends, no other client may switch"
     )
 
 

@@ -53,7 +53,7 @@ class Load:
         self._params: LoadRequest | None = None
         self._numbers = itertools.count(1)  # of endless loads, and of requests with a named client
         self._asked_at = 0.0
-        self.left: Callable[[], None] = lambda: None  # what follows an endless load that nobody wants any more
+        self.left: Callable[[], None] = lambda: None  # called when an endless load ends because no one wants it
 
     def start(self, engine: LoadedEngine, params: LoadRequest, wanted: Callable[[], bool] = lambda: True) -> bool:
         """Start to send; return False if another load is active and not to be replaced.

@@ -104,15 +104,20 @@ class Album:
 
 
 def save(figure: Figure, folder: Path, name: str, rows: Sequence[list[Any]]) -> None:
-    """Write PNG, SVG (the same bytes for the same data), and CSV if there are rows."""
+    """Write PNG, SVG, and CSV if there are rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})
+    save_svg(figure, folder / f"{name}.svg")
     figure.dpi = DPI
     FigureCanvasAgg(figure).print_png(folder / f"{name}.png")  # `savefig` would draw each file twice
     if rows:
         with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def save_svg(figure: Figure, path: Path) -> None:
+    """Write an SVG, with the same bytes for the same data."""
+    with rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
+        FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None})
 
 
 def finish(axes: Axes, x: str, y: str, zero: bool = True) -> None:

@@ -186,12 +186,10 @@ def need(found: dict[str, Any]) -> str:
     if found["needed_s"] is None:
         return f"too little traffic: {found['pairs']} of {found['done']} pairs of windows count. A longer --window may have more"
     least, planned = found["needed_s"] / 60, found["planned"] * found["pair_s"] / 60
-    enough = (
-        ""
-        if least <= planned
-        else f". In {planned:.0f} minutes there is too little traffic: use --minutes {math.ceil(least)}"
-    )
-    return f"a change by {LEAST:.0%} takes about {least:.0f} minutes to find{enough}"
+    text = f"a change by {LEAST:.0%} takes about {least:.0f} minutes to find"
+    if least > planned:
+        text += f". In {planned:.0f} minutes there is too little traffic: use --minutes {math.ceil(least)}"
+    return text
 
 
 def holds(before: dict[str, float], found: dict[str, Any]) -> bool:

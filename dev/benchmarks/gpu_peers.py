@@ -67,7 +67,7 @@ def static(model: Any, burst: Burst) -> float:
 
 def compiled(model: Any, burst: Burst) -> float:
     """Return the rate of `static` with a static cache, for which the first of two runs compiles the model on a GPU."""
-    for _ in range(2):  # with the same lengths, as each size of the cache is compiled anew
+    for _ in range(2):  # with the same lengths, since it compiles for each size of the cache
         began = time.perf_counter()
         hugging_face.static(model, burst, cache="static")
     return sum(tokens for _, tokens in burst) / (time.perf_counter() - began)

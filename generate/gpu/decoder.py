@@ -148,7 +148,7 @@ class Decoder:
         return self._launch(list(held), sampling.drawing_for([seq.sampling for seq in sequences]))
 
     def _launch_after(self, flight: Flight | None, following: Following) -> Flight | None:
-        """Launch the step after `flight`; None if nobody follows, or more than there are rows."""
+        """Launch the step after `flight`; return None if no sequence follows, or if more do than there are rows."""
         staying, joining, drawn = following
         held = flight.held if flight is not None else []
         if not 0 < len(staying) + len(joining) <= self.rows.capacity - len(held):

@@ -69,7 +69,7 @@ class Rows:
         self._image = np.zeros(len(self.buffer), np.int64)  # the same on the host, in the same order
         fields, tables_here = np.split(self._image, [(INTEGERS + FLOATS) * capacity])
         self._fields = fields.reshape(-1, capacity)
-        # What each step changes: token, context length and move. What stays with a sequence: the others.
+        # Each step changes the token, the context length and the move; the other fields stay as long as the sequence.
         self._steps, self._params = self._fields[:3], self._fields[3:INTEGERS]
         self._factors = self._fields[INTEGERS:].view(np.float64)
         self._tables = tables_here.reshape(capacity, pages)

@@ -66,7 +66,7 @@ def changes_of(fitted: Fitted) -> Iterator[Change]:
     for name in policies.order_names():
         policy = policies.get_policy(f"dynamic+{name}")
         # A queue in front neither preempts nor knows the prefix cache.
-        inside = Hooks(policy).preempts or name in ("lpm", "dlpm", "prefix-tree")
+        inside = Hooks(policy).preempts or "prefix" in policy.claims.uses
         can = not inside or not flags.keys().isdisjoint(("policy", f"order:{name}"))
         # `ssjf` stands for a model that guesses lengths, which is not there.
         if can and not policy.claims.refuses and name not in ("fcfs", "ssjf") and differ.issuperset(policy.claims.uses):

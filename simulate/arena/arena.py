@@ -126,7 +126,7 @@ def never_best(rounds: Mapping[tuple[str, int], Mapping[str, Measures]]) -> list
     """Return the policies that have the least of no figure on any workload; those that tie for it are not among them."""
     found: set[str] = set()
     for workload in dict.fromkeys(workload for workload, _ in rounds):
-        own = {key: found for key, found in rounds.items() if key[0] == workload}
+        own = {key: played for key, played in rounds.items() if key[0] == workload}
         for field in Measures._fields:
             ranking = rank(own, field)
             least = ranking[0].beside[field].mean

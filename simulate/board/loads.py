@@ -27,11 +27,10 @@ def draw(spec: str, count: int, rate: float, seed: int) -> Rows:
     words = {name: [*map(int, rest.split(":"))] for name, _, rest in (word.partition(":") for word in spec.split())}
     rng = np.random.default_rng(seed)
     prompt = _lengths(rng, count, *words["prompt"])
-    drawn = (
-        anyscale_outputs(rng, count, *words["anyscale"])
-        if "anyscale" in words
-        else _lengths(rng, count, *words["output"])
-    )
+    if "anyscale" in words:
+        drawn = anyscale_outputs(rng, count, *words["anyscale"])
+    else:
+        drawn = _lengths(rng, count, *words["output"])
     if "turns" in words:
         return _agents(prompt.tolist(), drawn.tolist(), *words["turns"])
     if "rare" in words:
@@ -66,7 +65,5 @@ def _agents(fresh: list[int], answers: list[int], turns: int, tool_s: int) -> Ro
 
 
 def _lengths(rng: np.random.Generator, count: int, median: int, p90: int) -> np.ndarray:
-    lengths: np.ndarray = np.maximum(1, median * (p90 / median) ** (rng.standard_normal(count) / NORMAL_P90)).astype(
-        int
-    )
-    return lengths
+    lengths: np.ndarray = np.maximum(1, median * (p90 / median) ** (rng.standard_normal(count) / NORMAL_P90))
+    return lengths.astype(int)

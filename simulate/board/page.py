@@ -52,12 +52,13 @@ def page(figures: Sequence[Figure], results: Mapping[str, Result], never: Sequen
 
 
 def draw(figures: Sequence[Figure], results: Mapping[str, Result], path: Path) -> None:
-    """Draw each published factor beside our interval, as an SVG with the same bytes for the same data."""
+    """Draw each published factor beside our interval, as an SVG."""
     import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Drawing
 
-    with matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none", "font.size": 8}):
+    from client.report.album import save_svg
+
+    with matplotlib.rc_context({"font.size": 8}):
         drawing = Drawing(figsize=(8, 0.8 + 0.19 * len(figures)), layout="constrained")
         axes = drawing.subplots()
         axes.axvline(1, color="#999999", linewidth=0.8)
@@ -69,4 +70,4 @@ def draw(figures: Sequence[Figure], results: Mapping[str, Result], path: Path) -
         axes.set_yticks(range(len(figures)), [figure.name for figure in figures])
         axes.set_ylim(len(figures) - 0.5, -0.5)
         axes.set_xlabel("factor: published (orange), and ours with its 95 % interval (blue)")
-        FigureCanvasSVG(drawing).print_svg(path, metadata={"Date": None})
+        save_svg(drawing, path)

@@ -27,16 +27,18 @@ from terminal.options import UsageError, Values, read_pairs
 
 
 def make_scenario(
-    args: Values, console: Console, *, reported: Collection[str] = (), unit: bool = False, draws_more: bool = False
-) -> Scenario[Rows]:
+    args: Values, console: Console, *, reported: Collection[str] = (), unit: bool = False, draws_more: bool = False,
+    shuffles: bool = False,
+) -> Scenario[Rows]:  # fmt: skip
     """Return what the options describe, after all that every command has were checked; print notes about the requests.
 
     The command's result reports the hints in `reported` for every policy. `unit` asks for one request a second, for a
-    command that looks for a rate; `draws_more` says that it has another use for --seed than to draw requests.
+    command that looks for a rate; `draws_more` says that it has another use for --seed than to draw requests,
+    and `shuffles` that another seed is another run of a trace, too.
     """
     chosen, asked = make_policies(args, reported)
     cost, host = make_cost(args)
-    rows = _rows(args, unit=unit, draws_more=draws_more)
+    rows = _rows(args, unit=unit, draws_more=draws_more, shuffles=shuffles)
     for note in option_checks.notes(args, asked, rows):
         say(console, f"note: {note}")
 
@@ -117,7 +119,7 @@ def _is_trace(args: Values) -> bool:
     return bool(args.trace) or (args.workload.startswith("trace:") and not args.is_given("arrivals"))
 
 
-def _rows(args: Values, *, unit: bool, draws_more: bool) -> Rows:
+def _rows(args: Values, *, unit: bool, draws_more: bool, shuffles: bool) -> Rows:
     """Return the requests that the options describe."""
     if args.trace:
         rows = workloads.read(args.trace)
@@ -137,7 +139,7 @@ def _rows(args: Values, *, unit: bool, draws_more: bool) -> Rows:
         if args.is_given("num"):
             rows = rows.first(args.num)
         rows = rows.faster(args.speed)
-        if hasattr(args, "repeats"):  # a command whose seed gives another run
+        if shuffles:
             rows = rows.shuffled(args.seed)
     if _is_trace(args):
         if args.is_given("rate") and not unit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 from rich.console import Console
@@ -41,9 +42,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     never = json.loads((args.out / "results" / "arena.json").read_text("utf-8"))["never_best"] if args.out else []
     wanted = {*args.names}
     figures = [f for f in read_table() if not wanted or wanted & {f.paper, *f.policy.split("+")}]
-    keys = [
-        (figure, seed, bool(args.quick)) for figure in figures for seed in range(FEW_SEEDS if args.quick else SEEDS)
-    ]
+    keys = [*product(figures, range(FEW_SEEDS if args.quick else SEEDS), [bool(args.quick)])]
     played = [*spread(play, keys, args.jobs, console, "pairs of runs computed")]
     factors = {f.name: [factor for (of, _, _), factor in zip(keys, played) if of is f] for f in figures}
     results = {figure.name: judge(figure.published, factors[figure.name]) for figure in figures}

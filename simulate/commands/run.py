@@ -103,7 +103,7 @@ def seeded(args: Values, seed: int, console: Console, rate: float | None = None)
     given = Values(**{**vars(args), "seed": seed})
     if rate:
         given.rate, given.speed, given.origin = rate, 1.0, {**args.origin, "rate": "flag"}
-    return make_scenario(given, console, reported=("client", "deadline"), draws_more=True)
+    return make_scenario(given, console, reported=("client", "deadline"), draws_more=True, shuffles=True)
 
 
 def serve_all(args: Values, console: Console, seeds: abc.Sequence[int]) -> list[Served]:

@@ -26,7 +26,6 @@ from terminal.console import say, table_of
 from terminal.options import FOLDER, POSITIVE, Argument, Command, Number, Option, UsageError, Values, read
 from terminal.progress import counted
 
-REFERENCE = "dynamic"
 HINTS = ["--clients", "4", "--priorities", "3", "--slo", "2", "10"]  # for whatever an order goes by
 ARENA = ["--only", "--seeds", "1", "--num", "200", "--jobs", "1"]
 QUICK = (600, 2)  # small and large cases, which find all planted faults of our tests; a report has all cases
@@ -102,7 +101,7 @@ def base_of(policy: Policy) -> str:
         package, _, module = cls.__module__.rpartition(".")
         if package == "policies":
             return module.replace("_", "-")
-    return REFERENCE
+    return "dynamic"  # beside which a loop runs that derives from none of this project
 
 
 def as_run(args: Values, base: str, name: str, slots: int) -> Values:
@@ -133,7 +132,9 @@ def run_both(given: Values, folder: Path, console: Console) -> list[dict[str, An
 
 def report(given: Values, folder: Path, console: Console) -> dict[str, Any]:
     """Run both as `simulate run` does, draw their page and rank them in the arena; return what was found."""
-    from simulate.commands import arena  # scipy, which it needs, takes as long to load as all the rest
+    # scipy, which these need, takes as long to load as all the rest
+    from simulate.arena.arena import REFERENCE
+    from simulate.commands import arena
 
     given.out = folder
     with printed(folder / "printed.txt", console):

@@ -10,8 +10,6 @@ import pytest
 import policies
 from costs import published
 from costs.cost import Host
-from integrations.queue.menu import Menu
-from integrations.vllm.failsafe import make_policy
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -72,14 +70,6 @@ def test_prompts_get_the_slack_of_the_tightest_stream_by_its_goal_step_by_step()
     assert after_step(2, 240.0, itl=20) == 140 // 7 - 12  # seven tokens are left
     assert after_step(2, 120.0) == 1
     assert after_step(2, 90.0) == 500  # it is late anyway
-
-
-@pytest.mark.parametrize("name", ["qoserve", "qoserve+sjf"])
-def test_it_is_refused_where_steps_overlap_or_are_not_seen(name: str) -> None:
-    with pytest.raises(ValueError, match="seconds of each step, which overlap in vLLM"):
-        make_policy(name, 4, {})
-    with pytest.raises(ValueError, match="seconds of each step, which the upstream does not tell"):
-        Menu().get_policy(name, 4)
 
 
 TTFT, ITL, SLO = 2.0, 0.05, (10.0, 30.0)

@@ -101,11 +101,11 @@ def test_the_share_of_prompts_is_kept_within_3_points_over_windows_of_10_seconds
     assert max(abs(each - share) for each in full) < 0.03
 
 
-@pytest.mark.parametrize("name", ["time-budget", "time-budget+sjf"])
+@pytest.mark.parametrize("name", ["time-budget", "time-budget+sjf", "qoserve", "qoserve+sjf"])
 def test_it_is_refused_where_steps_overlap_or_are_not_seen(name: str) -> None:
     with pytest.raises(ValueError, match="seconds of each step, which overlap in vLLM"):
         make_policy(name, 4, {})
     with pytest.raises(ValueError, match="seconds of each step, which the upstream does not tell"):
         Menu().get_policy(name, 4)
-    assert "time-budget" not in Menu().names()
+    assert name.partition("+")[0] not in Menu().names()
     assert Shared().get_policy(name, 4).name == name  # the servers run the loop
