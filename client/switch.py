@@ -38,7 +38,7 @@ SIMULATION = 90.0  # seconds for a simulation by the server
 COMMAND = Command(
     "./eb switch", (__doc__ or "").partition("\n")[0],
     {
-        "arguments": [Argument("what", "[URL] A B: a server of this project or ./eb queue, and two policies", nargs=-1, default=[])],
+        "arguments": [Argument("what", "[URL] A B: a server of this project, ./eb queue or ./eb vllm watch; two policies", nargs=-1, default=[])],
         "options": [
             flags.PORT,
             flags.API_KEY,

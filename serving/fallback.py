@@ -60,8 +60,8 @@ class Fallback:
     name. Behind it is a new one like it, in case that it fails.
     """
 
-    def __init__(self) -> None:
-        self.failures = 0
+    def __init__(self, log: logging.Logger = log) -> None:
+        self.failures, self._log = 0, log
         self.last: PolicyFailure | None = None
         self.listeners: list[Callable[[], None]] = []
         self._before: list[Policy] = []
@@ -71,13 +71,9 @@ class Fallback:
     def switch(self, scheduler: Scheduler, policy: Policy, now: float, lease: Lease | None = None) -> list[Sequence]:
         """Switch to `policy`, with a lease for a while; return the sequences that leave. Nothing changes if it raises an error.
 
-        Raise InferenceError if another holds a lease, or if that which is to be renewed has ended.
+        Raise InferenceError as `check` does.
         """
-        if self.holder and (lease is None or lease.holder != self.holder):
-            text = f"another client has leased the policy for {self.ends_at - now:.0f} s more. Wait, or send DELETE /policy/lease"
-            raise InferenceError("conflict_error", text)
-        if lease is not None and lease.renews and not self.holder:
-            raise InferenceError("conflict_error", "this lease has ended. Start again without `lease`")
+        self.check(lease, now)
         replaced = scheduler.policy
         before = replaced.renew()  # without what the old one remembers, which is void when it comes back
         sharing = scheduler.sharing
@@ -96,6 +92,22 @@ class Fallback:
         if lease is not None:
             self.holder, self.ends_at = lease.holder, now + lease.seconds
         return left
+
+    def check(self, lease: Lease | None, now: float) -> None:
+        """Raise InferenceError if another holds a lease, or if that which is to be renewed has ended."""
+        if self.holder and (lease is None or lease.holder != self.holder):
+            text = f"another client has leased the policy for {self.ends_at - now:.0f} s more. Wait, or send DELETE /policy/lease"
+            raise InferenceError("conflict_error", text)
+        if lease is not None and lease.renews and not self.holder:
+            raise InferenceError("conflict_error", "this lease has ended. Start again without `lease`")
+
+    def is_ended_by(self, lease: Lease | None) -> bool:
+        """Return whether there is a lease, and `lease`, if given, is that one."""
+        return bool(self.holder) and (lease is None or lease.holder == self.holder)
+
+    def keep_below(self, policy: Policy) -> None:
+        """Have a policy to go back to, if there is none."""
+        self._before = self._before or [policy]
 
     def go_back(self, scheduler: Scheduler, error: BaseException | None, now: float) -> list[Sequence]:
         """Switch to the policy before the one that raised an error, or whose lease has ended; return the sequences that leave.
@@ -130,7 +142,7 @@ class Fallback:
             found = place.hook, PurePath(place.file).name, place.line
         self.last = PolicyFailure(failed.name, words, *found, policy.name, time.time())
         where = f" in {place.hook}(), line {place.line} of {place.file}" if place else ""
-        log.error(
+        self._log.error(
             "the policy %s failed%s: %s. The server went back to %s and kept every request",
             failed.name, where, words, policy.name,
         )  # fmt: skip

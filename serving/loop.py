@@ -117,7 +117,7 @@ class Loop:
     def _switch(self, policy: Policy | None, lease: Lease | None) -> None:
         """Switch to another policy, or without one end a lease; raise InferenceError, without a switch, if it fails at once."""
         if policy is None:
-            if (held := self.fallback.holder) and (lease is None or lease.holder == held):
+            if self.fallback.is_ended_by(lease):
                 self._go_back()
             return
         slots = self._slots

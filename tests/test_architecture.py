@@ -44,7 +44,7 @@ LABORATORY: dict[str, set[str]] = {
     "integrations/queue": {"aiohttp", "api", "batching", "client", "config", "multidict", "observe", "policies", "routing", "scheduling",
                            "serving", "terminal", "werkzeug", "yarl"},
     "integrations/ray": {"aiohttp", "client", "config", "generate", "integrations/queue", "multidict", "ray", "routing", "terminal", "yarl"},
-    "integrations/vllm": {"policies", "scheduling", "simulate", "terminal", "vllm"},
+    "integrations/vllm": {"policies", "scheduling", "serving", "simulate", "terminal", "vllm"},
     "routing": set(),
     "simulate": {"batch_files", "client", "config", "costs", "matplotlib", "numpy", "policies", "rich", "routing", "scheduling", "scipy",
                  "terminal"},

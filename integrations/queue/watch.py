@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -39,14 +40,14 @@ from scheduling.options import values_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
-from serving.fallback import Lease
+from serving.fallback import Lease, PolicyFailure
 from serving.loop import notify
 
 LOOK_EVERY = 0.1  # seconds
 SWITCH_SECONDS = 3.0  # vLLM looks for another policy four times a second, but only while it has requests
 PIECE, KEPT = 1 << 20, 256  # bytes read at once, and remembered to tell whether the file is still the same
 NONE = cast(Any, None)
-CHANGES = ("/policy", "/web/markdown", "/what-if")  # that are served although their method is not GET
+CHANGES = ("/policy", "/policy/lease", "/web/markdown", "/what-if")  # that are served although their method is not GET
 HINTS = {"client", "priority", "open_ended", "adapter", "session", "program", "constrained"}
 
 
@@ -74,6 +75,7 @@ class Watch(BatchingManager):
         self._epoch = time.time() - time.perf_counter()  # the record has times of day
         self._requests: dict[str, Inference] = {}
         self._number = self._before = 0  # of the last step, and of the last one before vLLM started again
+        self._asking = threading.Lock()  # one switch after the other
         self._ended, self._file = 0.0, ""  # when the last step ended, and the name of the policy's file, if it has one
         self._questions = question.Server(self, Recording(), inside=True)  # about what vLLM has done since it started
         self.listeners.append(lambda *new: self._questions.recording.on_arrival(*new))
@@ -111,7 +113,9 @@ class Watch(BatchingManager):
         if "members" in line:
             self._step(line)
         elif "switch" in line:
-            self._use(line["switch"])
+            if "failure" in line:
+                self.fallback.last = PolicyFailure(**line["failure"])
+            self._use(line["switch"], line)
         elif "cancel" in line:
             self._leave([(line["cancel"], line["reason"])], line["now"] - self._epoch)
         elif "arrive" in line:
@@ -128,7 +132,7 @@ class Watch(BatchingManager):
             self._before, self.pages = self._number, Blocks(line["pages"] + 1, line["page_size"])
             self._leave([(id, "abort") for id in self._requests], time.perf_counter())
             self.max_tokens_per_step, self._ended = line["tokens"], 0.0
-            self._use(line)
+            self._use(line, line)
             self._questions.recording = Recording(clock=lambda: self._ended)  # the record may be old
             self._questions.slots, self._questions.late = line["slots"], False
             if self._service.engine is None:
@@ -141,8 +145,8 @@ class Watch(BatchingManager):
             for viewer in list(self._service.feed.viewers):
                 viewer.gone = True  # it connects again, since vLLM may have other slots now
 
-    def _use(self, head: dict[str, Any]) -> None:
-        """Note which policy decides; a file with one is not run here."""
+    def _use(self, head: dict[str, Any], line: dict[str, Any]) -> None:
+        """Note which policy decides, and its lease; a file with one is not run here."""
         try:
             chosen, self._file = policies.get_policy(head["policy"], head["slots"], head["options"], own=False), ""
         except ValueError:
@@ -151,19 +155,35 @@ class Watch(BatchingManager):
         with self.inbox.changed:
             self.scheduler = self.scheduler or Scheduler(chosen)
             self.scheduler.use(chosen)
+            self.fallback.holder, self.fallback.ends_at = line.get("lease", ""), line.get("until", inf)
             self.inbox.changed.notify_all()
         notify(self.fallback.listeners)  # they tell the page
 
     def _ask_for(self, wanted: Policy | None, timeout: float | None = None, lease: Lease | None = None) -> None:
-        """Request a switch by writing RECORD.policy, and wait until the record shows it; InferenceError if it does not in time."""
-        if wanted is None or lease is not None:
-            raise InferenceError("invalid_request_error", "vLLM leases no policy. Leave out for_s")
-        with self.inbox.changed:
-            before, draft = self.policy, Path(f"{self._path}.policy.new")
-            draft.write_text(json.dumps({"policy": wanted.name, "options": values_of(wanted)}), "utf-8")
-            os.replace(draft, f"{self._path}.policy")
-            if not self.inbox.changed.wait_for(lambda: self.policy is not before, SWITCH_SECONDS):
+        """Request a switch, or without a policy the end of a lease, by writing RECORD.policy, and wait until the record shows it.
+
+        The file has the time at which vLLM goes back by itself. Raise InferenceError if another has a lease, or too late.
+        """
+        with self._asking, self.inbox.changed:
+            now, before, file = time.time(), self.policy, f"{self._path}.policy"
+            if self.fallback.ends_at <= now:  # vLLM goes back in its next step
+                self.fallback.holder, self.fallback.ends_at = "", inf
+            wish: dict[str, Any] = {"lease": self.fallback.holder}
+            if wanted is not None:
+                self.fallback.check(lease, now)
+                wish = {"policy": wanted.name, "options": values_of(wanted)}
+                wish |= {"lease": lease.holder, "until": now + lease.seconds, "renews": lease.renews} if lease else {}
+            elif not self.fallback.is_ended_by(lease):
+                return
+            Path(f"{file}.new").write_text(json.dumps(wish), "utf-8")
+            os.replace(f"{file}.new", file)
+            holder = wish.get("lease", "") if wanted else ""
+            done = lambda: self.policy is not before and self.fallback.holder == holder  # noqa: E731
+            if not self.inbox.changed.wait_for(done, SWITCH_SECONDS):
                 text = "vLLM has not switched yet. It does so in its next step, unless its log has an error"
+                if holder:
+                    os.unlink(file)  # no lease that nobody knows of
+                    text = "vLLM has not switched: it had nothing to do, or its log has an error. Send it requests, and try again"
                 raise InferenceError("timeout_error", text)
 
     def _step(self, line: dict[str, Any]) -> None:

@@ -17,7 +17,11 @@ class Rooms:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [ROOT]) if name in ("integrations", "policies", "scheduling") else None
+        return (
+            PathFinder.find_spec(name, [ROOT])
+            if name in ("integrations", "policies", "scheduling", "serving")
+            else None
+        )
 
 
 sys.meta_path.insert(0, Rooms)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from werkzeug.serving import make_server
 
+from client import switch
 from config import Config
 from integrations.queue import watch
 from integrations.queue.watch import Watch
-from tests.support import ROOT, wait_until
+from tests.integrations.vllm.small_vllm import request, small_vllm
+from tests.support import ROOT, in_background, wait_until
 
 LINES = (ROOT / "tests/data/vllm_record.jsonl").read_bytes().splitlines(keepends=True)
 HEAD = json.loads(LINES[0])
@@ -175,8 +180,9 @@ def test_a_vllm_without_requests_is_said_not_to_have_switched(record: Path, monk
     assert "next step" in answer.json["error"]["message"]
     assert client.put("/policy", json={"policy": "/tmp/mine.py"}).status_code == 400
     leased = client.put("/policy", json={"policy": "dynamic+vtc", "for_s": 20})
-    assert (leased.status_code, leased.json["error"]["message"]) == (400, "vLLM leases no policy. Leave out for_s")
-    assert client.delete("/policy/lease").status_code == 404
+    assert (leased.status_code, "Send it requests" in leased.json["error"]["message"]) == (504, True)
+    assert not Path(f"{record}.policy").exists()  # the wish is withdrawn
+    assert client.delete("/policy/lease").status_code == 200  # there is none
     assert {one["policy"] for one in client.get("/served").json["ended"]} == {"dynamic+sjf"}
 
 
@@ -232,3 +238,39 @@ def test_too_little_and_a_policy_from_a_file_are_refused_with_the_reason(record:
     add(shown, record, *run(overlaps=False, policy="/home/me/mine.py"))
     for reply in (client.post("/what-if", json={}), client.get("/requests/r3/blame")):
         assert (reply.status_code, "mine.py" in reply.json["error"]["message"]) == (404, True)
+
+
+@pytest.mark.process
+def test_an_experiment_in_vllm_ends_with_a_receipt(
+    record: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown, numbers = watching(record), itertools.count()
+    with small_vllm() as adapter, following(shown):
+        monkeypatch.setenv(adapter.SETTINGS, json.dumps({"policy": "dynamic+vtc", "record": str(record)}))
+        vllm = adapter.PolicyScheduler(slots=4)
+        own = vllm.plans.policy
+
+        def serve(until: Callable[[], Any]) -> None:
+            while not until():
+                if len(vllm.requests) < 6:
+                    i = next(numbers)
+                    vllm.add_request(request(f"r{i}", tokens=4, client="ab"[i % 2]))
+                vllm.update_from_output(vllm.schedule(), None)
+                time.sleep(0.002)
+
+        server = make_server("127.0.0.1", 0, shown.app, threaded=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        serve(lambda: get(shown, "/served").get("next", 0) > 200)
+        command = [f"127.0.0.1:{server.port}", "dynamic", "dynamic+sjf", "--yes", "--window", "1", "--minutes", "0.1"]
+        with in_background(lambda: switch.main(command)) as codes:
+            serve(lambda: codes)
+        server.shutdown()
+        thread.join()
+        assert (codes, vllm.plans.policy) == ([0], own)
+    out, err = capfd.readouterr()
+    found = json.loads(out)
+    assert (found["done"], found["ended"], len(found["clients"])) == (3, "", 2)
+    assert found["requests"] > 20
+    assert "predicted change of E2E mean from dynamic to dynamic+sjf" in err
+    assert "Then dynamic+vtc serves again" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from tests.integrations.vllm.small_vllm import Status, request, small_vllm
+from tests.support import wait_until
 
 
 @pytest.fixture
@@ -227,3 +229,66 @@ def test_the_record_has_no_prompt_and_a_file_beside_it_switches_the_policy(make:
     assert not [line for line in lines if "prompt_ids" in line]
     assert [id for line in lines for id in line.get("joined", ())] == ["a", "short", "long"]
     assert [line["switch"]["policy"] for line in lines if "switch" in line] == ["dynamic+sjf"]
+
+
+class Leasing:
+    """A vLLM whose own policy counts what ended, and a client that leases others by the file beside the record."""
+
+    def __init__(self, make: Any, folder: Path) -> None:
+        self.record = folder / "record"
+        counts = "    finished = 0\n\n    def on_finish(self, seq, now):\n        self.finished += 1"
+        self.vllm = make(policy_file(folder, counts), record=str(self.record))
+        self.own = self.vllm.plans.policy
+
+    def ask(self, **wish: Any) -> Any:
+        """Let vLLM read a wish in its next step; return the policy that serves then."""
+        Path(f"{self.record}.policy").write_text(json.dumps(wish), "utf-8")
+        self.vllm.record._looks_at, self.vllm.record._seen = 0.0, 0
+        step(self.vllm)
+        return self.vllm.plans.policy
+
+    def lend(self, policy: str, seconds: float = 600.0, **more: Any) -> Any:
+        return self.ask(policy=policy, lease="a", until=time.time() + seconds, **more)
+
+    @property
+    def switches(self) -> list[dict[str, Any]]:
+        return [line for line in map(json.loads, self.record.read_text("utf-8").splitlines()) if "switch" in line]
+
+
+@pytest.fixture
+def leasing(make: Any, tmp_path: Path) -> Leasing:
+    return Leasing(make, tmp_path)
+
+
+def test_vllm_goes_back_by_itself_to_the_object_with_what_it_has_learned(leasing: Leasing) -> None:
+    leasing.vllm.add_request(request("a"))
+    run(leasing.vllm)
+    leasing.vllm.add_request(request("b", tokens=100))
+    assert leasing.lend("dynamic+sjf", seconds=0.2).name == "dynamic+sjf"
+    wait_until(lambda: step(leasing.vllm) is not None and leasing.vllm.plans.policy is leasing.own)
+    assert leasing.own.finished == 1
+    leased, back = leasing.switches
+    assert (leased["lease"], "lease" in back, Path(back["switch"]["policy"]).name) == ("a", False, "mine.py")
+    assert leasing.lend("static", seconds=-1.0) is leasing.own  # vLLM had nothing to do meanwhile
+    run(leasing.vllm)
+    assert leasing.own.finished == 2
+
+
+def test_who_has_the_lease_renews_and_ends_it_and_nobody_else_switches(leasing: Leasing) -> None:
+    leasing.lend("dynamic+sjf")
+    lent = leasing.lend("static", renews=True)
+    end = leasing.vllm.fallback.ends_at
+    for wish in ({"policy": "dynamic"}, {"policy": "dynamic", "lease": "b", "until": end}, {"lease": "b"}):
+        assert leasing.ask(**wish) is lent
+    assert (lent.name, leasing.vllm.fallback.ends_at) == ("static", end)
+    assert leasing.ask(lease="a") is leasing.own
+    assert leasing.lend("static", renews=True) is leasing.own  # it has ended
+
+
+def test_a_leased_policy_that_fails_ends_the_lease_and_is_named(leasing: Leasing, tmp_path: Path) -> None:
+    leasing.lend(policy_file(tmp_path, "    def order(self, waiting, now):\n        return 1 / 0"))
+    leasing.vllm.add_request(request("a"))
+    run(leasing.vllm)
+    assert leasing.vllm.plans.policy is leasing.own
+    assert (leasing.switches[-1]["failure"]["hook"], "lease" in leasing.switches[-1]) == ("order", False)
+    assert leasing.ask(policy="dynamic").name == "dynamic"
