@@ -2,7 +2,7 @@
 
 An event of a stream that carries text is one token until the upstream's own count arrives, which wins: `usage` of
 OpenAI's dialect, `eval_count` of Ollama's. It is believed only beside text, and up to one token for each byte that passed. If
-earlier answers of a model had more tokens than events, tokens are estimated from the length of the text. An answer in one piece contains its count; without one, four characters are a token.
+earlier answers of a model had more tokens than events, those are estimated from the length of the text. An answer in one piece contains its count; without one, four characters are a token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNTS = ("completion_tokens", "output_tokens", "eval_count", "tokens_predicted"
 PROMPTS = ("prompt_tokens", "input_tokens", "prompt_eval_count", "tokens_evaluated")
 CONTAINERS = ("choices", "delta", "message", "tool_calls", "function", "token", "content_block", "usage", "response",
               "details", "output", "content", "item", "timings")  # fmt: skip
-MORE, SURE = 1.05, 0.8  # tokens per event above which lengths count; the part of the estimate reported early
+SURE = 0.8  # the part of the estimate reported early
 DEEPEST, LONGEST = 10, 64  # nested values, and items of a list, that are read
 MOST_TOKENS = 1 << 18  # of one answer
 
@@ -31,17 +31,17 @@ MOST_TOKENS = 1 << 18  # of one answer
 class Counter:
     """Reads the body of one answer, in the pieces in which it arrives; `tokens` never falls.
 
-    `token_length` is the usual number of characters per token, 0 if each event has one token.
+    `hidden` is the usual number of tokens per character beyond one for each event. It is 0.0 if each event has one token.
     """
 
-    def __init__(self, content_type: str, status: int, token_length: float = 0.0) -> None:
+    def __init__(self, content_type: str, status: int, hidden: float = 0.0) -> None:
         self.is_stream = content_type.partition(";")[0].strip().lower() in STREAMS
         self.tokens = 0
         self.prompt_tokens: int | None = None
         self.reason: str | None = None
         self.is_error = status >= 400
         self.reported: int | None = None  # the upstream's own count
-        self._events, self._length, self._bytes, self._token_length = 0, 0, 0, token_length
+        self._events, self._length, self._bytes, self._usual = 0, 0, 0, hidden
         self._rest = bytearray()
         self._is_empty = True  # nothing of an answer was seen, other than counts
         self._is_lost = False  # a part was too large to read
@@ -88,14 +88,16 @@ class Counter:
 
     @property
     def _guess(self) -> float:
-        is_guess = self._token_length and (self.reported or 0) <= 1  # some begin with a count of 0 or 1
-        return self._length / self._token_length if is_guess else 0.0
+        is_guess = self._usual and (self.reported or 0) <= 1  # some begin with a count of 0 or 1
+        return self._events + self._length * self._usual if is_guess else 0.0
 
     @property
-    def token_length(self) -> float | None:
-        """The characters per token of a stream with more tokens than events, once the upstream has sent its count."""
+    def hidden(self) -> float | None:
+        """The tokens per character of a stream beyond one for each event, once the upstream has sent its count."""
+        # In a mean of many answers, one that hides many tokens tells little.
         reported = self.reported or 0  # a token has at least a byte, a character at most four
-        return self._length / reported if self._events and MORE * self._events < reported <= 4 * self._length else None
+        is_sound = self._events and 0 < reported <= 4 * self._length
+        return max(0, reported - self._events) / self._length if is_sound else None
 
     def _read(self, value: Any, depth: int = 0) -> int:
         """Note counts and reasons in a JSON value; return how many characters of text it carries."""

@@ -65,7 +65,7 @@ class Wires:
     idle: float
     key: str = ""
     own_key: str = ""
-    token_lengths: Means = field(default_factory=Means)
+    hidden: Means = field(default_factory=Means)
 
     def headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
         """Return a request's headers for an upstream: without those of this connection, the hints and the front's key."""
@@ -275,8 +275,8 @@ class Relay:
     async def _copy(self, answer: aiohttp.ClientResponse, site: Site) -> web.StreamResponse:
         """Pass an answer on as it comes, and count what is in it."""
         is_plain = answer.headers.get("Content-Encoding", "identity").lower() == "identity"
-        lengths, model = self._wires.token_lengths, self.hints.model
-        counter = Counter(answer.content_type if is_plain else "", answer.status, lengths.of(model))
+        hidden, model = self._wires.hidden, self.hints.model
+        counter = Counter(answer.content_type if is_plain else "", answer.status, hidden.of(model))
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=self._head(answer, site))
         if "Content-Length" in answer.headers:
             response.content_length = int(answer.headers["Content-Length"])
@@ -312,8 +312,8 @@ class Relay:
         self.reported_tokens = counter.reported if counter.reported and counter.reported > counter.tokens else None
         if prompt is not None and 0 <= prompt <= self._size:  # a token has at least a byte
             self.prompt_tokens = prompt
-        if counter.token_length is not None:
-            lengths.learn(model, counter.token_length)
+        if counter.hidden is not None:
+            hidden.learn(model, counter.hidden)
         if answer.status < 500 and answer.status != 429 and not may_blame(answer.status):
             upstream.accept(turn, is_whole=True)
         if counter.is_error and not counter.tokens:

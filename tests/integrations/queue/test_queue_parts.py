@@ -103,8 +103,8 @@ def test_several_tokens_in_an_event_are_counted_by_the_length_of_tokens_in_earli
     first = Counter("text/event-stream", 200)
     counts = [first.feed(event) for event in stream(["abcd efgh "] * 10, reported=20)]
     assert counts == [*[1] * 10, 10]
-    assert first.token_length == 5
-    later = Counter("text/event-stream", 200, first.token_length)
+    assert first.hidden == 0.1
+    later = Counter("text/event-stream", 200, first.hidden)
     for event in stream(["abcd efgh "] * 10):
         later.feed(event)
     assert later.tokens == 16  # rather too few than too many: what has passed cannot be taken back
@@ -112,25 +112,38 @@ def test_several_tokens_in_an_event_are_counted_by_the_length_of_tokens_in_earli
     assert later.feed(stream([], reported=21)[0]) == 1
 
 
+def test_one_odd_answer_of_many_makes_no_token_up() -> None:
+    means = Means()
+    for reported in [10] * 20 + [30]:
+        taught = Counter("text/event-stream", 200, means.of("m"))
+        for event in stream(["word "] * 10, reported=reported):
+            taught.feed(event)
+        means.learn("m", taught.hidden or 0.0)
+    later = Counter("text/event-stream", 200, means.of("m"))
+    for event in stream(["word "] * 10, reported=10):
+        later.feed(event)
+    assert (later.tokens, later.end()) == (10, 0)
+
+
 def test_the_count_of_an_upstream_wins_over_the_length_of_its_text() -> None:
-    counter = Counter("text/event-stream", 200, token_length=5)
+    counter = Counter("text/event-stream", 200, hidden=0.15)
     for event in reversed(stream(["a long piece of text"], reported=2)):
         counter.feed(event)
     assert (counter.tokens, counter.end()) == (2, 0)
 
 
-def test_a_stream_with_a_token_in_each_event_teaches_nothing() -> None:
+def test_a_stream_with_a_token_in_each_event_hides_none() -> None:
     counter = Counter("text/event-stream", 200)
     for event in stream(["a long piece of text"] * 10, reported=10):
         counter.feed(event)
-    assert (counter.tokens, counter.token_length) == (10, None)
+    assert (counter.tokens, counter.hidden) == (10, 0.0)
 
 
 def test_a_count_that_the_text_does_not_bear_out_teaches_nothing() -> None:
     counter = Counter("text/event-stream", 200)
     for event in stream(["a", "b"], reported=1000):
         counter.feed(event)
-    assert (counter.tokens, counter.token_length) == (len(b"".join(stream(["a", "b"], reported=1000))), None)
+    assert (counter.tokens, counter.hidden) == (len(b"".join(stream(["a", "b"], reported=1000))), None)
 
 
 def test_a_huge_answer_is_not_kept() -> None:
