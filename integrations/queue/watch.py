@@ -165,23 +165,24 @@ class Watch(BatchingManager):
         The file has the time at which vLLM goes back by itself. Raise InferenceError if another has a lease, or too late.
         """
         with self._asking, self.inbox.changed:
-            now, before, file = time.time(), self.policy, f"{self._path}.policy"
-            if self.fallback.ends_at <= now:  # vLLM goes back in its next step
-                self.fallback.holder, self.fallback.ends_at = "", inf
-            wish: dict[str, Any] = {"lease": self.fallback.holder}
+            now, before, kept, file = time.time(), self.policy, self.fallback, f"{self._path}.policy"
+            if kept.ends_at <= now:  # vLLM goes back in its next step
+                kept.holder, kept.ends_at = "", inf
+            wish: dict[str, Any] = {"lease": kept.holder}
             if wanted is not None:
-                self.fallback.check(lease, now)
+                kept.check(lease, now)
                 wish = {"policy": wanted.name, "options": values_of(wanted)}
                 wish |= {"lease": lease.holder, "until": now + lease.seconds, "renews": lease.renews} if lease else {}
-            elif not self.fallback.is_ended_by(lease):
+            elif not kept.is_ended_by(lease):
                 return
             Path(f"{file}.new").write_text(json.dumps(wish), "utf-8")
             os.replace(f"{file}.new", file)
-            holder = wish.get("lease", "") if wanted else ""
-            done = lambda: self.policy is not before and self.fallback.holder == holder  # noqa: E731
-            if not self.inbox.changed.wait_for(done, SWITCH_SECONDS):
+            mine = wish.get("lease", "") if wanted else ""
+            if not self.inbox.changed.wait_for(
+                lambda: self.policy is not before and kept.holder == mine, SWITCH_SECONDS
+            ):
                 text = "vLLM has not switched yet. It does so in its next step, unless its log has an error"
-                if holder:
+                if mine:
                     os.unlink(file)  # no lease that nobody knows of
                     text = "vLLM has not switched: it had nothing to do, or its log has an error. Send it requests, and try again"
                 raise InferenceError("timeout_error", text)

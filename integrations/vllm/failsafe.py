@@ -95,10 +95,9 @@ class Failsafe:
 
     def _go_back(self, error: BaseException | None, now: float) -> None:
         self.fallback.keep_below(make_policy("dynamic", self._sizes["slots"], {}))
-        left = self.fallback.go_back(self.plans, error, now)
+        self._took_over(self.fallback.go_back(self.plans, error, now), now, error is not None)
         self.plans.sharing.raises = False
         reserve_as_answers_grow(self.plans.policy)
-        self._took_over(left, now, error is not None)
 
     def _took_over(self, left: list[Sequence], now: float, has_failed: bool = False) -> None:
         """Forget the sequences that left in a switch, and write which policy decides now, until when, and which one failed."""
