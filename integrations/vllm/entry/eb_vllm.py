@@ -8,6 +8,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+ROOMS = ("integrations", "policies", "scheduling", "serving")
 ROOT = str(Path(__file__).resolve().parents[3])
 HOMES = {"PolicyScheduler": "integrations.vllm.scheduler", "Middleware": "integrations.vllm.middleware"}
 
@@ -17,11 +18,7 @@ class Rooms:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return (
-            PathFinder.find_spec(name, [ROOT])
-            if name in ("integrations", "policies", "scheduling", "serving")
-            else None
-        )
+        return PathFinder.find_spec(name, [ROOT]) if name in ROOMS else None
 
 
 sys.meta_path.insert(0, Rooms)
