@@ -80,6 +80,10 @@ def at_port(url: str, port: int | None) -> str:
     return parts._replace(netloc=address(parts.hostname or "", port)).geturl() if port else url
 
 
+GOODPUT = Option(
+    "--goodput", "latency limits in ms for goodput, such as ttft:500 tpot:50 e2el:9000", Read(slo, "SLO"),
+    several=True, default=[],
+)  # fmt: skip
 LOAD = Read(arrivals.parse, "LOAD")
 AT = Read(base_url, "URL")
 
@@ -102,10 +106,7 @@ def sent(numsamples: str, context: str = "1024", warmup: int = 3) -> list[Parame
         ),
         Option("--seed", "seed of prompts, lengths and times (default: random, and printed)", Number(0, 2**63 - 1)),
         Option("--warmup", f"requests sent one by one before the run, not measured (default {warmup})", Number(0, 1000)),
-        Option(
-            "--goodput", "latency limits in ms for goodput, such as ttft:500 tpot:50 e2el:9000", Read(slo, "SLO"),
-            several=True, default=[],
-        ),
+        GOODPUT,
     ]  # fmt: skip
 
 

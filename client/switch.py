@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from io import StringIO
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from terminal.console import EXIT_CODES, FINE, SOME_FAILED, emit_json, leave, say, table_of
-from terminal.options import Argument, Command, Number, Option, UsageError, Values
+from terminal.console import EXIT_CODES, FINE, SOME_FAILED, emit_json, leave, say, table_of, writable
+from terminal.options import FILE, Argument, Command, Number, Option, UsageError, Values
 
 from . import flags
 from .display import guarded
@@ -43,7 +43,9 @@ COMMAND = Command(
             flags.PORT,
             flags.API_KEY,
             Option("--minutes", "end after M minutes", Number(0.1, 1440, kind=float, name="M"), default=20.0),
+            flags.GOODPUT,
             Option("--window", "seconds of a window (default: by the latencies so far)", Number(1, 500, kind=float, name="S")),
+            Option("--report", "write the receipt as a page, too", FILE, metavar="FILE.html"),
             Option("--yes", "do not ask before it begins", None),
         ],
     },
@@ -58,8 +60,8 @@ class Ended(Exception):
 class Switch:
     """An experiment with one server, whose clock gives all times."""
 
-    def __init__(self, target: Target, arms: dict[str, str]) -> None:
-        self._target, self.arms = target, arms
+    def __init__(self, target: Target, arms: dict[str, str], limits: Mapping[str, float] | None = None) -> None:
+        self._target, self.arms, self._limits = target, arms, limits
         self.requests: dict[str, Request] = {}
         self.windows: list[Window] = []
         self.lease, self.serves = "", ""  # what this command has, and the name of the policy that serves
@@ -78,10 +80,14 @@ class Switch:
         return said
 
     def look(self) -> None:
-        """Take in what was served, and raise Ended if another policy serves than this command has chosen."""
+        """Take in what was served. Raise Ended if requests are missing, or another policy serves than this command has chosen."""
         told = self.ask("GET", f"/served?since={self._next}")
         if told["next"] < self._next:
             raise Ended("the server was started again")
+        if told["lost"] and self.lease:
+            raise Ended(f"{told['lost']:,} requests ended between two looks and are no longer kept by the server")
+        if told["lost"]:
+            self.requests.clear()  # also those whose end is not known
         self._next, self.now, before, self.serves = told["next"], told["now"], self.serves, told["policy"]
         for one in (*told["ended"], *told["open"]):
             self.requests[one["id"]] = Request(*(one[name] for name in Request._fields))
@@ -100,33 +106,40 @@ class Switch:
             self.look()
         self.windows.append(Window(arm, told["now"], self.now))
 
-    def predict(self) -> dict[str, float]:
-        """Return the change that the server's simulator expects from what was served; raise Ended if it cannot tell."""
+    def predict(self) -> dict[str, dict[str, float]]:
+        """Return the changes that the server's simulator expects from what was served; raise Ended if it cannot tell."""
         told = self.ask("POST", "/what-if", {"policies": [*self.arms.values()], "count": 400})
         steps = {lane["policy"]: lane["records"] for lane in told["lanes"] if not lane["measured"]}
         lanes = [steps.get(name, ()) for name in self.arms.values()]
-        ends = [
-            {left["id"]: step["t"] + step["repeat"] * step["seconds"] for step in lane for left in step["left"]}
-            for lane in lanes
-        ]
+
+        def ends_of_steps(kind: str) -> list[dict[str, float]]:
+            """Return for both lanes when the last step ended in which a request left, or a part of its prompt was computed."""
+            return [
+                {one["id"]: step["t"] + step["repeat"] * step["seconds"] for step in lane for one in step[kind]
+                 if one.get("phase") in (None, "prefill")} for lane in lanes
+            ]  # fmt: skip
+
+        ends, firsts = ends_of_steps("left"), ends_of_steps("members")
         # The answer has the steps until some time. Those that have not left by then, and all after the first of them, are left out.
         rows = [(str(i), one["t"], one["output_tokens"]) for i, one in enumerate(told["requests"])]
         rows = [*takewhile(lambda row: all(row[0] in end for end in ends), rows)]
-        a, b = ([Request(id, at, None, end[id], n) for id, at, n in rows] for end in ends)
+        a, b = ([Request(id, at, first.get(id), end[id], n) for id, at, n in rows] for first, end in zip(firsts, ends))
         if len(rows) < receipt.BLOCKS:
             raise Ended(f"only {len(rows)} requests could be simulated")
-        return receipt.predicted(a, b, abs(told["error"]["latency_mean_s"]))
+        return receipt.predicted(a, b, abs(told["error"]["latency_mean_s"]), self._limits)
 
     def measure(
-        self, planned: int, seconds: float, before: dict[str, float] | None, console: Console
+        self, planned: int, seconds: float, before: dict[str, dict[str, float]] | None, console: Console
     ) -> dict[str, Any]:
         """Serve windows until a look tells, or all have passed; return the receipt."""
         found, why = receipt.receipt([], [], self.now, planned), ""
         try:
+            self.look()  # what ended meanwhile may no longer be kept
             for done in range(1, planned + 1):
                 for arm in random.sample("AB", 2):
                     self.serve(arm, seconds)
-                found = receipt.receipt([*self.requests.values()], self.windows, self.now, planned, before)
+                seen = [*self.requests.values()]
+                found = receipt.receipt(seen, self.windows, self.now, planned, before, self._limits)
                 if done == receipt.FEWEST:
                     say(console, receipt.need(found))
                 if found["verdict"] == receipt.UNKNOWN and done >= receipt.FEWEST:
@@ -137,10 +150,13 @@ class Switch:
             why = str(error)
         except KeyboardInterrupt:
             why = "stopped by Ctrl-C"
+        found = {"arms": self.arms, **found, "ended": why}
         if self.lease:
+            with contextlib.suppress(Ended, ServerUnreachable):
+                self.ask("POST", "/policy/receipt", {"lease": self.lease, "lines": receipt.lines_of(found)})
             with contextlib.suppress(Ended, ServerUnreachable):  # the server ends the lease by itself, too
                 self.ask("DELETE", f"/policy/lease?lease={self.lease}")
-        return {"arms": self.arms, **found, "ended": why}
+        return found
 
 
 def run(args: Values, console: Console) -> int:
@@ -149,17 +165,22 @@ def run(args: Values, console: Console) -> int:
     url, names = (args.what[0] if has_url else flags.LOCAL), args.what[has_url:]
     if len(set(names)) != 2 or len(names) != 2:
         raise UsageError("name two policies, as in ./eb switch [URL] dynamic dynamic+sjf")
+    if args.report:
+        writable(args.report, "--report")
     target = Target(flags.at_port(flags.base_url(url), args.port), api_key=args.api_key)
-    switch, before = Switch(target, dict(zip("AB", names))), None
+    switch, before = Switch(target, dict(zip("AB", names)), dict(args.goodput)), None
     try:
         switch.look()
     except Ended as error:
         raise UsageError(str(error)) from None
     try:
         before = switch.predict()
-        say(console, f"predicted change of {receipt.GOAL} from {names[0]} to {names[1]}: {shown(before)} %")
+        for name, change in before.items():
+            say(console, f"predicted change of {name} from {names[0]} to {names[1]}: {receipt.shown(change)} %")
     except Ended as error:
         say(console, f"no prediction: {error}")
+    except ServerUnreachable:  # a simulation takes long where the processor has no time for it
+        say(console, f"no prediction: no answer within {SIMULATION:.0f} s")
     waited = receipt.latencies([*switch.requests.values()], switch.now)
     usual = min(LONGEST, max(SHORTEST, LATENCIES * float(np.percentile(waited, 99)))) if waited else USUAL
     seconds = args.window or usual
@@ -173,30 +194,20 @@ def run(args: Values, console: Console) -> int:
             return FINE
     found = switch.measure(planned, seconds, before, console)
     show(console, found)
+    if args.report:
+        page = Console(record=True, file=StringIO(), width=100)
+        show(page, found)
+        page.save_html(str(args.report))
     emit_json(json.loads(json.dumps(found), parse_constant=lambda name: None))  # JSON has no infinity
     return SOME_FAILED if found["ended"] else FINE
 
 
-def shown(found: dict[str, float]) -> str:
-    """Return a change with its interval, in percent."""
-    change, low, high = (f"{100 * found[name]:+.{abs(found[name]) < 1:d}f}" for name in ("change", "low", "high"))
-    return f"{change} ({low} to {high})" if math.isfinite(found["high"]) else f"{change} (too few)"
-
-
 def show(console: Console, found: dict[str, Any]) -> None:
     """Print the receipt: the figures, then the clients."""
-    rows = [
-        (name, f"{one['a']:.3g}", f"{one['b']:.3g}", shown(one),
-         f"{shown(one['predicted'])} {'held' if one['held'] else 'missed'}" if "held" in one else one.get("result", ""))
-        for name, one in [*found["figures"].items(), *((one["client"] or "(no name)", one) for one in found["clients"])]
-    ]  # fmt: skip
-    title = f"{found['requests']:,} requests in {found['pairs']} pairs of windows; times in s, clients: {receipt.GOAL}"
-    heads = ("what", "A", "B", "change % (95 %)", "predicted, or with B")
-    if found["pairs"]:
+    (title,), heads, *rows, (verdict,) = receipt.lines_of(found)
+    if rows:
         console.print(table_of(title, heads, rows))
-    if found["ended"]:
-        say(console, f"ended early: {found['ended']}")
-    say(console, f"{found['verdict']} (A {found['arms']['A']}, B {found['arms']['B']})")
+    say(console, verdict)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

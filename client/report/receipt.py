@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from .measure import Outcome, meets
 
 GOAL = "E2E mean"
 ALPHA = 0.05  # that an interval misses the truth at any of the looks
@@ -68,12 +70,22 @@ def first_token(one: Request, now: float) -> float:
     return next(t for t in (one.first, one.end, now) if t is not None) - one.at
 
 
-# Beside the goal. Tokens/s are those of a request: the load decides those of the server, unless it is saturated.
+# Beside the goal. Tokens/s are those of a request, and goodput is a share: the load decides those of a server with slots to spare.
 OTHERS: dict[str, Figure] = {
     "E2E p99": lambda requests, now: float(np.percentile(latencies(requests, now), 99)),
     "TTFT mean": lambda requests, now: float(np.mean([first_token(one, now) for one in requests])),
     "tokens/s": lambda requests, now: sum(one.tokens for one in requests) / sum(latencies(requests, now)),
 }
+
+
+def goodput(limits: Mapping[str, float] | None) -> dict[str, Figure]:
+    """Return the figure of goodput if there are limits in ms: the share of requests that are within all so far."""
+
+    def within(one: Request, now: float) -> bool:
+        first, end = one.at + first_token(one, now), now if one.end is None else one.end
+        return meets(Outcome(0, 0, one.at, one.at, end, one.tokens, "failed" * one.failed, first=first), limits or {})
+
+    return {"goodput": lambda requests, now: float(np.mean([within(one, now) for one in requests]))} if limits else {}
 
 
 def even_latency(requests: Sequence[Request], now: float) -> Figure:
@@ -139,12 +151,12 @@ def change(rows: Sequence[Sequence[float]], alpha: float) -> dict[str, float]:
         subsets = np.random.default_rng(0).integers(0, 2, (DRAWN, count))  # always the same: a receipt can be repeated
         subsets = subsets[subsets.any(1)]
     low, high = 0.0, math.inf
-    a, b = both.mean(0) if count else (math.nan, math.nan)
+    a, b = map(float, both.mean(0)) if count else (math.nan, math.nan)
     if outside := int(alpha / 2 * (len(subsets) + 1)):
         of_a, of_b = (subsets @ both).T
         ratios = np.sort(np.divide(of_b, of_a, out=np.full(len(of_a), math.inf), where=of_a > 0))
         low, high = float(ratios[outside - 1]), float(ratios[-outside])
-    return {"a": float(a), "b": float(b), "change": float(b / a - 1), "low": low - 1, "high": high - 1}
+    return {"a": a, "b": b, "change": b / a - 1 if a else (math.inf if b else 0.0), "low": low - 1, "high": high - 1}
 
 
 def result_of(found: dict[str, Any], better: str, worse: str) -> str:
@@ -172,13 +184,18 @@ def pairs_needed(rows: Sequence[Sequence[float]]) -> int | None:
     return math.ceil((LAST * spread / LEAST) ** 2)
 
 
-def predicted(a: Sequence[Request], b: Sequence[Request], off: float) -> dict[str, float]:
-    """Return the change of the goal of requests that were simulated with both policies; `off` is by how much that may err."""
+def predicted(
+    a: Sequence[Request], b: Sequence[Request], off: float, limits: Mapping[str, float] | None = None
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """Return the changes of figures of requests that were simulated with both policies; `off` is by how much those may err."""
     blocks = [block for block in np.array_split(np.arange(len(a)), BLOCKS) if len(block)]
-    rows = [[float(np.mean(latencies([side[i] for i in block], math.inf))) for side in (a, b)] for block in blocks]
-    found = change(rows, ALPHA)
-    off = max(SLACK, off)
-    return {"change": found["change"], "low": max(-1.0, found["low"] - off), "high": found["high"] + off}
+    figures: dict[str, Figure] = {GOAL: lambda all, now: float(np.mean(latencies(all, now))), **goodput(limits)}
+    off, before = max(SLACK, off), {}
+    for name, of in figures.items():
+        found = change([[of([side[i] for i in block], math.inf) for side in (a, b)] for block in blocks], ALPHA)
+        low, high = max(-1.0, found["low"] - off), found["high"] + off
+        before[name] = {"change": found["change"], "low": low, "high": high}
+    return before
 
 
 def need(found: dict[str, Any]) -> str:
@@ -186,7 +203,7 @@ def need(found: dict[str, Any]) -> str:
     if found["needed_s"] is None:
         return f"too little traffic: {found['pairs']} of {found['done']} pairs of windows count. A longer --window may have more"
     least, planned = found["needed_s"] / 60, found["planned"] * found["pair_s"] / 60
-    text = f"a change by {LEAST:.0%} takes about {least:.0f} minutes to find"
+    text = f"a change by {LEAST:.0%} takes about {math.ceil(least)} minutes to find"
     if least > planned:
         text += f". In {planned:.0f} minutes there is too little traffic: use --minutes {math.ceil(least)}"
     return text
@@ -200,17 +217,19 @@ def holds(before: dict[str, float], found: dict[str, Any]) -> bool:
 
 
 def receipt(
-    requests: Sequence[Request], windows: Sequence[Window], now: float, planned: int, before: dict[str, float] | None = None
+    requests: Sequence[Request], windows: Sequence[Window], now: float, planned: int,
+    before: Mapping[str, dict[str, float]] | None = None, limits: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what the windows show by `now`, of an experiment of so many planned pairs, with what was predicted."""
+    """Return what the windows show by `now`, of an experiment of so many planned pairs, with what was predicted of figures."""
     done = len(windows) // 2
     alpha, (pairs, void) = alpha_of(done, planned), pairs_of(requests, windows, now)
     counted = [[one for pair in pairs for one in pair[side]] for side in (0, 1)]
     goal = even_latency([*counted[0], *counted[1]], now)
-    rows = {name: [[of(side, now) for side in pair] for pair in pairs] for name, of in {GOAL: goal, **OTHERS}.items()}
+    wanted = {GOAL: goal, **OTHERS, **goodput(limits)}
+    rows = {name: [[of(side, now) for side in pair] for pair in pairs] for name, of in wanted.items()}
     figures: dict[str, dict[str, Any]] = {name: {**change(rows[name], alpha)} for name in rows}
-    if before is not None:
-        figures[GOAL] |= {"predicted": before, "held": holds(before, figures[GOAL])}
+    for name, expected in (before or {}).items():
+        figures[name] |= {"predicted": expected, "held": holds(expected, figures[name])}
     verdict = result_of(figures[GOAL], TAKE_B, KEEP_A)
     failed = [sum(one.failed for one in side) / len(side) if side else 0.0 for side in counted]
     if verdict == TAKE_B and failed[1] > failed[0] + MOST_FAILED:
@@ -227,3 +246,24 @@ def receipt(
         "pair_s": pair_s,
         "needed_s": needed * pair_s * done / len(pairs) if needed else None,  # with as many that do not count as so far
     }  # fmt: skip
+
+
+def shown(found: Mapping[str, float]) -> str:
+    """Return a change with its interval, in percent."""
+    change, low, high = (f"{100 * found[name]:+.{abs(found[name]) < 1:d}f}" for name in ("change", "low", "high"))
+    return f"{change} ({low} to {high})" if math.isfinite(found["high"]) else f"{change} (too few)"
+
+
+def lines_of(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return what a receipt shows as text: a title, the heads of the columns, a row for each figure and client, and the verdict."""
+    lines = [
+        [f"{found['requests']:,} requests in {found['pairs']} pairs of windows; times in s, clients: {GOAL}"],
+        ["what", "A", "B", "change % (95 %)", "predicted, or with B"],
+    ]
+    named = [*found["figures"].items(), *((one["client"] or "(no name)", one) for one in found["clients"])]
+    for name, one in named if found["pairs"] else ():
+        told = "held" if one.get("held") else "missed"
+        last = f"{shown(one['predicted'])} {told}" if "held" in one else one.get("result", "")
+        lines.append([name, f"{one['a']:.3g}", f"{one['b']:.3g}", shown(one), last])
+    ended = f"ended early: {found['ended']}. " if found["ended"] else ""
+    return [*lines, [f"{ended}{found['verdict']} (A {found['arms']['A']}, B {found['arms']['B']})"]]

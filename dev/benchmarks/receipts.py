@@ -34,6 +34,7 @@ LAW = Affine(base=0.02, decode=0.001, prompt=0.0001)
 MEAN_TOKENS = 40
 EARLIER = 400  # requests before an experiment; /what-if takes 200
 BURST = 60  # requests of one client at once
+LIMITS = {"e2el": 2000.0}  # ms
 TOLD = (receipt.TAKE_B, receipt.KEEP_A)
 Times = Callable[[np.random.Generator, float, float], np.ndarray]
 
@@ -108,14 +109,14 @@ def seen_at(requests: Sequence[Request], now: float) -> list[Request]:
     return [one._replace(first=known(one.first), end=known(one.end)) for one in requests if one.at <= now]
 
 
-def forecast(rng: np.random.Generator, load: float, arms: dict[str, str]) -> dict[str, float]:
-    """Return the change that the simulation of earlier requests with both policies predicts."""
+def forecast(rng: np.random.Generator, load: float, arms: dict[str, str]) -> dict[str, dict[str, float]]:
+    """Return the changes that the simulation of earlier requests with both policies predicts."""
     rows, sides = asked(rng, poisson(rng, load * capacity(), EARLIER / (load * capacity()))), []
     for name in arms.values():
         fresh = [Asked(r.prompt_ids, r.max_tokens, id=r.id, arrived_at=r.arrived_at, client=r.client) for r in rows]
         simulate(Scheduler(policies.get_policy(name, SLOTS)), fresh, LAW)
         sides.append([request_of(one) for one in fresh])
-    return receipt.predicted(sides[0], sides[1], 0.0)
+    return receipt.predicted(sides[0], sides[1], 0.0, LIMITS)
 
 
 def request_of(seq: Asked) -> Request:
@@ -144,7 +145,7 @@ def experiment(
     found: dict[str, Any] = {}
     for done in receipt.looks_of(pairs):
         windows = run.windows[: 2 * done]
-        found = receipt.receipt(seen_at(requests, windows[-1].end), windows, windows[-1].end, pairs, before)
+        found = receipt.receipt(seen_at(requests, windows[-1].end), windows, windows[-1].end, pairs, before, LIMITS)
         if found["verdict"] in TOLD:
             break
     return found
@@ -176,12 +177,15 @@ def summary(case: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     wrong = (
         {receipt.TAKE_B if CASES[case].get("effect", 0) > 0 else receipt.KEEP_A} if CASES[case].get("effect") else set()
     )
-    held = [goal["held"] for goal in goals if "held" in goal]
+    goodput = [one["figures"]["goodput"] for one in found]
+    held, held_goodput = ([one["held"] for one in each if "held" in one] for each in (goals, goodput))
     return {
         "runs": len(found), "verdicts": dict(Counter(one["verdict"] for one in found)), "enough": len(enough),
         "found": sum(one["verdict"] in TOLD for one in enough), "wrong": sum(one["verdict"] in wrong for one in found),
         "pairs": float(np.mean([one["done"] for one in found])), "change": float(np.median([goal["change"] for goal in goals])),
         "held": sum(held) if held else None,
+        "goodput_differs": sum(one["low"] > 0 or one["high"] < 0 for one in goodput),
+        "goodput_held": sum(held_goodput) if held_goodput else None,
     }  # fmt: skip
 
 

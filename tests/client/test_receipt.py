@@ -50,6 +50,32 @@ def test_what_is_better_is_told_with_its_interval(b: float, verdict: str) -> Non
     assert (found["pairs"], found["void"], found["unfinished"]) == (10, {}, 0)
 
 
+def test_goodput_is_the_share_within_all_limits() -> None:
+    """Those who fail are not, nor are those who have waited for too long, ended or not."""
+    rows = [
+        Request("fast", 0.0, 0.1, 1.0, 10), Request("late", 0.0, 0.6, 1.0, 10), Request("slow", 0.0, 0.1, 3.0, 10),
+        Request("failed", 0.0, None, 0.1, 0, failed=True), Request("waits", 0.0, None, None, 0),
+    ]  # fmt: skip
+    share = receipt.goodput({"ttft": 500.0, "e2el": 2000.0})["goodput"]
+    assert (share(rows, 0.4), share(rows, 9.0)) == (0.4, 0.2)
+    assert receipt.goodput({"tpot": 101.0})["goodput"](rows[:3], 9.0) == pytest.approx(2 / 3)
+    assert receipt.goodput({}) == {}
+
+
+def test_goodput_is_measured_and_predicted_where_there_are_limits() -> None:
+    limits, rows = {"e2el": 1000.0}, steady(1.5)
+    before = receipt.predicted(steady(), rows, 0.0, limits)
+    assert before["goodput"]["change"] == pytest.approx(-0.5, abs=0.1)
+    found = of(rows, before=before, limits=limits)
+    goodput = found["figures"]["goodput"]
+    assert (goodput["a"], goodput["b"]) == (pytest.approx(0.5, abs=0.1), 0.0)
+    assert goodput["predicted"] == before["goodput"]
+    assert goodput["high"] < 0
+    nobody = of(steady(), before=before, limits={"e2el": 1.0})["figures"]["goodput"]
+    assert (nobody["a"], nobody["b"]) == (0, 0)
+    assert "held" in nobody
+
+
 def test_a_request_belongs_to_the_window_in_which_it_arrived() -> None:
     """One that goes on under B is A's, and B's requests count from its end."""
     one = Request("1", 9.0, 9.5, 12.0, 10)
@@ -142,7 +168,7 @@ def test_few_pairs_tell_nothing() -> None:
 @pytest.mark.parametrize(("low", "high", "held"), [(-0.1, 0.1, True), (0.29, 0.31, False), (0.1, 0.22, True)])
 def test_a_prediction_holds_what_was_measured_within_both_intervals(low: float, high: float, held: bool) -> None:
     before = {"change": (low + high) / 2, "low": low, "high": high}
-    found = of(steady(), before=before)["figures"][GOAL]
+    found = of(steady(), before={GOAL: before})["figures"][GOAL]
     measured = {"change": 0.0, "low": -0.16, "high": 0.16}
     assert receipt.holds(before, measured) == held
     assert found["held"] == receipt.holds(before, found)
@@ -151,10 +177,10 @@ def test_a_prediction_holds_what_was_measured_within_both_intervals(low: float, 
 def test_a_prediction_is_about_the_same_requests() -> None:
     a = [Request(str(i), float(i), None, i + 1.0 + i % 3, 10) for i in range(120)]
     b = [one._replace(end=one.at + 0.9 * ((one.end or 0) - one.at)) for one in a]
-    found = receipt.predicted(a, b, 0.0)
+    found = receipt.predicted(a, b, 0.0)[GOAL]
     assert found["change"] == pytest.approx(-0.1)
     assert found["low"] == pytest.approx(-0.11)
-    assert receipt.predicted(a, b, 0.2)["high"] == pytest.approx(0.1)
+    assert receipt.predicted(a, b, 0.2)[GOAL]["high"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("case", ["A/A, load 0.5", "A/A, drift", "A/A, burst"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,8 +81,9 @@ def started(server: Server, *more: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()  # closes its pipes
 
 
-def test_an_experiment_ends_with_a_receipt(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
-    assert switch.main(command(server, "--minutes", "0.14")) == 0  # four pairs
+def test_an_experiment_ends_with_a_receipt(server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    more = ["--goodput", "ttft:60000", "e2el:60000", "--report", str(tmp_path / "receipt.html")]
+    assert switch.main(command(server, "--minutes", "0.14", *more)) == 0  # four pairs
     out, err = capfd.readouterr()
     found = json.loads(out)
     assert found["arms"] == {"A": "dynamic", "B": "dynamic+sjf"}
@@ -89,10 +92,17 @@ def test_an_experiment_ends_with_a_receipt(server: Server, capfd: pytest.Capture
     assert len(found["clients"]) == 2
     assert found["requests"] > 8
     assert found["figures"]["E2E mean"]["high"] is None  # four pairs tell nothing
-    assert "predicted change of E2E mean from dynamic to dynamic+sjf" in err
+    goodput = found["figures"]["goodput"]
+    assert (goodput["a"], goodput["b"], goodput["change"]) == (1, 1, 0)
+    if not re.search("no prediction: .*within", err):  # a simulation has the lowest priority
+        assert goodput["predicted"]["change"] == 0
+        assert "predicted change of E2E mean from dynamic to dynamic+sjf" in err
     assert "will serve all its clients with dynamic (A) and dynamic+sjf (B) in turns of 1 s" in err
     assert "Then static serves again" in err
     assert serving(server) == "static"
+    page = (tmp_path / "receipt.html").read_text("utf-8")
+    for text in ("TTFT mean", "goodput", f"{found['requests']:,} requests", f"{found['verdict']} (A dynamic"):
+        assert text in page.replace("&#x27;", "'")
 
 
 def test_ctrl_c_gives_the_policy_back_and_shows_what_is_known(server: Server) -> None:
@@ -108,6 +118,25 @@ def test_ctrl_c_gives_the_policy_back_and_shows_what_is_known(server: Server) ->
 def test_a_killed_command_leaves_its_policy_behind_only_until_the_lease_ends(server: Server) -> None:
     with started(server) as process:
         kill(process)
+    wait_until(lambda: serving(server) == "static")
+
+
+def test_ctrl_c_while_the_switch_itself_is_asked_for_leaves_only_a_lease(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command then has no lease that it could end, though the server has begun one."""
+    whole = Target.ask
+
+    def ask(self: Target, method: str, *asked: Any) -> Any:
+        answer = whole(self, method, *asked)
+        if method == "PUT":
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(Target, "ask", ask)
+    monkeypatch.setattr(switch, "SLACK", 2.0)
+    assert switch.main(command(server)) == 1
+    assert json.loads(capfd.readouterr().out)["ended"] == "stopped by Ctrl-C"
     wait_until(lambda: serving(server) == "static")
 
 
@@ -146,9 +175,16 @@ def test_it_never_begins_without_a_word(
     server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     asked = [word for word in command(server) if word != "--yes"]
+
+    def too_slow(self: switch.Switch) -> None:
+        raise ServerUnreachable("timed out")
+
+    monkeypatch.setattr(switch.Switch, "predict", too_slow)
     monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
     assert switch.main(asked) == 2
-    assert "Use --yes to begin" in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "Use --yes to begin" in err
+    assert "no prediction: no answer within 90 s" in err
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     for answer in ("", "n"):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
@@ -175,7 +211,7 @@ class Scripted(switch.Switch):
 
 
 def served(policy: str, now: float = 0.0, **more: Any) -> dict[str, Any]:
-    return {"now": now, "next": 0, "ended": [], "open": [], "policy": policy, "last_failure": None, **more}
+    return {"now": now, "next": 0, "lost": 0, "ended": [], "open": [], "policy": policy, "last_failure": None, **more}
 
 
 def test_a_policy_that_fails_ends_it_and_is_named() -> None:
@@ -193,6 +229,9 @@ def test_a_policy_that_fails_ends_it_and_is_named() -> None:
     assert found["ended"].startswith("dynamic")
     assert "failed (KeyError: 3), and static serves again" in found["ended"]
     assert scripted.asked[-1][:2] == ("DELETE", "/policy/lease?lease=x")
+    method, path, shown = scripted.asked[-2]
+    assert (method, path, shown["lease"]) == ("POST", "/policy/receipt", "x")
+    assert "static serves again. cannot be told" in shown["lines"][-1][0]
 
 
 def test_a_server_that_started_again_ends_it() -> None:
@@ -201,6 +240,21 @@ def test_a_server_that_started_again_ends_it() -> None:
     scripted.answers = lambda *asked: served("static", next=1)
     with pytest.raises(switch.Ended, match="started again"):
         scripted.look()
+
+
+def test_what_the_server_no_longer_keeps_ends_it() -> None:
+    """There would be holes in the windows. Before the first of them nothing is lost that counts."""
+    row = {"id": "1", "at": 1.0, "first": None, "end": None, "tokens": 0, "client": "", "failed": False}
+    scripted = Scripted(lambda *asked: served("static", open=[row]))
+    scripted.look()
+    assert len(scripted.requests) == 1
+    scripted.answers = lambda *asked: served("static", lost=4)
+    scripted.look()
+    assert scripted.requests == {}  # the end of the one is unknown
+    scripted.lease = "x"
+    found = scripted.measure(3, 0.01, None, Console(quiet=True))
+    assert found["ended"].startswith("4 requests ended between two looks")
+    assert (found["done"], found["verdict"]) == (0, UNKNOWN)
 
 
 def test_without_traffic_it_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +278,7 @@ def test_the_receipt_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     from tests.client.test_receipt import of, steady
 
     rows = [one._replace(client=f"{i % 8:08x}") for i, one in enumerate(steady(0.9))]
-    found = of(rows, before={"change": -0.1, "low": -0.15, "high": -0.05}) | {
+    found = of(rows, before={"E2E mean": {"change": -0.1, "low": -0.15, "high": -0.05}}) | {
         "arms": dict(zip("AB", ARMS)),
         "ended": "",
     }
