@@ -33,6 +33,7 @@
   EB.setUpHelp();
   const story = EB.setUpStory({ headers, live, facts: () => facts, axis: setAxis });
   const card = new EB.Card($("card"), { headers, facts: () => facts, live });
+  const experiment = new EB.Experiment($("experiment"));
   const load = EB.setUpLoad({ headers, ended: (load) => card.after(load) });
   const playground = new EB.Playground({
     headers,
@@ -67,6 +68,7 @@
       playground.fit(state);
       if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall
       if (fresh) story.ready();
+      if (fresh) experiment.reset();
       failure = state.last_failure;
       EB.put("policy-failure", failure?.now === state.policy ? EB.failureText(failure) : "");
       showFacts();
@@ -81,8 +83,10 @@
       facts = { ...facts, policy: change.policy, maxQueue: change.max_queue };
       EB.put("policy-failure", change.last_failure?.time === failure?.time ? "" : EB.failureText(change.last_failure));
       failure = change.last_failure;
+      experiment.switched(change);
       if (player.isLive) showFacts();
     },
+    receipt: (receipt) => experiment.receipt(receipt),
     arrival: (arrival) => live.arrival(arrival),
     departure: (departure) => live.departure(departure),
     number: ({ id, number }) => live.number(id, number),
@@ -176,6 +180,7 @@
     if (now - charted > 1000) {
       charted = now;
       chart.draw(player.model, index, at);
+      experiment.draw(liveClock());
       load.fit(live);
     }
   }
@@ -399,7 +404,7 @@
   requestAnimationFrame(frame);
   // For tests and debugging.
   EB.page = {
-    get model() { return player.model; }, live, feed, frames, picture, show, player, explain, playground, story, card,
+    get model() { return player.model; }, live, feed, frames, picture, show, player, explain, playground, story, card, experiment,
     get cursor() { return player.cursor; }, get index() { return player.index; },
   };
 })();

@@ -7,6 +7,7 @@ policy served what.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import time
@@ -24,6 +25,7 @@ from api.schemas.openai import one_of_these
 from api.service import LoadedEngine, Service
 from serving.fallback import Lease
 
+RECEIPT = {"lease": "LEASE", "lines": [["what", "A", "B"], ["E2E mean", "0.9", "0.6"], ["take B"]]}
 EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256
@@ -40,6 +42,7 @@ Option = Annotated[
     | Annotated[StrictStr, Field(max_length=LONGEST_VALUE)],
     WrapValidator(one_of_these),
 ]
+Text = Annotated[StrictStr, Field(max_length=1000)]
 Options = Annotated[dict[Annotated[str, Field(max_length=LONGEST_VALUE)], Option], f.at_most(MOST_OPTIONS)]
 
 
@@ -59,6 +62,13 @@ class PolicyRequest(BaseModel):
     )
 
 
+class ReceiptRequest(BaseModel):
+    """POST /policy/receipt: what an experiment with policies found, to be shown by the live page."""
+
+    lease: Annotated[StrictStr, Field(min_length=1, max_length=64)] = Field(description="the lease of the experiment")
+    lines: Annotated[list[Annotated[list[Text], f.at_most(8)]], f.at_most(32)] = Field(description="tables and texts")
+
+
 OPERATIONS = [
     Operation("get", "/policy", "the active policy and the available ones", "policy", answer=Object, errors=(503,)),
     Operation(
@@ -69,6 +79,10 @@ OPERATIONS = [
     Operation(
         "delete", "/policy/lease", "end a lease at once, with `?lease=LEASE` only that one: the policy before comes back", "policy",
         answer=Object, errors=(503, 504),
+    ),
+    Operation(
+        "post", "/policy/receipt", "show on the live page what an experiment found, while its lease lasts", "policy",
+        body=ReceiptRequest, example=RECEIPT, answer=Object, errors=(409, 503),
     ),
     Operation(
         "get", "/served", "the requests that ended since the first `?since=N`, and the open ones: times, tokens and policy",
@@ -120,6 +134,15 @@ def blueprint(service: Service) -> Blueprint:
         engine.manager.inbox.switch(None, service.stall_seconds, Lease(holder, 0.0) if holder else None)
         return jsonify(state(engine))
 
+    @routes.post("/policy/receipt")
+    def receipt() -> Response:
+        engine = generation.ready_engine(service)
+        params, ignored = body.validate(ReceiptRequest, body.take(request, json.dumps(RECEIPT)))
+        if params.lease != engine.manager.fallback.holder:
+            raise ApiError("this lease has ended", type="conflict_error")
+        service.feed.announce("receipt", params.model_dump(exclude={"lease"}))
+        return body.name_ignored(jsonify(state(engine)), ignored)
+
     @routes.get("/served")
     def served() -> Response:
         engine = generation.ready_engine(service)
@@ -155,7 +178,7 @@ def create(known: Any, name: str, slots: int, options: dict[str, Any]) -> Any:
 def announce(service: Service, engine: LoadedEngine) -> None:
     """Tell the live page which policy serves, and which one failed last."""
     now = {**state(engine), "max_queue": engine.manager.max_queue, "last_failure": last_failure(engine)}
-    service.feed.announce("policy", now)
+    service.feed.announce("policy", now | {"leased": bool(engine.manager.fallback.holder), "now": time.perf_counter()})
 
 
 def last_failure(engine: LoadedEngine) -> dict[str, Any] | None:
